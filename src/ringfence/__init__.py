@@ -1,0 +1,34 @@
+"""ringfence: a torch.distributed backend for networks and clouds you do not trust.
+
+Importing this does nothing and needs no torch: the backend registers itself through torch's own plug-in entry point
+(`autoload.py`), so a training script says ``backend="ringfence"`` and imports nothing.
+"""
+
+from ringfence.errors import (
+    AbortedError,
+    AdmissionError,
+    AuthenticationError,
+    CollectiveTimeoutError,
+    ConfigurationError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+    RingfenceError,
+    UnsupportedError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbortedError",
+    "AdmissionError",
+    "AuthenticationError",
+    "CollectiveTimeoutError",
+    "ConfigurationError",
+    "MismatchError",
+    "PeerLostError",
+    "ProtocolError",
+    "RingfenceError",
+    "UnsupportedError",
+    "__version__",
+]

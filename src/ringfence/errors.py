@@ -1,0 +1,57 @@
+"""Every exception ringfence raises.
+
+RingfenceError
+ ├─ ConfigurationError       ours to fix: environment, arguments, files on this machine
+ ├─ UnsupportedError         this backend does not do what was asked
+ ├─ AdmissionError           this worker, or a peer, was not admitted to the run
+ ├─ ProtocolError            a peer's bytes are not what the protocol allows
+ │   ├─ AuthenticationError  they do not verify: changed, forged, replayed or from another place
+ │   └─ MismatchError        they verify, and say that the ranks run different collectives
+ ├─ PeerLostError            a worker is gone
+ ├─ CollectiveTimeoutError   a deadline passed
+ └─ AbortedError             another worker reported a failure; its report is the message
+
+All derive from RuntimeError, which is what torch.distributed raises, so existing handlers keep working.
+"""
+
+from __future__ import annotations
+
+
+class RingfenceError(RuntimeError):
+    """Base of everything that ringfence raises."""
+
+
+class ConfigurationError(RingfenceError):
+    """Something on this machine must be changed; the message says what."""
+
+
+class UnsupportedError(RingfenceError):
+    """The operation exists in torch.distributed, and this backend does not offer it."""
+
+
+class AdmissionError(RingfenceError):
+    """A worker was not admitted."""
+
+
+class ProtocolError(RingfenceError):
+    """A peer sent what the protocol does not allow."""
+
+
+class AuthenticationError(ProtocolError):
+    """Bytes did not authenticate. Nothing of them was used."""
+
+
+class MismatchError(ProtocolError):
+    """Two ranks run different collectives."""
+
+
+class PeerLostError(RingfenceError):
+    """A worker left, died, or cannot be reached."""
+
+
+class CollectiveTimeoutError(RingfenceError):
+    """A deadline passed."""
+
+
+class AbortedError(RingfenceError):
+    """The epoch was aborted by another worker."""

@@ -1,0 +1,145 @@
+"""The key schedule: every label, every key, every limit of the protocol, in one file.
+
+    shared secret ──► admission key (per run)                                  proofs at admission
+    epoch secret ──► epoch key ──┬► hello key                                  first message on a link
+                                 └► connection secret (with X25519 and both nonces)
+                                       ├► sender → receiver: key, IV, ratchet
+                                       ├► receiver → sender: key, IV, ratchet
+                                       └► confirmation keys
+    group instance secret ──► origin key per sender and generation             sealed once, forwarded
+
+HKDF-SHA-256 and HMAC-SHA-256 come from `cryptography`; nothing here is a primitive of our own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Final, NoReturn
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+VERSION: Final = 1
+SUITE_AES_256_GCM: Final = 1
+SUITE_NAMES: Final = {SUITE_AES_256_GCM: "AES-256-GCM"}
+
+# -- limits ---------------------------------------------------------------------------------------------------------
+
+SECRET_BYTES: Final = 32
+KEY_BYTES: Final = 32
+IV_BYTES: Final = 12
+TAG_BYTES: Final = 16
+NONCE_BYTES: Final = 32  # freshness in hellos, not the AEAD nonce
+DIGEST_BYTES: Final = 32
+
+SEGMENT_BYTES: Final = 512 * 1024  # the most that is sealed as one piece
+GENERATION_SHIFT: Final = 20  # a key seals at most 2**20 segments
+COUNTER_LIMIT: Final = 1 << 62
+
+TREE_FANOUT: Final = 4  # children of a worker in the admission tree
+ADMISSION_SECONDS: Final = 10.0  # for one stranger to finish its handshake
+ADMISSION_BYTES: Final = 64 * 1024  # what a stranger may send before it is judged
+ADMISSION_PENDING: Final = 64  # strangers at once, and
+ADMISSION_PENDING_PER_ADDRESS: Final = 16
+LINK_HELLO_SECONDS: Final = 10.0
+ABORT_TEXT_BYTES: Final = 256
+
+# -- labels ---------------------------------------------------------------------------------------------------------
+
+_PREFIX: Final = b"ringfence/1 "
+
+
+def _label(purpose: str) -> bytes:
+    return _PREFIX + purpose.encode() + b"\0"
+
+
+ADMISSION_KEY: Final = _label("admission key")
+BINDING: Final = _label("binding")
+ENTRY: Final = _label("entry")
+ENTRY_PROOF: Final = _label("entry proof")
+ROSTER: Final = _label("roster")
+HELLO_DIGEST: Final = _label("hello digest")
+SECRET_PROOF: Final = _label("secret proof")
+POLICY: Final = _label("policy")
+TLS_EXPORTER: Final = b"EXPORTER-ringfence-1-admission"
+EPOCH_KEY: Final = _label("aes-256-gcm epoch key")
+LINK_HELLO: Final = _label("aes-256-gcm link hello")
+LINK_SECRET: Final = _label("aes-256-gcm link secret")
+LINK_FORTH: Final = _label("aes-256-gcm link sender to receiver")
+LINK_BACK: Final = _label("aes-256-gcm link receiver to sender")
+LINK_CONFIRM_ACCEPTOR: Final = _label("aes-256-gcm link confirm acceptor")
+LINK_CONFIRM_DIALLER: Final = _label("aes-256-gcm link confirm dialler")
+RATCHET: Final = _label("aes-256-gcm ratchet")
+GROUP: Final = _label("group")
+GROUP_INSTANCE: Final = _label("aes-256-gcm group instance id")
+ORIGIN: Final = _label("aes-256-gcm origin")
+
+
+class Secret:
+    """Key material: cannot be printed, pickled or compared by accident."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, material: bytes) -> None:
+        self._bytes = bytes(material)
+
+    def reveal(self) -> bytes:
+        """The bytes, for a primitive that needs them."""
+        return self._bytes
+
+    def __repr__(self) -> str:
+        return "Secret(<redacted>)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._bytes, other._bytes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret is never pickled")
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Secret:
+        return self
+
+
+def digest(label: bytes, *parts: bytes) -> bytes:
+    """SHA-256 over a label and parts, each preceded by its length, so that no two inputs run together."""
+    state = hashlib.sha256(label)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "big"))
+        state.update(part)
+    return state.digest()
+
+
+def mac(key: Secret, label: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA-256 over the digest of labelled parts."""
+    return hmac.new(key.reveal(), digest(label, *parts), hashlib.sha256).digest()
+
+
+def same(left: bytes, right: bytes) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(left, right)
+
+
+def derive(secret: Secret, salt: bytes, info: bytes, length: int = KEY_BYTES) -> Secret:
+    """HKDF-SHA-256, extract and expand."""
+    return Secret(HKDF(hashes.SHA256(), length, salt, info).derive(secret.reveal()))
+
+
+def expand(secret: Secret, info: bytes, length: int = KEY_BYTES) -> Secret:
+    """HKDF-SHA-256, expand only: `secret` is already uniform."""
+    return Secret(HKDFExpand(hashes.SHA256(), length, info).derive(secret.reveal()))
+
+
+def admission_key(shared: Secret, run_id: str) -> Secret:
+    """What a worker shows knowledge of under the shared-secret proof; bound to the run."""
+    return derive(shared, salt=run_id.encode(), info=ADMISSION_KEY)
+
+
+def epoch_key(epoch_secret: Secret, roster_digest: bytes) -> Secret:
+    """The root of an epoch's link keys: nobody has it who does not have this very roster."""
+    return derive(epoch_secret, salt=roster_digest, info=EPOCH_KEY)
