@@ -1,0 +1,318 @@
+"""Worker processes for tests: started once, joined into process groups on demand, replaced when they hang or die."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parent.parent
+LOG_TAIL = 4000
+STACKS_SECONDS = 2.0  # for a hanging worker to write its stacks before it is killed
+
+Environment = Mapping[str, str | None]  # None takes the variable away
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank returned when it returned nothing."""
+
+    type: str  # the exception's type name, or "Hang", or "Death"
+    message: str
+    traceback: str = ""
+    bases: tuple[str, ...] = ()  # names of the exception's base classes, its own included
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}\n{self.traceback}"
+
+
+class WorkersFailed(AssertionError):
+    """At least one rank failed where none should have."""
+
+
+def values(results: Sequence[Any]) -> list[Any]:
+    """The results as they are if no rank failed; otherwise raise with everything that is known."""
+    failed = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, Failure)]
+    if failed:
+        raise WorkersFailed("\n".join(failed))
+    return list(results)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A default process group that the workers hold, or are to join."""
+
+    backend: str
+    world: int
+    seconds: float
+    environment: tuple[tuple[tuple[str, str | None], ...], ...]  # one set of variables for each rank
+
+
+class Worker:
+    """One living process and the pipe to it."""
+
+    def __init__(self, directory: Path, name: str, prefix: Sequence[str], secret_file: Path) -> None:
+        self.log = directory / f"{name}.log"
+        self.stacks = directory / f"{name}.stacks"
+        ours, theirs = socket.socketpair()
+        environment = dict(
+            os.environ,
+            OMP_NUM_THREADS="1",
+            PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            RINGFENCE_SECRET_FILE=str(secret_file),
+        )
+        arguments = [str(theirs.fileno()), str(self.stacks), str(os.getpid())]
+        command = [*prefix, sys.executable, "-m", "tests.pool_worker", *arguments]
+        with self.log.open("wb") as log, theirs:
+            # A session of its own: Ctrl-C reaches pytest only, and a kill reaches the worker's loader children too.
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        self.connection = Connection(ours.detach())
+        self.pidfd = os.pidfd_open(self.process.pid)
+
+    def send(self, command: tuple[Any, ...]) -> None:
+        # A dead worker shows itself in `receive`. Plain pickle: multiprocessing's would pass tensors as descriptors.
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(pickle.dumps(command))
+
+    def receive(self) -> Any:
+        """The reply that is waiting, or the failure that a closed pipe is."""
+        try:
+            if self.connection.poll():
+                return pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            pass
+        code = self.process.wait(timeout=10)
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return Failure("Death", how, self.read_log())
+
+    def give_up(self, seconds: float) -> Failure:
+        """Make a hanging worker show its stacks, then end it."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + STACKS_SECONDS
+        while "most recent call first" not in self.read_stacks() and time.monotonic() < deadline:
+            wait([self.pidfd], 0.05)
+        stacks = self.read_stacks()
+        self.end()
+        return Failure("Hang", f"no answer within {seconds:g} s", f"{stacks}\n{self.read_log()}")
+
+    def read_stacks(self) -> str:
+        return self.stacks.read_text(errors="replace") if self.stacks.exists() else ""
+
+    def read_log(self) -> str:
+        return self.log.read_text(errors="replace")[-LOG_TAIL:]
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=10)
+        self.connection.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+@dataclass
+class Call:
+    """Commands under way on the first `world` workers of a pool."""
+
+    pool: Pool
+    world: int
+    results: dict[int, Any] = field(default_factory=dict)
+
+    def wait(self, timeout: float) -> list[Any]:
+        """The result of every rank; one that does not answer within `timeout` seconds is replaced."""
+        deadline = time.monotonic() + timeout
+        while len(self.results) < self.world and (left := deadline - time.monotonic()) > 0:
+            self._collect(left)
+        for rank in range(self.world):
+            if rank not in self.results:
+                self.results[rank] = self.pool.workers[rank].give_up(timeout)
+        ordered = [self.results[rank] for rank in range(self.world)]
+        if any(isinstance(result, Failure) for result in ordered):
+            self.pool.forget(rank for rank, result in enumerate(ordered) if _is_gone(result))
+        return ordered
+
+    def _collect(self, seconds: float) -> None:
+        pending = {}
+        for rank in range(self.world):
+            if rank not in self.results:
+                worker = self.pool.workers[rank]
+                pending[worker.connection] = pending[worker.pidfd] = rank
+        for ready in wait(list(pending), seconds):
+            rank = pending[ready]
+            if rank not in self.results:
+                self.results[rank] = self.pool.workers[rank].receive()
+
+
+def _is_gone(result: Any) -> bool:
+    return isinstance(result, Failure) and result.type in ("Hang", "Death")
+
+
+class Pool:
+    """Workers 0, 1, 2, ... that run module-level functions as the ranks of a process group.
+
+    `prefixes[rank]` is put before a worker's command line, for example `["ip", "netns", "exec", "rf0"]`.
+    """
+
+    def __init__(self, prefixes: Sequence[Sequence[str]] = ()) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="ringfence-pool-")
+        self.directory = Path(self._directory.name)
+        self.secret_file = self.directory / "secret"
+        self.new_secret(self.secret_file)
+        self.run_id = f"tests-{secrets.token_hex(4)}"
+        self.generation = 0
+        self.workers: dict[int, Worker] = {}
+        self._prefixes = prefixes
+        self._started = 0
+        self._group: Group | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def new_secret(path: Path) -> Path:
+        """A file that the shared-secret policy accepts."""
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        return path
+
+    def fresh(self, prefixes: Sequence[Sequence[str]] = ()) -> Pool:
+        """A pool of its own, for a test that kills its workers or places them elsewhere. Use it in a `with`."""
+        return Pool(prefixes)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        world: int = 4,
+        backend: str | None = "ringfence",
+        args: Sequence[Any] = (),
+        timeout: float = 60,
+        **group: Any,
+    ) -> list[Any]:
+        """`function(*args)` on every rank of the group; what each returned, or its Failure.
+
+        `group` holds the options of `join`. With `backend=None` no group is joined.
+        """
+        if backend is not None:
+            joined = self.join(backend, world, **group)
+            if any(isinstance(result, Failure) for result in joined):
+                return joined
+        else:
+            self.leave()
+            self._start(world)
+        return self.start(function, world, args).wait(timeout)
+
+    def check(self, function: Callable[..., Any], *positional: Any, **keywords: Any) -> list[Any]:
+        """`run`, where no rank may fail."""
+        return values(self.run(function, *positional, **keywords))
+
+    def start(self, function: Callable[..., Any], world: int, args: Sequence[Any] = ()) -> Call:
+        """Begin a function on workers that have joined (or need no group); the caller waits for it."""
+        for rank in range(world):
+            # The path goes along, so that a test's own module can be imported however pytest found it.
+            self.workers[rank].send(("run", sys.path, function.__module__, function.__qualname__, tuple(args)))
+        return Call(self, world)
+
+    def join(
+        self,
+        backend: str,
+        world: int,
+        seconds: float = 60,
+        env: Environment | Sequence[Environment] = (),
+        renew: bool = False,
+        timeout: float = 60,
+    ) -> list[Any]:
+        """Have the first `world` workers hold a default group like this one; `renew` even if they do already.
+
+        `seconds` is the group's own timeout. `env` is set for the join: one mapping, or one for each rank.
+        """
+        each = [env] * world if isinstance(env, Mapping) else list(env) or [{}] * world
+        group = Group(backend, world, seconds, tuple(tuple(sorted(one.items())) for one in each))
+        if self._group == group and not renew:
+            return [None] * world
+        self.leave()
+        self._start(world)
+        self.generation += 1
+        self._group = group
+        store = self.directory / f"store-{self.generation}"
+        for rank in range(world):
+            variables = {
+                "RINGFENCE_SECRET_FILE": str(self.secret_file),
+                "RINGFENCE_RUN_ID": self.run_id,
+                "RINGFENCE_GENERATION": str(self.generation),
+                **dict(each[rank]),
+            }
+            self.workers[rank].send(("join", backend, rank, world, str(store), seconds, variables))
+        return Call(self, world).wait(timeout)
+
+    def leave(self, timeout: float = 30) -> None:
+        """Have every worker destroy its group; one that cannot is replaced."""
+        if self._group is None:
+            return
+        self._group = None
+        world = max(self.workers, default=-1) + 1
+        self._start(world)
+        for rank in range(world):
+            self.workers[rank].send(("leave",))
+        Call(self, world).wait(timeout)
+
+    def forget(self, gone: Any) -> None:
+        """After a failure: the group is no longer used, and workers that are gone are started anew when needed."""
+        for rank in gone:
+            self.workers.pop(rank).end()
+        self._must_leave()
+
+    def _must_leave(self) -> None:
+        # Not None: the survivors still hold it and have to leave before they join another.
+        if self._group is not None:
+            self._group = Group("", 0, 0, ())
+
+    def _start(self, world: int) -> None:
+        for rank in range(world):
+            if rank not in self.workers:
+                prefix = self._prefixes[rank] if rank < len(self._prefixes) else ()
+                self._started += 1
+                self.workers[rank] = Worker(self.directory, f"{self._started}-rank{rank}", prefix, self.secret_file)
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.end()
+        self.workers.clear()
+        self._directory.cleanup()
+
+
+def resolve(module: str, qualname: str) -> Callable[..., Any]:
+    """The function that `Pool.start` named."""
+    found: Any = importlib.import_module(module)
+    for name in qualname.split("."):
+        found = getattr(found, name)
+    return found  # type: ignore[no-any-return]

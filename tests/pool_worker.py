@@ -1,0 +1,85 @@
+"""The process behind a `tests.pool.Worker`: takes commands from a pipe, one at a time, until the pipe ends."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.pool import Failure, resolve
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """A worker that is stuck in a collective would not notice that pytest is gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def join(backend: str, rank: int, world: int, path: str, seconds: float, variables: Mapping[str, str | None]) -> None:
+    for name in [name for name in os.environ if name.startswith("RINGFENCE_")]:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    store = dist.FileStore(path, world)  # a file is reachable from every network namespace
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=seconds), group_name="pool"
+    )
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def run(path: list[str], module: str, qualname: str, args: tuple[Any, ...]) -> Any:
+    sys.path[:] = path
+    return resolve(module, qualname)(*args)
+
+
+COMMANDS = {"join": join, "leave": leave, "run": run}
+
+
+def perform(command: tuple[Any, ...]) -> bytes:
+    """Do it; the pickled result, or the pickled failure."""
+    name, *arguments = command
+    try:
+        return pickle.dumps(COMMANDS[name](*arguments))
+    except Exception as error:
+        bases = tuple(kind.__name__ for kind in type(error).__mro__)
+        return pickle.dumps(Failure(type(error).__name__, str(error), traceback.format_exc(), bases))
+
+
+def main() -> None:
+    descriptor, stacks, parent = sys.argv[1:]
+    end_with_parent(int(parent))
+    with open(stacks, "w") as file:
+        faulthandler.enable(file)
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+        torch.set_num_threads(1)
+        pipe = Connection(int(descriptor))
+        while True:
+            try:
+                command = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                break
+            pipe.send_bytes(perform(command))
+    # Not sys.exit: destructors of a broken group may wait for peers that are gone.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
