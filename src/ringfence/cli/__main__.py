@@ -1,0 +1,7 @@
+"""`python -m ringfence.cli` is the `ringfence` command."""
+
+import sys
+
+from ringfence.cli import main
+
+sys.exit(main())

@@ -1,0 +1,92 @@
+"""Start the demo's two workers as processes of their own, ask them to add up, and read what each says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from ringfence.errors import RingfenceError
+
+SENTENCE: Final = b"These are weights that nobody but us should read. "  # what the tensor's bytes spell
+ANSWER_SECONDS: Final = 40.0
+
+
+class DemoError(RingfenceError):
+    """The demo could not be carried out; nothing was shown either way."""
+
+
+class Workers:
+    """Two workers with one backend; `environments` holds what each is to find in its environment."""
+
+    def __init__(self, backend: str, folder: Path, environments: Sequence[Mapping[str, str]]) -> None:
+        store = folder / f"{backend}.store"
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__, as the workers write to it)
+        self._workers = [self._start(backend, rank, store, extra) for rank, extra in enumerate(environments)]
+
+    def _start(
+        self, backend: str, rank: int, store: Path, extra: Mapping[str, str]
+    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(ANSWER_SECONDS)
+        command = [sys.executable, "-m", "ringfence.cli.demo.worker", backend, str(rank), str(store)]
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+                [*command, str(theirs.fileno())],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **extra},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+            )
+        return process, ours
+
+    def add_up(self) -> list[dict[str, str]]:
+        """Have both add up once; what each answers, worker 0 first."""
+        for _, channel in self._workers:
+            with contextlib.suppress(OSError):  # it is gone: reading its answer says so
+                channel.sendall(b"add up\n")
+        return [self._answer(rank, channel) for rank, (_, channel) in enumerate(self._workers)]
+
+    def _answer(self, rank: int, channel: socket.socket) -> dict[str, str]:
+        line = b""
+        try:
+            while not line.endswith(b"\n"):
+                byte = channel.recv(1)
+                if not byte:
+                    raise ConnectionResetError
+                line += byte
+        except TimeoutError:
+            raise DemoError(f"worker {rank} of the demo said nothing for {ANSWER_SECONDS:.0f} s") from None
+        except ConnectionResetError:
+            raise DemoError(f"worker {rank} of the demo ended early. Its last words:\n{self._last_words()}") from None
+        answer: dict[str, str] = json.loads(line)
+        return answer
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        return "\n".join(self._log.read().splitlines()[-8:])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, channel in self._workers:
+            channel.close()  # a worker whose parent hangs up leaves its group and ends
+        for process, _ in self._workers:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._log.close()

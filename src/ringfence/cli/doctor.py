@@ -1,0 +1,68 @@
+"""`ringfence doctor`: is this machine ready, what is missing, and how fast does it seal?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringfence.cli.checks import Check, bad, everything
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+DESCRIPTION = """\
+Look at the software, the CPU and the configuration that a worker started from here would meet.
+What stands in the way is marked, with the command that repairs it.
+"""
+
+EXAMPLES = """\
+examples:
+  ringfence doctor
+  ringfence doctor --json | python -m json.tool
+
+exit codes: 0 if a worker could start here, 1 if something is missing
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `doctor` to the command line."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="look at this machine: versions, speed, what is missing",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check everything and print it."""
+    checks = everything(os.environ, Path("/"))
+    print(as_json(checks) if options.json else as_text(checks))
+    return 1 if bad(checks) else 0
+
+
+def as_json(checks: Sequence[Check]) -> str:
+    """For scripts: {"ready": …, "checks": [{"name", "text", "value", "good", "fix"}, …]}."""
+    return json.dumps({"ready": not bad(checks), "checks": [asdict(check) for check in checks]}, indent=2)
+
+
+def as_text(checks: Sequence[Check]) -> str:
+    """For people: a line for each finding, then what to do."""
+    marks = {True: "ok", False: "!!", None: "  "}
+    lines = [f"{marks[check.good]:2}  {check.name:13} {check.text}" for check in checks]
+    missing = bad(checks)
+    lines.append("")
+    if missing:
+        lines.append("Not ready. To repair:")
+        lines.extend(f"  {check.fix}" for check in missing)
+    else:
+        lines.append("Ready.")
+    return "\n".join(lines)
