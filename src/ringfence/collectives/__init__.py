@@ -1,0 +1,18 @@
+"""Collectives as data: schedules that the runtime runs, tests check and the planner prices."""
+
+from ringfence.collectives.catalogue import Collective, ScheduleId, Table, build, choose
+from ringfence.collectives.schedule import Action, Buffer, Dependency, Place, Schedule, Step
+
+__all__ = [
+    "choose",
+    "build",
+    "Collective",
+    "ScheduleId",
+    "Table",
+    "Schedule",
+    "Step",
+    "Action",
+    "Buffer",
+    "Place",
+    "Dependency",
+]

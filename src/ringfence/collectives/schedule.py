@@ -45,9 +45,7 @@ class Step(NamedTuple):
     chunk: int  #          index into Schedule.chunks
     peer: int = -1  #      SEND: to; RECV, REDUCE: from (rank in the group)
     other: int = -1  #     REDUCE: the local operand; COPY: the source (index into Schedule.chunks)
-    label: int = (
-        0  #      the chunk's name on the wire: equal at both ends of a message, and at all hops of a forwarded one
-    )
+    label: int = 0  #      its name on the wire: equal at both ends of a message and at all hops of a forwarded one
     origin: int = -1  #    SEND, RECV: the rank that sealed this chunk once for everybody; -1: sealed for this hop only
     received_first: bool = True  # REDUCE: received (+) other, or other (+) received; fixes the order of addition
 
@@ -67,58 +65,82 @@ class Schedule:
     steps: tuple[Step, ...]
     scratch: tuple[Place, ...] = ()
     dependencies: tuple[tuple[Dependency, ...], ...] = field(init=False)
+    cuts: tuple[int, ...] = field(init=False)  # by Buffer: into how many parts to cut it; 0: not touched
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dependencies", _dependencies(self.chunks, self.steps))
+        object.__setattr__(self, "cuts", _cuts(self.chunks, len(self.scratch)))
+
+    def parts(self, buffer: Buffer) -> int:
+        """Into how many parts the binder cuts this buffer; 0 when this rank does not touch it."""
+        return self.cuts[buffer]
+
+
+def _cuts(chunks: tuple[Place, ...], scratch: int) -> tuple[int, ...]:
+    counts = [0] * len(Buffer)
+    for buffer, part, parts in chunks:
+        counts[buffer] = max(counts[buffer], part + parts)
+    counts[Buffer.SCRATCH] = scratch
+    return tuple(counts)
+
+
+_BUFFER_STRIDE = 1 << 32  # gives every part of every buffer a number of its own
 
 
 def _dependencies(chunks: tuple[Place, ...], steps: tuple[Step, ...]) -> tuple[tuple[Dependency, ...], ...]:
-    """For each step, the earlier ones it must follow: read after write, write after write, write after read."""
-    writers: dict[tuple[int, int], int] = {}
-    readers: dict[tuple[int, int], list[int]] = {}
+    """For each step, the earlier ones it must follow: read after write, write after write, write after read.
+
+    A writer that follows readers names only these: they in turn followed the writer before them.
+    """
+    numbers = [_numbers(place) for place in chunks]
+    writers: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
     result = []
     for index, step in enumerate(steps):
-        reads, writes = _touched(step)
+        read, written = _touched(step)
         needed: set[int] = set()
-        for chunk in (*reads, *writes):
-            for part in _parts(chunks[chunk]):
+        if written >= 0:
+            for part in numbers[written]:
+                if since := readers.pop(part, None):
+                    needed.update(since)
+                elif part in writers:
+                    needed.add(writers[part])
+        if read >= 0:
+            for part in numbers[read]:
                 if part in writers:
                     needed.add(writers[part])
-        for chunk in writes:
-            for part in _parts(chunks[chunk]):
-                needed.update(readers.get(part, ()))
-        needed.discard(index)
-        result.append(tuple(Dependency(n, _same_chunks(chunks, steps[n], step)) for n in sorted(needed)))
-        for chunk in reads:
-            for part in _parts(chunks[chunk]):
-                readers.setdefault(part, []).append(index)
-        for chunk in writes:
-            for part in _parts(chunks[chunk]):
+                if read != written:
+                    readers.setdefault(part, []).append(index)
+        if written >= 0:
+            for part in numbers[written]:
                 writers[part] = index
-                readers[part] = []
+        result.append(tuple([Dependency(n, _same_chunks(chunks, steps[n], step)) for n in sorted(needed)]))
     return tuple(result)
 
 
-def _touched(step: Step) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The chunks a step reads and the chunks it writes."""
-    match step.action:
-        case Action.SEND:
-            return (step.chunk,), ()
-        case Action.RECV:
-            return (), (step.chunk,)
-        case Action.REDUCE | Action.COPY:
-            return (step.other,), (step.chunk,)
-        case Action.SCALE:
-            return (step.chunk,), (step.chunk,)
+def _numbers(place: Place) -> range:
+    first = place.buffer * _BUFFER_STRIDE + place.part
+    return range(first, first + place.parts)
 
 
-def _parts(place: Place) -> list[tuple[int, int]]:
-    return [(place.buffer, part) for part in range(place.part, place.part + place.parts)]
+def _touched(step: Step) -> tuple[int, int]:
+    """The chunk a step reads and the chunk it writes; -1: none."""
+    action = step.action
+    if action == Action.SEND:
+        return step.chunk, -1
+    if action == Action.RECV:
+        return -1, step.chunk
+    if action == Action.SCALE:
+        return step.chunk, step.chunk
+    return step.other, step.chunk
 
 
 def _same_chunks(chunks: tuple[Place, ...], earlier: Step, later: Step) -> bool:
     """Whether segment s of the later step touches only what segment s of the earlier step touched."""
-    one = {chunks[c] for side in _touched(earlier) for c in side}
-    two = {chunks[c] for side in _touched(later) for c in side}
-    shared = {p for a in one for p in _parts(a)} & {p for b in two for p in _parts(b)}
-    return all(a in two for a in one if set(_parts(a)) & shared)
+    one = [chunks[c] for c in {*_touched(earlier)} if c >= 0]
+    two = [chunks[c] for c in {*_touched(later)} if c >= 0]
+    return all(a == b or not _overlap(a, b) for a in one for b in two)
+
+
+def _overlap(a: Place, b: Place) -> bool:
+    return a.buffer == b.buffer and a.part < b.part + b.parts and b.part < a.part + a.parts

@@ -1,0 +1,88 @@
+"""Writes down one rank's steps: what every builder of a schedule starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ringfence.collectives.schedule import Action, Buffer, Place, Schedule, Step
+
+HOP: Final = -1  # an `origin`: sealed for this hop only
+
+DATA: Final = Place(Buffer.DATA, 0)
+INPUT: Final = Place(Buffer.INPUT, 0)
+OUTPUT: Final = Place(Buffer.OUTPUT, 0)
+
+
+@dataclass(slots=True)
+class Draft:
+    """The steps of one rank, in program order. Labels are unique among the messages from one rank to another."""
+
+    rank: int
+    size: int
+    root: int = 0
+    average: bool = False  # divide what was reduced by the group's size
+    even: bool = True  # all parts of a buffer are equally long, on every rank
+    steps: list[Step] = field(default_factory=list)
+    chunks: dict[Place, int] = field(default_factory=dict)
+    lengths: list[Place] = field(default_factory=list)  # of the scratch parts
+
+    @property
+    def seat(self) -> int:
+        """This rank, counted from the root."""
+        return (self.rank - self.root) % self.size
+
+    def seated(self, seat: int) -> int:
+        """The rank that is so many places after the root, or this many before it."""
+        return (self.root + seat) % self.size
+
+    def forwarded(self, origin: int) -> int:
+        """The `origin` of what others pass on. Among two nobody does, and sealing for the hop is cheaper."""
+        return origin if self.size > 2 else HOP
+
+    def scratch(self, lengths: Iterable[Place]) -> int:
+        """Add scratch parts, side by side and as long as these; the index of the first."""
+        first = len(self.lengths)
+        self.lengths.extend(lengths)
+        return first
+
+    def send(self, chunk: Place, to: int, label: int, origin: int = HOP) -> None:
+        self.steps.append(Step(Action.SEND, self._index(chunk), to, -1, label, origin))
+
+    def receive(self, chunk: Place, source: int, label: int, origin: int = HOP) -> None:
+        self.steps.append(Step(Action.RECV, self._index(chunk), source, -1, label, origin))
+
+    def reduce(self, chunk: Place, source: int, label: int, other: Place, received_first: bool = True) -> None:
+        step = Step(Action.REDUCE, self._index(chunk), source, self._index(other), label, HOP, received_first)
+        self.steps.append(step)
+
+    def copy(self, chunk: Place, other: Place) -> None:
+        self.steps.append(Step(Action.COPY, self._index(chunk), -1, self._index(other)))
+
+    def divide(self, chunk: Place) -> None:
+        """For an average only: whoever calls this is the one that divides this chunk."""
+        if self.average and self.size > 1:
+            self.steps.append(Step(Action.SCALE, self._index(chunk)))
+
+    def finish(self, name: str, identifier: int) -> Schedule:
+        return Schedule(
+            name, identifier, self.rank, self.size, tuple(self.chunks), tuple(self.steps), tuple(self.lengths)
+        )
+
+    def _index(self, chunk: Place) -> int:
+        return self.chunks.setdefault(chunk, len(self.chunks))
+
+
+def slice_of(buffer: Buffer, part: int) -> Place:
+    """One worker's part of a buffer that is cut for all of them."""
+    return Place(buffer, part)
+
+
+def scratch(part: int, parts: int = 1) -> Place:
+    return Place(Buffer.SCRATCH, part, parts)
+
+
+def rounds(size: int) -> int:
+    """How often a group halves until one is left, or a distance doubles until it spans the group."""
+    return (size - 1).bit_length()

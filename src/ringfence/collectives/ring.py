@@ -1,0 +1,62 @@
+"""Rings: every worker talks to two neighbours, moves the least possible bytes, and takes O(P) steps.
+
+Slice s sets out from rank s + 1 and is reduced at every stop until it reaches its owner, rank s. From there it goes
+round once more: sealed once by its owner and passed on as it is. Every sum is made along one path and once, so all
+ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+from ringfence.collectives.draft import INPUT, OUTPUT, Draft, scratch, slice_of
+from ringfence.collectives.schedule import Buffer
+
+
+def all_reduce(draft: Draft) -> None:
+    """DATA, in as many parts as there are workers, becomes the reduction of all."""
+    rank, size = draft.rank, draft.size
+    following, preceding = (rank + 1) % size, (rank - 1) % size
+    for turn in range(size - 1):
+        leaving, arriving = (rank - 1 - turn) % size, (rank - 2 - turn) % size
+        draft.send(slice_of(Buffer.DATA, leaving), following, leaving)
+        arrived = slice_of(Buffer.DATA, arriving)
+        draft.reduce(arrived, preceding, arriving, arrived)
+    draft.divide(slice_of(Buffer.DATA, rank))
+    for turn in range(size - 1):
+        leaving, arriving = (rank - turn) % size, (rank - 1 - turn) % size
+        draft.send(slice_of(Buffer.DATA, leaving), following, size + leaving, draft.forwarded(leaving))
+        draft.receive(slice_of(Buffer.DATA, arriving), preceding, size + arriving, draft.forwarded(arriving))
+
+
+def reduce_scatter(draft: Draft) -> None:
+    """OUTPUT becomes the reduction of every worker's INPUT part of this rank; INPUT stays as it is."""
+    rank, size = draft.rank, draft.size
+    if size == 1:
+        draft.copy(OUTPUT, INPUT)
+        return
+    following, preceding = (rank + 1) % size, (rank - 1) % size
+    leaving = (rank - 1) % size
+    draft.send(slice_of(Buffer.INPUT, leaving), following, leaving)
+    held: list[int] = []
+    for turn in range(size - 2):
+        passing = (rank - 2 - turn) % size
+        mine = slice_of(Buffer.INPUT, passing)
+        # Two scratch slices serve the whole way round, unless slices differ in length: then each has its own.
+        if not draft.even or turn < 2:
+            held.append(draft.scratch([mine]))
+        sums = scratch(held[-1] if not draft.even else held[turn % 2])
+        draft.reduce(sums, preceding, passing, mine)
+        draft.send(sums, following, passing)
+    draft.reduce(OUTPUT, preceding, rank, slice_of(Buffer.INPUT, rank))
+    draft.divide(OUTPUT)
+
+
+def all_gather(draft: Draft) -> None:
+    """OUTPUT part r becomes rank r's INPUT. Parts may differ in length."""
+    rank, size = draft.rank, draft.size
+    following, preceding = (rank + 1) % size, (rank - 1) % size
+    for turn in range(size - 1):
+        leaving, arriving = (rank - turn) % size, (rank - 1 - turn) % size
+        source = INPUT if leaving == rank else slice_of(Buffer.OUTPUT, leaving)
+        draft.send(source, following, leaving, draft.forwarded(leaving))
+        draft.receive(slice_of(Buffer.OUTPUT, arriving), preceding, arriving, draft.forwarded(arriving))
+    draft.copy(slice_of(Buffer.OUTPUT, rank), INPUT)
