@@ -1,0 +1,123 @@
+"""`ringfence demo`: its parts do what they say, and the whole story comes true."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.cli.demo import viewer, wire
+from ringfence.cli.demo.relay import Relay, flip_middle_bit
+from ringfence.cli.demo.workers import SENTENCE
+from tests.cli.command import ringfence
+
+
+def test_the_whole_story_comes_true() -> None:
+    done = ringfence("demo", timeout=90)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("All as said.")
+    assert "the sentence can be read" in done.stdout  # the search can find it
+    assert re.search(r"yes  the sentence is nowhere in [\d,]+ bytes", done.stdout)
+    assert re.search(r"worker 0: \w+Error: .*worker 0", done.stdout)
+    assert re.search(r"worker 1: \w+Error: .*worker 0", done.stdout)
+    assert " NO " not in done.stdout
+
+
+def test_a_sentence_is_found_and_shown() -> None:
+    sighting = viewer.look([b"\0" * 100, b"\0" * 40 + SENTENCE * 2], SENTENCE, lines=2)
+    assert sighting.captured == 100 + 40 + 2 * len(SENTENCE)
+    assert sighting.times == 2
+    assert sighting.dump.splitlines()[0].startswith("00000020  00 00 00 00 00 00 00 00 54 68")
+    assert "These ar" in sighting.dump
+
+
+def test_a_sentence_that_is_not_there_is_not_found() -> None:
+    sighting = viewer.look([b"abc", bytes(range(200))], SENTENCE)
+    assert sighting.times == 0
+    assert sighting.dump.startswith("00000030  30 31")
+
+
+def test_nothing_captured_is_nothing_shown() -> None:
+    assert viewer.look([], SENTENCE) == viewer.Sighting(0, 0, "")
+
+
+def packet(payload: bytes, protocol: int = socket.IPPROTO_TCP) -> bytes:
+    """An IPv4 packet from 127.0.0.1 port 1 to 127.0.0.2 port 2, padded as a link layer may."""
+    tcp = struct.pack(">HHIIBBHHH", 1, 2, 0, 0, 5 << 4, 0, 0, 0, 0)
+    length = 20 + len(tcp) + len(payload)
+    ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, length, 0, 0, 64, protocol, 0, b"\x7f\0\0\1", b"\x7f\0\0\2")
+    return ip + tcp + payload + b"padding"
+
+
+def test_the_payload_of_a_packet_is_cut_out_exactly() -> None:
+    assert wire.tcp_payload(packet(b"hello")) == (b"\x7f\0\0\1\x7f\0\0\2\0\1\0\2", b"hello")
+
+
+def test_packets_without_a_payload_or_of_another_protocol_are_left_out() -> None:
+    assert wire.tcp_payload(packet(b"")) is None
+    assert wire.tcp_payload(packet(b"hello", socket.IPPROTO_UDP)) is None
+
+
+@given(st.binary(max_size=80))
+def test_no_packet_makes_the_viewer_stumble(data: bytes) -> None:
+    parsed = wire.tcp_payload(data)
+    assert parsed is None or parsed[1] in data
+
+
+@given(st.binary(min_size=1, max_size=50))
+def test_exactly_one_bit_is_flipped(data: bytes) -> None:
+    changed = flip_middle_bit(data)
+    assert sum((a ^ b).bit_count() for a, b in zip(data, changed, strict=True)) == 1
+
+
+Passage = tuple[Relay, socket.socket, socket.socket]
+
+
+@pytest.fixture
+def passage() -> Iterator[Passage]:
+    """A relay, and the two ends that talk through it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        relay = Relay(listener.getsockname())
+        dialler = socket.create_connection(relay.address, timeout=10)
+        worker, _ = listener.accept()
+    worker.settimeout(10)
+    yield relay, dialler, worker
+    for end in (dialler, worker, relay):
+        end.close()
+
+
+def test_the_relay_passes_bytes_on_and_keeps_a_copy(passage: Passage) -> None:
+    relay, dialler, worker = passage
+    dialler.sendall(b"there")
+    assert worker.recv(100) == b"there"
+    worker.sendall(b"and back")
+    assert dialler.recv(100) == b"and back"
+    assert sorted(relay.streams()) == [b"and back", b"there"]
+
+
+def test_the_relay_flips_one_bit_once_and_only_on_the_way_to_the_worker(
+    passage: Passage,
+) -> None:
+    relay, dialler, worker = passage
+    relay.flip_a_bit()
+    worker.sendall(b"and back")
+    assert dialler.recv(100) == b"and back"
+    assert not relay.flipped.is_set()
+    dialler.sendall(b"\0\0\0")
+    assert worker.recv(100) == b"\0\1\0"
+    assert relay.flipped.is_set()
+    dialler.sendall(b"\0\0\0")
+    assert worker.recv(100) == b"\0\0\0"
+
+
+def test_the_end_of_a_connection_passes_through_the_relay(
+    passage: Passage,
+) -> None:
+    _, dialler, worker = passage
+    dialler.shutdown(socket.SHUT_WR)
+    assert worker.recv(100) == b""

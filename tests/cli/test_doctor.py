@@ -1,0 +1,135 @@
+"""`ringfence doctor`: what it finds is true, and each thing that is missing comes with its repair."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from ringfence.cli import checks, doctor
+from tests.cli.command import ringfence
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    assert ringfence("secret", "new", "run.secret", folder=tmp_path).returncode == 0
+    return tmp_path / "run.secret"
+
+
+def findings(output: str) -> dict[str, dict[str, object]]:
+    return {check["name"]: check for check in json.loads(output)["checks"]}
+
+
+def test_a_ready_machine_is_exit_code_0(secret: Path) -> None:
+    done = ringfence("doctor", "--json", RINGFENCE_SECRET_FILE=str(secret))
+    found = findings(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["ready"] is True
+    assert found["torch"]["value"] == metadata.version("torch")
+    assert found["backend"]["good"] is True
+    assert found["secret"]["value"] == str(secret)
+    assert set(found["AES-256-GCM"]["value"]) == {"4096", "524288"}
+
+
+def test_without_a_secret_it_says_how_to_make_one() -> None:
+    done = ringfence("doctor")
+    assert done.returncode == 1
+    assert "RINGFENCE_SECRET_FILE is not set" in done.stdout
+    assert "ringfence secret new" in done.stdout
+
+
+def test_plugins_turned_off_are_found(secret: Path) -> None:
+    done = ringfence("doctor", RINGFENCE_SECRET_FILE=str(secret), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 1
+    assert "unset TORCH_DEVICE_BACKEND_AUTOLOAD" in done.stdout
+
+
+def test_a_secret_that_others_can_read_is_found(secret: Path) -> None:
+    secret.chmod(0o640)
+    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
+    assert found.good is False
+    assert "0640" in found.text
+    assert found.fix == f"chmod 600 {secret}"
+
+
+def test_a_secret_that_is_none_is_found(secret: Path) -> None:
+    secret.write_text("password\n")
+    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
+    assert found.good is False
+    assert "password" not in found.text
+    assert "ringfence secret new" in found.fix
+
+
+def test_a_secret_file_that_is_not_there_is_found(tmp_path: Path) -> None:
+    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path / "none")})
+    assert found.good is False
+    assert str(tmp_path / "none") in found.text
+
+
+def test_cpu_flags_are_those_of_the_first_cpu(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu aes sse vaes\n\nprocessor\t: 1\n")
+    assert checks.cpu_flags(tmp_path).value == ["aes", "vaes"]
+    (tmp_path / "proc/cpuinfo").write_text("Features\t: fp asimd\n")
+    assert "slow" in checks.cpu_flags(tmp_path).text
+
+
+def test_tee_devices_are_found(tmp_path: Path) -> None:
+    assert checks.tee_devices(tmp_path).value == []
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/tdx_guest").touch()
+    assert checks.tee_devices(tmp_path).value == ["/dev/tdx_guest"]
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "expected"),
+    [
+        ("2.13.0+cpu", ">=2.13", True),
+        ("2.13", ">=2.13.0", True),
+        ("2.12.1", ">=2.13", False),
+        ("2.9", ">=2.13", False),
+        ("3.0", ">=2.13", True),
+        ("50.0.2", ">=50,<51", True),
+        ("51.0.0", ">=50,<51", False),
+        ("51", "<51,>=50", False),
+        ("49.9", "<51,>=50", False),
+    ],
+)
+def test_versions_are_compared_as_numbers(version: str, wanted: str, expected: bool) -> None:
+    assert checks.within(version, wanted) is expected
+
+
+def test_every_version_that_is_asked_for_can_be_compared() -> None:
+    for name in ("torch", "cryptography", "pyOpenSSL"):
+        assert checks.within(metadata.version(name), checks.requirement(name))
+
+
+def test_a_package_that_is_too_old_comes_with_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "2.9.1")
+    found = checks.package("torch")
+    assert found.good is False
+    assert found.fix == 'python -m pip install "torch>=2.13"'
+
+
+def test_the_sealing_rate_is_bytes_over_time() -> None:
+    ticks = iter(range(1_000))
+    assert checks.sealing_rate(1 << 20, seconds=3, clock=lambda: float(next(ticks))) == pytest.approx((1 << 20) / 1e9)
+
+
+def test_the_text_lists_repairs_only_for_what_is_bad() -> None:
+    text = doctor.as_text(
+        [
+            checks.Check("one", "fine", 1, True, "never shown"),
+            checks.Check("two", "a fact", 2, None, "never shown"),
+            checks.Check("three", "broken", 3, False, "repair three"),
+        ]
+    )
+    assert "repair three" in text
+    assert "never shown" not in text
+
+
+def test_the_real_machine_has_cores() -> None:
+    assert checks.cores().value == len(os.sched_getaffinity(0))
