@@ -43,7 +43,11 @@ ADMISSION_BYTES: Final = 64 * 1024  # what a stranger may send before it is judg
 ADMISSION_PENDING: Final = 64  # strangers at once, and
 ADMISSION_PENDING_PER_ADDRESS: Final = 16
 LINK_HELLO_SECONDS: Final = 10.0
+SUSPICION_SECONDS: Final = 1.0  # between the end of a data connection and calling its worker lost
 ABORT_TEXT_BYTES: Final = 256
+REFUSAL_TEXT_BYTES: Final = 512
+PROOF_LIMIT_BYTES: Final = 48 * 1024  # a quote with its certificates; an HMAC is 32
+TABLE_LIMIT_BYTES: Final = 1 << 20  # the schedule table that comes with the roster
 
 # -- labels ---------------------------------------------------------------------------------------------------------
 
@@ -61,6 +65,7 @@ ENTRY_PROOF: Final = _label("entry proof")
 ROSTER: Final = _label("roster")
 HELLO_DIGEST: Final = _label("hello digest")
 SECRET_PROOF: Final = _label("secret proof")
+PROOF_DIGEST: Final = _label("proof digest")
 POLICY: Final = _label("policy")
 TLS_EXPORTER: Final = b"EXPORTER-ringfence-1-admission"
 EPOCH_KEY: Final = _label("aes-256-gcm epoch key")
@@ -71,6 +76,7 @@ LINK_BACK: Final = _label("aes-256-gcm link receiver to sender")
 LINK_CONFIRM_ACCEPTOR: Final = _label("aes-256-gcm link confirm acceptor")
 LINK_CONFIRM_DIALLER: Final = _label("aes-256-gcm link confirm dialler")
 RATCHET: Final = _label("aes-256-gcm ratchet")
+SEGMENT_KEY: Final = _label("aes-256-gcm key and iv")
 GROUP: Final = _label("group")
 GROUP_INSTANCE: Final = _label("aes-256-gcm group instance id")
 ORIGIN: Final = _label("aes-256-gcm origin")

@@ -1,0 +1,70 @@
+"""The binding: what a proof is about, so that it is good for one worker, on one connection, in one direction, once."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ringfence import keys
+from ringfence.admission import wire
+from ringfence.admission.messages import Hello
+
+
+class Role(IntEnum):
+    """Which end of an edge a worker is. In the binding it stops a proof from being reflected to its maker."""
+
+    CHILD = 0  #  dials
+    PARENT = 1  # accepts
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What TLS says of one connection; no message can change it."""
+
+    own_key_digest: bytes  # SHA-256 of the SubjectPublicKeyInfo
+    peer_key_digest: bytes
+    exporter: bytes
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The preimage is kept beside the proof, so that third parties can check all but the channel."""
+
+    preimage: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """64 bytes: as many as a quote's report data holds."""
+        return hashlib.sha512(self.preimage).digest()
+
+
+def bind(
+    role: Role, prover: Hello, verifier: Hello, prover_key: bytes, verifier_key: bytes, exporter: bytes
+) -> Binding:
+    """The binding of the proof that `prover`, in `role`, shows to `verifier`.
+
+    The exporter alone exists before the client's certificate has arrived, and the TLS key alone would let a parent swap
+    the key that goes into the roster; so both are here, with both hellos and the prover's entry.
+    """
+    return Binding(
+        b"".join(
+            (
+                keys.BINDING,
+                wire.number(role, 1),
+                wire.number(prover.entry.rank, 4),
+                wire.number(verifier.entry.rank, 4),
+                prover.entry.digest,
+                prover_key,
+                verifier_key,
+                prover.digest,
+                verifier.digest,
+                hashlib.sha256(exporter).digest(),
+            )
+        )
+    )
+
+
+def proof_digest(kind: int, binding: Binding, proof: bytes) -> bytes:
+    """What stands for a proof in the roster."""
+    return keys.digest(keys.PROOF_DIGEST, wire.number(kind, 1), binding.preimage, proof)

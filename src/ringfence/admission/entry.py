@@ -1,0 +1,120 @@
+"""An entry: what a worker is known by for one epoch; and a listing: an entry as it stands in the roster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from ringfence import keys
+from ringfence.admission import wire
+from ringfence.errors import ProtocolError
+
+RUN_ID_BYTES: Final = 128
+GENERATION_BYTES: Final = 64
+HOST_BYTES: Final = 255
+ENDORSEMENT_BYTES: Final = 4096  # an HMAC is 32; certificates' signatures, later, are longer
+ENTRY_BYTES: Final = RUN_ID_BYTES + GENERATION_BYTES + HOST_BYTES + 3 * 2 + 2 * 4 + 2 * keys.DIGEST_BYTES + 2
+LISTING_BYTES: Final = 4 + ENTRY_BYTES + 1 + keys.DIGEST_BYTES + 4 + ENDORSEMENT_BYTES
+WORLD_LIMIT: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One worker. Run id and generation come from its own environment, never from the store."""
+
+    run_id: str
+    generation: str
+    rank: int
+    world_size: int
+    public_key: bytes  #     X25519, for links
+    tls_key_digest: bytes  # SHA-256 of the TLS key's SubjectPublicKeyInfo
+    host: str  #             where its links are dialled
+    port: int
+
+    def __post_init__(self) -> None:
+        _check_text("run id", self.run_id, RUN_ID_BYTES)
+        _check_text("generation", self.generation, GENERATION_BYTES)
+        _check_text("host", self.host, HOST_BYTES)
+        if not 1 <= self.world_size <= WORLD_LIMIT or not 0 <= self.rank < self.world_size:
+            raise ProtocolError(f"rank {self.rank} in a world of {self.world_size}")
+        if not 0 <= self.port <= 0xFFFF:
+            raise ProtocolError(f"port {self.port}")
+        if len(self.public_key) != keys.KEY_BYTES or len(self.tls_key_digest) != keys.DIGEST_BYTES:
+            raise ProtocolError("a key of the wrong length")
+
+    def encode(self) -> bytes:
+        return b"".join(
+            (
+                wire.text(self.run_id),
+                wire.text(self.generation),
+                wire.number(self.rank, 4),
+                wire.number(self.world_size, 4),
+                self.public_key,
+                self.tls_key_digest,
+                wire.text(self.host),
+                wire.number(self.port, 2),
+            )
+        )
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Entry:
+        return cls(
+            run_id=reader.text(RUN_ID_BYTES),
+            generation=reader.text(GENERATION_BYTES),
+            rank=reader.number(4),
+            world_size=reader.number(4),
+            public_key=reader.take(keys.KEY_BYTES),
+            tls_key_digest=reader.take(keys.DIGEST_BYTES),
+            host=reader.text(HOST_BYTES),
+            port=reader.number(2),
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Entry:
+        reader = wire.Reader(data)
+        entry = cls.read(reader)
+        reader.end()
+        return entry
+
+    @cached_property
+    def digest(self) -> bytes:
+        return keys.digest(keys.ENTRY, self.encode())
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} at {self.host}:{self.port} (key {self.public_key[:4].hex()})"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """An entry, the digest of the proof its worker showed to its parent, and what lets others check that it did."""
+
+    entry: Entry
+    kind: int  #           of proof
+    proof_digest: bytes
+    endorsement: bytes  #  shared secret: an HMAC that every member can check
+
+    def __post_init__(self) -> None:
+        if not 0 < self.kind <= 0xFF or len(self.proof_digest) != keys.DIGEST_BYTES:
+            raise ProtocolError("a listing of the wrong form")
+        if len(self.endorsement) > ENDORSEMENT_BYTES:
+            raise ProtocolError(f"an endorsement of {len(self.endorsement)} bytes")
+
+    def encode(self) -> bytes:
+        return b"".join(
+            (self.entry.encode(), wire.number(self.kind, 1), self.proof_digest, wire.blob(self.endorsement))
+        )
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Listing:
+        return cls(
+            entry=Entry.read(reader),
+            kind=reader.number(1),
+            proof_digest=reader.take(keys.DIGEST_BYTES),
+            endorsement=reader.blob(ENDORSEMENT_BYTES),
+        )
+
+
+def _check_text(name: str, value: str, limit: int) -> None:
+    if not 1 <= len(value) <= limit or not wire.is_printable(value):
+        raise ProtocolError(f"{name} must be 1 to {limit} printable ASCII characters")

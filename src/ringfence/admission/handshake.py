@@ -1,0 +1,188 @@
+"""Two workers admit each other over one TLS connection: a table of states, no I/O.
+
+    child                                   parent
+      Hello ───────────────────────────────►
+      ◄─────────────────────────────── Hello        same run, generation, world, policy?
+      Proof ───────────────────────────────►        the child proves first: a stranger learns nothing
+      ◄──────────────────────── Proof, Admit        the parent judges, then proves
+      Admit ───────────────────────────────►        the child judges; both are in
+
+Either side may answer with Refuse, which ends it. A message that the table does not list is the peer's error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from ringfence.admission.binding import Binding, Channel, Role, bind, proof_digest
+from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
+from ringfence.admission.policy import Admitted, Evidence, Policy, Prover, judge
+from ringfence.errors import AdmissionError, ProtocolError
+
+
+class State(Enum):
+    IDLE = "has not begun"
+    HELLO = "waits for a hello"
+    PROOF = "waits for a proof"
+    ADMIT = "waits to be admitted"
+    DONE = "has admitted its peer and was admitted"
+    REFUSED = "was refused, or refused its peer"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """How a handshake failed. `same_run`: the peer claimed this run, this generation and a rank that belongs here."""
+
+    reason: Reason
+    text: str
+    by_peer: bool
+    same_run: bool
+
+
+class Handshake:
+    """One edge. Feed it the peer's messages; send what it returns; look at `state` after each."""
+
+    def __init__(self, role: Role, hello: Hello, ranks: frozenset[int], policy: Policy, prover: Prover) -> None:
+        self.role = role
+        self.state = State.IDLE
+        self.refusal: Refusal | None = None
+        self.admitted: Admitted | None = None
+        self.child_proof_digest: bytes | None = None  # stands for the child's proof in the roster
+        self._hello = hello
+        self._ranks = ranks  # that the peer may hold: the one dialled, or our children
+        self._policy = policy
+        self._prover = prover
+        self._channel: Channel | None = None
+        self._peer: Hello | None = None
+
+    def begin(self, channel: Channel) -> list[Message]:
+        """TLS is up, and this is what it says of the connection."""
+        if self.state is not State.IDLE or channel.own_key_digest != self._hello.entry.tls_key_digest:
+            raise ProtocolError("a handshake begins once, on a connection made with this worker's own TLS key")
+        self._channel = channel
+        self.state = State.HELLO
+        return [self._hello]
+
+    def receive(self, message: Message) -> list[Message]:
+        """The answer to the peer's message."""
+        step = TABLE.get((self.role, self.state, type(message)))
+        if step is None:
+            name = type(message).__name__
+            raise ProtocolError(
+                f"the peer sent {name} where this worker, the {self.role.name.lower()}, {self.state.value}"
+            )
+        return step(self, message)
+
+    @property
+    def peer(self) -> Hello | None:
+        """What the peer claims, if it has said so."""
+        return self._peer
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def _on_hello(self, message: Message) -> list[Message]:
+        assert isinstance(message, Hello) and self._channel is not None
+        self._peer = message
+        objection = compare(self._hello, message, self._ranks, self._channel)
+        if objection is not None:
+            return self._refuse(*objection)
+        self.state = State.PROOF
+        return [self._proof()] if self.role is Role.CHILD else []
+
+    def _on_proof(self, message: Message) -> list[Message]:
+        assert isinstance(message, Proof) and self._peer is not None
+        binding = self._binding(of_peer=True)
+        try:
+            self.admitted = judge(self._policy, Evidence(self._peer.entry, message.kind, message.proof, binding))
+        except AdmissionError as error:
+            return self._refuse(Reason.PROOF, str(error))
+        self.state = State.ADMIT
+        if self.role is Role.CHILD:
+            return [Admit()]
+        self.child_proof_digest = proof_digest(message.kind, binding, message.proof)
+        return [self._proof(), Admit()]
+
+    def _on_admit(self, message: Message) -> list[Message]:
+        self.state = State.DONE
+        return []
+
+    def _on_refuse(self, message: Message) -> list[Message]:
+        assert isinstance(message, Refuse)
+        self._end(Refusal(message.reason, message.text, by_peer=True, same_run=self._same_run()))
+        return []
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def _proof(self) -> Proof:
+        binding = self._binding(of_peer=False)
+        proof = Proof(self._prover.kind, self._prover.prove(binding))
+        if self.role is Role.CHILD:
+            self.child_proof_digest = proof_digest(proof.kind, binding, proof.proof)
+        return proof
+
+    def _binding(self, *, of_peer: bool) -> Binding:
+        channel, peer = self._channel, self._peer
+        assert channel is not None and peer is not None
+        own_key, peer_key, exporter = channel.own_key_digest, channel.peer_key_digest, channel.exporter
+        if of_peer:
+            return bind(Role(1 - self.role), peer, self._hello, peer_key, own_key, exporter)
+        return bind(self.role, self._hello, peer, own_key, peer_key, exporter)
+
+    def _refuse(self, reason: Reason, text: str) -> list[Message]:
+        self._end(Refusal(reason, text, by_peer=False, same_run=self._same_run()))
+        return [Refuse(reason, text)]
+
+    def _end(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        self.admitted = None
+        self.state = State.REFUSED
+
+    def _same_run(self) -> bool:
+        if self._peer is None:
+            return False
+        own, peer = self._hello.entry, self._peer.entry
+        return (own.run_id, own.generation) == (peer.run_id, peer.generation) and peer.rank in self._ranks
+
+
+TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Message], list[Message]]]] = {
+    (Role.CHILD, State.HELLO, Hello): Handshake._on_hello,  #     -> PROOF, sends Proof
+    (Role.CHILD, State.PROOF, Proof): Handshake._on_proof,  #     -> ADMIT, sends Admit
+    (Role.CHILD, State.ADMIT, Admit): Handshake._on_admit,  #     -> DONE
+    (Role.PARENT, State.HELLO, Hello): Handshake._on_hello,  #    -> PROOF
+    (Role.PARENT, State.PROOF, Proof): Handshake._on_proof,  #    -> ADMIT, sends Proof and Admit
+    (Role.PARENT, State.ADMIT, Admit): Handshake._on_admit,  #    -> DONE
+    (Role.CHILD, State.HELLO, Refuse): Handshake._on_refuse,  #   -> REFUSED
+    (Role.CHILD, State.PROOF, Refuse): Handshake._on_refuse,
+    (Role.CHILD, State.ADMIT, Refuse): Handshake._on_refuse,
+    (Role.PARENT, State.HELLO, Refuse): Handshake._on_refuse,
+    (Role.PARENT, State.PROOF, Refuse): Handshake._on_refuse,
+    (Role.PARENT, State.ADMIT, Refuse): Handshake._on_refuse,
+}
+
+
+def compare(own: Hello, peer: Hello, ranks: frozenset[int], channel: Channel) -> tuple[Reason, str] | None:
+    """What stands between two hellos, with both values named; None if they may go on to proofs."""
+    here, there = own.entry, peer.entry
+    who = f"rank {here.rank}"
+    if there.run_id != here.run_id:
+        return Reason.RUN, f"{who} is of run '{here.run_id}', its peer of run '{there.run_id}'"
+    if there.generation != here.generation:
+        return Reason.GENERATION, f"{who} is of generation {here.generation}, its peer of generation {there.generation}"
+    if there.rank not in ranks:
+        expected = " or ".join(str(rank) for rank in sorted(ranks)) or "none"
+        return Reason.RANK, f"{who} expects rank {expected} on this connection, its peer is rank {there.rank}"
+    who = f"rank {here.rank} and rank {there.rank}"
+    if there.world_size != here.world_size:
+        return Reason.WORLD_SIZE, f"{who} count {here.world_size} and {there.world_size} workers"
+    if peer.policy_digest != own.policy_digest:
+        one, two = own.policy_digest[:8].hex(), peer.policy_digest[:8].hex()
+        return Reason.POLICY, f"{who} have different policies: {one} and {two}"
+    if not set(own.suites) & set(peer.suites):
+        return Reason.SUITE, f"{who} share no cipher suite: {own.suites} and {peer.suites}"
+    if there.tls_key_digest != channel.peer_key_digest:
+        one, two = there.tls_key_digest[:8].hex(), channel.peer_key_digest[:8].hex()
+        return Reason.KEY, f"rank {there.rank} names TLS key {one} in its entry and shows {two}: someone is in between"
+    return None

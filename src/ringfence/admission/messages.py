@@ -1,0 +1,355 @@
+"""The messages of admission, as types with strict codecs, and the frames they travel in (spec/admission.md).
+
+frame = type (1 byte) · length of the body (4 bytes) · body
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import ClassVar, Final, Protocol, Self
+
+from ringfence import keys
+from ringfence.admission import wire
+from ringfence.admission.entry import LISTING_BYTES, WORLD_LIMIT, Entry, Listing
+from ringfence.errors import ProtocolError
+
+MAGIC: Final = b"RFA"
+HEADER_BYTES: Final = 5
+ENTRIES_PER_MESSAGE: Final = 256
+WAITING_NAMED: Final = 16
+
+
+class Message(Protocol):
+    """What a frame carries."""
+
+    TYPE: ClassVar[int]
+
+    def body(self) -> bytes: ...
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Self: ...
+
+
+class Reason(IntEnum):
+    """Why a peer was refused."""
+
+    VERSION = 1
+    RUN = 2
+    GENERATION = 3
+    RANK = 4
+    WORLD_SIZE = 5
+    POLICY = 6
+    SUITE = 7
+    KEY = 8
+    PROOF = 9
+    DUPLICATE = 10
+
+
+# -- one edge of the tree -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who the sender claims to be and what it speaks. Believed only once a proof that covers it has passed."""
+
+    TYPE: ClassVar[int] = 1
+
+    entry: Entry
+    policy_digest: bytes
+    suites: tuple[int, ...]
+    kinds: tuple[int, ...]  # of proof that the sender accepts
+    version: int = keys.VERSION
+
+    def __post_init__(self) -> None:
+        if len(self.policy_digest) != keys.DIGEST_BYTES:
+            raise ProtocolError("a policy digest of the wrong length")
+        _check_set("suites", self.suites)
+        _check_set("kinds of proof", self.kinds)
+
+    def body(self) -> bytes:
+        return b"".join(
+            (
+                MAGIC,
+                wire.number(self.version, 1),
+                self.entry.encode(),
+                self.policy_digest,
+                wire.number(len(self.suites), 1) + bytes(self.suites),
+                wire.number(len(self.kinds), 1) + bytes(self.kinds),
+            )
+        )
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Hello:
+        if reader.take(len(MAGIC)) != MAGIC:
+            raise ProtocolError("not a ringfence hello")
+        version = reader.number(1)
+        if version != keys.VERSION:
+            raise ProtocolError(f"the peer speaks version {version} of the admission protocol, this is {keys.VERSION}")
+        return cls(
+            entry=Entry.read(reader),
+            policy_digest=reader.take(keys.DIGEST_BYTES),
+            suites=tuple(reader.take(reader.number(1))),
+            kinds=tuple(reader.take(reader.number(1))),
+        )
+
+    @property
+    def digest(self) -> bytes:
+        return keys.digest(keys.HELLO_DIGEST, self.body())
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the sender shows, over the binding of this very connection."""
+
+    TYPE: ClassVar[int] = 2
+
+    kind: int
+    proof: bytes = field(repr=False)
+
+    def body(self) -> bytes:
+        return wire.number(self.kind, 1) + wire.blob(self.proof)
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Proof:
+        return cls(kind=reader.number(1), proof=reader.blob(keys.PROOF_LIMIT_BYTES))
+
+
+@dataclass(frozen=True)
+class Admit:
+    """The sender has judged the receiver and admits it."""
+
+    TYPE: ClassVar[int] = 3
+
+    def body(self) -> bytes:
+        return b""
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Admit:
+        return cls()
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The sender does not admit the receiver. Comes from a peer that is not trusted: shown to people, never obeyed."""
+
+    TYPE: ClassVar[int] = 4
+
+    reason: Reason
+    text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", wire.escape(self.text, keys.REFUSAL_TEXT_BYTES))
+
+    def body(self) -> bytes:
+        return wire.number(self.reason, 1) + wire.text(self.text)
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Refuse:
+        code = reader.number(1)
+        if code not in set(Reason):
+            raise ProtocolError(f"a refusal for unknown reason {code}")
+        return cls(reason=Reason(code), text=reader.text(keys.REFUSAL_TEXT_BYTES))
+
+
+# -- the tree -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Up: workers that were admitted below the sender, itself included."""
+
+    TYPE: ClassVar[int] = 16
+
+    listings: tuple[Listing, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.listings) <= ENTRIES_PER_MESSAGE:
+            raise ProtocolError(f"{len(self.listings)} entries in one message")
+
+    def body(self) -> bytes:
+        return wire.number(len(self.listings), 2) + b"".join(listing.encode() for listing in self.listings)
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Entries:
+        count = reader.number(2)
+        if not 1 <= count <= ENTRIES_PER_MESSAGE:
+            raise ProtocolError(f"{count} entries in one message")
+        return cls(tuple(Listing.read(reader) for _ in range(count)))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Down, while the roster is incomplete: who is missing, so that any worker can say so at its deadline."""
+
+    TYPE: ClassVar[int] = 17
+
+    missing: int
+    ranks: tuple[int, ...]  # the first of them
+
+    def __post_init__(self) -> None:
+        if len(self.ranks) > WAITING_NAMED or len(self.ranks) > self.missing or self.missing > WORLD_LIMIT:
+            raise ProtocolError("a report of missing ranks of the wrong form")
+
+    def body(self) -> bytes:
+        ranks = b"".join(wire.number(rank, 4) for rank in self.ranks)
+        return wire.number(self.missing, 4) + wire.number(len(self.ranks), 1) + ranks
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Waiting:
+        missing = reader.number(4)
+        count = reader.number(1)
+        return cls(missing, tuple(reader.number(4) for _ in range(min(count, WAITING_NAMED + 1))))
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Down: the whole roster, the cipher suite, the schedule table and the epoch's secret."""
+
+    TYPE: ClassVar[int] = 18
+
+    suite: int
+    epoch_secret: keys.Secret
+    table: bytes
+    listings: tuple[Listing, ...]
+
+    def body(self) -> bytes:
+        return b"".join(
+            (
+                wire.number(self.suite, 1),
+                self.epoch_secret.reveal(),
+                wire.blob(self.table),
+                wire.number(len(self.listings), 4),
+                *(listing.encode() for listing in self.listings),
+            )
+        )
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Welcome:
+        suite = reader.number(1)
+        secret = keys.Secret(reader.take(keys.SECRET_BYTES))
+        table = reader.blob(keys.TABLE_LIMIT_BYTES)
+        count = reader.number(4)
+        if not 1 <= count <= WORLD_LIMIT:
+            raise ProtocolError(f"a roster of {count} workers")
+        return cls(suite, secret, table, tuple(Listing.read(reader) for _ in range(count)))
+
+
+@dataclass(frozen=True)
+class Acknowledge:
+    """Up: the sender and everyone below it hold the roster with this digest."""
+
+    TYPE: ClassVar[int] = 19
+
+    roster_digest: bytes
+
+    def body(self) -> bytes:
+        return self.roster_digest
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Self:
+        return cls(reader.take(keys.DIGEST_BYTES))
+
+
+@dataclass(frozen=True)
+class Go(Acknowledge):
+    """Down: everyone holds the roster with this digest; the epoch has begun."""
+
+    TYPE: ClassVar[int] = 20
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Either way: the epoch will not begin, and why. From an admitted worker, so it is believed."""
+
+    TYPE: ClassVar[int] = 21
+
+    reporter: int
+    text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", wire.escape(self.text, keys.REFUSAL_TEXT_BYTES))
+
+    def body(self) -> bytes:
+        return wire.number(self.reporter, 4) + wire.text(self.text)
+
+    @classmethod
+    def read(cls, reader: wire.Reader) -> Failure:
+        return cls(reader.number(4), reader.text(keys.REFUSAL_TEXT_BYTES))
+
+
+HANDSHAKE: Final[Mapping[int, type[Message]]] = {kind.TYPE: kind for kind in (Hello, Proof, Admit, Refuse)}
+TREE: Final[Mapping[int, type[Message]]] = {
+    kind.TYPE: kind for kind in (Entries, Waiting, Welcome, Acknowledge, Go, Failure)
+}
+
+
+def tree_frame_limit(world_size: int) -> int:
+    """The longest body that an admitted peer may send: a roster of this world."""
+    return 1 + keys.SECRET_BYTES + 4 + keys.TABLE_LIMIT_BYTES + 4 + world_size * LISTING_BYTES
+
+
+# -- frames ---------------------------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> bytes:
+    """The frame of one message."""
+    body = message.body()
+    return wire.number(message.TYPE, 1) + wire.number(len(body), 4) + body
+
+
+def decode(types: Mapping[int, type[Message]], kind: int, body: bytes) -> Message:
+    """The message of one frame, of one of the types that are allowed here."""
+    if kind not in types:
+        raise ProtocolError(f"message of type {kind}, which has no place here")
+    reader = wire.Reader(body)
+    message = types[kind].read(reader)
+    reader.end()
+    return message
+
+
+class Frames:
+    """Cuts a stream of bytes into messages. Holds what was received and no more, whatever a length field claims."""
+
+    def __init__(self, types: Mapping[int, type[Message]], limit: int) -> None:
+        self._types = types
+        self._limit = limit
+        self._buffer = bytearray()
+
+    def allow(self, types: Mapping[int, type[Message]], limit: int) -> None:
+        """What may follow from here on: the protocol has moved on."""
+        self._types = types
+        self._limit = limit
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next(self) -> Message | None:
+        """The next whole message, or None until more bytes come."""
+        if len(self._buffer) < HEADER_BYTES:
+            return None
+        kind = self._buffer[0]
+        length = int.from_bytes(self._buffer[1:HEADER_BYTES], "big")
+        if kind not in self._types:
+            raise ProtocolError(f"message of type {kind}, which has no place here")
+        if length > self._limit:
+            raise ProtocolError(f"message of {length} bytes where {self._limit} are allowed")
+        if len(self._buffer) < HEADER_BYTES + length:
+            return None
+        body = bytes(self._buffer[HEADER_BYTES : HEADER_BYTES + length])
+        del self._buffer[: HEADER_BYTES + length]
+        return decode(self._types, kind, body)
+
+    def rest(self) -> bytes:
+        """Takes what has not been cut yet, for whoever goes on reading this stream."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+
+def _check_set(name: str, values: tuple[int, ...]) -> None:
+    """A set on the wire has one form: ascending, each once, at least one."""
+    ordered = all(a < b for a, b in zip(values, values[1:], strict=False))
+    if not values or not ordered or not all(0 < value <= 0xFF for value in values):
+        raise ProtocolError(f"{name} are not an ascending list")

@@ -1,0 +1,113 @@
+"""Who may join: `judge()` is the only maker of an `Admitted`, and nothing but an `Admitted` gets into a roster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NoReturn, Protocol
+
+from ringfence import keys
+from ringfence.admission import wire
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Entry, Listing
+from ringfence.errors import AdmissionError
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A proof as it was shown on a connection."""
+
+    entry: Entry
+    kind: int
+    proof: bytes = field(repr=False)
+    binding: Binding
+
+
+class Verifier(Protocol):
+    """One kind of proof, as its judge sees it. Raises AdmissionError; a return means yes."""
+
+    @property
+    def kind(self) -> int: ...  #     on the wire
+
+    @property
+    def name(self) -> str: ...  #     for people
+
+    def content(self) -> bytes:
+        """All that decides the verdict and may be shown: goes into the policy digest, which all workers compare."""
+
+    def verify(self, evidence: Evidence) -> None:
+        """The worker holds what this policy asks for, on this connection."""
+
+    def verify_listing(self, listing: Listing) -> None:
+        """Whoever cannot see the connection checks this: the entry was endorsed by someone this policy admits."""
+
+
+class Prover(Protocol):
+    """One kind of proof, as its maker sees it."""
+
+    @property
+    def kind(self) -> int: ...
+
+    def prove(self, binding: Binding) -> bytes: ...
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The kinds of proof that admit a worker: any one of them does."""
+
+    verifiers: tuple[Verifier, ...]
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        return tuple(sorted(verifier.kind for verifier in self.verifiers))
+
+    @property
+    def digest(self) -> bytes:
+        parts = []
+        for verifier in sorted(self.verifiers, key=lambda each: each.kind):
+            parts += [wire.number(verifier.kind, 1), verifier.content()]
+        return keys.digest(keys.POLICY, *parts)
+
+
+_TOKEN: Final = object()
+
+
+class Admitted:
+    """A worker that was judged and admitted. Holding one is the proof of it: only `judge()` can make one."""
+
+    __slots__ = ("entry", "how")
+
+    entry: Entry
+    how: str
+
+    def __init__(self, entry: Entry, how: str, token: object) -> None:
+        if token is not _TOKEN:
+            raise TypeError("only policy.judge() admits")
+        object.__setattr__(self, "entry", entry)
+        object.__setattr__(self, "how", how)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError("an Admitted does not change")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Admitted is never pickled or copied: it would be admission without a judge")
+
+    def __repr__(self) -> str:
+        return f"Admitted({self.entry}, {self.how})"
+
+
+def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
+    """Admit a worker, or raise an AdmissionError that says why not."""
+    for verifier in policy.verifiers:
+        if verifier.kind != shown.kind:
+            continue
+        if isinstance(shown, Evidence):
+            verifier.verify(shown)
+        else:
+            verifier.verify_listing(shown)
+        return Admitted(shown.entry, verifier.name, _TOKEN)
+    accepted = ", ".join(verifier.name for verifier in policy.verifiers)
+    raise AdmissionError(
+        f"rank {shown.entry.rank} shows a proof of kind {shown.kind}; this worker's policy accepts: {accepted}"
+    )

@@ -1,0 +1,40 @@
+"""The shared secret: a worker is admitted if it knows the 32 random bytes that the run's workers were given."""
+
+from __future__ import annotations
+
+from ringfence import keys
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.policy import Evidence
+from ringfence.errors import AdmissionError
+
+
+class SharedSecret:
+    """Prover and verifier in one, because both sides hold the same key."""
+
+    kind = 1
+    name = "shared secret"
+
+    def __init__(self, secret: keys.Secret, run_id: str) -> None:
+        self._key = keys.admission_key(secret, run_id)
+
+    def content(self) -> bytes:
+        # Nothing of the secret: policy digests go to whomever the store named.
+        return self.name.encode()
+
+    def prove(self, binding: Binding) -> bytes:
+        return keys.mac(self._key, keys.SECRET_PROOF, binding.digest)
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return keys.mac(self._key, keys.ENTRY_PROOF, entry.encode(), proof_digest)
+
+    def verify(self, evidence: Evidence) -> None:
+        if not keys.same(evidence.proof, self.prove(evidence.binding)):
+            raise AdmissionError(
+                f"rank {evidence.entry.rank} does not hold the shared secret of this worker: "
+                "give every worker the same secret file"
+            )
+
+    def verify_listing(self, listing: Listing) -> None:
+        if not keys.same(listing.endorsement, self.endorse(listing.entry, listing.proof_digest)):
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} is not endorsed under the shared secret")

@@ -1,0 +1,45 @@
+"""The roster: the admitted workers of one epoch, complete, in order, under one digest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ringfence import keys
+from ringfence.admission import wire
+from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.policy import Admitted, Policy, judge
+from ringfence.errors import AdmissionError
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Worker r is `entries[r]`. The digest covers every listing, the cipher suite and the schedule table."""
+
+    admitted: tuple[Admitted, ...]
+    digest: bytes
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(each.entry for each in self.admitted)
+
+    def __repr__(self) -> str:
+        return f"Roster({len(self.admitted)} workers, {self.digest[:4].hex()})"
+
+
+def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, table: bytes) -> Roster:
+    """Judge every listing of a complete world; `own` says which world."""
+    if [listing.entry.rank for listing in listings] != list(range(own.world_size)):
+        raise AdmissionError(f"a roster that does not hold ranks 0 to {own.world_size - 1}, each once and in order")
+    for listing in listings:
+        entry = listing.entry
+        if (entry.run_id, entry.generation, entry.world_size) != (own.run_id, own.generation, own.world_size):
+            raise AdmissionError(f"rank {entry.rank} in the roster belongs to another run, generation or world size")
+    admitted = tuple(judge(policy, listing) for listing in listings)
+    return Roster(admitted, roster_digest(listings, suite, table))
+
+
+def roster_digest(listings: Sequence[Listing], suite: int, table: bytes) -> bytes:
+    """One value that two workers share only if they agree on everything they were told."""
+    return keys.digest(keys.ROSTER, wire.number(suite, 1), table, *(listing.encode() for listing in listings))

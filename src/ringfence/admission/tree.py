@@ -1,0 +1,285 @@
+"""The tree that admits: entries travel up, the roster and the epoch's secret travel down. One worker's part, no I/O.
+
+    GATHER   entries come up and are passed on; rank 0 says now and then who is missing
+    SEALED   the roster has come from above (rank 0: is complete) and was sent down; acknowledgements come up
+    ACKED    everyone below holds it; waiting for rank 0's go
+    GO       the epoch has begun
+
+A worker has at most TREE_FANOUT children and the tree is logarithmically deep, so nobody pays for the size of the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from ringfence import keys
+from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.messages import (
+    ENTRIES_PER_MESSAGE,
+    WAITING_NAMED,
+    Acknowledge,
+    Entries,
+    Failure,
+    Go,
+    Message,
+    Waiting,
+    Welcome,
+)
+from ringfence.admission.policy import Policy, Prover, judge
+from ringfence.admission.roster import Roster, seal
+from ringfence.errors import AdmissionError, ProtocolError
+
+_NO_PROOF: Final = bytes(keys.DIGEST_BYTES)  # rank 0 has no parent to show one to
+
+
+def parent_of(rank: int) -> int | None:
+    return None if rank == 0 else (rank - 1) // keys.TREE_FANOUT
+
+
+def children_of(rank: int, world_size: int) -> range:
+    first = rank * keys.TREE_FANOUT + 1
+    return range(min(first, world_size), min(first + keys.TREE_FANOUT, world_size))
+
+
+def is_below(rank: int, ancestor: int) -> bool:
+    """Whether `rank` is `ancestor` or in its subtree."""
+    while rank > ancestor:
+        rank = (rank - 1) // keys.TREE_FANOUT
+    return rank == ancestor
+
+
+class Phase(Enum):
+    GATHER = "gathers entries"
+    SEALED = "waits for acknowledgements"
+    ACKED = "waits for the go"
+    GO = "has begun its epoch"
+
+
+class Side(Enum):
+    PARENT = "its parent"
+    CHILD = "its child"
+
+
+class Outgoing(NamedTuple):
+    peer: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What rank 0 decides for everyone; another worker's are not used."""
+
+    epoch_secret: keys.Secret
+    table: bytes
+    suites: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a worker comes back with."""
+
+    roster: Roster
+    suite: int
+    table: bytes
+    epoch_secret: keys.Secret
+
+
+class Tree:
+    """Feed it admitted edges and their messages; send what it returns. AdmissionError means that the epoch is lost."""
+
+    def __init__(self, own: Entry, policy: Policy, prover: Prover, terms: Terms) -> None:
+        self.phase = Phase.GATHER
+        self.epoch: Epoch | None = None
+        self._own = own
+        self._policy = policy
+        self._prover = prover
+        self._terms = terms
+        self._parent = parent_of(own.rank)
+        self._attached = False
+        self._children: dict[int, tuple[Entry, bytes]] = {}  # rank: what it showed us on its own connection
+        self._parent_entry: Entry | None = None
+        self._listings: dict[int, Listing] = {}
+        self._acknowledged: set[int] = set()
+        self._waiting: Waiting | None = None  # rank 0's last word on who is missing
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> list[Outgoing]:
+        """Rank 0 lists itself; a world of one is complete at once."""
+        if self._parent is None:
+            self._listings[0] = self._endorsed(_NO_PROOF)
+        return self._seal_if_complete()
+
+    def attach_parent(self, entry: Entry, own_proof_digest: bytes) -> list[Outgoing]:
+        """The parent and this worker have admitted each other."""
+        if self._parent is None or self._attached:
+            raise ProtocolError("a second parent")
+        self._attached = True
+        self._parent_entry = entry
+        self._listings[self._own.rank] = self._endorsed(own_proof_digest)
+        return self._pass_up(list(self._listings.values()))
+
+    def attach_child(self, entry: Entry, its_proof_digest: bytes) -> None:
+        """A child and this worker have admitted each other. Two workers that hold one rank end the epoch."""
+        known = self._children.setdefault(entry.rank, (entry, its_proof_digest))
+        if known[0] != entry:
+            raise AdmissionError(
+                f"two workers claim rank {entry.rank}: {known[0]} and {entry}. Start each rank once, and end workers "
+                "that are left over from an earlier start"
+            )
+        if known[1] != its_proof_digest:
+            raise ProtocolError(f"rank {entry.rank} was attached twice")
+
+    def receive(self, peer: int, message: Message) -> list[Outgoing]:
+        """The answer to an admitted worker's message."""
+        if isinstance(message, Failure):
+            raise AdmissionError(f"rank {message.reporter} ended the join: {message.text}")
+        side = Side.PARENT if peer == self._parent else Side.CHILD
+        step = TABLE.get((self.phase, side, type(message)))
+        if step is None:
+            name = type(message).__name__
+            raise ProtocolError(
+                f"rank {peer}, {side.value}, sent {name} to rank {self._own.rank}, which {self.phase.value}"
+            )
+        return step(self, peer, message)
+
+    def report(self) -> list[Outgoing]:
+        """Rank 0, every now and then: tell everyone who is missing."""
+        if self._parent is not None or self.phase is not Phase.GATHER:
+            return []
+        missing = self.missing()
+        self._waiting = Waiting(len(missing), tuple(missing[:WAITING_NAMED]))
+        return self._down(self._waiting)
+
+    def missing(self) -> list[int]:
+        """Ranks of this worker's own subtree that it has not heard of."""
+        ranks = range(self._own.world_size)
+        if self._parent is not None:
+            return [rank for rank in _subtree(self._own.rank, len(ranks)) if rank not in self._known()]
+        return [rank for rank in ranks if rank not in self._listings]
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """Who is missing from the whole world, as far as rank 0 has said."""
+        return self._waiting
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def _on_entries(self, peer: int, message: Message) -> list[Outgoing]:
+        assert isinstance(message, Entries)
+        for listing in message.listings:
+            self._list(peer, listing)
+        return self._pass_up(list(message.listings)) if self._parent is not None else self._seal_if_complete()
+
+    def _on_waiting(self, peer: int, message: Message) -> list[Outgoing]:
+        assert isinstance(message, Waiting)
+        self._waiting = message
+        return self._down(message)
+
+    def _on_welcome(self, peer: int, message: Message) -> list[Outgoing]:
+        assert isinstance(message, Welcome)
+        if message.suite not in self._terms.suites:
+            raise AdmissionError(
+                f"rank 0 chose cipher suite {message.suite}, which rank {self._own.rank} does not have"
+            )
+        return self._enter(message)
+
+    def _on_acknowledge(self, peer: int, message: Message) -> list[Outgoing]:
+        assert isinstance(message, Acknowledge)
+        self._check_digest(peer, message.roster_digest)
+        if peer in self._acknowledged:
+            raise ProtocolError(f"rank {peer} acknowledged twice")
+        self._acknowledged.add(peer)
+        return self._acknowledge_if_all()
+
+    def _on_go(self, peer: int, message: Message) -> list[Outgoing]:
+        assert isinstance(message, Go)
+        self._check_digest(peer, message.roster_digest)
+        self.phase = Phase.GO
+        return self._down(message)
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def _endorsed(self, proof_digest: bytes) -> Listing:
+        return Listing(self._own, self._prover.kind, proof_digest, self._prover.endorse(self._own, proof_digest))
+
+    def _list(self, peer: int, listing: Listing) -> None:
+        entry = listing.entry
+        if not entry.rank < self._own.world_size or not is_below(entry.rank, peer):
+            raise ProtocolError(f"rank {peer} sent an entry for rank {entry.rank}, which is not below it")
+        if entry.rank == peer and (entry, listing.proof_digest) != self._children[peer]:
+            raise AdmissionError(f"rank {peer} lists itself otherwise than it showed itself")
+        judge(self._policy, listing)
+        known = self._listings.setdefault(entry.rank, listing)
+        if known != listing:
+            raise AdmissionError(f"two workers claim rank {entry.rank}: {known.entry} and {entry}")
+
+    def _known(self) -> set[int]:
+        return {self._own.rank, *self._listings}
+
+    def _pass_up(self, listings: list[Listing]) -> list[Outgoing]:
+        if not self._attached or self._parent is None:
+            return []  # attach_parent sends all that came before
+        batches = range(0, len(listings), ENTRIES_PER_MESSAGE)
+        return [Outgoing(self._parent, Entries(tuple(listings[i : i + ENTRIES_PER_MESSAGE]))) for i in batches]
+
+    def _seal_if_complete(self) -> list[Outgoing]:
+        if len(self._listings) < self._own.world_size:
+            return []
+        listings = tuple(self._listings[rank] for rank in range(self._own.world_size))
+        return self._enter(Welcome(self._terms.suites[0], self._terms.epoch_secret, self._terms.table, listings))
+
+    def _enter(self, welcome: Welcome) -> list[Outgoing]:
+        roster = seal(self._policy, self._own, welcome.listings, welcome.suite, welcome.table)
+        self._find_neighbours(roster)
+        self.epoch = Epoch(roster, welcome.suite, welcome.table, welcome.epoch_secret)
+        self.phase = Phase.SEALED
+        return [*self._down(welcome), *self._acknowledge_if_all()]
+
+    def _find_neighbours(self, roster: Roster) -> None:
+        """Those whom this worker saw with its own eyes must stand in the roster exactly as it saw them."""
+        seen = [self._own, *(entry for entry, _ in self._children.values())]
+        if self._parent_entry is not None:
+            seen.append(self._parent_entry)
+        for entry in seen:
+            if roster.entries[entry.rank] != entry:
+                raise AdmissionError(f"the roster does not show rank {entry.rank} as it showed itself: {entry}")
+
+    def _acknowledge_if_all(self) -> list[Outgoing]:
+        assert self.epoch is not None
+        if len(self._acknowledged) < len(children_of(self._own.rank, self._own.world_size)):
+            return []
+        digest = self.epoch.roster.digest
+        if self._parent is None:
+            self.phase = Phase.GO
+            return self._down(Go(digest))
+        self.phase = Phase.ACKED
+        return [Outgoing(self._parent, Acknowledge(digest))]
+
+    def _check_digest(self, peer: int, digest: bytes) -> None:
+        assert self.epoch is not None
+        if digest != self.epoch.roster.digest:
+            raise AdmissionError(f"rank {peer} holds another roster than rank {self._own.rank}")
+
+    def _down(self, message: Message) -> list[Outgoing]:
+        return [Outgoing(child, message) for child in sorted(self._children)]
+
+
+TABLE: Final[dict[tuple[Phase, Side, type[Message]], Callable[[Tree, int, Message], list[Outgoing]]]] = {
+    (Phase.GATHER, Side.CHILD, Entries): Tree._on_entries,  #         rank 0: -> SEALED when complete
+    (Phase.GATHER, Side.PARENT, Waiting): Tree._on_waiting,
+    (Phase.GATHER, Side.PARENT, Welcome): Tree._on_welcome,  #        -> SEALED, a leaf -> ACKED
+    (Phase.SEALED, Side.CHILD, Acknowledge): Tree._on_acknowledge,  # -> ACKED when all have, rank 0 -> GO
+    (Phase.ACKED, Side.PARENT, Go): Tree._on_go,  #                   -> GO
+}
+
+
+def _subtree(rank: int, world_size: int) -> list[int]:
+    """`rank` and everyone below it, by level."""
+    found = [rank]
+    for each in found:
+        found.extend(children_of(each, world_size))
+    return found

@@ -1,0 +1,77 @@
+"""Strict byte codecs: whatever is parsed re-encodes to identical bytes, or is refused."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ringfence.errors import ProtocolError
+
+_PRINTABLE: Final = frozenset(range(0x20, 0x7F))
+
+
+def number(value: int, width: int) -> bytes:
+    """An unsigned big-endian integer."""
+    return value.to_bytes(width, "big")
+
+
+def text(value: str) -> bytes:
+    """Printable ASCII after its 16-bit length."""
+    encoded = value.encode("ascii")
+    return number(len(encoded), 2) + encoded
+
+
+def blob(value: bytes) -> bytes:
+    """Bytes after their 32-bit length."""
+    return number(len(value), 4) + value
+
+
+def is_printable(value: str) -> bool:
+    """Whether every character is printable ASCII: what text on the wire may hold."""
+    return value.isascii() and value.isprintable()
+
+
+def escape(value: str, limit: int) -> str:
+    """`value` as at most `limit` printable ASCII characters. Text that already is comes back unchanged."""
+    escaped = "".join(c if is_printable(c) else c.encode("unicode_escape").decode("ascii") for c in value)
+    return escaped if len(escaped) <= limit else escaped[: limit - 3] + "..."
+
+
+class Reader:
+    """Takes fields off the front of one message body. Nothing is allocated from a length that the body cannot hold."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        end = self._at + count
+        if end > len(self._data):
+            raise ProtocolError(f"message ends early: {count} bytes wanted, {len(self._data) - self._at} left")
+        part = self._data[self._at : end]
+        self._at = end
+        return part
+
+    def number(self, width: int) -> int:
+        return int.from_bytes(self.take(width), "big")
+
+    def text(self, limit: int) -> str:
+        length = self.number(2)
+        if length > limit:
+            raise ProtocolError(f"text of {length} bytes where {limit} are allowed")
+        raw = self.take(length)
+        if not _PRINTABLE.issuperset(raw):
+            raise ProtocolError("text that is not printable ASCII")
+        return raw.decode("ascii")
+
+    def blob(self, limit: int) -> bytes:
+        length = self.number(4)
+        if length > limit:
+            raise ProtocolError(f"field of {length} bytes where {limit} are allowed")
+        return self.take(length)
+
+    def end(self) -> None:
+        """Nothing may follow the last field."""
+        if self._at != len(self._data):
+            raise ProtocolError(f"{len(self._data) - self._at} bytes after the end of a message")

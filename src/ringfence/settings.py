@@ -1,0 +1,228 @@
+"""What the environment says: which secret, which run, which interface and ports; and the secret's file.
+
+RINGFENCE_SECRET_FILE  the shared secret, made by `ringfence secret new FILE`
+RINGFENCE_RUN_ID       default: TORCHELASTIC_RUN_ID, else "none"
+RINGFENCE_GENERATION   default: TORCHELASTIC_RESTART_COUNT, else "0"
+RINGFENCE_INTERFACE    name or address to listen on; default: the one that reaches MASTER_ADDR, else loopback
+RINGFENCE_PORTS        "20000-20100": listen only there; default: any port
+RINGFENCE_ADVERTISE    "host:port" that peers dial for links, where that differs from what is bound
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ringfence import keys
+from ringfence.admission.entry import GENERATION_BYTES, HOST_BYTES, RUN_ID_BYTES
+from ringfence.admission.wire import is_printable
+from ringfence.errors import ConfigurationError
+
+_SECRET_FORM: Final = re.compile(rb"[0-9a-f]{64}\n")
+_HOW_TO_MAKE: Final = "make one with `ringfence secret new FILE` and give every worker the same file"
+_FEWEST_DISTINCT: Final = 16  # 32 random bytes have fewer distinct values once in 10**14
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One worker's settings, checked."""
+
+    secret: keys.Secret
+    run_id: str = "none"
+    generation: str = "0"
+    host: str = "127.0.0.1"  # bound, and advertised unless `advertise` says otherwise
+    ports: range | None = None
+    advertise: tuple[str, int] | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Settings:
+        """Raises ConfigurationError, which says what to set."""
+        return cls(
+            secret=_secret(environ),
+            run_id=_name(environ, "RINGFENCE_RUN_ID", "TORCHELASTIC_RUN_ID", "none", RUN_ID_BYTES),
+            generation=_name(environ, "RINGFENCE_GENERATION", "TORCHELASTIC_RESTART_COUNT", "0", GENERATION_BYTES),
+            host=_host(environ),
+            ports=_ports(environ.get("RINGFENCE_PORTS", "")),
+            advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
+        )
+
+    def link_address(self, bound: tuple[str, int]) -> tuple[str, int]:
+        """Where peers dial this worker's links, given where its listener is bound."""
+        return self.advertise or bound
+
+    def admission_address(self, bound: tuple[str, int]) -> tuple[str, int]:
+        """Where children dial this worker: behind a translated address, the same port on the advertised host."""
+        return (self.advertise[0], bound[1]) if self.advertise else bound
+
+
+# -- the secret -----------------------------------------------------------------------------------------------------
+
+
+def new_secret_file(path: str | os.PathLike[str]) -> None:
+    """Write 32 random bytes as 64 hexadecimal digits to a new file that only its owner can read."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise ConfigurationError(f"{os.fspath(path)} exists; a secret is never overwritten: name a new file") from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {os.fspath(path)}: {error.strerror}") from error
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        os.fchmod(descriptor, 0o600)  # whatever the umask
+        file.write(secrets.token_hex(keys.SECRET_BYTES) + "\n")
+        file.flush()
+        os.fsync(descriptor)
+
+
+def load_secret(path: str | os.PathLike[str]) -> keys.Secret:
+    """Read a file that `new_secret_file` wrote. Anything else is refused: a guessable secret falls to an offline search."""
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            _check_owner_only(name, os.fstat(file.fileno()))
+            content = file.read(66)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the secret file {name}: {error.strerror}; {_HOW_TO_MAKE}") from error
+    if not _SECRET_FORM.fullmatch(content):
+        raise ConfigurationError(f"{name} is not a secret file (64 hexadecimal digits and a newline); {_HOW_TO_MAKE}")
+    material = bytes.fromhex(content.decode("ascii"))
+    if not _looks_random(material):
+        raise ConfigurationError(f"the secret in {name} was not drawn at random; {_HOW_TO_MAKE}")
+    return keys.Secret(material)
+
+
+def _check_owner_only(name: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigurationError(f"the secret file {name} is not a regular file")
+    if status.st_mode & 0o077:
+        raise ConfigurationError(f"others can open the secret file {name}: run `chmod 600 {name}`")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigurationError(f"the secret file {name} belongs to another user (uid {status.st_uid})")
+
+
+def _looks_random(material: bytes) -> bool:
+    """Catches what people type: one byte repeated, a counting sequence, a passphrase in hexadecimal."""
+    steps = {(b - a) % 256 for a, b in zip(material, material[1:], strict=False)}
+    is_text = all(0x20 <= byte < 0x7F for byte in material)
+    return len(set(material)) >= _FEWEST_DISTINCT and len(steps) >= _FEWEST_DISTINCT and not is_text
+
+
+# -- one setting each -----------------------------------------------------------------------------------------------
+
+
+def _secret(environ: Mapping[str, str]) -> keys.Secret:
+    if environ.get("RINGFENCE_POLICY"):
+        raise ConfigurationError(
+            "RINGFENCE_POLICY is reserved and not supported yet: unset it, and set RINGFENCE_SECRET_FILE"
+        )
+    path = environ.get("RINGFENCE_SECRET_FILE")
+    if not path:
+        raise ConfigurationError(
+            "RINGFENCE_SECRET_FILE is not set, so nobody could tell this run's workers from strangers; " + _HOW_TO_MAKE
+        )
+    return load_secret(path)
+
+
+def _name(environ: Mapping[str, str], own: str, elastic: str, default: str, limit: int) -> str:
+    value = environ.get(own) or environ.get(elastic) or default
+    if len(value) > limit or not is_printable(value):
+        raise ConfigurationError(f"{own} (or {elastic}) must be at most {limit} printable ASCII characters")
+    return value
+
+
+def _host(environ: Mapping[str, str]) -> str:
+    wanted = environ.get("RINGFENCE_INTERFACE")
+    if wanted:
+        return _address_of_interface(wanted)
+    master = environ.get("MASTER_ADDR")
+    return _address_towards(master) if master else "127.0.0.1"
+
+
+def _address_of_interface(wanted: str) -> str:
+    try:
+        return str(ipaddress.ip_address(wanted))
+    except ValueError:
+        pass
+    if wanted not in {name for _, name in socket.if_nameindex()}:
+        known = ", ".join(sorted(name for _, name in socket.if_nameindex()))
+        raise ConfigurationError(f"RINGFENCE_INTERFACE={wanted}: neither an address nor an interface ({known})")
+    address = _ipv4_of(wanted) or _ipv6_of(wanted)
+    if address is None:
+        raise ConfigurationError(f"RINGFENCE_INTERFACE={wanted}: the interface has no usable address")
+    return address
+
+
+def _ipv4_of(interface: str) -> str | None:
+    import fcntl  # Linux only, like the ioctl below; everything else here is portable
+
+    request = interface.encode()[:15].ljust(256, b"\0")
+    get_interface_address = 0x8915
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(probe, get_interface_address, request)[20:24])
+        except OSError:
+            return None
+
+
+def _ipv6_of(interface: str) -> str | None:
+    """The first address that is not link-local, which would need a scope that means nothing to peers."""
+    try:
+        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        digits, _, _, _, _, name = line.split()
+        address = ipaddress.IPv6Address(int(digits, 16))
+        if name == interface and not address.is_link_local:
+            return str(address)
+    return None
+
+
+def _address_towards(master: str) -> str:
+    """The address this machine uses to reach `master`. Connecting a UDP socket sends nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def _ports(value: str) -> range | None:
+    if not value:
+        return None
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", value)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < first <= last <= 0xFFFF:
+        raise ConfigurationError(f"RINGFENCE_PORTS={value}: write a range such as 20000-20100")
+    return range(first, last + 1)
+
+
+def _advertise(value: str) -> tuple[str, int] | None:
+    return parse_address(value, "RINGFENCE_ADVERTISE") if value else None
+
+
+# -- addresses ------------------------------------------------------------------------------------------------------
+
+
+def parse_address(value: str, source: str) -> tuple[str, int]:
+    """ "host:port" or "[v6]:port"."""
+    host, _, port = value.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    well_formed = host and len(host) <= HOST_BYTES and is_printable(host) and " " not in host
+    if not well_formed or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= 0xFFFF:
+        raise ConfigurationError(f"{source}={value[:64]!r}: write host:port")
+    return host, int(port)
+
+
+def format_address(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,236 @@
+"""TLS 1.3 for admission and control: keeps strangers from reading along; who the peer is, admission decides.
+
+The certificates are self-signed and made for one epoch, so TLS proves only that the peer holds the key it shows. That
+key's digest and the connection's exporter go into the binding that admission's proofs cover.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import socket
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from OpenSSL import SSL, crypto
+
+from ringfence import keys
+from ringfence.errors import PeerLostError, ProtocolError
+
+_READ_BYTES: Final = 64 * 1024
+_EXPORTER_BYTES: Final = 32
+# RFC 5280's "no well-defined expiration": the key lives as long as its process, and clocks may disagree.
+_NOT_BEFORE: Final = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_NOT_AFTER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+
+
+class Credentials:
+    """This process's TLS key for one epoch; never stored."""
+
+    def __init__(self) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        self.key_digest = _key_digest(key.public_key())
+        self.context = _context(key, _self_signed(key))
+
+
+class Tls:
+    """One end of a connection, without a socket: bytes from the network in, bytes for the network out."""
+
+    def __init__(self, credentials: Credentials, *, server: bool) -> None:
+        self._connection = SSL.Connection(credentials.context, None)
+        self._own_key_digest = credentials.key_digest
+        self.established = False
+        self.peer_closed = False
+        if server:
+            self._connection.set_accept_state()
+        else:
+            self._connection.set_connect_state()
+            self._handshake()
+
+    def receive(self, data: bytes) -> bytes:
+        """What `data` from the network decrypts to. ProtocolError if it is not TLS, or not from this peer."""
+        try:
+            while data:
+                data = data[self._connection.bio_write(data) :]
+            if not self.established:
+                self._handshake()
+            return self._read() if self.established else b""
+        except SSL.Error as error:
+            raise ProtocolError(f"TLS failed: {_reason(error)}") from error
+
+    def send(self, data: bytes) -> None:
+        """Encrypt `data`; `outgoing` has the result."""
+        view = memoryview(data)
+        while view:
+            view = view[self._connection.send(view[: 1 << 20]) :]
+
+    def close(self) -> None:
+        """Queue a close_notify, so that the peer can tell an end from a cut."""
+        with contextlib.suppress(SSL.Error):
+            self._connection.shutdown()
+
+    def outgoing(self) -> bytes:
+        """What the network must carry now."""
+        parts = []
+        with contextlib.suppress(SSL.WantReadError):
+            while True:
+                parts.append(self._connection.bio_read(_READ_BYTES))
+        return b"".join(parts)
+
+    @property
+    def own_key_digest(self) -> bytes:
+        return self._own_key_digest
+
+    @property
+    def peer_key_digest(self) -> bytes:
+        certificate = self._connection.get_peer_certificate(as_cryptography=True)
+        if certificate is None:
+            raise ProtocolError("the peer showed no certificate")
+        return _key_digest(certificate.public_key())
+
+    def exporter(self) -> bytes:
+        """A value that only the two ends of this very connection share."""
+        return self._connection.export_keying_material(keys.TLS_EXPORTER, _EXPORTER_BYTES, b"")
+
+    @property
+    def group(self) -> str | None:
+        """The key agreement, such as X25519MLKEM768."""
+        return self._connection.get_group_name()
+
+    def _handshake(self) -> None:
+        try:
+            self._connection.do_handshake()
+        except SSL.WantReadError:
+            return
+        self.established = True
+
+    def _read(self) -> bytes:
+        parts = []
+        try:
+            while True:
+                parts.append(self._connection.recv(_READ_BYTES))
+        except SSL.WantReadError:
+            pass
+        except SSL.ZeroReturnError:
+            self.peer_closed = True
+        return b"".join(parts)
+
+
+class TlsStream:
+    """A non-blocking socket under TLS. Never waits; whoever owns it selects on `fileno()`."""
+
+    def __init__(self, connection: socket.socket, tls: Tls) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.tls = tls
+        self.received = 0  # bytes off the network
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def receive(self, limit: int = 1 << 20) -> bytes:
+        """What has arrived, of at most about `limit` bytes. PeerLostError at the end of the stream, ProtocolError if it is not TLS."""
+        plain = bytearray()
+        taken = 0
+        while taken < limit and not self.tls.peer_closed:
+            try:
+                data = self.socket.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                return self._end(plain, error.strerror or str(error))
+            if not data:
+                return self._end(plain, "the connection was closed")
+            taken += len(data)
+            self.received += len(data)
+            plain += self.tls.receive(data)
+        if self.tls.peer_closed and not plain:
+            raise PeerLostError("the peer closed the connection")
+        return bytes(plain)
+
+    def send(self, data: bytes) -> None:
+        """Queue `data` and write what the kernel takes."""
+        self.tls.send(data)
+        self.flush()
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._unsent)
+
+    def flush(self) -> None:
+        """Write what the kernel takes; the rest waits for the socket to become writable."""
+        self._unsent += self.tls.outgoing()
+        try:
+            while self._unsent:
+                del self._unsent[: self.socket.send(self._unsent)]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._unsent.clear()
+            raise PeerLostError(error.strerror or str(error)) from error
+
+    def close(self) -> None:
+        """Say goodbye if the kernel takes it, and let go of the socket."""
+        self.tls.close()
+        with contextlib.suppress(PeerLostError):
+            self.flush()
+        self.socket.close()
+
+    def _end(self, plain: bytearray, reason: str) -> bytes:
+        """The stream is over: first hand out what came before; the next call meets the same end."""
+        if plain:
+            return bytes(plain)
+        raise PeerLostError(reason)
+
+
+def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> SSL.Context:
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_min_proto_version(SSL.TLS1_3_VERSION)
+    context.set_max_proto_version(SSL.TLS1_3_VERSION)
+    # The key agreement is OpenSSL's own choice: it prefers X25519MLKEM768 where it has it.
+    context.set_tls13_ciphersuites(b"TLS_AES_256_GCM_SHA384")
+    # A resumed session skips the certificates; there must be none.
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
+    context.use_privatekey(key)
+    context.use_certificate(certificate)
+    context.check_privatekey()
+    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _accept_single_certificate)
+    return context
+
+
+def _accept_single_certificate(
+    connection: SSL.Connection, certificate: crypto.X509, error: int, depth: int, verified: int
+) -> bool:
+    """Any certificate will do, because admission judges its key; a chain of them has no business here."""
+    return depth == 0
+
+
+def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ringfence worker")])
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _key_digest(key: x509.base.CertificatePublicKeyTypes | ec.EllipticCurvePublicKey) -> bytes:
+    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).digest()
+
+
+def _reason(error: SSL.Error) -> str:
+    """OpenSSL's last words, without its tuple of library and function names."""
+    stack = error.args[0] if error.args else ()
+    return str(stack[-1][2]) if stack and isinstance(stack, list) else str(error) or type(error).__name__
