@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "link": GROUND,
     "collectives": {"errors"},
     "admission": GROUND,
-    "settings": GROUND,
+    "settings": GROUND | {"admission"},
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
     "join": GROUND | {"admission", "control", "settings", "transport"},

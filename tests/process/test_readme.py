@@ -1,0 +1,67 @@
+"""The README's commands work as written, and the output it shows is the output they give."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+MARKED = re.compile(r"<!-- run as a test -->\n```sh\n(.*?)```\n", re.DOTALL)
+OUTPUT = re.compile(r"<!-- output of ringfence demo -->\n```text\n(.*?)```\n", re.DOTALL)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def run(commands: str, folder: Path) -> str:
+    """Run shell commands as a new user would: nothing of ours in the environment, an empty home."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
+    binaries = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = commands.replace("29500", str(free_port()))  # the well-known port may be taken by another run
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env={**inherited, "PATH": binaries, "HOME": str(folder), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_there_are_commands_to_run() -> None:
+    assert len(MARKED.findall(README)) == 2
+
+
+@pytest.mark.parametrize("example", ["ddp.py", "fsdp2.py"])
+def test_the_first_commands_train_a_model(example: str, tmp_path: Path) -> None:
+    commands = MARKED.findall(README)[0]
+    assert "examples/ddp.py" in commands
+    output = run(commands.replace("ddp.py", example), tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses) == 3
+    assert losses[2] < losses[0] / 2
+
+
+def test_the_trial_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    shown = "\n".join(OUTPUT.findall(README))
+    assert masked(run(MARKED.findall(README)[1], tmp_path)) == masked(shown)
+
+
+def masked(output: str) -> list[str]:
+    """Without what differs from run to run: the dumped bytes, large numbers, blank lines."""
+    text = re.sub(r"^ *[0-9a-f]{8}  [0-9a-f]{2} .*$", "(dump)", output, flags=re.MULTILINE)
+    text = re.sub(r"\d[\d,]{2,}", "N", text)
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
