@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -112,6 +113,20 @@ def test_a_package_that_is_too_old_comes_with_its_repair(monkeypatch: pytest.Mon
     found = checks.package("torch")
     assert found.good is False
     assert found.fix == 'python -m pip install "torch>=2.13"'
+
+
+def test_a_missing_torch_comes_with_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = checks.backend({})
+    assert found.good is False
+    assert found.fix == 'python -m pip install "torch>=2.13"'
+
+
+def test_a_missing_cryptography_does_not_stop_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert checks.openssl().value is None
+    assert checks.throughput().value is None
 
 
 def test_the_sealing_rate_is_bytes_over_time() -> None:

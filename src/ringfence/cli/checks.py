@@ -125,6 +125,10 @@ def backend(environ: Mapping[str, str]) -> Check:
     except ImportError as error:
         fix = f'python -m pip install "torch{requirement("torch")}"'
         return Check(name, f"not registered: torch cannot be imported ({error})", False, False, fix)
+    except RuntimeError as error:  # what torch raises when a plug-in fails, whichever it is
+        reason = str(error).partition("\n")[0]
+        fix = "python -c 'import torch' shows which plug-in fails: repair or uninstall it"
+        return Check(name, f"not registered: importing torch fails ({reason})", False, False, fix)
     if not distributed.is_available() or "ringfence" not in distributed.Backend.backend_list:
         fix = "python -m pip install --force-reinstall --no-deps ringfence"
         return Check(name, 'not registered: "import torch" did not find the entry point', False, False, fix)
