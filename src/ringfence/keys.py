@@ -67,6 +67,7 @@ HELLO_DIGEST: Final = _label("hello digest")
 SECRET_PROOF: Final = _label("secret proof")
 PROOF_DIGEST: Final = _label("proof digest")
 POLICY: Final = _label("policy")
+STORE_KEY: Final = _label("store key")
 TLS_EXPORTER: Final = b"EXPORTER-ringfence-1-admission"
 EPOCH_KEY: Final = _label("aes-256-gcm epoch key")
 LINK_HELLO: Final = _label("aes-256-gcm link hello")

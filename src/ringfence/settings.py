@@ -11,6 +11,7 @@ RINGFENCE_ADVERTISE    "host:port" that peers dial for links, where that differs
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import re
 import secrets
@@ -82,7 +83,7 @@ def new_secret_file(path: str | os.PathLike[str]) -> None:
 
 
 def load_secret(path: str | os.PathLike[str]) -> keys.Secret:
-    """Read a file that `new_secret_file` wrote. Anything else is refused: a guessable secret falls to an offline search."""
+    """Read a file that `new_secret_file` wrote. Anything else is refused: what can be guessed falls offline."""
     name = os.fspath(path)
     try:
         with open(path, "rb") as file:
@@ -109,7 +110,7 @@ def _check_owner_only(name: str, status: os.stat_result) -> None:
 
 def _looks_random(material: bytes) -> bool:
     """Catches what people type: one byte repeated, a counting sequence, a passphrase in hexadecimal."""
-    steps = {(b - a) % 256 for a, b in zip(material, material[1:], strict=False)}
+    steps = {(b - a) % 256 for a, b in itertools.pairwise(material)}
     is_text = all(0x20 <= byte < 0x7F for byte in material)
     return len(set(material)) >= _FEWEST_DISTINCT and len(steps) >= _FEWEST_DISTINCT and not is_text
 
@@ -140,7 +141,10 @@ def _name(environ: Mapping[str, str], own: str, elastic: str, default: str, limi
 def _host(environ: Mapping[str, str]) -> str:
     wanted = environ.get("RINGFENCE_INTERFACE")
     if wanted:
-        return _address_of_interface(wanted)
+        address = _address_of_interface(wanted)
+        if ipaddress.ip_address(address).is_unspecified and not environ.get("RINGFENCE_ADVERTISE"):
+            raise ConfigurationError(f"RINGFENCE_INTERFACE={wanted}: peers cannot dial that; name one interface")
+        return address
     master = environ.get("MASTER_ADDR")
     return _address_towards(master) if master else "127.0.0.1"
 

@@ -84,7 +84,8 @@ class Handshake:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def _on_hello(self, message: Message) -> list[Message]:
-        assert isinstance(message, Hello) and self._channel is not None
+        assert isinstance(message, Hello)
+        assert self._channel is not None
         self._peer = message
         objection = compare(self._hello, message, self._ranks, self._channel)
         if objection is not None:
@@ -93,7 +94,8 @@ class Handshake:
         return [self._proof()] if self.role is Role.CHILD else []
 
     def _on_proof(self, message: Message) -> list[Message]:
-        assert isinstance(message, Proof) and self._peer is not None
+        assert isinstance(message, Proof)
+        assert self._peer is not None
         binding = self._binding(of_peer=True)
         try:
             self.admitted = judge(self._policy, Evidence(self._peer.entry, message.kind, message.proof, binding))
@@ -125,7 +127,8 @@ class Handshake:
 
     def _binding(self, *, of_peer: bool) -> Binding:
         channel, peer = self._channel, self._peer
-        assert channel is not None and peer is not None
+        assert channel is not None
+        assert peer is not None
         own_key, peer_key, exporter = channel.own_key_digest, channel.peer_key_digest, channel.exporter
         if of_peer:
             return bind(Role(1 - self.role), peer, self._hello, peer_key, own_key, exporter)

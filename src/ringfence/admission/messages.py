@@ -5,6 +5,7 @@ frame = type (1 byte) · length of the body (4 bytes) · body
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -350,6 +351,6 @@ class Frames:
 
 def _check_set(name: str, values: tuple[int, ...]) -> None:
     """A set on the wire has one form: ascending, each once, at least one."""
-    ordered = all(a < b for a, b in zip(values, values[1:], strict=False))
+    ordered = all(a < b for a, b in itertools.pairwise(values))
     if not values or not ordered or not all(0 < value <= 0xFF for value in values):
         raise ProtocolError(f"{name} are not an ascending list")

@@ -5,7 +5,8 @@
     ACKED    everyone below holds it; waiting for rank 0's go
     GO       the epoch has begun
 
-A worker has at most TREE_FANOUT children and the tree is logarithmically deep, so nobody pays for the size of the world.
+A worker has at most TREE_FANOUT children and the tree is logarithmically deep, so nobody pays for the
+size of the world.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL, crypto
 
@@ -134,7 +135,7 @@ class TlsStream:
         return self.socket.fileno()
 
     def receive(self, limit: int = 1 << 20) -> bytes:
-        """What has arrived, of at most about `limit` bytes. PeerLostError at the end of the stream, ProtocolError if it is not TLS."""
+        """What has arrived, about `limit` bytes at most. PeerLostError: the end; ProtocolError: not TLS."""
         plain = bytearray()
         taken = 0
         while taken < limit and not self.tls.peer_closed:
@@ -225,7 +226,7 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     )
 
 
-def _key_digest(key: x509.base.CertificatePublicKeyTypes | ec.EllipticCurvePublicKey) -> bytes:
+def _key_digest(key: CertificatePublicKeyTypes) -> bytes:
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(encoded).digest()
 

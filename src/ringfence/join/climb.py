@@ -1,0 +1,349 @@
+"""The loop of a join: a listener, a call to the parent, pending strangers, admitted neighbours, one deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from ringfence import keys
+from ringfence.admission.binding import Role
+from ringfence.admission.entry import Entry
+from ringfence.admission.handshake import Handshake, Refusal, State
+from ringfence.admission.messages import Failure, Hello
+from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
+from ringfence.errors import AdmissionError, ConfigurationError, PeerLostError, ProtocolError
+from ringfence.join.membership import Membership
+from ringfence.join.parent import AddressBook, Search, Store
+from ringfence.join.peer import Peer
+from ringfence.settings import Settings, format_address
+from ringfence.transport.tls import Credentials, Tls, TlsStream
+
+_log = logging.getLogger(__name__)
+
+_SUITES: Final = (keys.SUITE_AES_256_GCM,)
+_REPORT_SECONDS: Final = 1.0
+_BACKLOG: Final = 128
+_NAMED: Final = 16  # ranks in an error
+
+
+def join(
+    store: Store,
+    rank: int,
+    world_size: int,
+    settings: Settings,
+    link_address: tuple[str, int],
+    timeout: float,
+    table: bytes,
+) -> Membership:
+    """Be admitted to the run; rank 0's `table` is everyone's. Blocks at most `timeout` seconds."""
+    credentials, private_key = Credentials(), X25519PrivateKey.generate()
+    public_key = private_key.public_key().public_bytes_raw()
+    run, generation = settings.run_id, settings.generation
+    entry = Entry(run, generation, rank, world_size, public_key, credentials.key_digest, *link_address)
+    return _Climb(store, settings, entry, credentials, private_key, timeout, table).run()
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A non-blocking listener on the chosen interface, in the chosen range of ports."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    trouble: str | None = None
+    for port in settings.ports or (0,):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind((settings.host, port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            trouble = error.strerror
+            continue
+        listener.setblocking(False)
+        return listener
+    where = f"ports {settings.ports[0]}-{settings.ports[-1]} of " if settings.ports else ""
+    raise ConfigurationError(
+        f"cannot listen on {where}{settings.host}: {trouble}; set RINGFENCE_INTERFACE or RINGFENCE_PORTS"
+    )
+
+
+def policy_of(settings: Settings) -> tuple[Policy, Prover]:
+    """What admits to this run, and what this worker shows. Other kinds of proof come in here."""
+    shared = SharedSecret(settings.secret, settings.run_id)
+    return Policy((shared,)), shared
+
+
+class _Climb:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        entry: Entry,
+        credentials: Credentials,
+        private_key: X25519PrivateKey,
+        timeout: float,
+        table: bytes,
+    ) -> None:
+        now = time.monotonic()
+        self._settings = settings
+        self._entry = entry
+        self._credentials = credentials
+        self._private_key = private_key
+        self._timeout = timeout
+        self._deadline = now + timeout
+        self._policy, self._prover = policy_of(settings)
+        self._hello = Hello(entry, self._policy.digest, _SUITES, self._policy.kinds)
+        terms = Terms(keys.Secret(os.urandom(keys.SECRET_BYTES)), table, _SUITES)
+        self._tree = Tree(entry, self._policy, self._prover, terms)
+        self._children = frozenset(children_of(entry.rank, entry.world_size))
+        self._book = AddressBook(store, entry)
+        parent = parent_of(entry.rank)
+        self._search = None if parent is None else Search(self._book, entry.rank, parent, now)
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._strangers: set[Peer] = set()
+        self._dialled: Peer | None = None  # the parent to be, a stranger too
+        self._edges: dict[int, Peer] = {}
+        self._report_at = now + _REPORT_SECONDS
+        self._refused: dict[int, str] = {}  # claimed rank: why
+        self._failure: Failure | None = None
+
+    def run(self) -> Membership:
+        try:
+            self._deliver(self._tree.begin())
+            if self._children:
+                self._open_door()
+            self._loop()
+            return self._membership()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        finally:
+            self._close_door()
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while self._tree.phase is not Phase.GO or any(peer.stream.wants_write for peer in self._edges.values()):
+            now = time.monotonic()
+            if now >= self._deadline:
+                raise AdmissionError(self._late())
+            self._expire(now)
+            self._dial_if_due(now)
+            self._report_if_due(now)
+            self._watch()
+            for key, events in self._selector.select(self._pause(now)):
+                if key.data is None:
+                    self._accept()
+                elif key.data in self._strangers or key.data in self._edges.values():
+                    self._serve(key.data, events)
+
+    def _pause(self, now: float) -> float:
+        moments = [self._deadline, self._report_at, *(peer.expires for peer in self._strangers)]
+        if self._search is not None and self._dialled is None:
+            moments.append(self._search.next_at)
+        return max(0.0, min(moments) - now)
+
+    def _watch(self) -> None:
+        """Select for what each connection waits for."""
+        for peer in (*self._strangers, *self._edges.values()):
+            writing = peer.connecting or peer.stream.wants_write
+            reading = not peer.connecting and self._tree.phase is not Phase.GO
+            events = (selectors.EVENT_WRITE if writing else 0) | (selectors.EVENT_READ if reading else 0)
+            known = self._selector.get_map().get(peer.fileno())
+            if known is None and events:
+                self._selector.register(peer, events, peer)
+            elif known is not None and not events:
+                self._selector.unregister(peer)
+            elif known is not None and known.events != events:
+                self._selector.modify(peer, events, peer)
+
+    def _serve(self, peer: Peer, events: int) -> None:
+        """One connection has something for us. A stranger's fault costs the stranger; a neighbour's ends the epoch."""
+        try:
+            if peer.connecting:
+                peer.connected()
+            elif events & selectors.EVENT_WRITE:
+                peer.flush()
+            if events & selectors.EVENT_READ:
+                peer.read()
+                self._take_messages(peer)
+                peer.check_cost()
+        except (ProtocolError, PeerLostError) as error:
+            if peer.rank is not None:
+                raise AdmissionError(f"rank {peer.rank} was lost while the run was forming: {error}") from error
+            self._drop(peer, str(error))
+
+    def _take_messages(self, peer: Peer) -> None:
+        # After the go, what follows on this connection is the control plane's.
+        while self._tree.phase is not Phase.GO and (message := peer.frames.next()) is not None:
+            if peer.rank is not None:
+                if isinstance(message, Failure):
+                    self._failure = message  # passed on as it came
+                self._deliver(self._tree.receive(peer.rank, message))
+                continue
+            peer.send(peer.handshake.receive(message))
+            if peer.handshake.state is State.DONE:
+                self._attach(peer)
+            elif peer.handshake.refusal is not None:
+                self._turn_away(peer, peer.handshake.refusal)
+                return
+
+    def _deliver(self, outgoing: Iterable[Outgoing]) -> None:
+        for peer, message in outgoing:
+            self._edges[peer].send([message])
+
+    def _report_if_due(self, now: float) -> None:
+        if now >= self._report_at:
+            self._report_at = now + _REPORT_SECONDS
+            self._deliver(self._tree.report())
+
+    # -- strangers --------------------------------------------------------------------------------------------------
+
+    def _open_door(self) -> None:
+        self._listener = listen(self._settings)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        host, port = self._listener.getsockname()[:2]
+        self._book.publish(self._settings.admission_address((host, port)))
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, (host, *_) = self._listener.accept()
+        except OSError:
+            return  # gone before we looked
+        crowd = Counter(peer.address for peer in self._strangers if peer is not self._dialled)
+        if crowd.total() >= keys.ADMISSION_PENDING or crowd[host] >= keys.ADMISSION_PENDING_PER_ADDRESS:
+            connection.close()
+        else:
+            self._meet(connection, host, Role.PARENT, self._children)
+
+    def _meet(self, connection: socket.socket, address: str, role: Role, ranks: frozenset[int]) -> Peer:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = TlsStream(connection, Tls(self._credentials, server=role is Role.PARENT))
+        handshake = Handshake(role, self._hello, ranks, self._policy, self._prover)
+        peer = Peer(stream, handshake, address, time.monotonic() + keys.ADMISSION_SECONDS)
+        self._strangers.add(peer)
+        return peer
+
+    def _attach(self, peer: Peer) -> None:
+        """Both sides have admitted: from here on the peer is a neighbour."""
+        handshake = peer.handshake
+        assert handshake.admitted is not None
+        assert handshake.child_proof_digest is not None
+        entry = handshake.admitted.entry
+        if handshake.role is Role.PARENT:
+            self._tree.attach_child(entry, handshake.child_proof_digest)
+        peer.become_neighbour(entry.rank, entry.world_size)
+        self._strangers.discard(peer)
+        self._edges[entry.rank] = peer
+        if handshake.role is Role.CHILD:
+            self._search = self._dialled = None
+            self._deliver(self._tree.attach_parent(entry, handshake.child_proof_digest))
+
+    def _turn_away(self, peer: Peer, refusal: Refusal) -> None:
+        who = "refused by the worker" if refusal.by_peer else "refused the worker"
+        text = f"{who} at {peer.address}: {refusal.text}"
+        claimed = peer.handshake.peer
+        if claimed is not None and (refusal.same_run or peer is self._dialled):
+            rank = claimed.entry.rank
+            if rank not in self._refused:  # once: a stranger must not be able to fill a log
+                _log.warning("rank %d, joining, %s", self._entry.rank, text)
+            self._refused[rank] = text
+        if peer is self._dialled and self._search is not None:
+            self._search.weigh(time.monotonic(), refusal, text)
+        self._drop(peer, text)
+
+    def _expire(self, now: float) -> None:
+        for peer in [peer for peer in self._strangers if now >= peer.expires]:
+            self._drop(peer, f"no answer within {keys.ADMISSION_SECONDS:.0f} s")
+
+    def _drop(self, peer: Peer, reason: str) -> None:
+        self._forget(peer)
+        self._strangers.discard(peer)
+        peer.stream.close()
+        if peer is self._dialled and self._search is not None:
+            self._dialled = None
+            self._search.retry(time.monotonic(), f"{peer.address}: {reason}")
+
+    def _forget(self, peer: Peer) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(peer)
+
+    # -- the parent -------------------------------------------------------------------------------------------------
+
+    def _dial_if_due(self, now: float) -> None:
+        search = self._search
+        if search is None or self._dialled is not None or now < search.next_at:
+            return
+        address = search.address(now)
+        if address is None:
+            return
+        try:
+            family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+            connection = socket.socket(family, kind, protocol)
+        except OSError as error:
+            search.retry(now, f"{format_address(address)}: {error.strerror}")
+            return
+        connection.setblocking(False)
+        self._dialled = self._meet(connection, format_address(address), Role.CHILD, frozenset({search.parent}))
+        self._dialled.connecting = True
+        connection.connect_ex(target)  # how it went is asked when the socket is writable
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _membership(self) -> Membership:
+        epoch = self._tree.epoch
+        assert epoch is not None
+        for peer in self._edges.values():
+            self._forget(peer)
+        return Membership(
+            rank=self._entry.rank,
+            world_size=self._entry.world_size,
+            roster=epoch.roster,
+            epoch_key=keys.epoch_key(epoch.epoch_secret, epoch.roster.digest),
+            link_private_key=self._private_key,
+            suite=epoch.suite,
+            table=epoch.table,
+            admitted_by=epoch.roster.admitted[self._entry.rank].how,
+            edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
+        )
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tell the neighbours, so that nobody waits for a deadline to learn what is known here."""
+        failure = self._failure or Failure(self._entry.rank, str(error) or type(error).__name__)
+        for peer in self._edges.values():
+            peer.send([failure])
+            peer.stream.close()
+
+    def _close_door(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for peer in self._strangers:
+            peer.stream.close()
+        self._selector.close()
+
+    def _late(self) -> str:
+        """What is known at the deadline of who is missing."""
+        entry, waiting = self._entry, self._tree.waiting
+        ranks = list(waiting.ranks) if waiting else self._tree.missing()
+        missing = waiting.missing if waiting else len(ranks)
+        parts = [f"run '{entry.run_id}', generation {entry.generation}, did not form within {self._timeout:g} s"]
+        if self._search is not None:
+            parts.append(
+                f"rank {entry.rank} did not get to its parent, rank {self._search.parent}: {self._search.trouble}"
+            )
+        if missing:
+            named = ", ".join(map(str, ranks[:_NAMED])) + (", ..." if missing > _NAMED else "")
+            parts.append(f"{missing} of {entry.world_size} workers are missing: rank {named}")
+        parts += [f"rank {entry.rank} {text}" for _, text in sorted(self._refused.items())]
+        parts.append("see that all run, hold the same secret and can reach each other (RINGFENCE_INTERFACE)")
+        return "; ".join(parts)

@@ -1,0 +1,26 @@
+"""What a worker comes back with from a join."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from ringfence import keys
+from ringfence.admission.roster import Roster
+from ringfence.control import ControlEdge
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A worker's place in one epoch. Nothing else opens the runtime's door."""
+
+    rank: int
+    world_size: int
+    roster: Roster  #                   worker r is roster.entries[r]
+    epoch_key: keys.Secret
+    link_private_key: X25519PrivateKey = field(repr=False)
+    suite: int
+    table: bytes = field(repr=False)  # rank 0's schedule table
+    admitted_by: str  #                 for people: "shared secret"
+    edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children

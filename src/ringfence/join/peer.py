@@ -1,0 +1,80 @@
+"""One connection of a join: a stranger until both sides have admitted, then a neighbour."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterable
+
+from ringfence import keys
+from ringfence.admission.binding import Channel
+from ringfence.admission.handshake import Handshake, State
+from ringfence.admission.messages import HANDSHAKE, TREE, Frames, Message, encode, tree_frame_limit
+from ringfence.control import ControlEdge
+from ringfence.errors import PeerLostError, ProtocolError
+from ringfence.transport.tls import TlsStream
+
+
+class Peer:
+    """`rank` is set once both sides have admitted."""
+
+    def __init__(self, stream: TlsStream, handshake: Handshake, address: str, expires: float) -> None:
+        self.stream = stream
+        self.handshake = handshake
+        self.address = address
+        self.expires = expires
+        self.connecting = False
+        self.rank: int | None = None
+        self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """A failed write is not reported here: what the peer said last is still to be read, and then the end."""
+        with contextlib.suppress(PeerLostError):
+            for message in messages:
+                self.stream.send(encode(message))
+
+    def flush(self) -> None:
+        with contextlib.suppress(PeerLostError):
+            self.stream.flush()
+
+    def connected(self) -> None:
+        """The attempt to connect has ended, one way or the other."""
+        error = self.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise PeerLostError(os.strerror(error))
+        self.connecting = False
+        self.flush()
+
+    def read(self) -> None:
+        """Take what has arrived. The handshake begins as soon as TLS is up."""
+        data = self.stream.receive()
+        self.flush()  # TLS's own answers
+        tls = self.stream.tls
+        if tls.established and self.handshake.state is State.IDLE:
+            self.send(self.handshake.begin(Channel(tls.own_key_digest, tls.peer_key_digest, tls.exporter())))
+        self.frames.feed(data)
+
+    def check_cost(self) -> None:
+        """How many bytes a stranger may make us take."""
+        if self.rank is None and self.stream.received > keys.ADMISSION_BYTES:
+            raise ProtocolError(f"more than {keys.ADMISSION_BYTES} bytes before being admitted")
+
+    def become_neighbour(self, rank: int, world_size: int) -> None:
+        """Both sides have admitted. A silent host is noticed by its kernel, so that a busy Python is not silent."""
+        self.rank = rank
+        self.frames.allow(TREE, tree_frame_limit(world_size))
+        connection = self.stream.socket
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+    def become_edge(self) -> ControlEdge:
+        """The epoch has begun. From now on all that is sent fits the kernel's buffers, so unacknowledged data is a loss."""
+        assert self.rank is not None
+        self.stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 9000)
+        return ControlEdge(self.rank, self.stream.socket, self.stream.tls, self.frames.rest())
