@@ -1,0 +1,133 @@
+"""Every collective against plain torch, on Gloo and on ringfence: types, operations, views, sizes, worlds, groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.contract.cases import (
+    DTYPES,
+    OPS,
+    WORLDS,
+    Case,
+    every_type,
+    every_view,
+    large_cases,
+    means_something,
+    pairwise_cases,
+)
+from tests.contract.collectives import RIGHT, play
+from tests.contract.gloo_differences import DIFFERENCES, Difference, difference
+from tests.pool import Pool
+
+Numbered = list[tuple[int, Case]]
+PAIRWISE = list(enumerate(pairwise_cases()))
+
+
+def outcomes(pool: Pool, backend: str, cases: Numbered, timeout: float = 120) -> list[tuple[Case, list[str]]]:
+    """Each case with what its members report."""
+    (world,) = {case.world for _, case in cases}
+    ranks = pool.check(play, world, backend, (cases,), timeout)
+    return [(case, [rank[index] for rank in ranks if rank[index] is not None]) for index, (_, case) in enumerate(cases)]
+
+
+def unexpected(played: Iterable[tuple[Case, list[str]]], backend: str) -> list[str]:
+    """The cases that did not end as they should have."""
+    return [
+        f"{case}: {reports}"
+        for case, reports in played
+        if not as_expected(reports, difference(case) if backend == "gloo" else None)
+    ]
+
+
+def as_expected(reports: list[str], entry: Difference | None) -> bool:
+    if entry is None:
+        return set(reports) == {RIGHT}
+    told = [report.startswith(entry.outcome) and entry.text in report for report in reports]
+    return all(told) if entry.outcome == "refused" else any(told)
+
+
+def test_every_type_and_operation(pool: Pool, backend: str) -> None:
+    assert not unexpected(outcomes(pool, backend, list(enumerate(every_type(3)))), backend)
+
+
+def test_every_view_and_way_to_wait(pool: Pool, backend: str) -> None:
+    assert not unexpected(outcomes(pool, backend, list(enumerate(every_view(3)))), backend)
+
+
+def test_no_entry_of_the_table_is_idle() -> None:
+    cases = [*every_type(3), *every_view(3)]
+    assert all(any(difference(case) is entry for case in cases) for entry in DIFFERENCES)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_pairwise(pool: Pool, backend: str, world: int) -> None:
+    # What Gloo refuses on one rank and not on its neighbour (an empty view is contiguous) would only mix up the rest.
+    cases = [(n, c) for n, c in PAIRWISE if c.world == world and (backend != "gloo" or difference(c) is None)]
+    assert not unexpected(outcomes(pool, backend, cases), backend)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_large(pool: Pool, backend: str, world: int) -> None:
+    assert not unexpected(outcomes(pool, backend, list(enumerate(large_cases(world)))), backend)
+
+
+def test_what_means_nothing_is_refused_on_every_rank(pool: Pool, backend: str) -> None:
+    cases = [
+        Case("all_reduce", dtype, op, 37, "plain", 3, "sync", "world")
+        for dtype in DTYPES
+        for op in OPS
+        if not means_something({"dtype": dtype, "op": op})
+    ]
+    played = outcomes(pool, backend, list(enumerate(cases)))
+    accepted = [(str(case), reports) for case, reports in played if not all(r.startswith("refused") for r in reports)]
+    assert not accepted
+
+
+def sparse(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """A few elements, some at places that other ranks have too, one place twice."""
+    places = torch.tensor([[0, rank, rank + 1, rank], [1, 2, 0, 2]])
+    return torch.sparse_coo_tensor(places, torch.tensor([1, 2, 3, rank + 1]).to(dtype), (9, 3))
+
+
+def reduce_sparse(dtypes: list[str], group_size: int) -> list[str]:
+    faults = []
+    for name in dtypes:
+        dtype = getattr(torch, name)
+        tensor = sparse(dist.get_rank(), dtype)
+        dist.all_reduce(tensor)
+        dense = sum(sparse(rank, torch.float64).to_dense() for rank in range(group_size))
+        if not torch.equal(tensor.to_dense(), dense.to(dtype)):
+            faults.append(f"{name}: {tensor}")
+    empty = torch.sparse_coo_tensor(torch.empty(2, 0, dtype=torch.int64), torch.empty(0), (4, 3))
+    dist.all_reduce(empty)
+    if empty.to_dense().count_nonzero():
+        faults.append("empty")
+    return faults
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_sparse_all_reduce(pool: Pool, backend: str, world: int) -> None:
+    dtypes = ["float32", "float64", "bfloat16", "int32", "int64", "uint8"]
+    assert pool.check(reduce_sparse, world, backend, (dtypes, world)) == [[]] * world
+
+
+def floats_of_all_reduce(size: int) -> list[bytes]:
+    results = []
+    for _ in range(3):
+        values = torch.randn(size, generator=torch.Generator().manual_seed(dist.get_rank()))
+        dist.all_reduce(values)
+        results.append(values.numpy().tobytes())
+    return results
+
+
+@pytest.mark.parametrize(("world", "size"), [(3, 5), (3, 70_001), (8, 1237), (8, 1_000_003)])
+def test_all_reduce_has_the_same_bits_on_every_rank_and_every_time(
+    pool: Pool, backend: str, world: int, size: int
+) -> None:
+    results: list[Any] = pool.check(floats_of_all_reduce, world, backend, (size,))
+    assert len({bits for rank in results for bits in rank}) == 1

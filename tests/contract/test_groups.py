@@ -1,0 +1,137 @@
+"""Groups: subgroups, meshes, barriers, and that none of them is a plaintext one in disguise."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from tests.pool import Failure, Pool
+
+
+def total(group: object = None) -> int:
+    """The sum of the members' global ranks, by way of the group."""
+    tensor = torch.tensor([dist.get_rank()])
+    dist.all_reduce(tensor, group=group)
+    return int(tensor.item())
+
+
+def subgroups() -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    low, high = range(world // 2), range(world // 2, world)
+    halves = [dist.new_group(list(low)), dist.new_group(list(high))]
+    mine, ranks = (halves[0], low) if rank in low else (halves[1], high)
+    assert total(mine) == sum(ranks)
+    assert dist.get_process_group_ranks(mine) == list(ranks)
+    assert dist.get_group_rank(mine, rank) == ranks.index(rank)
+    pair, pairs = dist.new_subgroups(2)
+    assert total(pair) == rank // 2 * 4 + 1
+    assert len(pairs) == world // 2
+    named, _ = dist.new_subgroups_by_enumeration([[3, 0], [1, 2]])
+    assert total(named) == 3
+    for group in (mine, pair, named):
+        dist.destroy_process_group(group)
+    assert total() == sum(range(world))
+
+
+def test_subgroups(pool: Pool, backend: str) -> None:
+    pool.check(subgroups, 4, backend)
+
+
+def only_members_take_part() -> None:
+    if dist.get_rank() in (1, 3):
+        group = dist.new_group([1, 3], use_local_synchronization=True)
+        assert total(group) == 4
+        dist.destroy_process_group(group)
+
+
+def test_a_group_of_which_others_know_nothing(pool: Pool, backend: str) -> None:
+    pool.check(only_members_take_part, 4, backend)
+
+
+def gloo_by_name() -> tuple[int, str]:
+    group = dist.new_group(backend="gloo")
+    return total(group), type(group).__name__ + " " + type(getattr(group, "_get_backend", lambda _: None)(CPU)).__name__
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_group_that_names_gloo_is_of_the_backend_in_use(pool: Pool, backend: str) -> None:
+    results = pool.check(gloo_by_name, 2, backend)
+    assert [value for value, _ in results] == [1, 1]
+    assert all(("Gloo" in name) == (backend == "gloo") for _, name in results)
+
+
+def mesh() -> None:
+    rank = dist.get_rank()
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+    assert total(grid.get_group("columns")) == (1 if rank < 2 else 5)
+    assert total(grid.get_group("rows")) == (2 if rank % 2 == 0 else 4)
+    assert total(grid["rows", "columns"]._flatten("all").get_group()) == 6
+
+
+def test_a_mesh_of_two_dimensions(pool: Pool, backend: str) -> None:
+    pool.check(mesh, 4, backend, renew=True)
+
+
+def many_groups(count: int) -> None:
+    groups = [dist.new_group() for _ in range(count)]
+    works = []
+    tensors = [torch.tensor([index]) for index in range(count)]
+    for tensor, group in zip(tensors, groups, strict=True):
+        works.append(dist.all_reduce(tensor, group=group, async_op=True))
+    for work in reversed(works):
+        work.wait()
+    assert [tensor.item() for tensor in tensors] == [index * dist.get_world_size() for index in range(count)]
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def test_dozens_of_groups_at_once(pool: Pool, backend: str) -> None:
+    pool.check(many_groups, 4, backend, (32,))
+
+
+def split() -> int:
+    rank = dist.get_rank()
+    group = dist.group.WORLD.split_group([0, 1] if rank < 2 else [2, 3], timedelta(seconds=30), None, None, None)
+    tensor = torch.tensor([rank])
+    group.allreduce([tensor], dist.AllreduceOptions()).wait()
+    return int(tensor.item())
+
+
+def test_a_group_splits(pool: Pool, backend: str) -> None:
+    assert pool.check(split, 4, backend, renew=True) == [1, 1, 5, 5]
+
+
+def barrier_holds(rounds: int) -> None:
+    """Nobody is past a barrier before everybody has reached it: each says so in the store before."""
+    store, world = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    for number in range(rounds):
+        store.set(f"barrier {number} {dist.get_rank()}", "here")
+        if number % 2:
+            dist.barrier()
+        else:
+            dist.barrier(async_op=True).wait()
+        assert store.check([f"barrier {number} {rank}" for rank in range(world)])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_nobody_passes_a_barrier_before_all_have_reached_it(pool: Pool, backend: str, world: int) -> None:
+    pool.check(barrier_holds, world, backend, (20,), renew=True)
+
+
+def monitored(seconds: float, absent: int) -> None:
+    if dist.get_rank() != absent:
+        dist.group.WORLD.monitored_barrier(timedelta(seconds=seconds), wait_all_ranks=True)
+
+
+def test_a_monitored_barrier_passes_and_names_who_is_missing(pool: Pool, backend: str) -> None:
+    pool.check(monitored, 3, backend, (20, -1))
+    results = pool.run(monitored, 3, backend, (1, 2))
+    assert results[2] is None
+    assert isinstance(results[0], Failure)
+    assert "2" in results[0].message
