@@ -6,14 +6,16 @@ import re
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.cli import demo
 from ringfence.cli.demo import viewer, wire
 from ringfence.cli.demo.relay import Relay, flip_middle_bit
-from ringfence.cli.demo.workers import SENTENCE
+from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
 from tests.cli.command import ringfence
 
 
@@ -121,3 +123,15 @@ def test_the_end_of_a_connection_passes_through_the_relay(
     _, dialler, worker = passage
     dialler.shutdown(socket.SHUT_WR)
     assert worker.recv(100) == b""
+
+
+def test_where_nobody_may_listen_the_gloo_half_is_left_out_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.gloo_is_readable(tmp_path, None, private=False)
+    assert "left out: listening needs root" in capsys.readouterr().out
+
+
+def test_a_worker_that_ends_early_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    with Workers("no-such-backend", tmp_path, [{}, {}]) as workers, pytest.raises(DemoError, match="no-such-backend"):
+        workers.add_up()

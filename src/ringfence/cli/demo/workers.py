@@ -18,6 +18,7 @@ from ringfence.errors import RingfenceError
 
 SENTENCE: Final = b"These are weights that nobody but us should read. "  # what the tensor's bytes spell
 ANSWER_SECONDS: Final = 40.0
+LEAVING_SECONDS: Final = 5.0
 
 
 class DemoError(RingfenceError):
@@ -67,13 +68,16 @@ class Workers:
         except TimeoutError:
             raise DemoError(f"worker {rank} of the demo said nothing for {ANSWER_SECONDS:.0f} s") from None
         except ConnectionResetError:
-            raise DemoError(f"worker {rank} of the demo ended early. Its last words:\n{self._last_words()}") from None
+            raise DemoError(f"worker {rank} of the demo ended early: {self._last_words(rank)}") from None
         answer: dict[str, str] = json.loads(line)
         return answer
 
-    def _last_words(self) -> str:
+    def _last_words(self, rank: int) -> str:
+        """The last line that the workers wrote, once this one has had the time to write it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._workers[rank][0].wait(LEAVING_SECONDS)
         self._log.seek(0)
-        return "\n".join(self._log.read().splitlines()[-8:])
+        return next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "it said nothing")
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +89,7 @@ class Workers:
             channel.close()  # a worker whose parent hangs up leaves its group and ends
         for process, _ in self._workers:
             try:
-                process.wait(5)
+                process.wait(LEAVING_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
