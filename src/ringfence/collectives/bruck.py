@@ -1,13 +1,13 @@
 """Bruck's algorithms: blocks travel in O(log P) large messages instead of P small ones, in groups of any size.
 
-Scratch part i stands for rank + i. Each round moves a run of blocks by a power of two; the price is that every block
-is copied into and out of scratch.
+Block i is the one that belongs to rank + i. Each round moves blocks by a power of two; the price is that every block is
+copied into or out of scratch, where blocks that travel together lie side by side.
 """
 
 from __future__ import annotations
 
-from ringfence.collectives.draft import INPUT, Draft, rounds, scratch, slice_of
-from ringfence.collectives.schedule import Buffer
+from ringfence.collectives.draft import INPUT, OUTPUT, Draft, rounds, scratch, slice_of
+from ringfence.collectives.schedule import Buffer, Place
 
 
 def all_gather(draft: Draft) -> None:
@@ -23,3 +23,58 @@ def all_gather(draft: Draft) -> None:
         draft.receive(scratch(first + distance, count), (rank + distance) % size, turn)
     for i, block in enumerate(blocks):
         draft.copy(block, scratch(first + i))
+
+
+def reduce_scatter(draft: Draft) -> None:
+    """OUTPUT becomes the reduction of every worker's INPUT part of this rank: the all-gather, backwards."""
+    rank, size = draft.rank, draft.size
+    blocks = [slice_of(Buffer.INPUT, (rank + i) % size) for i in range(size)]
+    if size == 1:
+        draft.copy(OUTPUT, INPUT)
+        return
+    first = draft.scratch(blocks)
+    for i, block in enumerate(blocks):
+        draft.copy(scratch(first + i), block)
+    for turn in reversed(range(rounds(size))):
+        distance = 1 << turn
+        count = min(distance, size - distance)
+        kept = scratch(first, count)
+        draft.send(scratch(first + distance, count), (rank + distance) % size, turn)
+        draft.reduce(OUTPUT if turn == 0 else kept, (rank - distance) % size, turn, kept)
+    draft.divide(OUTPUT)
+
+
+def all_to_all(draft: Draft) -> None:
+    """OUTPUT part r becomes rank r's INPUT part of this rank; all parts are equally long.
+
+    Block i has to travel i ranks on: it goes along in the round of each bit that i has. With the highest bit first,
+    the blocks of a later round lie in long runs within what came in earlier ones, so fewer copies line them up.
+    """
+    rank, size = draft.rank, draft.size
+    lies = [slice_of(Buffer.INPUT, (rank + i) % size) for i in range(size)]
+    for turn in reversed(range(rounds(size))):
+        distance = 1 << turn
+        moving = [i for i in range(size) if i & distance]
+        leaving, arriving = (draft.scratch([INPUT] * len(moving)) for _ in range(2))
+        position = leaving
+        for run in _runs([lies[i] for i in moving]):
+            draft.copy(scratch(position, run.parts), run)
+            position += run.parts
+        draft.send(scratch(leaving, len(moving)), (rank + distance) % size, turn)
+        draft.receive(scratch(arriving, len(moving)), (rank - distance) % size, turn)
+        for position, i in enumerate(moving, arriving):
+            lies[i] = scratch(position)
+    for i, place in enumerate(lies):
+        draft.copy(slice_of(Buffer.OUTPUT, (rank - i) % size), place)
+
+
+def _runs(places: list[Place]) -> list[Place]:
+    """The same places in the same order, with neighbours in scratch taken together."""
+    runs = [places[0]]
+    for place in places[1:]:
+        buffer, part, parts = runs[-1]
+        if buffer == place.buffer == Buffer.SCRATCH and place.part == part + parts:
+            runs[-1] = Place(buffer, part, parts + 1)
+        else:
+            runs.append(place)
+    return runs

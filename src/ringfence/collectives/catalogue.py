@@ -19,7 +19,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
-from ringfence.collectives import bruck, doubling, ring, tree
+from ringfence.collectives import bruck, direct, doubling, parts, ring, tree
 from ringfence.collectives.draft import Draft
 from ringfence.collectives.schedule import Schedule
 from ringfence.errors import ProtocolError
@@ -71,6 +71,7 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Draft], None]]] = {
     ScheduleId.ALL_REDUCE_DOUBLING: doubling.all_reduce,
     ScheduleId.ALL_REDUCE_TREE: tree.all_reduce_tree,
     ScheduleId.REDUCE_SCATTER_RING: ring.reduce_scatter,
+    ScheduleId.REDUCE_SCATTER_BRUCK: bruck.reduce_scatter,
     ScheduleId.ALL_GATHER_RING: ring.all_gather,
     ScheduleId.ALL_GATHER_BRUCK: bruck.all_gather,
     ScheduleId.BROADCAST_BINOMIAL: tree.broadcast_binomial,
@@ -79,6 +80,12 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Draft], None]]] = {
     ScheduleId.REDUCE_BINOMIAL: tree.reduce_binomial,
     ScheduleId.REDUCE_CHAIN: tree.reduce_chain,
     ScheduleId.REDUCE_TREE: tree.reduce_tree,
+    ScheduleId.GATHER_BINOMIAL: parts.gather,
+    ScheduleId.GATHER_DIRECT: direct.gather,
+    ScheduleId.SCATTER_BINOMIAL: parts.scatter,
+    ScheduleId.SCATTER_DIRECT: direct.scatter,
+    ScheduleId.ALL_TO_ALL_BRUCK: bruck.all_to_all,
+    ScheduleId.ALL_TO_ALL_DIRECT: direct.all_to_all,
     ScheduleId.BARRIER: doubling.barrier,
     ScheduleId.GROUP_OPENING: tree.broadcast_binomial,
 }
@@ -170,15 +177,16 @@ def _chained(size: int, bytes_: int, table: Table) -> bool:
 
 
 def _all_gather(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
-    if bytes_ <= table.small or bytes_ < table.ring_slice * size:
-        return ScheduleId.ALL_GATHER_BRUCK
-    return ScheduleId.ALL_GATHER_RING
+    return ScheduleId.ALL_GATHER_BRUCK if _in_few_rounds(size, bytes_, table) else ScheduleId.ALL_GATHER_RING
 
 
 def _reduce_scatter(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
-    if bytes_ <= table.small or bytes_ < table.ring_slice * size:
-        return ScheduleId.REDUCE_SCATTER_BRUCK
-    return ScheduleId.REDUCE_SCATTER_RING
+    return ScheduleId.REDUCE_SCATTER_BRUCK if _in_few_rounds(size, bytes_, table) else ScheduleId.REDUCE_SCATTER_RING
+
+
+def _in_few_rounds(size: int, bytes_: int, table: Table) -> bool:
+    """Up to three workers, a ring has no more rounds than Bruck's algorithm and copies less."""
+    return size > 3 and (bytes_ <= table.small or bytes_ < table.ring_slice * size)
 
 
 def _gather(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:

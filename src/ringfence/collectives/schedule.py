@@ -93,16 +93,16 @@ def _dependencies(chunks: tuple[Place, ...], steps: tuple[Step, ...]) -> tuple[t
     A writer that follows readers names only these: they in turn followed the writer before them.
     """
     numbers = [_numbers(place) for place in chunks]
+    touched = [_touched(step) for step in steps]
     writers: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     result = []
-    for index, step in enumerate(steps):
-        read, written = _touched(step)
+    for index, (read, written) in enumerate(touched):
         needed: set[int] = set()
         if written >= 0:
             for part in numbers[written]:
-                if since := readers.pop(part, None):
-                    needed.update(since)
+                if part in readers:
+                    needed.update(readers.pop(part))
                 elif part in writers:
                     needed.add(writers[part])
         if read >= 0:
@@ -114,7 +114,11 @@ def _dependencies(chunks: tuple[Place, ...], steps: tuple[Step, ...]) -> tuple[t
         if written >= 0:
             for part in numbers[written]:
                 writers[part] = index
-        result.append(tuple([Dependency(n, _same_chunks(chunks, steps[n], step)) for n in sorted(needed)]))
+        result.append(
+            tuple([Dependency(n, _in_step(chunks, touched[n], touched[index])) for n in sorted(needed)])
+            if needed
+            else ()
+        )
     return tuple(result)
 
 
@@ -126,20 +130,22 @@ def _numbers(place: Place) -> range:
 def _touched(step: Step) -> tuple[int, int]:
     """The chunk a step reads and the chunk it writes; -1: none."""
     action = step.action
-    if action == Action.SEND:
+    if action is Action.SEND:
         return step.chunk, -1
-    if action == Action.RECV:
+    if action is Action.RECV:
         return -1, step.chunk
-    if action == Action.SCALE:
+    if action is Action.SCALE:
         return step.chunk, step.chunk
     return step.other, step.chunk
 
 
-def _same_chunks(chunks: tuple[Place, ...], earlier: Step, later: Step) -> bool:
+def _in_step(chunks: tuple[Place, ...], earlier: tuple[int, int], later: tuple[int, int]) -> bool:
     """Whether segment s of the later step touches only what segment s of the earlier step touched."""
-    one = [chunks[c] for c in {*_touched(earlier)} if c >= 0]
-    two = [chunks[c] for c in {*_touched(later)} if c >= 0]
-    return all(a == b or not _overlap(a, b) for a in one for b in two)
+    return not any(
+        one >= 0 and two >= 0 and one != two and _overlap(chunks[one], chunks[two]) and chunks[one] != chunks[two]
+        for one in earlier
+        for two in later
+    )
 
 
 def _overlap(a: Place, b: Place) -> bool:

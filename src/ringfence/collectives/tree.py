@@ -65,6 +65,11 @@ def binomial_children(seat: int, size: int) -> list[int]:
     return [seat + (1 << level) for level in range(levels) if seat + (1 << level) < size]
 
 
+def subtree(seat: int, size: int) -> int:
+    """How many seats a binomial subtree holds, its own included: those from `seat` on."""
+    return min(seat & -seat, size - seat) if seat else size
+
+
 def _chain(draft: Draft) -> tuple[int, list[int]]:
     return draft.seat - 1, [draft.seat + 1] if draft.seat + 1 < draft.size else []
 
