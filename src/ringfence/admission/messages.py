@@ -36,16 +36,14 @@ class Message(Protocol):
 class Reason(IntEnum):
     """Why a peer was refused."""
 
-    VERSION = 1
-    RUN = 2
-    GENERATION = 3
-    RANK = 4
-    WORLD_SIZE = 5
-    POLICY = 6
-    SUITE = 7
-    KEY = 8
-    PROOF = 9
-    DUPLICATE = 10
+    RUN = 1
+    GENERATION = 2
+    RANK = 3
+    WORLD_SIZE = 4
+    POLICY = 5
+    SUITE = 6
+    KEY = 7
+    PROOF = 8
 
 
 # -- one edge of the tree -------------------------------------------------------------------------------------------

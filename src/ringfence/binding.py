@@ -1,0 +1,163 @@
+"""From tensors to the memory a schedule is bound to: contiguity, dtypes, reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ringfence.collectives import Buffer, Schedule
+from ringfence.errors import UnsupportedError
+from ringfence.runtime.memory import as_bytes, require_host
+from ringfence.runtime.operation import DTYPES, REDUCTIONS
+
+_CODES = {getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)}
+
+_COMBINE: dict[str, Callable[..., Any]] = {
+    "sum": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+    "avg": torch.add,
+}
+_BITWISE = ("band", "bor", "bxor")
+_NOT_REDUCED = ("uint16", "uint32", "uint64", "complex32")
+
+
+class Output(NamedTuple):
+    """Contiguous memory that a collective writes, and what copies it back into a strided tensor."""
+
+    memory: torch.Tensor
+    copy_back: Callable[[], None] | None
+
+
+def as_input(tensor: torch.Tensor) -> torch.Tensor:
+    """Flat contiguous memory with the tensor's values."""
+    _check(tensor)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+
+
+def in_place(tensor: torch.Tensor) -> Output:
+    """Memory that holds the tensor's values and that the result is written to."""
+    memory = as_input(tensor)
+    return Output(memory, _copier(tensor, memory))
+
+
+def output(tensor: torch.Tensor) -> Output:
+    """Memory for a result; the tensor's own where that is contiguous."""
+    _check(tensor)
+    detached = tensor.detach()
+    if detached.is_contiguous() and not (detached.is_conj() or detached.is_neg()):
+        return Output(detached.view(-1), None)
+    memory = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    return Output(memory, _copier(tensor, memory))
+
+
+def copies_back(writes: Sequence[Output]) -> Callable[[], None] | None:
+    """One function that does all the copying back, or None where there is nothing to copy."""
+    copies = [each.copy_back for each in writes if each.copy_back is not None]
+    if not copies:
+        return None
+
+    def copy_all() -> None:
+        for copy in copies:
+            copy()
+
+    return copy_all
+
+
+def _copier(tensor: torch.Tensor, memory: torch.Tensor) -> Callable[[], None] | None:
+    if memory.data_ptr() == tensor.data_ptr() or not tensor.numel():
+        return None
+    target = tensor.detach()
+
+    def copy() -> None:
+        target.copy_(memory.view(target.shape))
+
+    return copy
+
+
+def _check(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise UnsupportedError(f"only all_reduce takes sparse tensors; this one has layout {tensor.layout}")
+    require_host(tensor)
+    if tensor.dtype not in _CODES:
+        raise UnsupportedError(f"tensors of dtype {tensor.dtype} are not supported")
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    return _CODES[dtype]
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def even_parts(memory: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Equal consecutive parts."""
+    each = memory.numel() // count
+    flat = memory.view(-1)
+    return [flat[part * each : (part + 1) * each] for part in range(count)]
+
+
+def same_layout(tensors: Sequence[torch.Tensor], equal: bool = False) -> None:
+    """All of one dtype, and if asked of one size."""
+    first = tensors[0]
+    for tensor in tensors:
+        if tensor.dtype != first.dtype:
+            raise ValueError(
+                f"tensors of one collective must share a dtype: {first.dtype} and {tensor.dtype} were given"
+            )
+        if equal and tensor.numel() != first.numel():
+            raise ValueError(f"tensors must be of one size: {first.numel()} and {tensor.numel()} elements were given")
+
+
+def parts_of(schedule: Schedule | None, buffer: Buffer, tensors: list[torch.Tensor]) -> list[memoryview]:
+    """The bytes of each part. A single tensor is cut where the schedule names more parts (a ring's slices)."""
+    views = [as_bytes(tensor) for tensor in tensors]
+    if schedule is None or len(tensors) > 1:
+        return views
+    named = max((place.part + 1 for place in schedule.chunks if place.buffer is buffer), default=1)
+    if named == 1:
+        return views
+    size = tensors[0].element_size()
+    each = -(-tensors[0].numel() // named) * size
+    return [views[0][part * each : (part + 1) * each] for part in range(named)]
+
+
+def reduction_of(operation: Any, dtype: torch.dtype) -> tuple[int, Callable[..., Any], bool]:
+    """Code on the wire, function, and whether the sum is divided by the group's size."""
+    name = _reduction_name(operation)
+    if (dtype in _CODES and DTYPES[_CODES[dtype]] in _NOT_REDUCED) or str(dtype).startswith("torch.float8"):
+        raise UnsupportedError(f"{dtype} cannot be reduced; convert the tensor first")
+    if name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+        raise UnsupportedError(f"a bitwise reduction of {dtype} has no meaning")
+    if name in ("min", "max") and dtype.is_complex:
+        raise UnsupportedError("complex numbers have no order: min and max are not defined")
+    if name == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+        raise UnsupportedError(f"an average of {dtype} would be rounded; reduce with SUM and divide")
+    return REDUCTIONS.index(name), _COMBINE[name], name == "avg"
+
+
+_NAMES = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
+    dist.ReduceOp.AVG: "avg",
+}
+
+
+def _reduction_name(operation: Any) -> str:
+    for known, name in _NAMES.items():
+        if operation == known:
+            return name
+    raise UnsupportedError("this reduction is not supported; use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR")

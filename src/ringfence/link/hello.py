@@ -1,0 +1,95 @@
+"""How two rostered workers open a connection in one round trip (spec/link.md).
+
+    dialler  -> hello    who, whom, which group and lane, a nonce, a MAC under an epoch key    112 bytes
+    acceptor -> reply    a nonce, a confirmation                                                64 bytes
+    dialler  -> confirm  a confirmation; frames follow in the same flight                       32 bytes
+
+The MAC keeps strangers out at the price of one fixed-size read. It can be replayed, so the acceptor counts a connection
+as made only after `confirm`, which nobody can send who does not hold the dialler's private key.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from ringfence import keys
+from ringfence.errors import AuthenticationError
+from ringfence.keys import DIGEST_BYTES, NONCE_BYTES, Secret
+
+_MAGIC: Final = b"RFL1"
+_HELLO: Final = Struct(f">4sBBBxII{DIGEST_BYTES}s{NONCE_BYTES}s")
+
+HELLO_BYTES: Final = _HELLO.size + DIGEST_BYTES
+REPLY_BYTES: Final = NONCE_BYTES + DIGEST_BYTES
+CONFIRM_BYTES: Final = DIGEST_BYTES
+
+assert HELLO_BYTES == 112
+
+
+class Lane(IntEnum):
+    COLLECTIVE = 0
+    POINT_TO_POINT = 1
+
+
+class Hello(NamedTuple):
+    sender: int
+    receiver: int
+    lane: int
+    group: bytes
+    nonce: bytes
+
+
+class LinkSecrets(NamedTuple):
+    """What a connection's two ends share once both nonces are known."""
+
+    forth: Secret  # dialler to acceptor
+    back: Secret  #  acceptor to dialler
+    acceptor_confirms: bytes
+    dialler_confirms: bytes
+
+
+def write_hello(epoch_key: Secret, hello: Hello) -> bytes:
+    body = _HELLO.pack(
+        _MAGIC,
+        keys.VERSION,
+        keys.SUITE_AES_256_GCM,
+        hello.lane,
+        hello.sender,
+        hello.receiver,
+        hello.group,
+        hello.nonce,
+    )
+    return body + _hello_mac(epoch_key, body)
+
+
+def read_hello(epoch_key: Secret, data: bytes) -> Hello:
+    """The hello, or AuthenticationError: nothing is read from it before its MAC is checked."""
+    body, received = data[: _HELLO.size], data[_HELLO.size :]
+    if not keys.same(received, _hello_mac(epoch_key, body)):
+        raise AuthenticationError("a stranger dialled: its hello does not authenticate")
+    magic, version, suite, lane, sender, receiver, group, nonce = _HELLO.unpack(body)
+    hello = Hello(sender, receiver, lane, group, nonce)
+    known = (magic, version, suite) == (_MAGIC, keys.VERSION, keys.SUITE_AES_256_GCM) and lane in tuple(Lane)
+    if not known or write_hello(epoch_key, hello) != data:
+        raise AuthenticationError("a hello is of another version")
+    return hello
+
+
+def link_secrets(epoch_key: Secret, x25519: bytes, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
+    """Both nonces make it fresh, X25519 binds it to the two workers, the epoch key to this roster."""
+    place = bytes([hello.lane]) + hello.sender.to_bytes(4, "big") + hello.receiver.to_bytes(4, "big") + hello.group
+    secret = keys.derive(
+        Secret(x25519 + epoch_key.reveal()), salt=hello.nonce + acceptor_nonce, info=keys.LINK_SECRET + place
+    )
+    return LinkSecrets(
+        forth=keys.expand(secret, keys.LINK_FORTH),
+        back=keys.expand(secret, keys.LINK_BACK),
+        acceptor_confirms=keys.expand(secret, keys.LINK_CONFIRM_ACCEPTOR).reveal(),
+        dialler_confirms=keys.expand(secret, keys.LINK_CONFIRM_DIALLER).reveal(),
+    )
+
+
+def _hello_mac(epoch_key: Secret, body: bytes) -> bytes:
+    return keys.mac(keys.expand(epoch_key, keys.LINK_HELLO), keys.LINK_HELLO, body)

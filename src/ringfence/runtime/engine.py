@@ -1,0 +1,340 @@
+"""The engine: one worker's part in one epoch. Its groups and links, what is unfinished, and how it fails.
+
+It owns no thread and no socket: whoever drives it (`loop.Loop` over TCP, a test over memory) calls `run_ready` when
+streams changed and `expire` when time passed. A failure of any link ends the epoch, here and, through the control
+edges, on every other worker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from ringfence.collectives import Table
+from ringfence.control import Abort, Bye, Closed, ControlMessage
+from ringfence.errors import (
+    AbortedError,
+    AuthenticationError,
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+    RingfenceError,
+)
+from ringfence.keys import (
+    ADMISSION_PENDING,
+    ADMISSION_PENDING_PER_ADDRESS,
+    SUSPICION_SECONDS,
+    Secret,
+)
+from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
+from ringfence.runtime.exchange import Transfer
+from ringfence.runtime.fork import ALIVE
+from ringfence.runtime.group import Group
+from ringfence.runtime.links import Doorway, Link, Stream
+from ringfence.runtime.memory import Pool
+from ringfence.runtime.operation import CollectiveOperation, Operation
+
+ABORT_CODES: tuple[type[RingfenceError], ...] = (
+    RingfenceError,
+    AuthenticationError,
+    MismatchError,
+    PeerLostError,
+    CollectiveTimeoutError,
+    AbortedError,
+    ProtocolError,
+)
+
+
+class Network(Protocol):
+    """Moves opaque bytes."""
+
+    def dial(self, link: Link) -> None:
+        """Begin to connect `link.worker` and set `link.stream`; `link.notify` says when it can be written."""
+
+    def watch(self, stream: Stream, handler: Any) -> None:
+        """From now on tell `handler` when the stream changes."""
+
+    def forget(self, stream: Stream) -> None:
+        """Tell nobody any more."""
+
+
+class Edge(Protocol):
+    """A control connection to a neighbour in the admission tree."""
+
+    @property
+    def peer(self) -> int: ...
+    def send(self, message: Abort | Bye) -> None: ...
+    def receive(self) -> list[ControlMessage]: ...
+
+
+class _Task:
+    __slots__ = ("queued", "work", "worker")
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        self.queued = True
+        self.worker = -1
+
+
+class Engine:
+    """One worker in one epoch."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        epoch_key: Secret,
+        private_key: X25519PrivateKey,
+        public_keys: Sequence[bytes],
+        network: Network,
+        table: Table,
+        edges: Sequence[Edge] = (),
+        clock: Callable[[], float] = time.monotonic,
+        random: Callable[[int], bytes] = os.urandom,
+        alive: Sequence[int] = ALIVE,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch_key = epoch_key
+        self.network = network
+        self.table = table
+        self.edges = list(edges)
+        self.clock = clock
+        self.random = random
+        self.alive = alive
+        self.pool = Pool()
+        self.ready: deque[Any] = deque()
+        self.groups: dict[bytes, Group] = {}
+        self.doorways: set[Doorway] = set()
+        self.departed: set[int] = set()
+        self.failure: RingfenceError | None = None
+        self.unfinished: dict[Operation, None] = {}
+        self._soonest = float("inf")
+        self._timers: list[tuple[float, RingfenceError, int]] = []
+        self._parked: dict[bytes, list[tuple[Hello, Stream, LinkSecrets]]] = {}
+        self._private_key = private_key
+        self._public_keys = public_keys
+        self._shared: dict[int, bytes] = {}
+
+    # -- groups and operations ---------------------------------------------------------------------------------------
+
+    def add_group(self, name: str, ranks: tuple[int, ...]) -> Group:
+        group = Group(self, name, ranks)
+        self.groups[group.digest] = group
+        for hello, stream, secrets in self._parked.pop(group.digest, []):
+            self._hand_over(group, hello, stream, secrets)
+        return group
+
+    def remove_group(self, group: Group) -> None:
+        group.close()
+        self.groups.pop(group.digest, None)
+
+    def submit(self, group: Group, operation: CollectiveOperation) -> None:
+        if self._accepts(operation):
+            self._guard(lambda: group.submit(operation), -1)
+
+    def send(self, group: Group, transfer: Transfer, peer: int) -> None:
+        if self._accepts(transfer):
+            self._guard(lambda: group.postbox.send(transfer, peer), group.ranks[peer])
+
+    def receive(self, group: Group, transfer: Transfer, peer: int | None) -> None:
+        if self._accepts(transfer):
+            self._guard(lambda: group.postbox.receive(transfer, peer), -1)
+
+    def _accepts(self, operation: Operation) -> bool:
+        if self.failure is not None:
+            operation.finish(self.failure)
+            return False
+        self.unfinished[operation] = None
+        self._soonest = min(self._soonest, operation.deadline)
+        return True
+
+    def finish(self, operation: Operation) -> None:
+        if self.unfinished.pop(operation, self) is None:
+            operation.finish()
+
+    # -- being driven ------------------------------------------------------------------------------------------------
+
+    def later(self, work: Callable[[], None]) -> None:
+        self.ready.append(_Task(work))
+
+    def run_ready(self) -> None:
+        """Do everything that can be done now."""
+        ready = self.ready
+        while ready:
+            link = ready.popleft()
+            link.queued = False
+            try:
+                link.work()
+            except RingfenceError as error:
+                self.fail(error, link.worker)
+            except OSError as error:
+                self._broken(link, error)
+            except Exception as error:  # a mistake of ours must end the epoch, not the thread that drives it
+                failure = RingfenceError(f"worker {self.rank}: internal error {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                self.fail(failure, self.rank)
+
+    def _guard(self, work: Callable[[], None], worker: int) -> None:
+        try:
+            work()
+        except RingfenceError as error:
+            self.fail(error, worker)
+
+    def _broken(self, link: Any, error: OSError) -> None:
+        self.suspect(link.worker, f"the connection to worker {link.worker} failed: {error.strerror or error}")
+        link.close()
+
+    def busy(self) -> bool:
+        """Whether time or the network still has to bring something."""
+        return bool(self.unfinished or self.ready or self.doorways or self._timers)
+
+    def next_deadline(self) -> float:
+        moments = [self._soonest, *(timer[0] for timer in self._timers)]
+        moments.extend(doorway.deadline for doorway in self.doorways)
+        return min(moments)
+
+    def expire(self) -> None:
+        """Act on what is overdue."""
+        now = self.clock()
+        for doorway in [d for d in self.doorways if d.deadline <= now]:
+            doorway.close()
+        for moment, error, worker in list(self._timers):
+            if moment <= now:
+                self.fail(error, worker)
+        if self._soonest <= now and self.failure is None:
+            overdue = [operation for operation in self.unfinished if operation.deadline <= now]
+            if overdue:
+                self.fail(CollectiveTimeoutError(self._overdue_text(overdue[0])))
+            self._soonest = min((operation.deadline for operation in self.unfinished), default=float("inf"))
+
+    def _overdue_text(self, operation: Operation) -> str:
+        waiting = sorted({link.worker for group in self.groups.values() for link in group.waiting_for()})
+        who = f"; it waits for worker {', '.join(map(str, waiting))}" if waiting else ""
+        return f"worker {self.rank}: {operation.describe()} did not finish within its timeout{who}"
+
+    # -- links -------------------------------------------------------------------------------------------------------
+
+    def hello_bytes(self, hello: Hello) -> bytes:
+        return write_hello(self.epoch_key, hello)
+
+    def link_secrets(self, worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
+        shared = self._shared.get(worker)
+        if shared is None:
+            public = X25519PublicKey.from_public_bytes(self._public_keys[worker])
+            shared = self._shared[worker] = self._private_key.exchange(public)
+        return link_secrets(self.epoch_key, shared, hello, acceptor_nonce)
+
+    def accept(self, stream: Stream, address: str) -> None:
+        """Somebody dialled. A flood of strangers costs itself its oldest connections, nobody else's."""
+        same = [doorway for doorway in self.doorways if doorway.address == address]
+        crowd = same if len(same) >= ADMISSION_PENDING_PER_ADDRESS else list(self.doorways)
+        if len(same) >= ADMISSION_PENDING_PER_ADDRESS or len(self.doorways) >= ADMISSION_PENDING:
+            min(crowd, key=lambda doorway: doorway.deadline).close()
+        doorway = Doorway(self, stream, address)
+        self.doorways.add(doorway)
+        self.network.watch(stream, doorway)
+        doorway.poke()
+
+    def admitted(self, doorway: Doorway, stream: Stream, hello: Hello, secrets: LinkSecrets) -> None:
+        """A dialler has shown that it is who it says."""
+        self.doorways.discard(doorway)
+        group = self.groups.get(hello.group)
+        if group is None:
+            self._parked.setdefault(hello.group, []).append((hello, stream, secrets))
+        else:
+            self._hand_over(group, hello, stream, secrets)
+
+    def _hand_over(self, group: Group, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
+        if hello.sender not in group.ranks:
+            stream.close()
+            raise AuthenticationError(f"worker {hello.sender} dialled group {group.name!r}, which it is not in")
+        link = group.accept(hello, stream, secrets)
+        self.network.watch(stream, link)
+
+    # -- failure -----------------------------------------------------------------------------------------------------
+
+    def suspect(self, worker: int, text: str) -> None:
+        """A data connection ended. If that is because somebody aborted, the abort arrives within a moment and says more."""
+        if self.failure is None:
+            self._timers.append((self.clock() + SUSPICION_SECONDS, PeerLostError(text), worker))
+
+    def fail(self, error: RingfenceError, suspect: int = -1, heard_from: Edge | None = None) -> None:
+        """End the epoch: every unfinished operation raises, every other worker is told, nothing more is sent."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        pending = next(iter(self.unfinished), None)
+        message = Abort(
+            reporter=self.rank,
+            suspect=suspect,
+            code=ABORT_CODES.index(type(error)) if type(error) in ABORT_CODES else 0,
+            pending=pending.describe() if pending else "",
+            text=str(error),
+        )
+        self._finish_all(error)
+        self._timers.clear()
+        if heard_from is None:
+            self._flood(message)
+        for group in self.groups.values():
+            for link in group.links():
+                link.close()
+        for doorway in list(self.doorways):
+            doorway.close()
+
+    def _finish_all(self, error: RingfenceError) -> None:
+        unfinished, self.unfinished = list(self.unfinished), {}
+        for operation in unfinished:
+            operation.finish(error)
+
+    def _flood(self, message: Abort | Bye, heard_from: Edge | None = None) -> None:
+        for edge in self.edges:
+            if edge is not heard_from:
+                edge.send(message)
+
+    def on_control(self, edge: Edge) -> None:
+        """A neighbour in the tree has something to say."""
+        for message in edge.receive():
+            match message:
+                case Abort():
+                    self._flood(message, heard_from=edge)
+                    self.fail(AbortedError(self._abort_text(message)), message.suspect, heard_from=edge)
+                case Bye():
+                    self._flood(message, heard_from=edge)
+                    self._on_departure(message.rank)
+                case Closed():
+                    self.edges = [other for other in self.edges if other is not edge]
+                    if edge.peer not in self.departed:
+                        text = f"worker {edge.peer} is gone: its control connection ended without a goodbye"
+                        self.fail(PeerLostError(text), edge.peer)
+
+    def _abort_text(self, message: Abort) -> str:
+        pending = next(iter(self.unfinished), None)
+        mine = f"; worker {self.rank} was in {pending.describe()}" if pending else ""
+        theirs = f"; worker {message.reporter} was in {message.pending}" if message.pending else ""
+        kind = ABORT_CODES[message.code].__name__ if message.code < len(ABORT_CODES) else f"code {message.code}"
+        return f"worker {message.reporter} reported {kind}: {message.text}{theirs}{mine}"
+
+    def _on_departure(self, worker: int) -> None:
+        if worker in self.departed:
+            return
+        self.departed.add(worker)
+        for group in self.groups.values():
+            for link in group.waiting_for():
+                if link.worker == worker and link.stream is None:
+                    self.fail(PeerLostError(f"worker {worker} left the run and is still needed"), worker)
+
+    def leave(self) -> None:
+        """Say goodbye to everybody and close everything."""
+        if self.failure is None:
+            self._flood(Bye(self.rank))
+            for group in self.groups.values():
+                group.close()
+            self.failure = ProtocolError("this worker has left the run; initialise the process group again")
+        self._finish_all(self.failure)

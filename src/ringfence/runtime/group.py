@@ -1,0 +1,180 @@
+"""A group at work: its links, its queue of collectives, and the instance secret its first collective begins with."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ringfence import keys
+from ringfence.collectives import Collective, choose
+from ringfence.collectives.schedule import Buffer
+from ringfence.errors import PeerLostError
+from ringfence.keys import Secret
+from ringfence.link.frames import INSTANCE_BYTES, Call, Header
+from ringfence.link.hello import Hello, Lane, LinkSecrets
+from ringfence.link.seal import OriginKeys, instance_identifier
+from ringfence.runtime.exchange import Postbox
+from ringfence.runtime.links import Inbox, Link, Outbox, Stream, header_call
+from ringfence.runtime.operation import CollectiveOperation, Operation, describe_call
+from ringfence.runtime.program import program
+from ringfence.runtime.run import Run
+
+if TYPE_CHECKING:
+    from ringfence.runtime.engine import Engine
+
+_AT_ONCE = 4  # passes, of one or of several collectives, that are under way together
+
+
+def group_digest(name: str, ranks: tuple[int, ...]) -> bytes:
+    """What names a group on the wire before its instance is known."""
+    return keys.digest(keys.GROUP, name.encode(), b"".join(rank.to_bytes(4, "big") for rank in ranks))
+
+
+class Group:
+    """The ranks of one process group, seen from this worker."""
+
+    def __init__(self, engine: Engine, name: str, ranks: tuple[int, ...]) -> None:
+        self.engine = engine
+        self.name = name
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.rank = ranks.index(engine.rank)
+        self.digest = group_digest(name, ranks)
+        self.instance = self.digest[:INSTANCE_BYTES]  # until the opening gives a fresh one
+        self.pool = engine.pool
+        self.origin: OriginKeys
+        self.sequence = 0
+        self.outboxes: dict[int, Outbox] = {}
+        self.inboxes: dict[int, Inbox] = {}
+        self.postbox = Postbox(engine, self)
+        self._waiting: deque[CollectiveOperation] = deque()
+        self._active: list[Run] = []
+        self._opened = self.size == 1
+        self._opening = False
+
+    # -- links -------------------------------------------------------------------------------------------------------
+
+    def outbox(self, peer: int) -> Outbox:
+        link = self.outboxes.get(peer)
+        if link is None:
+            link = self.outboxes[peer] = Outbox(self.engine, self, peer)
+            link.dial()
+        return link
+
+    def inbox(self, peer: int) -> Inbox:
+        link = self.inboxes.get(peer)
+        if link is None:
+            link = self.inboxes[peer] = Inbox(self.engine, self, peer)
+        if link.stream is None and self.ranks[peer] in self.engine.departed:
+            raise PeerLostError(f"worker {self.ranks[peer]} left the run and is still needed")
+        return link
+
+    def accept(self, hello: Hello, stream: Stream, secrets: LinkSecrets) -> Link:
+        """The link that a confirmed dialler reached."""
+        peer = self.ranks.index(hello.sender)
+        link: Link = self.postbox.receiver(peer) if hello.lane == Lane.POINT_TO_POINT else self.inbox(peer)
+        link.attach(stream, secrets)
+        return link
+
+    def links(self) -> list[Link]:
+        return [*self.outboxes.values(), *self.inboxes.values(), *self.postbox.links()]
+
+    def waiting_for(self) -> list[Link]:
+        """The links that an operation expects bytes from."""
+        inboxes = [link for link in self.inboxes.values() if link.queue]
+        return [*inboxes, *(link for link in self.postbox.links() if link.expected)]
+
+    # -- collectives, first in first out -----------------------------------------------------------------------------
+
+    def submit(self, operation: CollectiveOperation) -> None:
+        self.sequence += 1
+        operation.sequence = self.sequence
+        self._waiting.append(operation)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Start what may start: passes in order, a few at a time."""
+        if not self._opened:
+            self._open()
+            return
+        while self._waiting and len(self._active) < _AT_ONCE:
+            operation = self._waiting[0]
+            index = operation.next_pass
+            operation.next_pass += 1
+            operation.running += 1
+            if operation.next_pass == operation.passes:
+                self._waiting.popleft()
+            self._start(operation, index)
+
+    def _start(self, operation: CollectiveOperation, index: int) -> None:
+        run: Run
+
+        def finished() -> None:
+            self._active.remove(run)
+            operation.running -= 1
+            if not operation.running and operation.next_pass == operation.passes:
+                self.engine.finish(operation)
+            self.engine.later(self._pump)
+
+        run = Run(
+            self,
+            operation.program,
+            operation.sequence,
+            operation.call.pack(),
+            operation.slices(index),
+            operation.dtype,
+            operation.combine,
+            operation.first_segment(index),
+            finished,
+        )
+        run.operation = operation
+        self._active.append(run)
+        run.start()
+
+    def _open(self) -> None:
+        """Before the first collective the lowest rank hands down 32 fresh bytes: names repeat, these do not."""
+        if self._opening:
+            return
+        self._opening = True
+        import torch  # the reduction type of a run; the opening itself computes nothing
+
+        secret = bytearray(self.engine.random(keys.SECRET_BYTES) if self.rank == 0 else keys.SECRET_BYTES)
+        schedule = choose(Collective.GROUP_OPENING, self.size, self.rank, 0, keys.SECRET_BYTES, self.engine.table)
+        call = Call(Collective.GROUP_OPENING, schedule=schedule.identifier)
+        run: Run
+
+        def finished() -> None:
+            self._active.remove(run)
+            instance = Secret(bytes(secret))
+            self.origin = OriginKeys(instance, self.rank, self.engine.alive)
+            self.instance = instance_identifier(instance, self.digest)
+            self._opened = True
+            self.engine.later(self._pump)
+
+        parts = {Buffer.DATA: [memoryview(secret)]}
+        run = Run(self, program(schedule), 0, call.pack(), parts, torch.uint8, None, 0, finished)
+        run.operation = Operation(call, float("inf"))
+        self._active.append(run)
+        run.start()
+
+    # -- words -------------------------------------------------------------------------------------------------------
+
+    def describe_run(self, run: Run) -> str:
+        return f"{run.operation.describe()} in group {self.name!r}"
+
+    def describe_mismatch(self, run: Run, peer: int, header: Header) -> str:
+        theirs = describe_call(header_call(header), header.sequence)
+        mine = run.operation.describe()
+        where = f" (step {header.step}, segment {header.segment})" if theirs == mine else ""
+        return (
+            f"the ranks of group {self.name!r} run different collectives: worker {self.engine.rank} is in {mine}, "
+            f"worker {self.ranks[peer]} sent {theirs}{where}. Every rank must call the same collectives in the same order."
+        )
+
+    def close(self) -> None:
+        for link in self.links():
+            link.say_bye()
+
+    def unsent(self) -> bool:
+        """Whether any link still has bytes to write."""
+        return any(link.unsent for link in self.links())

@@ -1,0 +1,415 @@
+"""Links at work: reading and writing the frames of one connection without ever blocking.
+
+An `Outbox` is dialled by its sender and writes; an `Inbox` is what the other end reads. Each holds a FIFO of
+(run, step): the order in which frames stand on the wire is the order in which both ends queued them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ringfence import keys
+from ringfence.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError
+from ringfence.link.frames import (
+    HEADER_BYTES,
+    HOP_OVERHEAD,
+    NO_ORIGIN,
+    Call,
+    Header,
+    Type,
+    frame_bytes,
+    pack_header,
+    read_header,
+)
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets, read_hello
+from ringfence.link.seal import Opener, Sealer
+
+if TYPE_CHECKING:
+    from ringfence.runtime.engine import Engine
+    from ringfence.runtime.group import Group
+    from ringfence.runtime.memory import Segment
+    from ringfence.runtime.run import Run
+
+_COUNTER_AT = 40  # where a forwarded frame's own counter stands in the header
+_COUNTER_END = 48
+
+
+class Stream(Protocol):
+    """A connected, non-blocking byte stream: a socket, or a pipe in memory."""
+
+    def send(self, data: memoryview, /) -> int: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def close(self) -> None: ...
+
+
+class Link:
+    """One connection: its stream, whether it can be read or written now, and what is left of a frame half written."""
+
+    lane = Lane.COLLECTIVE
+
+    def __init__(self, engine: Engine, group: Group, peer: int) -> None:
+        self.engine = engine
+        self.group = group
+        self.peer = peer  # rank in the group
+        self.worker = group.ranks[peer]  # rank in the world
+        self.stream: Stream | None = None
+        self.readable = False
+        self.writable = False
+        self.open = False
+        self.farewell = False  # the peer said BYE
+        self.queued = False
+        self.queue: deque[tuple[Run, int]] = deque()
+        self._unsent: memoryview | None = None
+        self._segment: Segment | None = None
+
+    def poke(self) -> None:
+        """Have the engine call `work` soon."""
+        if not self.queued:
+            self.queued = True
+            self.engine.ready.append(self)
+
+    def notify(self, readable: bool, writable: bool) -> None:
+        """The stream's state changed."""
+        self.readable |= readable
+        self.writable |= writable
+        self.poke()
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+    # -- dialling ----------------------------------------------------------------------------------------------------
+
+    def dial(self) -> None:
+        """Begin the connection; `_shake_hands` goes on as the stream allows."""
+        self._hello = Hello(
+            sender=self.engine.rank,
+            receiver=self.worker,
+            lane=self.lane,
+            group=self.group.digest,
+            nonce=self.engine.random(keys.NONCE_BYTES),
+        )
+        self._greeting: memoryview | None = memoryview(self.engine.hello_bytes(self._hello))
+        self._reply = memoryview(bytearray(REPLY_BYTES))
+        self._reply_have = 0
+        self.engine.network.dial(self)
+
+    def _shake_hands(self) -> bool:
+        """One step further as the dialler; True once frames may be sent."""
+        assert self.stream is not None
+        if self._greeting is not None:
+            if not self.writable:
+                return False
+            sent = self.stream.send(self._greeting)
+            self._greeting = self._greeting[sent:] if sent < len(self._greeting) else None
+            if self._greeting is not None:
+                return False
+        while self._reply_have < REPLY_BYTES:
+            try:
+                got = self.stream.recv_into(self._reply[self._reply_have :])
+            except BlockingIOError:
+                return False
+            if not got:
+                raise PeerLostError(f"worker {self.worker} closed a connection before answering it")
+            self._reply_have += got
+        self._confirm(bytes(self._reply))
+        return True
+
+    def _confirm(self, reply: bytes) -> None:
+        nonce, confirmation = reply[: keys.NONCE_BYTES], reply[keys.NONCE_BYTES :]
+        secrets = self.engine.link_secrets(self.worker, self._hello, nonce)
+        if not keys.same(confirmation, secrets.acceptor_confirms):
+            raise AuthenticationError(f"whoever answered for worker {self.worker} does not hold its key")
+        self._unsent = memoryview(secrets.dialler_confirms)
+        self._use(secrets, dialler=True)
+
+    def attach(self, stream: Stream, secrets: LinkSecrets) -> None:
+        """Take over an accepted connection whose dialler has been confirmed."""
+        if self.stream is not None:
+            stream.close()
+            raise ProtocolError(f"worker {self.worker} dialled the same link twice")
+        self.stream = stream
+        self.readable = self.writable = True
+        self._use(secrets, dialler=False)
+        self.poke()
+
+    def _use(self, secrets: LinkSecrets, dialler: bool) -> None:
+        out, into = (secrets.forth, secrets.back) if dialler else (secrets.back, secrets.forth)
+        self.sealer = Sealer(out, self.engine.alive)
+        self.opener = Opener(into)
+        self.open = True
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> bool:
+        """Write what is left of a frame. True when nothing is left."""
+        unsent = self._unsent
+        if unsent is None:
+            return True
+        if not self.writable:
+            return False
+        assert self.stream is not None
+        try:
+            sent = self.stream.send(unsent)
+        except BlockingIOError:
+            self.writable = False
+            return False
+        if sent < len(unsent):
+            self._unsent = unsent[sent:]
+            self.writable = False  # the buffer is full: the next edge says when to go on
+            return False
+        self._unsent = None
+        if self._segment is not None:
+            self.engine.pool.give(self._segment)
+            self._segment = None
+        return True
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes of a frame still wait to be written."""
+        return self._unsent is not None
+
+    def control_frame(self, kind: Type, call: bytes, sequence: int = 0) -> memoryview:
+        """A frame without payload."""
+        header = pack_header(
+            kind, self.sealer.upcoming_generation(), 0, 0, 0, 0, 0, NO_ORIGIN, sequence, 0, self.group.digest[:16], call
+        )
+        frame = bytearray(HOP_OVERHEAD)
+        frame[:HEADER_BYTES] = header
+        self.sealer.seal_into(header, b"", memoryview(frame)[HEADER_BYTES:])
+        return memoryview(frame)
+
+    def say_bye(self) -> None:
+        """Tell the peer that nothing follows, if the stream takes it at once; then close."""
+        if self.open and self.stream is not None and self._flush():
+            self._unsent = self.control_frame(Type.BYE, Call(0).pack())
+            self._flush()
+        self.close()
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.engine.network.forget(self.stream)
+            self.stream.close()
+            self.stream = None
+        self.open = False
+
+
+class Outbox(Link):
+    """The sending end of a collective link."""
+
+    def work(self) -> None:
+        if not self.open and (self.stream is None or not self._shake_hands()):
+            return
+        if not self._flush():
+            return
+        if not self.queue:
+            return
+        run, index = self.queue[0]
+        sealed = run.seal_next(index, self.sealer)
+        if sealed is None:
+            return
+        if run.done[index] == run.segments[index]:
+            self.queue.popleft()
+        self._unsent, self._segment = sealed
+        if self._flush() and self.queue:
+            self.poke()
+
+
+class Inbox(Link):
+    """The receiving end of a collective link: reads exactly the frame that the schedule expects next."""
+
+    def __init__(self, engine: Engine, group: Group, peer: int) -> None:
+        super().__init__(engine, group, peer)
+        self._have = 0
+        self._total = 0
+        self._expected: bytes | None = None
+
+    def work(self) -> None:
+        if not self.open or not self.queue or not self.readable:
+            return
+        run, index = self.queue[0]
+        if self._expected is None:
+            if not run.ready(index):
+                return
+            self._expected, self._total = run.expect(index, self.opener)
+            self._have = 0
+            self._segment = self.engine.pool.take()
+        if not self._read():
+            return
+        self._deliver(run, index)
+        if self.queue:
+            self.poke()
+
+    def _read(self) -> bool:
+        """Read on; True when the frame is complete."""
+        assert self.stream is not None and self._segment is not None
+        view = self._segment.view
+        wanted = self._total - self._have
+        try:
+            got = self.stream.recv_into(view[self._have : self._total])
+        except BlockingIOError:
+            self.readable = False
+            return False
+        if not got:
+            self._ended()
+            return False
+        before, self._have = self._have, self._have + got
+        if before < HEADER_BYTES <= self._have and not self._as_expected(view):
+            self._total = self._length_of_other(view)
+        if self._have >= self._total:
+            return True
+        if got < wanted:
+            self.readable = False  # drained: the next edge says when to go on
+        else:
+            self.poke()
+        return False
+
+    def _as_expected(self, view: memoryview) -> bool:
+        """Whether the header is the expected one; a forwarded frame brings its own counter."""
+        expected = self._expected
+        assert expected is not None
+        return (
+            view[:_COUNTER_AT] == expected[:_COUNTER_AT] and view[_COUNTER_END:HEADER_BYTES] == expected[_COUNTER_END:]
+        )
+
+    def _length_of_other(self, view: memoryview) -> int:
+        try:
+            return frame_bytes(read_header(view[:HEADER_BYTES]))
+        except ProtocolError:
+            raise AuthenticationError(f"a frame from worker {self.worker} does not authenticate") from None
+
+    def _deliver(self, run: Run, index: int) -> None:
+        segment = self._segment
+        assert segment is not None
+        frame = segment.view[: self._total]
+        if not self._as_expected(frame):
+            self._surprise(run, frame)
+            return
+        self._expected = None
+        self._segment = None
+        last = run.done[index] + 1 == run.segments[index]
+        if last:
+            self.queue.popleft()
+        try:
+            kept = run.open_next(index, frame, segment, self.opener)
+        except AuthenticationError as error:
+            raise AuthenticationError(
+                f"{error} (from worker {self.worker}): it was changed, forged or replayed"
+            ) from None
+        if not kept:
+            self.engine.pool.give(segment)
+
+    def _surprise(self, run: Run, frame: memoryview) -> None:
+        """A frame that is not the expected one: only once it authenticates is it believed, and then it is named."""
+        header = read_header(frame[:HEADER_BYTES])
+        plain = bytearray(header.length)
+        try:
+            if header.type == Type.FORWARD:
+                end = len(frame) - keys.TAG_BYTES
+                origin_tag = bytes(frame[end - keys.TAG_BYTES : end])
+                self.opener.check(bytes(frame[:HEADER_BYTES]) + origin_tag, frame[end:])
+            else:
+                self.opener.open_into(bytes(frame[:HEADER_BYTES]), frame[HEADER_BYTES:], memoryview(plain))
+        except AuthenticationError:
+            raise AuthenticationError(
+                f"a frame from worker {self.worker} does not authenticate: it was changed, forged or replayed"
+            ) from None
+        if header.type == Type.BYE:
+            self.farewell = True
+            raise PeerLostError(
+                f"worker {self.worker} left the run while {self.group.describe_run(run)} still needed it"
+            )
+        raise MismatchError(self.group.describe_mismatch(run, self.peer, header))
+
+    def _ended(self) -> None:
+        assert self.stream is not None
+        self.engine.suspect(self.worker, f"worker {self.worker} closed its connection without saying goodbye")
+        self.close()
+
+
+class Doorway:
+    """A connection that somebody dialled: nothing but two fixed-size reads until it is known who."""
+
+    def __init__(self, engine: Engine, stream: Stream, address: str) -> None:
+        self.engine = engine
+        self.stream: Stream | None = stream
+        self.address = address
+        self.deadline = engine.clock() + keys.LINK_HELLO_SECONDS
+        self.queued = False
+        self.worker = -1
+        self._buffer = memoryview(bytearray(HELLO_BYTES))
+        self._have = 0
+        self._hello: Hello | None = None
+        self._secrets: LinkSecrets | None = None
+        self._unsent: memoryview | None = None
+
+    poke: Callable[[], None] = Link.poke  # type: ignore[assignment]
+
+    def notify(self, readable: bool, writable: bool) -> None:
+        self.poke()
+
+    def work(self) -> None:
+        """A stranger's mistake costs the stranger its connection and nobody else anything."""
+        try:
+            self._work()
+        except (OSError, AuthenticationError):
+            self.close()
+
+    def _work(self) -> None:
+        if self.stream is None:
+            return
+        if self._unsent is not None:
+            self._write()
+        want = HELLO_BYTES if self._hello is None else CONFIRM_BYTES
+        while self._have < want:
+            try:
+                got = self.stream.recv_into(self._buffer[self._have : want])
+            except BlockingIOError:
+                return
+            if not got:
+                raise AuthenticationError("a stranger hung up")
+            self._have += got
+        received, self._have = bytes(self._buffer[:want]), 0
+        if self._hello is None:
+            self._answer(received)
+            self.poke()
+        else:
+            self._admit(received)
+
+    def _answer(self, received: bytes) -> None:
+        hello = read_hello(self.engine.epoch_key, received)
+        if hello.receiver != self.engine.rank or not 0 <= hello.sender < self.engine.world_size:
+            raise AuthenticationError("a hello for somebody else")
+        nonce = self.engine.random(keys.NONCE_BYTES)
+        self._hello = hello
+        self._secrets = self.engine.link_secrets(hello.sender, hello, nonce)
+        self._unsent = memoryview(nonce + self._secrets.acceptor_confirms)
+        self._write()
+
+    def _write(self) -> None:
+        assert self.stream is not None and self._unsent is not None
+        try:
+            sent = self.stream.send(self._unsent)
+        except BlockingIOError:
+            return
+        self._unsent = self._unsent[sent:] if sent < len(self._unsent) else None
+
+    def _admit(self, received: bytes) -> None:
+        assert self._hello is not None and self._secrets is not None and self.stream is not None
+        if not keys.same(received, self._secrets.dialler_confirms):
+            raise AuthenticationError("a dialler does not hold the key it claims")
+        stream, self.stream = self.stream, None
+        self.engine.admitted(self, stream, self._hello, self._secrets)
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.engine.network.forget(self.stream)
+            self.stream.close()
+            self.stream = None
+        self.engine.doorways.discard(self)
+
+
+def header_call(header: Header) -> Call:
+    """The call that an authenticated header names."""
+    return Call.unpack(header.call)

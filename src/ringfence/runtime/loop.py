@@ -1,0 +1,209 @@
+"""Who drives the engine: the thread that waits, if nobody else does, and otherwise one background thread per process.
+
+A blocking collective is driven by its own caller, so that a small one costs no hand-over between threads. What is left
+(asynchronous operations, other workers' dials and aborts) is the background thread's. Exactly one thread drives at a
+time: whoever holds the lock. The background thread sleeps on an epoll that contains the engine's epoll; a driving caller
+takes the inner one out of it, and puts it back, with two system calls and no thread woken.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ringfence.control import ControlEdge
+from ringfence.errors import AbortedError, ProtocolError
+from ringfence.link.frames import Call
+from ringfence.runtime.engine import Engine
+from ringfence.runtime.fork import closes_in_children
+from ringfence.runtime.operation import Operation
+from ringfence.transport.tcp import TcpNetwork
+
+# The caller's bytecode and the loop's share the interpreter. At Python's default of 5 ms each system call of the loop
+# could wait that long for it.
+_SWITCH_SECONDS = 0.0002
+
+
+class _Waker:
+    """An eventfd in the engine's epoll."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def wake(self) -> None:
+        os.eventfd_write(self.descriptor, 1)
+
+    def notify(self, readable: bool, writable: bool) -> None:
+        try:
+            os.eventfd_read(self.descriptor)
+        except BlockingIOError:
+            return
+
+
+class _EdgeHandler:
+    def __init__(self, engine: Engine, edge: ControlEdge) -> None:
+        self._engine = engine
+        self._edge = edge
+
+    def notify(self, readable: bool, writable: bool) -> None:
+        self._engine.later(self._work)
+
+    def _work(self) -> None:
+        if self._edge.wants_write:
+            self._edge.flush()
+        if self._edge in self._engine.edges:
+            self._engine.on_control(self._edge)
+
+
+class Loop:
+    """Drives one engine over TCP."""
+
+    def __init__(self, engine: Engine, network: TcpNetwork, edges: Sequence[ControlEdge]) -> None:
+        self.engine = engine
+        self._edges = edges
+        self.network = network
+        self._lock = threading.Lock()
+        self._asked: deque[Callable[[], None]] = deque()
+        self._waker = _Waker()
+        network.watch_readable(self._waker.descriptor, self._waker)
+        network.serve(engine.accept)
+        for edge in edges:
+            handler = _EdgeHandler(engine, edge)
+            network.watch(edge, handler)
+            handler.notify(True, True)  # something may have come in one piece with the last of admission
+        self._outer = select.epoll()
+        self._outer.register(network.epoll.fileno(), select.EPOLLIN)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
+        closes_in_children(self)
+        self._thread.start()
+
+    # -- for any thread ----------------------------------------------------------------------------------------------
+
+    def ask(self, work: Callable[[], None]) -> None:
+        """Have whoever drives do `work`; `wake` or `wait` makes sure that somebody does."""
+        self._asked.append(work)
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def wait(self, operation: Operation, seconds: float = float("inf")) -> bool:
+        """Wait for the end of an operation, driving if nobody does. Whatever interrupts it aborts the epoch."""
+        if operation.done:
+            return True
+        try:
+            return self._wait(operation, seconds)
+        except BaseException as error:
+            self.abort(AbortedError(f"worker {self.engine.rank} was interrupted ({type(error).__name__})"))
+            raise
+
+    def _wait(self, operation: Operation, seconds: float) -> bool:
+        limit = self.engine.clock() + seconds
+        while not operation.done and self.engine.clock() < limit:
+            if self._lock.acquire(blocking=False):
+                self._drive_inline(lambda: operation.done or self.engine.clock() >= limit, limit)
+            else:
+                self.wake()
+                operation.block(limit - self.engine.clock())
+        return operation.done
+
+    def _drive_inline(self, enough: Callable[[], bool], limit: float) -> None:
+        inner = self.network.epoll.fileno()
+        self._outer.modify(inner, 0)
+        try:
+            self._drive(enough, limit)
+        finally:
+            self._outer.modify(inner, select.EPOLLIN)
+            self._lock.release()
+            if self._asked or self.engine.busy():
+                self.wake()
+
+    def abort(self, error: AbortedError) -> None:
+        """End the epoch from outside the loop."""
+        self.ask(lambda: self.engine.fail(error, self.engine.rank))
+        self.wake()
+
+    # -- driving -----------------------------------------------------------------------------------------------------
+
+    def _drive(self, enough: Callable[[], bool], limit: float = float("inf")) -> None:
+        engine, asked = self.engine, self._asked
+        while True:
+            while asked:
+                asked.popleft()()
+            engine.run_ready()
+            if enough() and not asked:
+                return
+            if asked:
+                continue
+            deadline = min(engine.next_deadline(), limit)
+            self.network.poll(max(0.0, deadline - engine.clock()))
+            engine.expire()
+
+    def _background(self) -> None:
+        import torch
+
+        torch.set_grad_enabled(False)  # a new thread begins with it enabled, and in-place sums would be refused
+        while not self._stopping:
+            self._outer.poll()
+            if not self._lock.acquire(blocking=False):
+                continue
+            interval = sys.getswitchinterval()
+            try:
+                self.network.poll(0)
+                if self._asked or self.engine.busy():
+                    sys.setswitchinterval(min(interval, _SWITCH_SECONDS))
+                self._drive(lambda: self._stopping or not self.engine.busy())
+            finally:
+                sys.setswitchinterval(interval)
+                self._lock.release()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def leave(self, seconds: float) -> None:
+        """Let what is written reach the wire, say goodbye, stop."""
+        limit = self.engine.clock() + seconds
+        left = Operation(Call(0), float("inf"))
+
+        def drained() -> bool:
+            return not any(group.unsent() for group in self.engine.groups.values()) or self.engine.failure is not None
+
+        def go() -> None:
+            if drained() or self.engine.clock() >= limit:
+                self.engine.leave()
+                left.finish()
+            else:
+                self.network.poll(0.01)
+                self.engine.later(go)
+
+        self.ask(go)
+        self._wait(left, seconds + 1)
+        self._stopping = True
+        self.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+        for edge in self._edges:
+            edge.close()
+        self._close()
+
+    def _close(self) -> None:
+        self.network.close()
+        self._outer.close()
+        os.close(self._waker.descriptor)
+
+    def forget(self) -> None:
+        """In a forked child: hold no descriptor, answer nothing."""
+        self.engine.failure = ProtocolError("this is a forked child: the process group belongs to its parent")
+        for group in self.engine.groups.values():
+            for link in group.links():
+                if link.stream is not None:
+                    link.stream.close()
+        for doorway in self.engine.doorways:
+            if doorway.stream is not None:
+                doorway.stream.close()
+        for edge in self._edges:
+            edge.abandon()
+        self._close()

@@ -1,0 +1,178 @@
+"""What was asked of the runtime: an operation, its deadline, how it ended, and who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ringfence.collectives import Collective, Schedule
+from ringfence.collectives.schedule import Buffer
+from ringfence.errors import RingfenceError
+from ringfence.keys import SEGMENT_BYTES
+from ringfence.link.frames import Call
+from ringfence.runtime.program import Program, program
+
+if TYPE_CHECKING:
+    import torch
+
+    from ringfence.runtime.run import Combine
+
+POINT_TO_POINT = 64  # the operation code of send and recv
+
+REDUCTIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
+DTYPES = (
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "bool",
+    "uint16",
+    "uint32",
+    "uint64",
+    "complex32",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+
+_REDUCING = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
+_ROOTED = (Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collective.SCATTER)
+
+# Where ciphertext is kept to be passed on, or sums stand in scratch, a large collective is run in passes over slices of
+# its parts, so that what is kept stays small. All ranks cut alike: the rule looks only at what they share.
+PASS_BYTES = 4 * SEGMENT_BYTES
+_IN_PASSES = (*_REDUCING, Collective.ALL_GATHER, Collective.BROADCAST)
+
+
+def describe_call(call: Call, sequence: int) -> str:
+    """A call in words, for error messages on any rank."""
+    dtype = DTYPES[call.dtype] if call.dtype < len(DTYPES) else f"dtype {call.dtype}"
+    if call.operation == POINT_TO_POINT:
+        return f"send/recv #{sequence} with tag {call.tag} ({call.elements} x {dtype})"
+    try:
+        name = Collective(call.operation).name.lower()
+    except ValueError:
+        name = f"operation {call.operation}"
+    details = [f"{call.elements} x {dtype}"] if call.elements else [dtype]
+    if call.operation in _REDUCING and call.reduction < len(REDUCTIONS):
+        details.append(REDUCTIONS[call.reduction])
+    if call.operation in _ROOTED:
+        details.append(f"root {call.root}")
+    return f"{name} #{sequence} ({', '.join(details)})"
+
+
+class Operation:
+    """One call, from submission to its end. Ended exactly once, by the thread that drives the loop."""
+
+    __slots__ = (
+        "_callbacks",
+        "_ended",
+        "_lock",
+        "after",
+        "call",
+        "deadline",
+        "done",
+        "error",
+        "keep",
+        "sequence",
+        "source",
+    )
+
+    def __init__(self, call: Call, deadline: float, keep: Any = None) -> None:
+        self.call = call
+        self.deadline = deadline
+        self.keep = keep  # the tensors behind the memory, alive until the end
+        self.sequence = 0
+        self.source = -1
+        self.done = False
+        self.error: RingfenceError | None = None
+        self.after: Callable[[], None] | None = (
+            None  # on success, before anybody is told: copies back into strided views
+        )
+        self._lock = threading.Lock()
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def describe(self) -> str:
+        return describe_call(self.call, self.sequence)
+
+    def finish(self, error: RingfenceError | None = None) -> None:
+        """End it; wake whoever waits."""
+        if error is None and self.after is not None:
+            self.after()
+        with self._lock:
+            if self.done:
+                return
+            self.error = error
+            self.done = True
+            callbacks, self._callbacks = self._callbacks, []
+        self.keep = self.after = None
+        self._ended.release()
+        for callback in callbacks:
+            callback()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call back at the end, from the loop; at once if it has ended."""
+        with self._lock:
+            if not self.done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def block(self, seconds: float) -> bool:
+        """Wait for the end in the calling thread; signals arrive meanwhile."""
+        if self._ended.acquire(timeout=seconds if seconds < threading.TIMEOUT_MAX else -1):
+            self._ended.release()
+            return True
+        return False
+
+
+class CollectiveOperation(Operation):
+    """A collective bound to memory: the schedule, the bytes of each part, and the slices they are worked on in."""
+
+    __slots__ = ("_cut", "combine", "dtype", "next_pass", "parts", "passes", "program", "running")
+
+    def __init__(
+        self,
+        call: Call,
+        deadline: float,
+        keep: Any,
+        schedule: Schedule,
+        parts: dict[Buffer, list[memoryview]],
+        dtype: torch.dtype,
+        combine: Combine | None,
+    ) -> None:
+        super().__init__(call, deadline, keep)
+        self.program: Program = program(schedule)
+        self.parts = parts
+        self.dtype = dtype
+        self.combine = combine
+        self.next_pass = 0
+        self.running = 0
+        self.passes = 1
+        if schedule.size > 2 and call.operation in _IN_PASSES:
+            longest = max((len(part) for buffer in parts.values() for part in buffer), default=0)
+            self.passes = max(1, -(-longest // PASS_BYTES))
+        self._cut = self.passes > 1
+
+    def slices(self, index: int) -> dict[Buffer, list[memoryview]]:
+        """The parts' slices of one pass."""
+        if not self._cut:
+            return self.parts
+        start, stop = index * PASS_BYTES, (index + 1) * PASS_BYTES
+        return {buffer: [part[start:stop] for part in parts] for buffer, parts in self.parts.items()}
+
+    def first_segment(self, index: int) -> int:
+        """How many segments of a part the earlier passes cover."""
+        return index * (PASS_BYTES // SEGMENT_BYTES)

@@ -1,0 +1,78 @@
+"""A schedule made ready to run: for each step what it waits for, whom it wakes, and its place on the wire."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ringfence.collectives.schedule import Action, Dependency, Schedule, Step
+
+
+class Program(NamedTuple):
+    schedule: Schedule
+    steps: tuple[Step, ...]
+    dependencies: tuple[tuple[Dependency, ...], ...]
+    wakes: tuple[tuple[int, ...], ...]  #     steps that wait for this one
+    ordinals: tuple[int, ...]  #              how many messages of this pair came before: the header's `step`
+    forwarded_by: tuple[tuple[int, ...], ...]  # for a RECV: the SENDs that pass its ciphertext on
+    typed: frozenset[int]  #                  chunks that are computed on, not only moved
+
+
+_programs: dict[int, Program] = {}
+
+
+def program(schedule: Schedule) -> Program:
+    """The program of a schedule; made once for each schedule, which the catalogue makes once for each group size."""
+    found = _programs.get(id(schedule))
+    if found is None or found.schedule is not schedule:
+        if len(_programs) > 4096:
+            _programs.clear()
+        found = _programs[id(schedule)] = _compile(schedule)
+    return found
+
+
+def _compile(schedule: Schedule) -> Program:
+    steps = schedule.steps
+    wakes: list[list[int]] = [[] for _ in steps]
+    for index, needed in enumerate(schedule.dependencies):
+        for dependency in needed:
+            wakes[dependency.step].append(index)
+    return Program(
+        schedule=schedule,
+        steps=steps,
+        dependencies=schedule.dependencies,
+        wakes=tuple(map(tuple, wakes)),
+        ordinals=_ordinals(steps),
+        forwarded_by=_forwarders(steps),
+        typed=frozenset(
+            chunk
+            for step in steps
+            if step.action in (Action.REDUCE, Action.COPY, Action.SCALE)
+            for chunk in (step.chunk, step.other)
+            if chunk >= 0
+        ),
+    )
+
+
+def _ordinals(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """The k-th message to a peer is the k-th message from us there, so k names it at both ends."""
+    seen: dict[tuple[bool, int], int] = {}
+    ordinals = []
+    for step in steps:
+        pair = (step.action is Action.SEND, step.peer)
+        ordinals.append(seen.get(pair, 0))
+        if step.peer >= 0:
+            seen[pair] = seen.get(pair, 0) + 1
+    return tuple(ordinals)
+
+
+def _forwarders(steps: tuple[Step, ...]) -> tuple[tuple[int, ...], ...]:
+    sends: dict[tuple[int, int], list[int]] = {}
+    for index, step in enumerate(steps):
+        if step.action is Action.SEND and step.origin >= 0:
+            sends.setdefault((step.chunk, step.origin), []).append(index)
+    return tuple(
+        tuple(later for later in sends.get((step.chunk, step.origin), ()) if later > index)
+        if step.action is Action.RECV and step.origin >= 0
+        else ()
+        for index, step in enumerate(steps)
+    )

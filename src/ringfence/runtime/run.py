@@ -1,0 +1,322 @@
+"""A schedule at work: one pass of a collective over its memory, segment by segment.
+
+    a SEND's segment     dependencies done -> seal (or take what was received sealed) -> the outbox writes it
+    a RECV's segment     the inbox reads it -> open into place -> perhaps keep the ciphertext to pass on
+    a REDUCE's segment   the inbox reads it -> open beside -> add to the local operand
+
+Each step counts its finished segments; a step may do segment s when the steps it waits for have done theirs. Finishing a
+segment wakes the links of the steps that wait for it. Nothing here blocks and nothing here touches a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ringfence.collectives.schedule import Action, Buffer
+from ringfence.errors import AuthenticationError
+from ringfence.keys import SEGMENT_BYTES, TAG_BYTES
+from ringfence.link.frames import (
+    FORWARD_OVERHEAD,
+    HEADER_BYTES,
+    HOP_BYTES,
+    HOP_OVERHEAD,
+    NO_ORIGIN,
+    Type,
+    pack_header,
+)
+from ringfence.runtime.memory import Segment, as_tensor, scratch
+
+if TYPE_CHECKING:
+    import torch
+
+    from ringfence.link.seal import Opener, Sealer
+    from ringfence.runtime.group import Group
+    from ringfence.runtime.operation import Operation
+    from ringfence.runtime.program import Program
+
+Combine = Callable[..., Any]  # combine(left, right, out=...)
+
+
+class Run:
+    """One pass: a program, the memory of each chunk, and how far each step has come."""
+
+    __slots__ = (
+        "_base",
+        "_call",
+        "_combine",
+        "_dtype",
+        "_finished",
+        "_group",
+        "_keep",
+        "_kept",
+        "_left",
+        "_tensors",
+        "_views",
+        "done",
+        "links",
+        "operation",
+        "program",
+        "segments",
+        "sequence",
+    )
+
+    def __init__(
+        self,
+        group: Group,
+        program: Program,
+        sequence: int,
+        call: bytes,
+        parts: dict[Buffer, list[memoryview]],
+        dtype: torch.dtype,
+        combine: Combine | None,
+        base: int,
+        finished: Callable[[], None],
+    ) -> None:
+        self._group = group
+        self.program = program
+        self.sequence = sequence
+        self._call = call
+        self._dtype = dtype
+        self._combine = combine
+        self._base = base  # segments of earlier passes: positions are counted over the whole collective
+        self._finished = finished
+        self._views, self._keep = _bind(program, parts)
+        self._tensors = {chunk: as_tensor(self._views[chunk], dtype) for chunk in program.typed}
+        count = len(program.steps)
+        self.done = [0] * count
+        self.segments = [max(1, -(-len(self._views[step.chunk]) // SEGMENT_BYTES)) for step in program.steps]
+        self._left = count
+        self._kept: dict[tuple[int, int], Segment] = {}  # (step, segment) -> ciphertext to pass on
+        self.links: list[Any] = [None] * count
+        self.operation: Operation
+
+    # -- start and progress ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Queue every message on its link, in program order, and do the local steps that can be done."""
+        group = self._group
+        if not self._left:
+            self._finished()
+            return
+        local = []
+        for index, step in enumerate(self.program.steps):
+            if step.action is Action.SEND:
+                link: Any = group.outbox(step.peer)
+            elif step.action is Action.RECV or step.action is Action.REDUCE:
+                link = group.inbox(step.peer)
+            else:
+                local.append(index)
+                continue
+            self.links[index] = link
+            link.queue.append((self, index))
+            link.poke()
+        for index in local:
+            self._do_local(index)
+
+    def ready(self, index: int) -> bool:
+        """Whether the step's next segment may be done."""
+        segment = self.done[index]
+        for needed, by_segment in self.program.dependencies[index]:
+            if self.done[needed] < (segment + 1 if by_segment else self.segments[needed]):
+                return False
+        return True
+
+    def _advance(self, index: int) -> None:
+        self.done[index] += 1
+        if self.done[index] == self.segments[index]:
+            self._left -= 1
+        for other in self.program.wakes[index]:
+            link = self.links[other]
+            if link is not None:
+                link.poke()
+            elif self.program.steps[other].action >= Action.COPY:
+                self._do_local(other)
+        if not self._left:
+            self._left = -1
+            self._finished()
+
+    def _do_local(self, index: int) -> None:
+        step = self.program.steps[index]
+        while self.done[index] < self.segments[index] and self.ready(index):
+            segment = self.done[index]
+            target = self._tensor(step.chunk, segment)
+            if step.action is Action.COPY:
+                target.copy_(self._tensor(step.other, segment))
+            else:
+                target.div_(self._group.size)
+            self._advance(index)
+
+    def _bytes(self, chunk: int, segment: int) -> memoryview:
+        return self._views[chunk][segment * SEGMENT_BYTES : (segment + 1) * SEGMENT_BYTES]
+
+    def _tensor(self, chunk: int, segment: int) -> torch.Tensor:
+        whole = self._tensors[chunk]
+        each = SEGMENT_BYTES // whole.element_size()
+        return whole[segment * each : (segment + 1) * each]
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def seal_next(self, index: int, sealer: Sealer) -> tuple[memoryview, Segment] | None:
+        """The next frame of a SEND, sealed and in its segment, or None when it has to wait."""
+        if not self.ready(index):
+            return None
+        step = self.program.steps[index]
+        position = self.done[index]
+        kept = self._kept.pop((index, position), None) if step.origin >= 0 else None
+        if kept is not None:
+            frame = self._forward(index, position, kept, sealer)
+        elif step.origin >= 0:
+            kept = self._group.pool.take()
+            frame = self._seal_as_origin(index, position, kept, sealer)
+        else:
+            kept = self._group.pool.take()
+            frame = self._seal_for_hop(index, position, kept, sealer)
+        self._advance(index)
+        return frame, kept
+
+    def _seal_for_hop(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
+        payload = self._bytes(self.program.steps[index].chunk, position)
+        header = self._header(Type.HOP, index, position, len(payload), sealer.upcoming_generation(), NO_ORIGIN, 0)
+        end = len(payload) + HOP_OVERHEAD
+        segment.view[:HEADER_BYTES] = header
+        sealer.seal_into(header, payload, segment.view[HEADER_BYTES:end])
+        return segment.view[:end]
+
+    def _seal_as_origin(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
+        step = self.program.steps[index]
+        payload = self._bytes(step.chunk, position)
+        counter = self._group.origin.take()
+        header = self._header(
+            Type.FORWARD, index, position, len(payload), sealer.upcoming_generation(), step.origin, counter
+        )
+        end = len(payload) + HOP_OVERHEAD
+        segment.view[:HEADER_BYTES] = header
+        self._group.origin.seal_into(counter, header[HOP_BYTES:], payload, segment.view[HEADER_BYTES:end])
+        return _tag_for_hop(segment.view, end, sealer)
+
+    def _forward(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
+        """Pass on what was received: the ciphertext stays as it came, the hop's part of the header is written anew."""
+        length = len(self._bytes(self.program.steps[index].chunk, position))
+        hop = self._header(Type.FORWARD, index, position, 0, sealer.upcoming_generation(), 0, 0)[:HOP_BYTES]
+        segment.view[:HOP_BYTES] = hop
+        return _tag_for_hop(segment.view, length + HOP_OVERHEAD, sealer)
+
+    def _header(
+        self, kind: int, index: int, position: int, length: int, generation: int, origin: int, counter: int
+    ) -> bytes:
+        return pack_header(
+            kind,
+            generation,
+            self.program.ordinals[index],
+            0,
+            length,
+            self.program.steps[index].label,
+            self._base + position,
+            origin,
+            self.sequence,
+            counter,
+            self._group.instance,
+            self._call,
+        )
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def expect(self, index: int, opener: Opener) -> tuple[bytes, int]:
+        """The header that the next frame must have (its counter aside) and the length of the whole frame."""
+        step = self.program.steps[index]
+        position = self.done[index]
+        length = len(self._bytes(step.chunk, position))
+        generation = opener.upcoming_generation()
+        if step.origin < 0:
+            return self._header(Type.HOP, index, position, length, generation, NO_ORIGIN, 0), length + HOP_OVERHEAD
+        header = self._header(Type.FORWARD, index, position, length, generation, step.origin, 0)
+        return header, length + FORWARD_OVERHEAD
+
+    def open_next(self, index: int, frame: memoryview, segment: Segment, opener: Opener) -> bool:
+        """Open the frame of a RECV or REDUCE into place. True when the segment is kept here, to be passed on."""
+        step = self.program.steps[index]
+        position = self.done[index]
+        header = bytes(frame[:HEADER_BYTES])
+        kept = False
+        if step.action is Action.REDUCE:
+            self._reduce(step.chunk, step.other, step.received_first, position, header, frame, opener)
+        elif step.origin < 0:
+            opener.open_into(header, frame[HEADER_BYTES:], self._bytes(step.chunk, position))
+        else:
+            self._open_forwarded(index, position, header, frame, opener)
+            kept = self._keep_for_forwarding(index, position, segment)
+        self._advance(index)
+        return kept
+
+    def _reduce(
+        self,
+        chunk: int,
+        other: int,
+        received_first: bool,
+        position: int,
+        header: bytes,
+        frame: memoryview,
+        opener: Opener,
+    ) -> None:
+        target = self._tensor(chunk, position)
+        pool = self._group.pool
+        beside = pool.take()
+        length = len(frame) - HOP_OVERHEAD
+        opener.open_into(header, frame[HEADER_BYTES:], beside.view[:length])
+        received = beside.typed(self._dtype)[: target.numel()]
+        operand = target if chunk == other else self._tensor(other, position)
+        assert self._combine is not None
+        if received_first:
+            self._combine(received, operand, out=target)
+        else:
+            self._combine(operand, received, out=target)
+        pool.give(beside)
+
+    def _open_forwarded(self, index: int, position: int, header: bytes, frame: memoryview, opener: Opener) -> None:
+        step = self.program.steps[index]
+        target = self._bytes(step.chunk, position)
+        end = len(frame) - TAG_BYTES
+        try:
+            opener.check(header + bytes(frame[end - TAG_BYTES : end]), frame[end:])
+        except AuthenticationError:
+            raise AuthenticationError("a forwarded frame does not authenticate on this hop") from None
+        counter = int.from_bytes(header[40:48], "big")
+        self._group.origin.open_into(step.origin, counter, header[HOP_BYTES:], frame[HEADER_BYTES:end], target)
+
+    def _keep_for_forwarding(self, index: int, position: int, segment: Segment) -> bool:
+        """Hand the segment to the SEND that passes it on; further SENDs get copies, since each rewrites the hop's part."""
+        forwarders = self.program.forwarded_by[index]
+        if not forwarders:
+            return False
+        for other in forwarders[1:]:
+            copy = self._group.pool.take()
+            copy.view[:] = segment.view
+            self._kept[other, position] = copy
+        self._kept[forwarders[0], position] = segment
+        return True
+
+
+def _tag_for_hop(view: memoryview, end: int, sealer: Sealer) -> memoryview:
+    """Complete a forwarded frame: a tag for this hop over the header and the origin's tag."""
+    view[end : end + TAG_BYTES] = sealer.tag(bytes(view[:HEADER_BYTES]) + bytes(view[end - TAG_BYTES : end]))
+    return view[: end + TAG_BYTES]
+
+
+def _bind(program: Program, parts: dict[Buffer, list[memoryview]]) -> tuple[list[memoryview], Any]:
+    """The memory of each chunk. Scratch parts lie side by side, so that a run of them is one piece."""
+    schedule = program.schedule
+    if not schedule.scratch:
+        return [parts[place.buffer][place.part] for place in schedule.chunks], None
+    offsets = [0]
+    for place in schedule.scratch:
+        lengths = (len(parts[place.buffer][p]) for p in range(place.part, place.part + place.parts))
+        offsets.append(offsets[-1] + sum(lengths))
+    memory, keeper = scratch(offsets[-1])
+    views = [
+        memory[offsets[place.part] : offsets[place.part + place.parts]]
+        if place.buffer is Buffer.SCRATCH
+        else parts[place.buffer][place.part]
+        for place in schedule.chunks
+    ]
+    return views, keeper

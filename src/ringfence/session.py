@@ -1,0 +1,74 @@
+"""A worker's session: one epoch from admission to goodbye, shared by all process groups of the process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from typing import Any
+
+from ringfence import keys
+from ringfence.collectives import Table
+from ringfence.join import join, listen
+from ringfence.runtime.engine import Engine
+from ringfence.runtime.loop import Loop
+from ringfence.settings import Settings
+from ringfence.transport.tcp import TcpNetwork
+
+_log = logging.getLogger("ringfence")
+
+_GOODBYE_SECONDS = 5.0
+
+
+class Session:
+    """The engine of one epoch and the loop that drives it."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+        settings = Settings.from_environment(os.environ)
+        _warn_of_open_rendezvous()
+        listener = listen(settings)
+        try:
+            address = settings.link_address(listener.getsockname()[:2])
+            member = join(store, rank, world_size, settings, address, timeout, Table().to_bytes())
+        except BaseException:
+            listener.close()
+            raise
+        self.generation = settings.generation
+        self.network = TcpNetwork(listener, [(entry.host, entry.port) for entry in member.roster.entries])
+        self.engine = Engine(
+            rank=member.rank,
+            world_size=member.world_size,
+            epoch_key=member.epoch_key,
+            private_key=member.link_private_key,
+            public_keys=[entry.public_key for entry in member.roster.entries],
+            network=self.network,
+            table=Table.from_bytes(member.table),
+            edges=member.edges,
+        )
+        self.loop = Loop(self.engine, self.network, member.edges)
+        self._left = False
+        atexit.register(self.leave)
+        if rank == 0:
+            print(
+                f"ringfence: {world_size} worker{'s' if world_size > 1 else ''}, epoch {member.roster.digest[:4].hex()}, "
+                f"{keys.SUITE_NAMES[member.suite]}, admitted by {member.admitted_by}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def leave(self) -> None:
+        """Say goodbye. Also called at exit, for scripts that do not destroy their process group."""
+        if not self._left:
+            self._left = True
+            atexit.unregister(self.leave)
+            self.loop.leave(_GOODBYE_SECONDS)
+
+
+def _warn_of_open_rendezvous() -> None:
+    """torchrun's c10d rendezvous unpickles what anybody on the network may write: see SECURITY.md."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        _log.warning(
+            "the rendezvous of this run goes through torchrun's own store, which authenticates nobody. Keep its port "
+            "(MASTER_PORT) away from untrusted networks; see SECURITY.md, 'The store'."
+        )

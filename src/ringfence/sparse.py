@@ -1,0 +1,35 @@
+"""All-reduce of sparse (COO) tensors: everybody's indices and values, gathered and added up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ringfence.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from ringfence.backend import RingfenceProcessGroup
+    from ringfence.work import RingfenceWork
+
+
+def sparse_all_reduce(group: RingfenceProcessGroup, tensor: torch.Tensor, options: Any) -> RingfenceWork:
+    """Three gathers: how many values each rank has, the indices, the values. Ends before it returns, as every rank's does."""
+    if options.reduceOp != dist.ReduceOp.SUM:
+        raise UnsupportedError("sparse tensors can only be reduced with SUM")
+    mine = tensor.detach().coalesce()
+    indices, values = mine.indices(), mine.values()
+    counts = [torch.empty(1, dtype=torch.int64) for _ in range(group.size())]
+    group.allgather([counts], [torch.tensor([values.size(0)])]).wait()
+    lengths = [int(count) for count in counts]
+    all_indices = [indices.new_empty((indices.size(0), length)) for length in lengths]
+    all_values = [values.new_empty((length, *values.shape[1:])) for length in lengths]
+    first = group.allgather([all_indices], [indices])
+    second = group.allgather([all_values], [values])
+    first.wait()
+    second.wait()
+    total = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), torch.cat(all_values), tensor.shape).coalesce()
+    with torch.no_grad():
+        tensor.copy_(total)
+    return group._finished([tensor])

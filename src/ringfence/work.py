@@ -1,0 +1,147 @@
+"""What a collective returns: a Work that can be waited for, and the future that DDP asks for.
+
+Two rules of torch 2.13 shape it. A future that failed must fail through a callback that raises: a future that merely
+holds an exception is taken for a success, and DDP then crashes. And whoever completes a future runs its callbacks, which
+may wait for further collectives: so that is never the loop, but a thread of its own, in the order of completion.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from ringfence.errors import CollectiveTimeoutError, RingfenceError
+from ringfence.runtime.loop import Loop
+from ringfence.runtime.operation import Operation
+
+
+class _Futures:
+    """The thread on which futures complete."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def complete(self, callback: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ringfence-futures", daemon=True)
+            self._thread.start()
+        self._queue.put(callback)
+
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _run(self) -> None:
+        torch.set_grad_enabled(False)
+        while True:
+            self._queue.get()()
+
+
+_futures = _Futures()
+
+
+def fresh(error: RingfenceError) -> RingfenceError:
+    """A copy to raise: one failure is raised by many waiters, in several threads."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
+    """One or several operations that end together, and the tensors they fill."""
+
+    def __init__(self, loop: Loop, operations: Sequence[Operation], outputs: list[Any]) -> None:
+        super().__init__()
+        self._loop = loop
+        self._operations = operations
+        self._outputs = outputs
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        seconds = timeout.total_seconds() if timeout else 0.0
+        for operation in self._operations:
+            if not self._loop.wait(operation, seconds if seconds > 0 else float("inf")):
+                raise CollectiveTimeoutError(f"{operation.describe()} is not finished after {seconds} s")
+            if operation.error is not None:
+                raise fresh(operation.error)
+        return True
+
+    def get_future(self) -> Any:
+        if self._future is None:
+            if _futures.is_current():
+                self._settle()
+            self._future = self._make_future()
+        return self._future
+
+    def _settle(self) -> None:
+        """In a callback a future that completes later would wait for this very thread: finish first."""
+        for operation in self._operations:
+            self._loop.wait(operation)
+
+    def _make_future(self) -> Any:
+        base: Any = Future()
+        remaining = len(self._operations)
+        lock = threading.Lock()
+        settled = all(operation.done for operation in self._operations)
+
+        def one_ended() -> None:
+            nonlocal remaining
+            with lock:
+                remaining -= 1
+                last = remaining == 0
+            if last and settled:
+                base.set_result(None)
+            elif last:
+                _futures.complete(lambda: base.set_result(None))
+
+        def outcome(_: Any) -> list[Any]:
+            self._raise()
+            return self._outputs or [torch.empty(0)]  # DDP crashes on an empty list
+
+        result = base.then(outcome)
+        if not self._operations:
+            base.set_result(None)
+        for operation in self._operations:
+            operation.when_done(one_ended)
+        return result
+
+    def _raise(self) -> None:
+        for operation in self._operations:
+            if operation.error is not None:
+                raise fresh(operation.error)
+
+    def is_completed(self) -> bool:
+        return all(operation.done for operation in self._operations)
+
+    def is_success(self) -> bool:
+        return all(operation.done and operation.error is None for operation in self._operations)
+
+    def exception(self) -> Any:
+        return next((operation.error for operation in self._operations if operation.error is not None), None)
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        return self._operations[0].source
+
+    _source_rank = source_rank
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        return self._operations
+
+    @property
+    def outputs(self) -> list[Any]:
+        return self._outputs
