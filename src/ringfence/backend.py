@@ -49,13 +49,15 @@ def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
     """What init_process_group calls. The first group of a process is admitted; the others live in its epoch."""
     global _session
     _check_torch()
-    ranks = list(options.global_ranks_in_group)
-    if not ranks:
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    first = not options.global_ranks_in_group or _session is None or _session.left
+    if first:
+        if ranks != tuple(range(options.group_size)):
+            raise ConfigurationError(f"the first ringfence group must hold every worker; this one holds {ranks}")
         _session = Session(options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
-        ranks = list(range(options.group_size))
-    if _session is None:
-        raise ConfigurationError('the default process group must be made first: init_process_group("ringfence")')
-    return RingfenceProcessGroup(_session, tuple(ranks), options.timeout, str(options.group_id), options.store)
+    assert _session is not None
+    name = str(options.group_id)
+    return RingfenceProcessGroup(_session, ranks, options.timeout, name, options.store, owns_session=first)
 
 
 def _check_torch() -> None:
@@ -70,7 +72,13 @@ class RingfenceProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch i
     """A process group over sealed links."""
 
     def __init__(
-        self, session: Session, ranks: tuple[int, ...], timeout: timedelta, name: str, store: Any = None
+        self,
+        session: Session,
+        ranks: tuple[int, ...],
+        timeout: timedelta,
+        name: str,
+        store: Any = None,
+        owns_session: bool = False,
     ) -> None:
         engine = session.engine
         super().__init__(ranks.index(engine.rank), len(ranks))
@@ -85,7 +93,7 @@ class RingfenceProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch i
         self._added: Any = None
         self._mine = ranks.index(engine.rank)
         self._count = len(ranks)
-        self._is_default = store is not None and len(ranks) == engine.world_size
+        self._owns_session = owns_session
 
     # -- what torch asks a group about itself ------------------------------------------------------------------------
 
@@ -150,8 +158,8 @@ class RingfenceProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch i
         self.shutdown()
 
     def shutdown(self) -> None:
-        """The default group's end is the session's; another group only closes its own links."""
-        if self._is_default:
+        """The first group's end is the session's; another group only closes its own links."""
+        if self._owns_session:
             self._session.leave()
         elif self._added is not None:
             group, self._added = self._added, None

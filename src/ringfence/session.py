@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from ringfence import keys
@@ -19,6 +21,7 @@ from ringfence.transport.tcp import TcpNetwork
 _log = logging.getLogger("ringfence")
 
 _GOODBYE_SECONDS = 5.0
+_DYNAMIC_RENDEZVOUS = re.compile(r"--standalone|--rdzv[-_]backend[= ](?!static)")
 
 
 class Session:
@@ -47,7 +50,7 @@ class Session:
             edges=member.edges,
         )
         self.loop = Loop(self.engine, self.network, member.edges)
-        self._left = False
+        self.left = False
         atexit.register(self.leave)
         if rank == 0:
             print(
@@ -59,16 +62,20 @@ class Session:
 
     def leave(self) -> None:
         """Say goodbye. Also called at exit, for scripts that do not destroy their process group."""
-        if not self._left:
-            self._left = True
+        if not self.left:
+            self.left = True
             atexit.unregister(self.leave)
             self.loop.leave(_GOODBYE_SECONDS)
 
 
 def _warn_of_open_rendezvous() -> None:
-    """torchrun's c10d rendezvous unpickles what anybody on the network may write: see SECURITY.md."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    """torchrun's c10d rendezvous unpickles what anybody on the network may write, and tells its workers nothing of it."""
+    try:
+        launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    except OSError:
+        return
+    if _DYNAMIC_RENDEZVOUS.search(launcher) or os.environ.get("PET_RDZV_BACKEND", "static") != "static":
         _log.warning(
-            "the rendezvous of this run goes through torchrun's own store, which authenticates nobody. Keep its port "
-            "(MASTER_PORT) away from untrusted networks; see SECURITY.md, 'The store'."
+            "torchrun's dynamic rendezvous (c10d, etcd, --standalone) authenticates nobody: whoever reaches its port can run "
+            "code in the launcher. Use static rendezvous (--node-rank, --master-addr, --master-port); see SECURITY.md."
         )

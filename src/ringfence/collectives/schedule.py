@@ -94,6 +94,7 @@ def _dependencies(chunks: tuple[Place, ...], steps: tuple[Step, ...]) -> tuple[t
     """
     numbers = [_numbers(place) for place in chunks]
     touched = [_touched(step) for step in steps]
+    alike = all(place.parts == 1 for place in chunks)  # then chunks that overlap are the same chunk
     writers: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     result = []
@@ -115,9 +116,7 @@ def _dependencies(chunks: tuple[Place, ...], steps: tuple[Step, ...]) -> tuple[t
             for part in numbers[written]:
                 writers[part] = index
         result.append(
-            tuple([Dependency(n, _in_step(chunks, touched[n], touched[index])) for n in sorted(needed)])
-            if needed
-            else ()
+            tuple([Dependency(n, alike or _in_step(chunks, touched[n], touched[index])) for n in sorted(needed)])
         )
     return tuple(result)
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import socket
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ringfence.cli.demo import viewer, wire
 from ringfence.cli.demo.relay import Relay
-from ringfence.cli.demo.workers import SENTENCE, Workers
+from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 LOOPBACK: Final = "127.0.0.1"
-PORTS_PER_WORKER: Final = 4
+PORTS_PER_WORKER: Final = 4  # the first is the links', and a relay stands before it
+WIDTH: Final = 110
 
 DESCRIPTION = """\
 Two workers on this machine add up a tensor whose bytes spell a sentence, while this process listens.
@@ -83,7 +86,8 @@ def ringfence_is_not(folder: Path, capture: wire.Capture | None) -> tuple[bool, 
     heading("2. ringfence, through a relay that copies every byte. The relay sees:")
     secret = folder / "demo.secret"
     new_secret_file(secret)
-    ports = [free_ports(PORTS_PER_WORKER) for _ in range(2)]
+    lowest = free_ports(2 * PORTS_PER_WORKER)
+    ports = [lowest, lowest + PORTS_PER_WORKER]
     relays = [Relay((LOOPBACK, first)) for first in ports]
     environments = [
         {
@@ -124,7 +128,9 @@ def flipped_bit_is_refused(workers: Workers, relay: Relay) -> bool:
     relay.flip_a_bit()
     answers = workers.add_up()
     for rank, answer in enumerate(answers):
-        print(f"   worker {rank}: " + (f"{answer['error']}: {answer['message']}" if "error" in answer else "no error"))
+        said = f"{answer['error']}: {answer['message']}" if "error" in answer else "no error"
+        print(textwrap.fill(f"worker {rank}: {said}", WIDTH, initial_indent="   ", subsequent_indent=" " * 13))
+    print()
     return (
         verdict(relay.flipped.is_set(), "one bit was flipped")
         & verdict(all("error" in answer for answer in answers), "both workers refused")
@@ -138,11 +144,12 @@ def sums_are_right(answers: Sequence[dict[str, str]]) -> bool:
 
 def free_ports(count: int) -> int:
     """The first of some consecutive ports of the loopback that nobody uses now."""
-    while True:
-        with socket.create_server((LOOPBACK, 0)) as probe:
-            first: int = probe.getsockname()[1]
-        if first + count < 1 << 16:
+    for first in range(20_000, 60_000, count):
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                probes.enter_context(socket.create_server((LOOPBACK, port)))
             return first
+    raise DemoError("no free ports on the loopback")
 
 
 def heading(text: str) -> None:
