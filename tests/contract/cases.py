@@ -56,7 +56,7 @@ class Case:
 
 
 def means_something(row: dict[str, Any]) -> bool:
-    """Whether an operation is defined for a type: no order among complex numbers, no bits of a float, no half of an int."""
+    """Whether an operation is defined for a type: complex numbers have no order, floats no bits, integers no average."""
     dtype, op = row.get("dtype"), row.get("op")
     if dtype is None or op is None:
         return True

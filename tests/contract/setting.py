@@ -1,4 +1,4 @@
-"""What a case is played in: seeded values that every rank can compute, views with guarded gaps, plain torch's answer."""
+"""What a case is played in: values that every rank can compute, views with guarded gaps, plain torch's answer."""
 
 from __future__ import annotations
 

