@@ -1,0 +1,105 @@
+"""What all strategies share: samples fed by a loader with forked workers, a small model, a training loop, a guard."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+from torch.utils.data import DataLoader, Dataset
+
+FEATURES = 16
+STEPS = 4
+BATCH = 4
+
+Batch = tuple[Tensor, Tensor]
+Strategy = Callable[[], list[float]]
+
+
+class Samples(Dataset[Batch]):
+    """Every rank's share of one endless, seeded data set."""
+
+    def __init__(self, count: int, rank: int, world: int) -> None:
+        self.count, self.rank, self.world = count, rank, world
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Batch:
+        random = torch.Generator().manual_seed(index * self.world + self.rank)
+        inputs = torch.randn(FEATURES, generator=random)
+        return inputs, inputs.flip(0).cumsum(0) / FEATURES
+
+
+def batches(steps: int = STEPS, batch: int = BATCH, everywhere_the_same: bool = False) -> Iterator[Batch]:
+    """Batches from two forked loader workers, which live while the collectives run."""
+    rank, world = (0, 1) if everywhere_the_same else (dist.get_rank(), dist.get_world_size())
+    samples = Samples(steps * batch, rank, world)
+    return iter(DataLoader(samples, batch, num_workers=2, multiprocessing_context="fork"))
+
+
+class Model(nn.Module):
+    """Two layers with a norm between them; the same on every rank."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.up = nn.Linear(FEATURES, 2 * FEATURES)
+        self.norm = nn.LayerNorm(2 * FEATURES)
+        self.down = nn.Linear(2 * FEATURES, FEATURES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.down(torch.relu(self.norm(self.up(inputs))))
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+
+def loss_of(module: nn.Module, batch: Batch) -> Tensor:
+    inputs, targets = batch
+    return (module(inputs) - targets).pow(2).mean()
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, feed: Iterator[Batch]) -> list[float]:
+    """One step for each batch; the losses."""
+    losses = []
+    for batch in feed:
+        optimizer.zero_grad()
+        loss = loss_of(module, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class GlooForbidden(RuntimeError):
+    """Somebody made a plaintext group where none may be."""
+
+
+class Forbidden:
+    """Stands where ProcessGroupGloo stood."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        raise GlooForbidden("a Gloo group was to be made")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise GlooForbidden(name)
+
+
+@contextlib.contextmanager
+def no_gloo() -> Iterator[None]:
+    """Whoever makes a Gloo group in this block fails, whether through torch.distributed or past it."""
+    places = (distributed_c10d, torch._C._distributed_c10d)
+    originals = [place.ProcessGroupGloo for place in places]
+    for place in places:
+        place.ProcessGroupGloo = Forbidden
+    try:
+        yield
+    finally:
+        for place, original in zip(places, originals, strict=True):
+            place.ProcessGroupGloo = original
