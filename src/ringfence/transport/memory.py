@@ -1,0 +1,136 @@
+"""A network in memory: pipes between engines of one process, for tests and for worlds too large to start.
+
+Bytes wait in a pipe until `Wires.deliver` passes them on, so whoever holds the wires can change, drop, repeat or hold
+them back: it is the attacker's seat, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Pipe:
+    """One direction of a connection: what was written, and what has been delivered."""
+
+    def __init__(self, sender: int, receiver: int, capacity: int) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.written = bytearray()
+        self.delivered = bytearray()
+        self.ended = False
+        self.capacity = capacity
+        self.reader: Any = None  # told when something is delivered
+        self.writer: Any = None  # told when there is room again
+
+    def room(self) -> int:
+        return self.capacity - len(self.written) - len(self.delivered)
+
+
+class MemoryStream:
+    """One end of a connection; behaves like a non-blocking socket."""
+
+    def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._closed = False
+
+    def send(self, data: memoryview) -> int:
+        if self._closed or self._outgoing.ended:
+            raise BrokenPipeError(32, "the other end is closed")
+        room = min(self._outgoing.room(), len(data))
+        if room <= 0:
+            raise BlockingIOError
+        self._outgoing.written += data[:room]
+        return room
+
+    def recv_into(self, buffer: memoryview) -> int:
+        pipe = self._incoming
+        if not pipe.delivered:
+            if pipe.ended:
+                return 0
+            raise BlockingIOError
+        count = min(len(buffer), len(pipe.delivered))
+        buffer[:count] = pipe.delivered[:count]
+        del pipe.delivered[:count]
+        if pipe.writer is not None:
+            pipe.writer.notify(False, True)
+        return count
+
+    def close(self) -> None:
+        self._closed = True
+        self._outgoing.ended = not self._outgoing.written
+        self._incoming.reader = None
+
+    def watched_by(self, handler: Any) -> None:
+        self._incoming.reader = handler
+        self._outgoing.writer = handler
+
+    @property
+    def closing(self) -> bool:
+        return self._closed
+
+    @property
+    def outgoing(self) -> Pipe:
+        return self._outgoing
+
+
+class Wires:
+    """All connections of a world in memory."""
+
+    def __init__(self, capacity: int = 1 << 22) -> None:
+        self._capacity = capacity
+        self._accept: dict[int, Callable[[Any, str], None]] = {}
+        self.streams: list[MemoryStream] = []
+
+    def network(self, rank: int) -> MemoryNetwork:
+        return MemoryNetwork(self, rank)
+
+    def serve(self, rank: int, accept: Callable[[Any, str], None]) -> None:
+        self._accept[rank] = accept
+
+    def connect(self, sender: int, receiver: int) -> MemoryStream:
+        """A connection from one worker to another; the other's engine sees it at once."""
+        forth = Pipe(sender, receiver, self._capacity)
+        back = Pipe(receiver, sender, self._capacity)
+        near, far = MemoryStream(back, forth), MemoryStream(forth, back)
+        self.streams += [near, far]
+        self._accept[receiver](far, str(sender))
+        return near
+
+    def deliver(self, change: Callable[[Pipe, bytes], bytes] | None = None) -> bool:
+        """Pass on what was written, through `change` if given. False when nothing moved."""
+        moved = False
+        for stream in list(self.streams):
+            pipe = stream.outgoing
+            if pipe.written:
+                data = bytes(pipe.written)
+                pipe.written.clear()
+                pipe.delivered += change(pipe, data) if change else data
+                moved = True
+            elif stream.closing and not pipe.ended:
+                pipe.ended = moved = True
+            else:
+                continue
+            if pipe.reader is not None:
+                pipe.reader.notify(True, False)
+        return moved
+
+
+class MemoryNetwork:
+    """What an engine sees of the wires."""
+
+    def __init__(self, wires: Wires, rank: int) -> None:
+        self._wires = wires
+        self._rank = rank
+
+    def dial(self, link: Any) -> None:
+        link.stream = self._wires.connect(self._rank, link.worker)
+        self.watch(link.stream, link)
+        link.notify(True, True)
+
+    def watch(self, stream: Any, handler: Any) -> None:
+        stream.watched_by(handler)
+
+    def forget(self, stream: Any) -> None:
+        stream.watched_by(None)
