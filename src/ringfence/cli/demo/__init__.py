@@ -134,7 +134,7 @@ def flipped_bit_is_refused(workers: Workers, relay: Relay) -> bool:
     return (
         verdict(relay.flipped.is_set(), "one bit was flipped")
         & verdict(all("error" in answer for answer in answers), "both workers refused")
-        & verdict(all("worker 0" in answer.get("message", "") for answer in answers), "both errors name worker 0")
+        & verdict(all("from worker 0" in answer.get("message", "") for answer in answers), "both errors name worker 0")
     )
 
 

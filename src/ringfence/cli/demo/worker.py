@@ -32,6 +32,7 @@ def add_up(rank: int) -> dict[str, str]:
     tensor = weights.clone() if rank == 0 else torch.zeros_like(weights)
     try:
         distributed.all_reduce(tensor)
+        distributed.barrier()  # the sum may be complete here while the other worker refuses its part of it
     except RuntimeError as error:
         return {"error": type(error).__name__, "message": str(error)}
     return {"sum": "right" if torch.equal(tensor, weights) else "wrong"}
