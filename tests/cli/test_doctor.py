@@ -109,17 +109,29 @@ def test_every_version_that_is_asked_for_can_be_compared() -> None:
 
 
 def test_a_package_that_is_too_old_comes_with_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: "2.9.1")
-    found = checks.package("torch")
+    monkeypatch.setattr(metadata, "version", lambda name: "49.1")
+    found = checks.package("cryptography")
     assert found.good is False
-    assert found.fix == 'python -m pip install "torch>=2.13"'
+    assert found.fix == f'python -m pip install "cryptography{checks.requirement("cryptography")}"'
+
+
+@pytest.mark.parametrize(
+    ("version", "good", "text"),
+    [("2.12.1", False, "2.12.1, but >=2.13 is needed"), ("2.13.1+cpu", True, "2.13.1+cpu"), ("2.15.0", True, "newer")],
+)
+def test_torch_is_too_old_tested_or_newer(monkeypatch: pytest.MonkeyPatch, version: str, good: bool, text: str) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    found = checks.torch()
+    assert found.good is good
+    assert text in found.text
+    assert found.fix == ("" if good else 'python -m pip install "torch==2.13.*"')
 
 
 def test_a_missing_torch_comes_with_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     found = checks.backend({})
     assert found.good is False
-    assert found.fix == 'python -m pip install "torch>=2.13"'
+    assert found.fix == 'python -m pip install "torch==2.13.*"'
 
 
 def test_a_missing_cryptography_does_not_stop_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,8 @@ from ringfence.errors import RingfenceError
 SIZES: Final = (4 * 1024, 512 * 1024)  # a small message; the largest segment
 MEASURED_SECONDS: Final = 0.15  # for each size
 CPU_FLAGS: Final = ("aes", "vaes", "vpclmulqdq")  # what AES-256-GCM is fast with
+TESTED_TORCH: Final = "2.13"
+INSTALL_TORCH: Final = f'python -m pip install "torch=={TESTED_TORCH}.*"'
 TEE_DEVICES: Final = ("dev/tdx_guest", "dev/sev-guest", "sys/kernel/config/tsm")
 
 Value = str | int | bool | list[str] | dict[str, float] | None
@@ -42,7 +44,9 @@ def everything(environ: Mapping[str, str], root: Path) -> list[Check]:
     """All checks, in the order in which a person would repair them. `root` is / but in tests."""
     return [
         python(),
-        *(package(name) for name in ("torch", "cryptography", "pyOpenSSL")),
+        torch(),
+        package("cryptography"),
+        package("pyOpenSSL"),
         openssl(),
         backend(environ),
         cores(),
@@ -73,6 +77,14 @@ def package(name: str) -> Check:
         return Check(name, f"missing; {wanted} is needed", None, False, fix)
     good = within(version, wanted)
     return Check(name, version if good else f"{version}, but {wanted} is needed", version, good, "" if good else fix)
+
+
+def torch() -> Check:
+    """A torch that is newer than the tested one may well work, so it is no fault; but people should know."""
+    found = package("torch")
+    if found.good and not str(found.value).startswith(f"{TESTED_TORCH}."):
+        return replace(found, text=f"{found.text} (newer than {TESTED_TORCH}, which ringfence is tested on)")
+    return found if found.good else replace(found, fix=INSTALL_TORCH)
 
 
 def requirement(name: str) -> str:
@@ -123,8 +135,7 @@ def backend(environ: Mapping[str, str]) -> Check:
     try:
         from torch import distributed
     except ImportError as error:
-        fix = f'python -m pip install "torch{requirement("torch")}"'
-        return Check(name, f"not registered: torch cannot be imported ({error})", False, False, fix)
+        return Check(name, f"not registered: torch cannot be imported ({error})", False, False, INSTALL_TORCH)
     except RuntimeError as error:  # what torch raises when a plug-in fails, whichever it is
         reason = str(error).partition("\n")[0]
         fix = "python -c 'import torch' shows which plug-in fails: repair or uninstall it"
