@@ -45,13 +45,20 @@ class Worker:
     lanes: list[Lane] = field(init=False)  # by step
     followers: list[list[tuple[int, bool]]] = field(init=False)  # the steps that wait for a step, by segment or not
     depth: list[int] = field(init=False)  # messages that had to follow each other, by step
-    pieces: dict[int, list[tuple[list, int]]] = field(default_factory=dict)  # of chunks that were looked at
+    views: list[tuple[list, int, int]] = field(default_factory=list)  # of chunks: where they begin and end
     sealed: dict[tuple[int, int, int], list] = field(default_factory=dict)  # (origin, label, segment) -> as it came
 
     def __post_init__(self) -> None:
-        for part, like in enumerate(self.schedule.scratch):
-            length = sum(len(self.memory[like.buffer, p]) for p in range(like.part, like.part + like.parts))
-            self.memory[Buffer.SCRATCH, part] = [None] * length  # whoever reads before it was written fails
+        offsets = [0]
+        for buffer, first, parts in self.schedule.scratch:
+            offsets.append(offsets[-1] + sum(len(self.memory[buffer, p]) for p in range(first, first + parts)))
+        scratch = [None] * offsets[-1]  # whoever reads before it was written fails
+        for buffer, part, parts in self.schedule.chunks:
+            if buffer == Buffer.SCRATCH:
+                self.views.append((scratch, offsets[part], offsets[part + parts]))
+            else:
+                assert parts == 1, "only scratch parts lie side by side"
+                self.views.append((self.memory[buffer, part], 0, len(self.memory[buffer, part])))
         steps = self.schedule.steps
         self.done = [0] * len(steps)
         self.depth = [0] * len(steps)
@@ -69,17 +76,9 @@ class Worker:
             return "receive", self.schedule.rank, step.peer
         return "local", self.schedule.rank, index
 
-    def cells(self, chunk: int) -> list[tuple[list, int]]:
-        """Where the elements of a chunk are."""
-        if chunk not in self.pieces:
-            place = self.schedule.chunks[chunk]
-            assert place.parts == 1 or place.buffer == Buffer.SCRATCH, "only scratch parts lie side by side"
-            parts = [self.memory[place.buffer, p] for p in range(place.part, place.part + place.parts)]
-            self.pieces[chunk] = [(part, i) for part in parts for i in range(len(part))]
-        return self.pieces[chunk]
-
     def length(self, chunk: int) -> int:
-        return len(self.cells(chunk))
+        _, start, end = self.views[chunk]
+        return end - start
 
     def ready(self, index: int) -> bool:
         """Whether the step's next segment may be done."""
@@ -171,12 +170,21 @@ class World:
         woken.extend(worker.lanes[f] for f, by_segment in worker.followers[index] if by_segment or complete)
         return woken
 
-    def _cells(self, worker: Worker, chunk: int, segment: int) -> list[tuple[list, int]]:
-        return worker.cells(chunk)[segment * self.segment : (segment + 1) * self.segment]
+    def _read(self, worker: Worker, chunk: int, segment: int) -> list:
+        memory, start, end = worker.views[chunk]
+        first = start + segment * self.segment
+        values = memory[first : min(first + self.segment, end)]
+        assert None not in values, f"{worker.schedule.name}: rank {worker.schedule.rank} reads what nobody wrote"
+        return values
+
+    def _write(self, worker: Worker, chunk: int, segment: int, values: list) -> None:
+        memory, start, end = worker.views[chunk]
+        first = start + segment * self.segment
+        assert len(values) == min(self.segment, end - first)
+        memory[first : first + len(values)] = values
 
     def _seal(self, worker: Worker, step: Step, segment: int, depth: int) -> Message:
-        values = [part[i] for part, i in self._cells(worker, step.chunk, segment)]
-        assert None not in values, f"{worker.schedule.name}: rank {worker.schedule.rank} sends what nobody wrote"
+        values = self._read(worker, step.chunk, segment)
         if step.origin not in (-1, worker.schedule.rank):
             came = worker.sealed[step.origin, step.label, segment]  # KeyError: it has no such ciphertext to pass on
             assert came == values, "the ciphertext that is passed on is not what this rank holds"
@@ -186,26 +194,21 @@ class World:
         expected = (step.label, step.origin, segment, worker.length(step.chunk))
         if message[:4] != expected:
             raise WrongMessage(f"{worker.schedule.name}: {message[:4]} came, {expected} was due")
-        cells = self._cells(worker, step.chunk, segment)
         values = message.values
         if step.origin != -1:
             worker.sealed[step.origin, step.label, segment] = values
         if step.action == Action.REDUCE:
-            mine = [part[i] for part, i in self._cells(worker, step.other, segment)]
+            mine = self._read(worker, step.other, segment)
             pairs = zip(values, mine, strict=True) if step.received_first else zip(mine, values, strict=True)
             values = [self.add(left, right) for left, right in pairs]
-        for (part, i), value in zip(cells, values, strict=True):
-            part[i] = value
+        self._write(worker, step.chunk, segment, values)
 
     def _local(self, worker: Worker, step: Step, segment: int) -> None:
-        cells = self._cells(worker, step.chunk, segment)
         if step.action == Action.SCALE:
-            values = [self.divide(part[i], worker.schedule.size) for part, i in cells]
+            values = [self.divide(value, worker.schedule.size) for value in self._read(worker, step.chunk, segment)]
         else:
-            values = [part[i] for part, i in self._cells(worker, step.other, segment)]
-        assert None not in values, f"{worker.schedule.name}: rank {worker.schedule.rank} copies what nobody wrote"
-        for (part, i), value in zip(cells, values, strict=True):
-            part[i] = value
+            values = self._read(worker, step.other, segment)
+        self._write(worker, step.chunk, segment, values)
 
 
 def cut(values: list, parts: int) -> list[list]:
