@@ -62,7 +62,7 @@ class Exchange(Link):
         self._postbox = postbox
         self._controls: deque[tuple[Type, bytes, int]] = deque()  # OFFERs or WANTs to write
         self._payloads: deque[Transfer] = deque()  # asked for, to write
-        self.expected: deque[Transfer] = deque()  # asked for, to read
+        self.expected: dict[tuple[int, int], Transfer] = {}  # (tag, ordinal) -> asked for, to read
         self._buffer: Any = None
         self._have = 0
         self._total = HOP_OVERHEAD
@@ -104,7 +104,7 @@ class Exchange(Link):
         transfer.ordinal = transfer.sequence = self.next_recv.get(tag, 0)
         self.next_recv[tag] = transfer.ordinal + 1
         transfer.source = self.peer
-        self.expected.append(transfer)
+        self.expected[tag, transfer.ordinal] = transfer
         self._controls.append((Type.WANT, transfer.call.pack(), transfer.ordinal))
         if self.farewell or (self.stream is None and self.worker in self.engine.departed):
             raise PeerLostError(f"worker {self.worker} left the run, and {transfer.describe()} waits for it")
@@ -118,13 +118,13 @@ class Exchange(Link):
         self._postbox.match_any(self, tag)
 
     def _on_payload(self, header: Header, frame: memoryview) -> None:
-        if not self.expected:
+        theirs = header_call(header)
+        transfer = self.expected.get((theirs.tag, header.sequence))
+        if transfer is None:
+            self._authenticate(frame)
             raise ProtocolError(f"worker {self.worker} sent a payload that nobody asked for")
-        transfer = self.expected[0]
         target = transfer.next_bytes()
-        theirs, mine = header_call(header), transfer.call
-        same = (theirs, header.sequence, header.segment) == (mine, transfer.ordinal, transfer.position)
-        if not same or header.length != len(target):
+        if (theirs, header.segment, header.length) != (transfer.call, transfer.position, len(target)):
             self._authenticate(frame)
             raise MismatchError(
                 f"worker {self.engine.rank} receives {transfer.describe()} from worker {self.worker}, which sent "
@@ -136,7 +136,7 @@ class Exchange(Link):
             raise self._forged() from None
         transfer.position += 1
         if transfer.position == transfer.segments:
-            self.expected.popleft()
+            del self.expected[theirs.tag, transfer.ordinal]
             self.engine.finish(transfer)
 
     def _authenticate(self, frame: memoryview) -> None:
@@ -256,7 +256,7 @@ class Exchange(Link):
 
     def _on_bye(self) -> None:
         self.farewell = True
-        unfinished = [*self.expected, *self._payloads, *(t for q in self._offered.values() for t in q)]
+        unfinished = [*self.expected.values(), *self._payloads, *(t for q in self._offered.values() for t in q)]
         if unfinished:
             raise PeerLostError(f"worker {self.worker} left the run, and {unfinished[0].describe()} waits for it")
         self.close()
