@@ -233,6 +233,9 @@ class Engine:
 
     def accept(self, stream: Stream, address: str) -> None:
         """Somebody dialled. A flood of strangers costs itself its oldest connections, nobody else's."""
+        if self.failure is not None:  # the epoch is over, and the memory of what it had pending is no longer ours
+            stream.close()
+            return
         same = [doorway for doorway in self.doorways if doorway.address == address]
         crowd = same if len(same) >= ADMISSION_PENDING_PER_ADDRESS else list(self.doorways)
         if len(same) >= ADMISSION_PENDING_PER_ADDRESS or len(self.doorways) >= ADMISSION_PENDING:
@@ -287,6 +290,13 @@ class Engine:
                 link.close()
         for doorway in list(self.doorways):
             doorway.close()
+        self._close_parked()
+
+    def _close_parked(self) -> None:
+        for waiting in self._parked.values():
+            for _, stream, _ in waiting:
+                stream.close()
+        self._parked.clear()
 
     def _finish_all(self, error: RingfenceError) -> None:
         unfinished, self.unfinished = list(self.unfinished), {}
@@ -337,4 +347,5 @@ class Engine:
             for group in self.groups.values():
                 group.close()
             self.failure = ProtocolError("this worker has left the run; initialise the process group again")
+            self._close_parked()
         self._finish_all(self.failure)

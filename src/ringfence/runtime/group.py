@@ -94,6 +94,8 @@ class Group:
 
     def _pump(self) -> None:
         """Start what may start: passes in order, a few at a time."""
+        if self.engine.failure is not None:  # what waits here has ended, and its memory is no longer ours
+            return
         if not self._opened:
             self._open()
             return

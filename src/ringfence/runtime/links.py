@@ -111,7 +111,9 @@ class Link:
             except BlockingIOError:
                 return False
             if not got:
-                raise PeerLostError(f"worker {self.worker} closed a connection before answering it")
+                self.engine.suspect(self.worker, f"worker {self.worker} closed a connection before answering it")
+                self.close()
+                return False
             self._reply_have += got
         self._confirm(bytes(self._reply))
         return True
