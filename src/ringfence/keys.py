@@ -35,7 +35,7 @@ DIGEST_BYTES: Final = 32
 
 SEGMENT_BYTES: Final = 512 * 1024  # the most that is sealed as one piece
 GENERATION_SHIFT: Final = 20  # a key seals at most 2**20 segments
-COUNTER_LIMIT: Final = 1 << 62
+COUNTER_LIMIT: Final = 1 << 52  # so that a generation fits the 32 bits it has in a header
 
 TREE_FANOUT: Final = 4  # children of a worker in the admission tree
 ADMISSION_SECONDS: Final = 10.0  # for one stranger to finish its handshake
