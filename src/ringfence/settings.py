@@ -203,7 +203,7 @@ def _address_towards(master: str) -> str:
 def _ports(value: str) -> range | None:
     if not value:
         return None
-    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", value)
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", value)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 0 < first <= last <= 0xFFFF:
         raise ConfigurationError(f"RINGFENCE_PORTS={value}: write a range such as 20000-20100")

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from ringfence import keys
-from ringfence.admission.binding import Role
 from ringfence.admission.entry import Listing
 from ringfence.admission.messages import Acknowledge, Entries, Failure, Go, Message, Waiting, Welcome
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, is_below, parent_of
@@ -55,6 +54,10 @@ class World:
             self.connect(child)
             while self.random.random() < 0.5 and self.step():
                 pass
+        self.settle()
+
+    def settle(self) -> None:
+        """Until nothing is under way."""
         while self.step():
             pass
 
@@ -100,8 +103,7 @@ def test_nobody_begins_while_one_is_missing_and_all_learn_who(absent: int) -> No
     world.run(absent=frozenset({absent}))
     assert all(tree.phase is Phase.GATHER for tree in world.trees)
     world.send(0, world.trees[0].report())
-    while world.step():
-        pass
+    world.settle()
     for rank in set(range(21)) - below:
         waiting = world.trees[rank].waiting
         assert waiting is not None
@@ -225,7 +227,3 @@ def test_there_is_one_parent() -> None:
         leaf().attach_parent(worker(0, 2).entry, bytes(32))
     with pytest.raises(ProtocolError, match="second parent"):
         tree_of(worker(0, 2)).attach_parent(worker(1, 2).entry, bytes(32))
-
-
-def test_roles_are_the_two_ends_of_an_edge() -> None:
-    assert {Role(1 - role) for role in Role} == set(Role)

@@ -8,7 +8,6 @@ import os
 import selectors
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -109,7 +108,7 @@ class _Climb:
         self._search = None if parent is None else Search(self._book, entry.rank, parent, now)
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
-        self._strangers: set[Peer] = set()
+        self._strangers: list[Peer] = []  # the oldest first
         self._dialled: Peer | None = None  # the parent to be, a stranger too
         self._edges: dict[int, Peer] = {}
         self._report_at = now + _REPORT_SECONDS
@@ -220,18 +219,24 @@ class _Climb:
             connection, (host, *_) = self._listener.accept()
         except OSError:
             return  # gone before we looked
-        crowd = Counter(peer.address for peer in self._strangers if peer is not self._dialled)
-        if crowd.total() >= keys.ADMISSION_PENDING or crowd[host] >= keys.ADMISSION_PENDING_PER_ADDRESS:
-            connection.close()
-        else:
-            self._meet(connection, host, Role.PARENT, self._children)
+        self._make_room(host)
+        self._meet(connection, host, Role.PARENT, self._children)
+
+    def _make_room(self, host: str) -> None:
+        """At a limit the oldest stranger goes: a child is done in milliseconds, whoever sits there longer is none."""
+        crowd = [peer for peer in self._strangers if peer is not self._dialled]
+        neighbours = [peer for peer in crowd if peer.address == host]
+        if len(neighbours) >= keys.ADMISSION_PENDING_PER_ADDRESS:
+            self._drop(neighbours[0], "too many strangers from one address")
+        elif len(crowd) >= keys.ADMISSION_PENDING:
+            self._drop(crowd[0], "too many strangers")
 
     def _meet(self, connection: socket.socket, address: str, role: Role, ranks: frozenset[int]) -> Peer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = TlsStream(connection, Tls(self._credentials, server=role is Role.PARENT))
         handshake = Handshake(role, self._hello, ranks, self._policy, self._prover)
         peer = Peer(stream, handshake, address, time.monotonic() + keys.ADMISSION_SECONDS)
-        self._strangers.add(peer)
+        self._strangers.append(peer)
         return peer
 
     def _attach(self, peer: Peer) -> None:
@@ -243,7 +248,7 @@ class _Climb:
         if handshake.role is Role.PARENT:
             self._tree.attach_child(entry, handshake.child_proof_digest)
         peer.become_neighbour(entry.rank, entry.world_size)
-        self._strangers.discard(peer)
+        self._strangers.remove(peer)
         self._edges[entry.rank] = peer
         if handshake.role is Role.CHILD:
             self._search = self._dialled = None
@@ -268,7 +273,7 @@ class _Climb:
 
     def _drop(self, peer: Peer, reason: str) -> None:
         self._forget(peer)
-        self._strangers.discard(peer)
+        self._strangers.remove(peer)
         peer.stream.close()
         if peer is self._dialled and self._search is not None:
             self._dialled = None

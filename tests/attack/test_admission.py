@@ -1,0 +1,247 @@
+"""Attacks on one handshake: other secrets, other channels, reflections, swaps, somebody in between. TLS is real."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from OpenSSL import SSL
+
+from ringfence import keys
+from ringfence.admission.binding import Channel, Role
+from ringfence.admission.entry import Listing
+from ringfence.admission.handshake import Handshake, State
+from ringfence.admission.messages import Admit, Entries, Hello, Message, Proof, Reason
+from ringfence.admission.tree import Outgoing, Phase
+from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.transport.tls import Credentials, Tls
+from tests.attack.admission_strangers import channel_of, tls_pair
+from tests.pure.admission_samples import Worker, channels, converse, fixed_bytes, worker
+from tests.pure.test_admission_tree import World
+
+OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
+
+
+def refused(handshake: Handshake, reason: Reason) -> bool:
+    assert handshake.admitted is None
+    return handshake.state is State.REFUSED and handshake.refusal is not None and handshake.refusal.reason is reason
+
+
+def with_tls() -> tuple[Credentials, Worker]:
+    credentials = Credentials()
+    return credentials, worker(1, tls_key_digest=credentials.key_digest)
+
+
+def test_a_worker_without_the_secret_is_refused_and_learns_nothing() -> None:
+    parent, stranger = worker(0), worker(1, secret=OTHER_SECRET)
+    two = parent.handshake(Role.PARENT)
+    spoken = converse(stranger.handshake(Role.CHILD), two, channels(stranger, parent))
+    assert refused(two, Reason.PROOF)
+    heard = [message for role, message in spoken if role is Role.PARENT]
+    assert not any(isinstance(message, Proof | Admit) for message in heard), "a proof under the secret was given away"
+
+
+@pytest.mark.parametrize("guess", [b"", bytes(32), b"\xff" * 32, bytes(31), bytes(33), bytes(1000)])
+def test_a_guessed_proof_is_refused(guess: bytes) -> None:
+    parent, stranger = worker(0), worker(1)
+    two = parent.handshake(Role.PARENT)
+    two.begin(channels(stranger, parent)[1])
+    two.receive(stranger.hello)
+    two.receive(Proof(1, guess))
+    assert refused(two, Reason.PROOF)
+
+
+@pytest.mark.parametrize("change", [{"run_id": "run-8"}, {"generation": "2"}, {"world_size": 5}])
+def test_another_run_generation_or_world_with_the_same_secret_is_refused_and_both_are_named(
+    change: dict[str, object],
+) -> None:
+    parent, child = worker(0), worker(1, **change)
+    two = parent.handshake(Role.PARENT)
+    converse(child.handshake(Role.CHILD), two, channels(child, parent))
+    assert two.admitted is None
+    assert two.refusal is not None
+    for entry in (parent.entry, child.entry):
+        assert str(getattr(entry, next(iter(change)))) in two.refusal.text
+
+
+def test_a_proof_recorded_on_one_connection_is_refused_on_another() -> None:
+    """The strongest form: same keys, same hellos on both connections; only the exporter differs."""
+    credentials, child = with_tls()
+    server = Credentials()
+    parent = worker(0, tls_key_digest=server.key_digest)
+    proofs, ends = [], []
+    for _ in range(2):
+        one, two = tls_pair(credentials, server)
+        handshake = child.handshake(Role.CHILD)
+        handshake.begin(channel_of(one))
+        proofs += handshake.receive(parent.hello)
+        ends.append(channel_of(two))
+    for proof, expected in ((proofs[1], State.ADMIT), (proofs[0], State.REFUSED)):
+        victim = parent.handshake(Role.PARENT)
+        victim.begin(ends[1])
+        victim.receive(child.hello)
+        victim.receive(proof)
+        assert victim.state is expected
+
+
+def test_a_proof_reflected_to_its_maker_is_refused() -> None:
+    child, mirror = worker(1), worker(0, secret=OTHER_SECRET)
+    one = child.handshake(Role.CHILD)
+    one.begin(channels(child, mirror)[0])
+    (proof,) = one.receive(mirror.hello)
+    one.receive(proof)
+    assert refused(one, Reason.PROOF)
+
+
+def test_the_role_alone_tells_two_bindings_apart() -> None:
+    """Even if both ends could be made to send the same hello, a proof would not serve both directions."""
+    child, parent = worker(1), worker(0)
+    ends = channels(child, parent)
+    one, two = (
+        child.handshake(Role.CHILD),
+        Handshake(Role.PARENT, child.hello, frozenset({0}), child.policy, child.shared),
+    )
+    digests = []
+    for handshake in (one, two):
+        handshake.begin(ends[0])
+        handshake.receive(parent.hello)
+        digests.append(handshake._binding(of_peer=False).digest)
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("field", ["public_key", "host", "port"])
+def test_an_entry_changed_on_the_way_breaks_the_proof(field: str) -> None:
+    """Somebody who could write into the channel, even so, could not swap the key that goes into the roster."""
+    other = {"public_key": fixed_bytes("attacker"), "host": "203.0.113.9", "port": 1}[field]
+    child, parent = worker(1), worker(0)
+
+    def swap(role: Role, message: Message) -> Message:
+        if role is Role.CHILD and isinstance(message, Hello):
+            return replace(message, entry=replace(message.entry, **{field: other}))
+        return message
+
+    two = parent.handshake(Role.PARENT)
+    converse(child.handshake(Role.CHILD), two, channels(child, parent), swap)
+    assert refused(two, Reason.PROOF)
+
+
+def test_a_parent_that_swaps_the_key_of_its_child_is_found_out() -> None:
+    """Rank 1 holds the secret and lies: it endorses another key for rank 5. Rank 5 sees the roster, and nobody begins."""
+    world = World(6)
+    swapped, digest = worker(5, 6, public_key=fixed_bytes("attacker")), bytes(32)
+    world.send(0, world.trees[0].begin())
+    for rank in (1, 2, 3, 4):
+        world.connect(rank)
+    world.trees[1].attach_child(swapped.entry, digest)
+    world.trees[5].attach_parent(world.workers[1].entry, digest)
+    forged = Listing(swapped.entry, 1, digest, swapped.shared.endorse(swapped.entry, digest))
+    world.send(5, [Outgoing(1, Entries((forged,)))])
+    with pytest.raises(AdmissionError, match="does not show rank 5 as it showed itself"):
+        world.settle()
+    assert not any(tree.phase is Phase.GO for tree in world.trees)
+
+
+def test_somebody_in_between_who_relays_every_message_is_found_by_the_key() -> None:
+    """The relay ends TLS on both sides and passes admission's messages through, unchanged."""
+    child_key, parent_key, relay_key = Credentials(), Credentials(), Credentials()
+    child = worker(1, tls_key_digest=child_key.key_digest)
+    parent = worker(0, tls_key_digest=parent_key.key_digest)
+    near, _ = tls_pair(child_key, relay_key)
+    _, far = tls_pair(relay_key, parent_key)
+    one, two = child.handshake(Role.CHILD), parent.handshake(Role.PARENT)
+    converse(one, two, (channel_of(near), channel_of(far)))
+    assert refused(one, Reason.KEY)
+    assert refused(two, Reason.KEY)
+    assert one.refusal is not None
+    assert "someone is in between" in one.refusal.text
+
+
+def test_somebody_in_between_who_names_his_own_key_cannot_pass_the_proof() -> None:
+    child_key, parent_key, relay_key = Credentials(), Credentials(), Credentials()
+    child = worker(1, tls_key_digest=child_key.key_digest)
+    parent = worker(0, tls_key_digest=parent_key.key_digest)
+    near, _ = tls_pair(child_key, relay_key)
+    _, far = tls_pair(relay_key, parent_key)
+
+    def rename(role: Role, message: Message) -> Message:
+        if isinstance(message, Hello):
+            return replace(message, entry=replace(message.entry, tls_key_digest=relay_key.key_digest))
+        return message
+
+    one, two = child.handshake(Role.CHILD), parent.handshake(Role.PARENT)
+    converse(one, two, (channel_of(near), channel_of(far)), rename)
+    assert refused(two, Reason.PROOF)
+    assert one.admitted is None
+
+
+# -- TLS ------------------------------------------------------------------------------------------------------------
+
+
+def test_tls_agrees_on_one_exporter_and_names_both_keys() -> None:
+    client, server = Credentials(), Credentials()
+    one, two = tls_pair(client, server)
+    assert one.exporter() == two.exporter()
+    assert (one.peer_key_digest, two.peer_key_digest) == (server.key_digest, client.key_digest)
+    assert tls_pair(client, server)[0].exporter() != one.exporter()
+
+
+def test_tls_prefers_a_key_agreement_that_outlives_quantum_computers() -> None:
+    one, two = tls_pair(Credentials(), Credentials())
+    assert one.group == two.group == "X25519MLKEM768"
+
+
+def test_tls_sends_no_ticket_to_resume_with() -> None:
+    client, server = Credentials(), Credentials()
+    one, two = tls_pair(client, server)
+    two.send(b"x")
+    # One record of one byte: 5 of header, 1 of content, 1 of type, 16 of tag. A ticket would stand before it.
+    data = two.outgoing()
+    assert len(data) == 23
+    assert one.receive(data) == b"x"
+
+
+def test_a_changed_record_ends_the_connection() -> None:
+    one, two = tls_pair(Credentials(), Credentials())
+    two.send(b"hello")
+    data = bytearray(two.outgoing())
+    data[10] ^= 1
+    with pytest.raises(ProtocolError, match="TLS failed"):
+        one.receive(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\x16\x03\x01\xff\xff" + bytes(200), b"SSH-2.0-x\r\n"]
+)
+def test_bytes_that_are_not_tls_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="TLS failed"):
+        Tls(Credentials(), server=True).receive(data)
+
+
+def test_a_client_without_a_certificate_is_refused() -> None:
+    bare = SSL.Connection(SSL.Context(SSL.TLS_CLIENT_METHOD), None)
+    bare.set_connect_state()
+    server = Tls(Credentials(), server=True)
+    with pytest.raises(ProtocolError, match="certificate"):  # noqa: PT012
+        for _ in range(4):
+            with contextlib.suppress(SSL.WantReadError):
+                bare.do_handshake()
+            server.receive(bare.bio_read(65536))
+            bare.bio_write(server.outgoing())
+
+
+def test_older_tls_is_refused() -> None:
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    context.set_max_proto_version(SSL.TLS1_2_VERSION)
+    old = SSL.Connection(context, None)
+    old.set_connect_state()
+    with pytest.raises(SSL.WantReadError):
+        old.do_handshake()
+    with pytest.raises(ProtocolError, match="unsupported protocol"):
+        Tls(Credentials(), server=True).receive(old.bio_read(65536))
+
+
+def test_a_channel_is_made_of_what_tls_says() -> None:
+    credentials = Credentials()
+    one, two = tls_pair(credentials, Credentials())
+    assert channel_of(one) == Channel(credentials.key_digest, two.own_key_digest, two.exporter())

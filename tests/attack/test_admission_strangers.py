@@ -1,0 +1,264 @@
+"""Attacks on a join under way: strangers at the door, lies in the store. The workers join all the same, and nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+
+from ringfence import keys
+from ringfence.admission.binding import Role
+from ringfence.admission.messages import Hello, Proof, Refuse, encode
+from ringfence.join import Membership
+from ringfence.join.parent import AddressBook
+from ringfence.settings import Settings
+from ringfence.transport.tls import Credentials
+from tests.attack.admission_strangers import Stranger, channel_of, with_key
+from tests.process.join_world import SECRET, MemoryStore, World
+from tests.pure.admission_samples import Worker, worker
+
+ONE_RUN = Settings(SECRET, run_id="run-7", generation="3")
+
+
+def waiting_root(size: int = 2) -> tuple[World, tuple[str, int]]:
+    """Rank 0 alone, with its door open."""
+    world = World(size)
+    world.start([0], {0: ONE_RUN})
+    _, address = world.store.wait_for_address()
+    return world, address
+
+
+def finish(world: World) -> None:
+    """The others come; the world is complete, and holds only the workers that were started."""
+    world.start(range(1, world.size), dict.fromkeys(range(1, world.size), ONE_RUN))
+    members = world.members()
+    started = [member.link_private_key.public_key().public_bytes_raw() for member in members]
+    for member in members:
+        assert [entry.public_key for entry in member.roster.entries] == started
+    world.close()
+
+
+def credentials_of(rank: int) -> tuple[Credentials, Worker]:
+    """A worker of this run, with the key that it shows."""
+    credentials = Credentials()
+    return credentials, worker(rank, 2, tls_key_digest=credentials.key_digest)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", bytes(1 << 17), b"\x16\x03\x01\x40\x00" + b"\1" * 20000],
+    ids=["nothing", "a byte", "http", "zeros", "half a TLS record"],
+)
+def test_strangers_with_garbage_do_not_stop_a_join(garbage: bytes) -> None:
+    world, address = waiting_root()
+    strangers = [socket.create_connection(address, timeout=5) for _ in range(5)]
+    for stranger in strangers:
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(garbage)
+    strangers[0].close()
+    finish(world)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_crowd_of_silent_strangers_does_not_stop_a_join() -> None:
+    """More than one address may hold, and from the very address that the child has."""
+    world, address = waiting_root()
+    strangers = [socket.create_connection(address, timeout=5) for _ in range(100)]
+    started = time.monotonic()
+    finish(world)
+    assert time.monotonic() - started < keys.ADMISSION_SECONDS, "the child waited for strangers to expire"
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_strangers_from_many_addresses_are_held_to_a_total() -> None:
+    world, address = waiting_root()
+    strangers = []
+    for last in range(2, 10):
+        for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS):
+            stranger = socket.create_connection(address, timeout=5, source_address=(f"127.0.0.{last}", 0))
+            strangers.append(stranger)
+    # 128 came, 64 may stay: the oldest have been sent away.
+    assert strangers[0].recv(1) == b""
+    finish(world)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_silent_stranger_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.3)
+    world, address = waiting_root()
+    with socket.create_connection(address, timeout=5) as silent:
+        assert silent.recv(1) == b""
+    caller = Stranger.dial(address)  # TLS, and then silence
+    assert isinstance(caller.hear(), Hello)
+    assert caller.hear() is None
+    finish(world)
+
+
+def test_a_stranger_that_talks_too_much_is_sent_away() -> None:
+    world, address = waiting_root()
+    caller = Stranger.dial(address)
+    assert isinstance(caller.hear(), Hello)
+    caller.say_bytes(b"\1" + keys.ADMISSION_BYTES.to_bytes(4, "big"))
+    caller.say_bytes(bytes(keys.ADMISSION_BYTES - 1000))  # a message that may still become whole; TLS has cost the rest
+    assert caller.hear() is None
+    finish(world)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"\xff\0\0\0\0", b"\1\xff\xff\xff\xff", b"\x12\0\0\0\0", b"\1\0\0\0\4nope", encode(Proof(1, bytes(32)))],
+    ids=["unknown type", "4 GiB", "a message of the tree", "no hello", "proof before hello"],
+)
+def test_a_stranger_that_breaks_the_protocol_is_sent_away(frame: bytes) -> None:
+    world, address = waiting_root()
+    caller = Stranger.dial(address)
+    assert isinstance(caller.hear(), Hello)
+    caller.say_bytes(frame)
+    assert caller.hear() is None
+    finish(world)
+
+
+def test_a_stranger_that_claims_a_rank_without_the_secret_is_refused_and_the_worker_still_joins() -> None:
+    world, address = waiting_root()
+    credentials, stranger = credentials_of(1)
+    caller = Stranger.dial(address, credentials)
+    assert isinstance(caller.hear(), Hello)
+    caller.say(stranger.hello, Proof(1, bytes(32)))
+    assert isinstance(caller.hear(), Refuse)
+    assert caller.hear() is None
+    finish(world)
+
+
+def test_a_recorded_hello_and_proof_do_not_let_a_stranger_in() -> None:
+    """A thief replays what a real worker said on another connection, first as it was, then under his own key."""
+    world, address = waiting_root()
+    credentials, real = credentials_of(1)
+    first = Stranger.dial(address, credentials)
+    parent_hello = first.hear()
+    assert isinstance(parent_hello, Hello)
+    handshake = real.handshake(Role.CHILD)
+    handshake.begin(channel_of(first.tls))
+    (recorded,) = handshake.receive(parent_hello)
+    first.close()
+    thief = Credentials()
+    for hello in (real.hello, Hello(with_key(real.entry, thief), real.hello.policy_digest, (1,), (1,))):
+        caller = Stranger.dial(address, thief)
+        caller.hear()
+        caller.say(hello)
+        caller.say(recorded)
+        assert isinstance(caller.hear(), Refuse)
+        caller.close()
+    finish(world)
+
+
+# -- lies in the store ----------------------------------------------------------------------------------------------
+
+
+def plant(store: MemoryStore, address: tuple[str, int]) -> None:
+    """Put an address where rank 1 looks for rank 0."""
+    AddressBook(store, worker(0, 2).entry).publish(address)
+
+
+def closed_port() -> tuple[str, int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        host, port = probe.getsockname()
+    return host, port
+
+
+def test_a_stale_address_is_tried_again_until_the_right_one_stands_there() -> None:
+    world = World(2)
+    plant(world.store, closed_port())
+    world.start([1], {1: ONE_RUN})
+    world.store.wait_for_lookups(3)
+    world.start([0], {0: ONE_RUN})
+    assert all(isinstance(member, Membership) for member in world.members())
+    world.close()
+
+
+@pytest.mark.parametrize("lie", ["", "nonsense", "127.0.0.1:99999", "\xff\xfe", "a" * 5000, "127.0.0.1:0"])
+def test_nonsense_in_the_store_is_waited_out(lie: str) -> None:
+    world = World(2)
+    plant(world.store, ("127.0.0.1", 1))
+    key, _ = world.store.wait_for_address()
+    world.store.set(key, lie)
+    world.start([1], {1: ONE_RUN})
+    world.store.wait_for_lookups(3)
+    world.start([0], {0: ONE_RUN})
+    world.members()
+    world.close()
+
+
+def test_an_address_where_nobody_answers_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.3)
+    world = World(2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        plant(world.store, silent.getsockname())
+        world.start([1], {1: ONE_RUN})
+        world.store.wait_for_lookups(2)
+        world.start([0], {0: ONE_RUN})
+        world.members()
+    world.close()
+
+
+def test_the_address_of_an_older_generation_is_refused_and_waited_out() -> None:
+    old = World(2, timeout=60.0)
+    old.start([0], {0: Settings(SECRET, run_id="run-7", generation="2")})
+    _, stale = old.store.wait_for_address()
+    world = World(2)
+    plant(world.store, stale)
+    world.start([1], {1: ONE_RUN})
+    world.store.wait_for_lookups(3)
+    world.start([0], {0: ONE_RUN})
+    world.members()
+    world.close()
+    old.start([1], {1: Settings(SECRET, run_id="run-7", generation="2")})
+    old.members()  # the older generation was not disturbed either
+    old.close()
+
+
+def test_a_store_that_names_a_worker_of_another_run_cannot_splice_two_runs() -> None:
+    other = World(2, timeout=5.0)
+    other.start([0], {0: Settings(SECRET, run_id="run-8", generation="3")})
+    _, address = other.store.wait_for_address()
+    world = World(2, timeout=2.0)
+    plant(world.store, address)
+    world.start([1], {1: ONE_RUN})
+    error = world.error(1)
+    assert "run 'run-7'" in error
+    assert "run 'run-8'" in error
+    assert "run 'run-8', generation 3, did not form" in other.error(0)
+
+
+def test_an_impostor_in_place_of_the_parent_gets_a_proof_that_is_good_for_nothing() -> None:
+    """The store names a stranger as rank 0. The child proves first; the stranger carries its proof to the real rank 0."""
+    real, address = waiting_root()
+    world = World(2)
+    thief, parent = Credentials(), worker(0, 2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        plant(world.store, listener.getsockname())
+        world.start([1], {1: ONE_RUN})
+        impostor = Stranger.wait(listener, thief)
+        impostor.say(Hello(with_key(parent.entry, thief), parent.hello.policy_digest, (1,), (1,)))
+        hello, proof = impostor.hear(), impostor.hear()
+        assert isinstance(hello, Hello)
+        assert isinstance(proof, Proof)
+        impostor.say(proof)  # reflected
+        assert isinstance(impostor.hear(), Refuse)
+    for claim in (hello.entry, with_key(hello.entry, thief)):
+        caller = Stranger.dial(address, thief)
+        assert isinstance(caller.hear(), Hello)
+        caller.say(replace(hello, entry=claim), proof)
+        assert isinstance(caller.hear(), Refuse)
+        caller.close()
+    plant(world.store, address)  # the lie ends
+    assert isinstance(world.finish()[1], Membership)
+    assert isinstance(real.finish()[0], Membership)
+    world.close()
+    real.close()

@@ -1,0 +1,318 @@
+"""Workers join over real sockets: complete and alike, or an error that says who is missing and why."""
+
+from __future__ import annotations
+
+import multiprocessing
+import select
+import socket
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from ringfence import keys
+from ringfence.control import Abort, Bye, Closed
+from ringfence.errors import ConfigurationError
+from ringfence.join import Membership, join, listen
+from ringfence.settings import Settings
+from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, World
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_everyone_comes_back_with_the_same_epoch(size: int) -> None:
+    with World(size) as world:
+        world.start(reversed(range(size)))
+        members = world.members()
+        assert len({member.roster.digest for member in members}) == 1
+        assert all(member.epoch_key == members[0].epoch_key for member in members)
+        assert {member.table for member in members} == {b"table of 0"}
+        assert {member.admitted_by for member in members} == {"shared secret"}
+        assert {member.suite for member in members} == {keys.SUITE_AES_256_GCM}
+        for rank, member in enumerate(members):
+            entry = member.roster.entries[rank]
+            assert entry.public_key == member.link_private_key.public_key().public_bytes_raw()
+            assert (entry.host, entry.port) == ("127.0.0.1", 30000 + rank)
+            assert (member.rank, member.world_size, len(member.roster.entries)) == (rank, size, size)
+        edges = {(member.rank, edge.peer) for member in members for edge in member.edges}
+        assert edges == {(b, a) for a, b in edges}
+        assert len(edges) == 2 * (size - 1)
+
+
+def test_a_world_of_one_opens_no_socket_and_asks_no_store() -> None:
+    world = World(1)
+    world.start([0])
+    assert world.members()[0].edges == ()
+    assert world.store.lookups == 0
+
+
+def test_two_epochs_share_nothing() -> None:
+    with World(2) as one, World(2) as two:
+        one.start([0, 1])
+        two.start([0, 1])
+        assert one.members()[0].epoch_key != two.members()[0].epoch_key
+        assert one.members()[0].roster.digest != two.members()[0].roster.digest
+
+
+def test_a_membership_shows_no_secret() -> None:
+    with World(2) as world:
+        world.start([0, 1])
+        member = world.members()[0]
+        assert member.epoch_key.reveal().hex() not in repr(member)
+        assert repr(member.epoch_key.reveal()) not in repr(member)
+
+
+def test_the_control_edges_have_keepalive_and_a_limit_on_silence() -> None:
+    with World(2) as world:
+        world.start([0, 1])
+        for member in world.members():
+            copy = socket.socket(fileno=socket.dup(member.edges[0].fileno()))
+            with copy:
+                assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 2
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 9000
+
+
+def test_the_admission_listener_closes_when_the_epoch_begins() -> None:
+    with World(2) as world:
+        world.start([0, 1])
+        world.members()
+        _, address = world.store.wait_for_address()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_rank_is_named_by_everyone_at_the_deadline() -> None:
+    world = World(7, timeout=3.0)
+    world.start([0, 1, 2, 3, 4, 5])
+    world.finish()
+    for rank in range(6):
+        error = world.error(rank)
+        assert error.startswith("AdmissionError")
+        assert "1 of 7 workers are missing: rank 6" in error
+
+
+def test_a_worker_without_its_parent_says_so() -> None:
+    world = World(2, timeout=0.5)
+    world.start([1])
+    error = world.error(1)
+    assert "rank 1 did not get to its parent, rank 0: it has not published an address" in error
+
+
+def test_another_secret_is_refused_within_seconds_and_both_sides_say_why(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(2, timeout=4.5)
+    started = time.monotonic()
+    world.start([0, 1], {1: Settings(OTHER_SECRET)})
+    refused = world.error(1)
+    assert time.monotonic() - started < 4.5
+    assert "rank 1 was not admitted by its parent, rank 0" in refused
+    assert "give every worker the same secret file" in refused
+    assert "rank 1 does not hold the shared secret" in caplog.text
+    waited = world.error(0)
+    assert "1 of 2 workers are missing: rank 1" in waited
+    assert "rank 1 does not hold the shared secret" in waited
+
+
+def test_another_world_size_is_refused_and_both_are_named() -> None:
+    store = MemoryStore()
+    two, three = World(2, timeout=4.5, store=store), World(3, timeout=4.5, store=store)
+    two.start([0])
+    three.start([1])
+    assert "count 3 and 2 workers" in three.error(1)
+    assert "count 2 and 3 workers" in two.error(0)
+
+
+def test_two_workers_with_one_rank_end_the_epoch_for_all() -> None:
+    world, double = World(3), None
+    world.start([0, 1])
+    world.store.wait_for_address()
+    double = World(3, store=world.store)
+    double.start([1])
+    errors = [world.error(0), world.error(1), double.error(1)]
+    assert "two workers claim rank 1" in errors[0]
+    assert any("rank 0 ended the join: two workers claim rank 1" in error for error in errors[1:])
+
+
+def test_a_failure_in_one_worker_reaches_the_others_at_once() -> None:
+    late, soon = World(6, timeout=60.0), World(6, timeout=1.0)
+    soon.store = late.store
+    started = time.monotonic()
+    late.start([0, 1, 2])
+    soon.start([5])
+    for rank in (0, 1, 2):
+        assert "rank 5 ended the join" in late.error(rank)
+    assert time.monotonic() - started < 20
+    soon.finish()
+
+
+def test_a_store_that_fails_is_named() -> None:
+    class Broken(MemoryStore):
+        def check(self, keys: list[str], /) -> bool:
+            raise RuntimeError("connection reset by peer")
+
+    world = World(2, store=Broken())
+    world.start([1])
+    assert "the store failed while rank 1 was joining: connection reset by peer" in world.error(1)
+
+
+# -- addresses ------------------------------------------------------------------------------------------------------
+
+
+def test_listeners_keep_to_the_range_of_ports() -> None:
+    with listen(Settings(SECRET)) as probe:
+        port = probe.getsockname()[1]
+    narrow = replace(Settings(SECRET), ports=range(port, port + 1))
+    with listen(narrow) as one:
+        assert one.getsockname()[1] == port
+        with pytest.raises(ConfigurationError, match=rf"ports {port}-{port} of 127\.0\.0\.1.*RINGFENCE_PORTS"):
+            listen(narrow)
+
+
+def test_an_address_that_is_not_ours_cannot_be_bound() -> None:
+    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1.*RINGFENCE_INTERFACE"):
+        listen(Settings(SECRET, host="192.0.2.1"))
+
+
+def test_workers_join_over_ipv6() -> None:
+    with World(2) as world:
+        world.start([0, 1], dict.fromkeys((0, 1), Settings(SECRET, host="::1")))
+        assert len(world.members()) == 2
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+def _join_in_process(pipe: Connection, store_file: str, rank: int, size: int) -> None:
+    from torch.distributed import FileStore
+
+    member = join(FileStore(store_file, size), rank, size, Settings(SECRET), ("127.0.0.1", 1), 30.0, b"")
+    pipe.send((member.roster.digest, keys.digest(b"test", member.epoch_key.reveal())))
+    pipe.recv()
+    for edge in member.edges:
+        edge.send(Bye(rank))
+        edge.close()
+
+
+def test_processes_join_through_a_store_of_torch(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipes, workers = [], []
+    for rank in range(3):
+        near, far = context.Pipe()
+        worker = context.Process(target=_join_in_process, args=(far, str(tmp_path / "store"), rank, 3), daemon=True)
+        worker.start()
+        pipes.append(near)
+        workers.append(worker)
+    results = set()
+    for pipe in pipes:
+        assert pipe.poll(60), "a worker did not join"
+        results.add(pipe.recv())
+    assert len(results) == 1
+    for pipe, worker in zip(pipes, workers, strict=True):
+        pipe.send("done")
+        worker.join(30)
+        assert worker.exitcode == 0
+
+
+# -- the control plane ----------------------------------------------------------------------------------------------
+
+
+def pair() -> tuple[World, Membership, Membership]:
+    world = World(2)
+    world.start([0, 1])
+    parent, child = world.members()
+    return world, parent, child
+
+
+def next_message(member: Membership) -> object:
+    """Wait until the only edge of a worker has something to say."""
+    edge = member.edges[0]
+    found: list[object] = []
+    while not found:
+        select.select([edge], [], [], 10)
+        found += edge.receive()
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_messages_cross_an_edge_both_ways() -> None:
+    world, parent, child = pair()
+    with world:
+        abort = Abort(1, -1, 3, "all_reduce #7", "tag mismatch")
+        child.edges[0].send(abort)
+        assert next_message(parent) == abort
+        answer = Abort(0, 1, 255, "", "gone\n" * 100)
+        parent.edges[0].send(answer)
+        received = next_message(child)
+        assert received == answer
+        assert isinstance(received, Abort)
+        assert len(received.text) == 256
+        assert "\n" not in received.text
+        assert parent.edges[0].receive() == []
+
+
+def test_an_end_after_a_bye_differs_from_an_end_without() -> None:
+    world, parent, child = pair()
+    child.edges[0].send(Bye(1))
+    child.edges[0].close()
+    found: list[object] = []
+    while not any(isinstance(each, Closed) for each in found):
+        select.select([parent.edges[0]], [], [], 10)
+        found += parent.edges[0].receive()
+    assert found[0] == Bye(1)
+    assert isinstance(found[-1], Closed)
+    assert found[-1].after_bye
+    assert parent.edges[0].receive() == []
+    world.close()
+
+    world, parent, child = pair()
+    child.edges[0].abandon()
+    end = next_message(parent)
+    assert isinstance(end, Closed)
+    assert not end.after_bye
+    parent.edges[0].send(Bye(0))  # to nobody: no error
+    world.close()
+
+
+def test_a_goodbye_counts_only_for_the_peer_that_it_names() -> None:
+    world, parent, child = pair()
+    with world:
+        child.edges[0].send(Bye(0))  # as it is passed on for others
+        assert next_message(parent) == Bye(0)
+        child.edges[0].abandon()
+        end = next_message(parent)
+        assert isinstance(end, Closed)
+        assert not end.after_bye
+
+
+def test_a_message_that_came_with_the_go_is_not_lost() -> None:
+    """The parent may abort before the child has returned from its join: both in one piece on the wire."""
+    world = World(2)
+    world.start([0])
+    world.store.wait_for_address()
+    world.start([1])
+    parent, child = world.members()
+    with world:
+        parent.edges[0].send(Abort(0, -1, 1, "", "at once"))
+        assert next_message(child) == Abort(0, -1, 1, "", "at once")
+
+
+def test_writes_that_the_kernel_does_not_take_are_kept() -> None:
+    world, parent, child = pair()
+    with world:
+        abort = Abort(1, 0, 1, "p" * 256, "t" * 256)
+        sent = 0
+        while not child.edges[0].wants_write:
+            child.edges[0].send(abort)
+            sent += 1
+        received = 0
+        while received < sent:
+            child.edges[0].flush()
+            received += len(parent.edges[0].receive())
+        assert not child.edges[0].wants_write
+        assert received == sent

@@ -1,0 +1,204 @@
+"""The environment and the secret's file: what is taken, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ringfence.errors import ConfigurationError
+from ringfence.settings import Settings, format_address, load_secret, new_secret_file, parse_address
+
+RANDOM = "8f1d6c0be25a47937de0fb1c6a9842d35be7103cf4a86e92d11f7ac508b36e4d"
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    new_secret_file(path)
+    return path
+
+
+def settings(secret_file: Path, **environ: str) -> Settings:
+    return Settings.from_environment({"RINGFENCE_SECRET_FILE": str(secret_file), **environ})
+
+
+def write(path: Path, content: str, mode: int = 0o600) -> Path:
+    path.write_text(content)
+    path.chmod(mode)
+    return path
+
+
+# -- the secret -----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_secret_is_private_random_and_loads(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        new_secret_file(tmp_path / "one")
+        os.umask(0o777)
+        new_secret_file(tmp_path / "two")
+    finally:
+        os.umask(previous)
+    for name in ("one", "two"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+        assert len((tmp_path / name).read_bytes()) == 65
+    assert load_secret(tmp_path / "one") != load_secret(tmp_path / "two")
+
+
+def test_a_secret_is_never_overwritten(secret_file: Path) -> None:
+    before = secret_file.read_bytes()
+    with pytest.raises(ConfigurationError, match="never overwritten"):
+        new_secret_file(secret_file)
+    assert secret_file.read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no/such: No such file"):
+        new_secret_file(tmp_path / "no" / "such")
+
+
+def test_without_a_secret_the_error_says_how_to_make_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"RINGFENCE_SECRET_FILE is not set.*`ringfence secret new FILE`"):
+        Settings.from_environment({})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nothing: No such file.*`ringfence secret new FILE`"):
+        load_secret(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610, 0o601])
+def test_a_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        load_secret(write(tmp_path / "secret", RANDOM + "\n", mode))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        RANDOM,
+        RANDOM[:-2] + "\n",
+        RANDOM + "00\n",
+        RANDOM.upper() + "\n",
+        RANDOM + "\r\n",
+        RANDOM + "\n\n",
+        "correct horse\n",
+    ],
+    ids=["empty", "no newline", "short", "long", "upper case", "carriage return", "two newlines", "passphrase"],
+)
+def test_any_other_form_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a secret file"):
+        load_secret(write(tmp_path / "secret", content))
+
+
+@pytest.mark.parametrize(
+    "material",
+    [
+        bytes(32),
+        b"\xff" * 32,
+        bytes(range(32)),
+        bytes(range(0, 64, 2)),
+        bytes(range(255, 223, -1)),
+        b"\x01\x80" * 16,
+        b"correct horse battery staple 123",
+    ],
+    ids=["zeros", "ones", "counting", "counting by two", "counting down", "two bytes", "passphrase in hexadecimal"],
+)
+def test_what_was_not_drawn_at_random_is_refused(tmp_path: Path, material: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="not drawn at random"):
+        load_secret(write(tmp_path / "secret", material.hex() + "\n"))
+
+
+def test_a_directory_is_no_secret(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with pytest.raises(ConfigurationError):
+        load_secret(tmp_path)
+
+
+def test_settings_show_no_secret(secret_file: Path) -> None:
+    assert secret_file.read_text().strip() not in repr(settings(secret_file))
+
+
+# -- the rest -------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_file_is_refused_until_there_are_policies(secret_file: Path) -> None:
+    with pytest.raises(ConfigurationError, match="RINGFENCE_POLICY is reserved"):
+        settings(secret_file, RINGFENCE_POLICY="policy.toml")
+
+
+def test_run_and_generation_come_from_us_then_from_torchrun_then_from_nowhere(secret_file: Path) -> None:
+    nothing = settings(secret_file)
+    assert (nothing.run_id, nothing.generation) == ("none", "0")
+    elastic = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2"}
+    theirs = settings(secret_file, **elastic)
+    assert (theirs.run_id, theirs.generation) == ("job", "2")
+    ours = settings(secret_file, **elastic, RINGFENCE_RUN_ID="mine", RINGFENCE_GENERATION="r5")
+    assert (ours.run_id, ours.generation) == ("mine", "r5")
+
+
+@pytest.mark.parametrize(("name", "value"), [("RINGFENCE_RUN_ID", "x" * 129), ("RINGFENCE_GENERATION", "line\nbreak")])
+def test_names_are_short_and_printable(secret_file: Path, name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        settings(secret_file, **{name: value})
+
+
+def test_the_interface_by_address_name_or_master(secret_file: Path) -> None:
+    assert settings(secret_file).host == "127.0.0.1"
+    assert settings(secret_file, RINGFENCE_INTERFACE="127.0.0.5").host == "127.0.0.5"
+    assert settings(secret_file, RINGFENCE_INTERFACE="::1").host == "::1"
+    assert settings(secret_file, RINGFENCE_INTERFACE="lo").host == "127.0.0.1"
+    assert settings(secret_file, MASTER_ADDR="127.0.0.1").host == "127.0.0.1"
+    assert settings(secret_file, MASTER_ADDR="does-not-exist.invalid").host == "127.0.0.1"
+
+
+def test_an_interface_that_does_not_exist_is_refused_and_the_others_are_named(secret_file: Path) -> None:
+    name = socket.if_nameindex()[0][1]
+    with pytest.raises(ConfigurationError, match=f"neither an address nor an interface.*{name}"):
+        settings(secret_file, RINGFENCE_INTERFACE="nope0")
+
+
+def test_all_interfaces_at_once_need_an_address_that_peers_can_dial(secret_file: Path) -> None:
+    with pytest.raises(ConfigurationError, match="peers cannot dial that"):
+        settings(secret_file, RINGFENCE_INTERFACE="0.0.0.0")
+    chosen = settings(secret_file, RINGFENCE_INTERFACE="0.0.0.0", RINGFENCE_ADVERTISE="gateway.example:4000")
+    assert chosen.link_address(("0.0.0.0", 20000)) == ("gateway.example", 4000)
+    assert chosen.admission_address(("0.0.0.0", 20001)) == ("gateway.example", 20001)
+
+
+def test_what_is_bound_is_advertised_unless_said_otherwise(secret_file: Path) -> None:
+    assert settings(secret_file).link_address(("127.0.0.1", 5)) == ("127.0.0.1", 5)
+    assert settings(secret_file).admission_address(("127.0.0.1", 5)) == ("127.0.0.1", 5)
+
+
+def test_a_range_of_ports(secret_file: Path) -> None:
+    assert settings(secret_file).ports is None
+    assert settings(secret_file, RINGFENCE_PORTS="20000-20100").ports == range(20000, 20101)
+    assert settings(secret_file, RINGFENCE_PORTS="20000").ports == range(20000, 20001)
+    for wrong in ("0-5", "9-8", "1-65536", "a-b", "1-", "-1", "1,2", "٣-٤"):
+        with pytest.raises(ConfigurationError, match="RINGFENCE_PORTS"):
+            settings(secret_file, RINGFENCE_PORTS=wrong)
+
+
+def test_addresses() -> None:
+    for address in (("10.0.0.1", 1), ("::1", 65535), ("host.example", 80)):
+        assert parse_address(format_address(address), "x") == address
+    for wrong in (
+        "",
+        ":1",
+        "host",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:1x",
+        "a b:1",
+        "h\n:1",
+        "h" * 256 + ":1",
+    ):
+        with pytest.raises(ConfigurationError, match="write host:port"):
+            parse_address(wrong, "x")
