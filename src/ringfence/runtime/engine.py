@@ -112,6 +112,7 @@ class Engine:
         self.ready: deque[Any] = deque()
         self.groups: dict[bytes, Group] = {}
         self.doorways: set[Doorway] = set()
+        self.blocked: set[Link] = set()  # links with bytes that the kernel has not taken yet
         self.departed: set[int] = set()
         self.failure: RingfenceError | None = None
         self.unfinished: dict[Operation, None] = {}
@@ -193,7 +194,7 @@ class Engine:
 
     def busy(self) -> bool:
         """Whether time or the network still has to bring something."""
-        return bool(self.unfinished or self.ready or self.doorways or self._timers)
+        return bool(self.unfinished or self.ready or self.blocked or self.doorways or self._timers)
 
     def next_deadline(self) -> float:
         moments = [self._soonest, *(timer[0] for timer in self._timers)]

@@ -56,6 +56,7 @@ class Exchange(Link):
     """One point-to-point connection, at either end."""
 
     lane = Lane.POINT_TO_POINT
+    served_always = True
 
     def __init__(self, engine: Engine, group: Group, peer: int, postbox: Postbox) -> None:
         super().__init__(engine, group, peer)

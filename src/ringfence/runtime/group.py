@@ -176,7 +176,3 @@ class Group:
     def close(self) -> None:
         for link in self.links():
             link.say_bye()
-
-    def unsent(self) -> bool:
-        """Whether any link still has bytes to write."""
-        return any(link.unsent for link in self.links())

@@ -48,6 +48,7 @@ class Link:
     """One connection: its stream, whether it can be read or written now, and what is left of a frame half written."""
 
     lane = Lane.COLLECTIVE
+    served_always = False
 
     def __init__(self, engine: Engine, group: Group, peer: int) -> None:
         self.engine = engine
@@ -155,22 +156,18 @@ class Link:
         try:
             sent = self.stream.send(unsent)
         except BlockingIOError:
-            self.writable = False
-            return False
+            sent = 0
         if sent < len(unsent):
             self._unsent = unsent[sent:]
             self.writable = False  # the buffer is full: the next edge says when to go on
+            self.engine.blocked.add(self)
             return False
         self._unsent = None
+        self.engine.blocked.discard(self)
         if self._segment is not None:
             self.engine.pool.give(self._segment)
             self._segment = None
         return True
-
-    @property
-    def unsent(self) -> bool:
-        """Whether bytes of a frame still wait to be written."""
-        return self._unsent is not None
 
     def control_frame(self, kind: Type, call: bytes, sequence: int = 0) -> memoryview:
         """A frame without payload."""
@@ -190,6 +187,7 @@ class Link:
         self.close()
 
     def close(self) -> None:
+        self.engine.blocked.discard(self)
         if self.stream is not None:
             self.engine.network.forget(self.stream)
             self.stream.close()
@@ -332,6 +330,8 @@ class Inbox(Link):
 
 class Doorway:
     """A connection that somebody dialled: nothing but two fixed-size reads until it is known who."""
+
+    served_always = True
 
     def __init__(self, engine: Engine, stream: Stream, address: str) -> None:
         self.engine = engine

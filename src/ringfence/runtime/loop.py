@@ -2,14 +2,13 @@
 
 A blocking collective is driven by its own caller, so that a small one costs no hand-over between threads. What is left
 (asynchronous operations, other workers' dials and aborts) is the background thread's. Exactly one thread drives at a
-time: whoever holds the lock. The background thread sleeps on an epoll that contains the engine's epoll; a driving caller
-takes the inner one out of it, and puts it back, with two system calls and no thread woken.
+time: whoever holds the lock. The background thread sleeps on what must be served at any time, so that a driving caller
+does not wake it.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
 from collections import deque
@@ -29,7 +28,9 @@ _SWITCH_SECONDS = 0.0002
 
 
 class _Waker:
-    """An eventfd in the engine's epoll."""
+    """An eventfd that is always served."""
+
+    served_always = True
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -45,6 +46,8 @@ class _Waker:
 
 
 class _EdgeHandler:
+    served_always = True
+
     def __init__(self, engine: Engine, edge: ControlEdge) -> None:
         self._engine = engine
         self._edge = edge
@@ -75,8 +78,6 @@ class Loop:
             handler = _EdgeHandler(engine, edge)
             network.watch(edge, handler)
             handler.notify(True, True)  # something may have come in one piece with the last of admission
-        self._outer = select.epoll()
-        self._outer.register(network.epoll.fileno(), select.EPOLLIN)
         self._stopping = False
         self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
         closes_in_children(self)
@@ -112,12 +113,9 @@ class Loop:
         return operation.done
 
     def _drive_inline(self, enough: Callable[[], bool], limit: float) -> None:
-        inner = self.network.epoll.fileno()
-        self._outer.modify(inner, 0)
         try:
             self._drive(enough, limit)
         finally:
-            self._outer.modify(inner, select.EPOLLIN)
             self._lock.release()
             if self._asked or self.engine.busy():
                 self.wake()
@@ -148,10 +146,9 @@ class Loop:
 
         torch.set_grad_enabled(False)  # a new thread begins with it enabled, and in-place sums would be refused
         while not self._stopping:
-            self._outer.poll()
-            if not self._lock.acquire(blocking=False):
-                continue
+            self.network.sleep()
             interval = sys.getswitchinterval()
+            self._lock.acquire()
             try:
                 self.network.poll(0)
                 if self._asked or self.engine.busy():
@@ -169,7 +166,7 @@ class Loop:
         left = Operation(Call(0), float("inf"))
 
         def drained() -> bool:
-            return not any(group.unsent() for group in self.engine.groups.values()) or self.engine.failure is not None
+            return not self.engine.blocked or self.engine.failure is not None
 
         def go() -> None:
             if drained() or self.engine.clock() >= limit:
@@ -191,7 +188,6 @@ class Loop:
 
     def _close(self) -> None:
         self.network.close()
-        self._outer.close()
         os.close(self._waker.descriptor)
 
     def forget(self) -> None:

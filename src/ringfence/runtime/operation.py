@@ -110,7 +110,10 @@ class Operation:
     def finish(self, error: RingfenceError | None = None) -> None:
         """End it; wake whoever waits."""
         if error is None and self.after is not None:
-            self.after()
+            try:
+                self.after()
+            except Exception as mistake:
+                error = RingfenceError(f"the result of {self.describe()} could not be copied back: {mistake}")
         with self._lock:
             if self.done:
                 return

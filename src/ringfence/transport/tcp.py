@@ -13,6 +13,8 @@ _WRITABLE = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 
 
 class Handler(Protocol):
+    served_always: bool  # also while no collective is under way
+
     def notify(self, readable: bool, writable: bool) -> None: ...
 
 
@@ -26,19 +28,29 @@ def tune(stream: socket.socket) -> None:
 
 
 class TcpNetwork:
-    """Connections to the rostered addresses, and from whoever dials the listener."""
+    """Connections to the rostered addresses, and from whoever dials the listener.
+
+    Two epolls, one inside the other. `_service` holds what must be served at any time: the listener, strangers, control
+    edges, point-to-point links. The outer one holds that and the links of collectives, which matter only while a
+    collective is under way; an idle worker is not woken by a peer that is early.
+    """
 
     def __init__(self, listener: socket.socket, addresses: Sequence[tuple[str, int]]) -> None:
-        self.epoll = select.epoll()
+        self._service = select.epoll()
+        self._all = select.epoll()
+        self._all.register(self._service.fileno(), select.EPOLLIN)
+        self._idle = select.epoll()  # waits for `service` without taking its events
+        self._idle.register(self._service.fileno(), select.EPOLLIN)
         self._listener = listener
         self._addresses = addresses
-        self._handlers: dict[int, Any] = {}
+        self._handlers: dict[int, Handler] = {}
+        self._homes: dict[int, select.epoll] = {}
         self._accept: Callable[[socket.socket, str], None] | None = None
 
     def serve(self, accept: Callable[[socket.socket, str], None]) -> None:
         """Hand every connection that is dialled to `accept`."""
         self._accept = accept
-        self.epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._service.register(self._listener.fileno(), select.EPOLLIN)
 
     def dial(self, link: Any) -> None:
         host, port = self._addresses[link.worker]
@@ -50,42 +62,60 @@ class TcpNetwork:
         self.watch(stream, link)
 
     def watch(self, stream: Any, handler: Handler) -> None:
-        descriptor = stream.fileno()
-        if descriptor not in self._handlers:
-            self.epoll.register(descriptor, _EDGES)
-        self._handlers[descriptor] = handler
+        """Tell `handler` of every change, from now on."""
+        self._register(stream.fileno(), handler, _EDGES)
 
     def watch_readable(self, descriptor: int, handler: Handler) -> None:
-        """Level-triggered, for reading only."""
-        self.epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP)
+        """Tell `handler` for as long as there is something to read."""
+        self._register(descriptor, handler, select.EPOLLIN | select.EPOLLRDHUP)
+
+    def _register(self, descriptor: int, handler: Handler, events: int) -> None:
+        home = self._service if handler.served_always else self._all
+        known = self._homes.get(descriptor)
+        if known is not home:
+            if known is not None:
+                known.unregister(descriptor)
+            home.register(descriptor, events)
+        self._homes[descriptor] = home
         self._handlers[descriptor] = handler
 
     def forget(self, stream: Any) -> None:
-        self.forget_descriptor(stream.fileno())
-
-    def forget_descriptor(self, descriptor: int) -> None:
+        descriptor = stream.fileno()
         if self._handlers.pop(descriptor, None) is not None:
-            self.epoll.unregister(descriptor)
+            self._homes.pop(descriptor).unregister(descriptor)
+
+    def sleep(self) -> None:
+        """Wait until there is something that must be served at any time; it is left for `poll`."""
+        self._idle.poll()
 
     def poll(self, seconds: float) -> None:
         """Wait for changes and tell the handlers."""
-        handlers = self._handlers
-        for descriptor, events in self.epoll.poll(seconds if seconds < 86400 else -1):
-            handler = handlers.get(descriptor)
-            if handler is not None:
-                handler.notify(bool(events & _READABLE), bool(events & _WRITABLE))
-            elif descriptor == self._listener.fileno():
+        service = self._service.fileno()
+        for descriptor, events in self._all.poll(seconds if seconds < 86400 else -1):
+            if descriptor == service:
+                self._poll_service()
+            else:
+                self._tell(descriptor, events)
+
+    def _poll_service(self) -> None:
+        for descriptor, events in self._service.poll(0):
+            if descriptor == self._listener.fileno():
                 self._accept_all()
+            else:
+                self._tell(descriptor, events)
+
+    def _tell(self, descriptor: int, events: int) -> None:
+        handler = self._handlers.get(descriptor)
+        if handler is not None:
+            handler.notify(bool(events & _READABLE), bool(events & _WRITABLE))
 
     def _accept_all(self) -> None:
         assert self._accept is not None
         while True:
             try:
                 stream, address = self._listener.accept()
-            except BlockingIOError:
-                return
             except OSError:
-                return  # out of descriptors, or the dialler is gone already: neither is the run's end
+                return  # nobody left, out of descriptors, or the dialler is gone already: none is the run's end
             stream.setblocking(False)
             tune(stream)
             self._accept(stream, address[0])
@@ -93,4 +123,6 @@ class TcpNetwork:
     def close(self) -> None:
         self._handlers.clear()
         self._listener.close()
-        self.epoll.close()
+        self._idle.close()
+        self._all.close()
+        self._service.close()
