@@ -161,9 +161,9 @@ class RingfenceProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch i
         """The first group's end is the session's; another group only closes its own links."""
         if self._owns_session:
             self._session.leave()
-        elif self._added is not None:
-            group, self._added = self._added, None
-            self._loop.ask(lambda: self._session.engine.remove_group(group))
+        elif self._added is not None and not self._session.left:
+            lazy, self._added = self._added, None
+            self._loop.ask(lambda: self._session.engine.remove_group(lazy.get()))
             self._loop.wake()
 
     # -- submitting --------------------------------------------------------------------------------------------------

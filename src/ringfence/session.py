@@ -14,6 +14,7 @@ from ringfence import keys
 from ringfence.collectives import Table
 from ringfence.join import join, listen
 from ringfence.runtime.engine import Engine
+from ringfence.runtime.fork import in_child
 from ringfence.runtime.loop import Loop
 from ringfence.settings import Settings
 from ringfence.transport.tcp import TcpNetwork
@@ -62,7 +63,7 @@ class Session:
 
     def leave(self) -> None:
         """Say goodbye. Also called at exit, for scripts that do not destroy their process group."""
-        if not self.left:
+        if not self.left and not in_child():
             self.left = True
             atexit.unregister(self.leave)
             self.loop.leave(_GOODBYE_SECONDS)

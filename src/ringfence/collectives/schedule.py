@@ -96,7 +96,7 @@ def _dependencies(chunks: tuple[Place, ...], steps: tuple[Step, ...]) -> tuple[t
     touched = [_touched(step) for step in steps]
     alike = all(place.parts == 1 for place in chunks)  # then chunks that overlap are the same chunk
     writers: dict[int, int] = {}
-    readers: dict[int, list[int]] = {}
+    readers: dict[int, tuple[int, ...]] = {}  # since the last writer
     result = []
     for index, (read, written) in enumerate(touched):
         needed: set[int] = set()
@@ -107,11 +107,12 @@ def _dependencies(chunks: tuple[Place, ...], steps: tuple[Step, ...]) -> tuple[t
                 elif part in writers:
                     needed.add(writers[part])
         if read >= 0:
+            alone = (index,)
             for part in numbers[read]:
                 if part in writers:
                     needed.add(writers[part])
                 if read != written:
-                    readers.setdefault(part, []).append(index)
+                    readers[part] = readers[part] + alone if part in readers else alone
         if written >= 0:
             for part in numbers[written]:
                 writers[part] = index
@@ -140,12 +141,13 @@ def _touched(step: Step) -> tuple[int, int]:
 
 def _in_step(chunks: tuple[Place, ...], earlier: tuple[int, int], later: tuple[int, int]) -> bool:
     """Whether segment s of the later step touches only what segment s of the earlier step touched."""
-    return not any(
-        one >= 0 and two >= 0 and one != two and _overlap(chunks[one], chunks[two]) and chunks[one] != chunks[two]
-        for one in earlier
-        for two in later
-    )
+    for one in earlier:
+        for two in later:
+            if one != two and one >= 0 and two >= 0 and _differ(chunks[one], chunks[two]):
+                return False
+    return True
 
 
-def _overlap(a: Place, b: Place) -> bool:
-    return a.buffer == b.buffer and a.part < b.part + b.parts and b.part < a.part + a.parts
+def _differ(a: Place, b: Place) -> bool:
+    """Whether two places share parts without being the same."""
+    return a != b and a.buffer == b.buffer and a.part < b.part + b.parts and b.part < a.part + a.parts

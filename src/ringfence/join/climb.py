@@ -223,8 +223,8 @@ class _Climb:
         self._meet(connection, host, Role.PARENT, self._children)
 
     def _make_room(self, host: str) -> None:
-        """At a limit the oldest stranger goes: a child is done in milliseconds, whoever sits there longer is none."""
-        crowd = [peer for peer in self._strangers if peer is not self._dialled]
+        """At a limit the oldest stranger goes: a child proves itself in milliseconds, who sits there longer is none."""
+        crowd = [peer for peer in self._strangers if peer.handshake.state is not State.ADMIT and peer is not self._dialled]
         neighbours = [peer for peer in crowd if peer.address == host]
         if len(neighbours) >= keys.ADMISSION_PENDING_PER_ADDRESS:
             self._drop(neighbours[0], "too many strangers from one address")

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ringfence.control import ControlEdge
-from ringfence.errors import AbortedError, ProtocolError
+from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.fork import closes_in_children
+from ringfence.runtime.fork import ALIVE, closes_in_children
 from ringfence.runtime.operation import Operation
 from ringfence.transport.tcp import TcpNetwork
 
@@ -87,6 +87,8 @@ class Loop:
 
     def ask(self, work: Callable[[], None]) -> None:
         """Have whoever drives do `work`; `wake` or `wait` makes sure that somebody does."""
+        if not ALIVE[0]:
+            raise ProtocolError("this is a forked child: the process group belongs to its parent")
         self._asked.append(work)
 
     def wake(self) -> None:
@@ -154,6 +156,10 @@ class Loop:
                 if self._asked or self.engine.busy():
                     sys.setswitchinterval(min(interval, _SWITCH_SECONDS))
                 self._drive(lambda: self._stopping or not self.engine.busy())
+            except Exception as error:  # this thread must outlive any mistake: what it serves would hang
+                failure = RingfenceError(f"worker {self.engine.rank}: internal error {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                self.engine.fail(failure, self.engine.rank)
             finally:
                 sys.setswitchinterval(interval)
                 self._lock.release()

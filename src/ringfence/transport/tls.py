@@ -23,6 +23,7 @@ from ringfence import keys
 from ringfence.errors import PeerLostError, ProtocolError
 
 _READ_BYTES: Final = 64 * 1024
+_WRITE_BYTES: Final = 1 << 20
 _EXPORTER_BYTES: Final = 32
 # RFC 5280's "no well-defined expiration": the key lives as long as its process, and clocks may disagree.
 _NOT_BEFORE: Final = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
@@ -64,10 +65,13 @@ class Tls:
             raise ProtocolError(f"TLS failed: {_reason(error)}") from error
 
     def send(self, data: bytes) -> None:
-        """Encrypt `data`; `outgoing` has the result."""
+        """Encrypt `data`; `outgoing` has the result. PeerLostError if this end of the connection is over."""
         view = memoryview(data)
-        while view:
-            view = view[self._connection.send(view[: 1 << 20]) :]
+        try:
+            while view:
+                view = view[self._connection.send(view[:_WRITE_BYTES]) :]
+        except SSL.Error as error:
+            raise PeerLostError(f"TLS failed: {_reason(error)}") from error
 
     def close(self) -> None:
         """Queue a close_notify, so that the peer can tell an end from a cut."""
