@@ -14,7 +14,7 @@ from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Entries, Hello, Message, Proof, Reason
 from ringfence.admission.tree import Outgoing, Phase
-from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.errors import AdmissionError, PeerLostError, ProtocolError
 from ringfence.transport.tls import Credentials, Tls
 from tests.attack.admission_strangers import channel_of, tls_pair
 from tests.pure.admission_samples import Worker, channels, converse, fixed_bytes, worker
@@ -208,6 +208,8 @@ def test_a_changed_record_ends_the_connection() -> None:
     data[10] ^= 1
     with pytest.raises(ProtocolError, match="TLS failed"):
         one.receive(bytes(data))
+    with pytest.raises(PeerLostError, match="TLS failed"):
+        one.send(b"too late")
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,9 @@ class _Climb:
 
     def _make_room(self, host: str) -> None:
         """At a limit the oldest stranger goes: a child proves itself in milliseconds, who sits there longer is none."""
-        crowd = [peer for peer in self._strangers if peer.handshake.state is not State.ADMIT and peer is not self._dialled]
+        crowd = [
+            peer for peer in self._strangers if peer.handshake.state is not State.ADMIT and peer is not self._dialled
+        ]
         neighbours = [peer for peer in crowd if peer.address == host]
         if len(neighbours) >= keys.ADMISSION_PENDING_PER_ADDRESS:
             self._drop(neighbours[0], "too many strangers from one address")
