@@ -38,7 +38,7 @@ class _Direction:
         self._cipher, self._iv = _cipher(secret)
 
     def _nonce(self) -> bytes:
-        """The next nonce; steps the key first where a generation ends."""
+        """The next nonce; steps the key first where a generation ends, so take it before looking at the cipher."""
         counter = self.counter
         if counter >> GENERATION_SHIFT != self.generation:
             self._ratchet()
@@ -74,13 +74,15 @@ class Sealer(_Direction):
         """Write ciphertext and tag of `plaintext` to `target`, which is 16 bytes longer."""
         if not self._alive[0]:
             raise ProtocolError("this is a forked child: it has no part in the parent's links")
-        self._cipher.encrypt_into(self._nonce(), plaintext, header, target)
+        nonce = self._nonce()
+        self._cipher.encrypt_into(nonce, plaintext, header, target)
 
     def tag(self, authenticated: Buffer) -> bytes:
         """A tag over bytes that travel as they are."""
         if not self._alive[0]:
             raise ProtocolError("this is a forked child: it has no part in the parent's links")
-        return self._cipher.encrypt(self._nonce(), b"", bytes(authenticated))
+        nonce = self._nonce()
+        return self._cipher.encrypt(nonce, b"", bytes(authenticated))
 
 
 class Opener(_Direction):
@@ -90,16 +92,18 @@ class Opener(_Direction):
 
     def open_into(self, header: Buffer, sealed: Buffer, target: memoryview) -> None:
         """Write the plaintext to `target`, or wipe it and raise."""
+        nonce = self._nonce()
         try:
-            self._cipher.decrypt_into(self._nonce(), sealed, header, target)
+            self._cipher.decrypt_into(nonce, sealed, header, target)
         except InvalidTag:
             wipe(target)
             raise AuthenticationError("a frame does not authenticate") from None
 
     def check(self, authenticated: Buffer, tag: Buffer) -> None:
         """Check a tag over bytes that travel as they are."""
+        nonce = self._nonce()
         try:
-            self._cipher.decrypt(self._nonce(), bytes(tag), bytes(authenticated))
+            self._cipher.decrypt(nonce, bytes(tag), bytes(authenticated))
         except InvalidTag:
             raise AuthenticationError("a frame does not authenticate") from None
 
