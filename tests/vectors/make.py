@@ -1,0 +1,194 @@
+"""Prints the vectors of spec/link.md, made by the package from fixed inputs: `scripts/vectors > tests/vectors/link.json`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from ringfence import keys
+from ringfence.collectives import Collective, ScheduleId
+from ringfence.keys import Secret
+from ringfence.link.frames import HEADER_BYTES, HOP_BYTES, NO_ORIGIN, Call, Type, pack_header
+from ringfence.link.hello import Hello, Lane, LinkSecrets, link_secrets, write_hello
+from ringfence.link.seal import OriginKeys, Sealer, instance_identifier
+from ringfence.runtime.group import group_digest
+from ringfence.runtime.operation import DTYPES, POINT_TO_POINT, REDUCTIONS
+
+NAME, RANKS = "default_pg", (0, 1, 2)
+GROUP = group_digest(NAME, RANKS)
+FLOAT32, SUM = DTYPES.index("float32"), REDUCTIONS.index("sum")
+ALL_REDUCE = Call(Collective.ALL_REDUCE, SUM, FLOAT32, ScheduleId.ALL_REDUCE_RING, 0, 24)
+ALL_GATHER = Call(Collective.ALL_GATHER, 0, FLOAT32, ScheduleId.ALL_GATHER_RING, 0, 24)
+TRANSFER = Call(POINT_TO_POINT, dtype=FLOAT32, elements=4, tag=-7)
+PLAINTEXT = bytes(range(32))
+
+
+def fixed(name: str, length: int = 32) -> bytes:
+    """Bytes that anyone can make: SHA-256 of a name."""
+    return keys.digest(b"ringfence test vector\0", name.encode())[:length]
+
+
+EPOCH_KEY = keys.epoch_key(Secret(fixed("epoch secret")), fixed("roster digest"))
+INSTANCE = Secret(fixed("instance secret"))
+
+
+def private(rank: int) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(fixed(f"X25519 private key of worker {rank}"))
+
+
+def connect(dialler: int, acceptor: int, lane: Lane) -> tuple[Hello, bytes, bytes, LinkSecrets]:
+    """A hello, what X25519 gives, the acceptor's nonce, and the secrets that follow."""
+    place = f"{dialler} to {acceptor}, lane {int(lane)}"
+    hello = Hello(dialler, acceptor, lane, GROUP, fixed(f"dialler's nonce, {place}"))
+    shared = private(dialler).exchange(private(acceptor).public_key())
+    nonce = fixed(f"acceptor's nonce, {place}")
+    return hello, shared, nonce, link_secrets(EPOCH_KEY, shared, hello, nonce)
+
+
+def frame(sealer: Sealer, kind: Type, call: Call, plaintext: bytes = b"", **fields: Any) -> bytes:
+    """A frame that is sealed for its hop."""
+    header = header_bytes(sealer, kind, call, len(plaintext), **fields)
+    sealed = bytearray(len(plaintext) + keys.TAG_BYTES)
+    sealer.seal_into(header, plaintext, memoryview(sealed))
+    return header + sealed
+
+
+def header_bytes(
+    sealer: Sealer,
+    kind: Type,
+    call: Call,
+    length: int,
+    step: int = 0,
+    label: int = 0,
+    segment: int = 0,
+    origin: int = NO_ORIGIN,
+    sequence: int = 0,
+    counter: int = 0,
+    instance: bytes = GROUP[:16],
+) -> bytes:
+    generation = sealer.upcoming_generation()
+    return pack_header(
+        kind, generation, step, 0, length, label, segment, origin, sequence, counter, instance, call.pack()
+    )
+
+
+def key_and_iv(secret: Secret) -> dict[str, str]:
+    material = keys.expand(secret, keys.SEGMENT_KEY, keys.KEY_BYTES + keys.IV_BYTES).reveal()
+    return {"key": material[: keys.KEY_BYTES].hex(), "iv": material[keys.KEY_BYTES :].hex()}
+
+
+def connection(dialler: int, acceptor: int, lane: Lane) -> dict[str, Any]:
+    hello, shared, nonce, secrets = connect(dialler, acceptor, lane)
+    return {
+        "dialler": dialler,
+        "acceptor": acceptor,
+        "lane": int(lane),
+        "dialler_private_key": private(dialler).private_bytes_raw().hex(),
+        "acceptor_public_key": private(acceptor).public_key().public_bytes_raw().hex(),
+        "dialler_nonce": hello.nonce.hex(),
+        "acceptor_nonce": nonce.hex(),
+        "hello": write_hello(EPOCH_KEY, hello).hex(),
+        "x25519": shared.hex(),
+        "forth": secrets.forth.reveal().hex(),
+        "back": secrets.back.reveal().hex(),
+        "reply": (nonce + secrets.acceptor_confirms).hex(),
+        "confirm": secrets.dialler_confirms.hex(),
+        "forth_generation_0": key_and_iv(secrets.forth),
+        "forth_generation_1": key_and_iv(keys.expand(secrets.forth, keys.RATCHET)),
+    }
+
+
+def hop_frames() -> list[dict[str, Any]]:
+    """Frames of worker 0 to worker 1: the first two of a connection, the last of a generation, the first of the next, BYE."""
+    sealer = Sealer(connect(0, 1, Lane.COLLECTIVE)[3].forth)
+    instance = instance_identifier(INSTANCE, GROUP)
+    opening = Call(Collective.GROUP_OPENING, schedule=ScheduleId.GROUP_OPENING)
+    found = [{"counter": 0, "frame": frame(sealer, Type.HOP, opening, INSTANCE.reveal(), label=1).hex()}]
+
+    def reduced(step: int, segment: int) -> None:
+        counter = sealer.counter
+        sealed = frame(
+            sealer, Type.HOP, ALL_REDUCE, PLAINTEXT, step=step, label=2, segment=segment, sequence=1, instance=instance
+        )
+        found.append({"counter": counter, "frame": sealed.hex()})
+
+    reduced(0, 0)
+    sealer.counter = (1 << keys.GENERATION_SHIFT) - 1  # as if the frames between had been sent
+    reduced(1, 6)
+    reduced(1, 7)
+    found.append({"counter": sealer.counter, "frame": frame(sealer, Type.BYE, Call(0)).hex()})
+    return found
+
+
+def forwarded() -> dict[str, Any]:
+    """What worker 0 sealed as an origin, on its way to worker 1 and from there to worker 2."""
+    origin = OriginKeys(INSTANCE, 0)
+    origin.counter = 3
+    counter = origin.take()
+    first = Sealer(connect(0, 1, Lane.COLLECTIVE)[3].forth)
+    second = Sealer(connect(1, 2, Lane.COLLECTIVE)[3].forth)
+    first.counter, second.counter = 5, 9
+    fields = {"sequence": 2, "counter": counter, "instance": instance_identifier(INSTANCE, GROUP), "origin": 0}
+    header = header_bytes(first, Type.FORWARD, ALL_GATHER, len(PLAINTEXT), step=0, **fields)
+    sealed = bytearray(len(PLAINTEXT) + keys.TAG_BYTES)
+    origin.seal_into(counter, header[HOP_BYTES:], PLAINTEXT, memoryview(sealed))
+    onward = header_bytes(second, Type.FORWARD, ALL_GATHER, len(PLAINTEXT), step=1, **fields)
+    secret = keys.expand(INSTANCE, keys.ORIGIN + bytes(4) + bytes(8))
+    tag = bytes(sealed[-keys.TAG_BYTES :])
+    return {
+        "origin_generation_0": key_and_iv(secret),
+        "plaintext": PLAINTEXT.hex(),
+        "origin_counter": counter,
+        "first_hop": {"counter": 5, "frame": (header + sealed + first.tag(header + tag)).hex()},
+        "second_hop": {"counter": 9, "frame": (onward + sealed + second.tag(onward + tag)).hex()},
+    }
+
+
+def point_to_point() -> dict[str, Any]:
+    secrets = connect(0, 1, Lane.POINT_TO_POINT)[3]
+    dialler, acceptor = Sealer(secrets.forth), Sealer(secrets.back)
+    return {
+        "plaintext": PLAINTEXT[:16].hex(),
+        "offer": frame(dialler, Type.OFFER, TRANSFER, sequence=2).hex(),
+        "want": frame(acceptor, Type.WANT, TRANSFER, sequence=2).hex(),
+        "payload": frame(dialler, Type.PAYLOAD, TRANSFER, PLAINTEXT[:16], sequence=2).hex(),
+        "acceptor_bye": frame(acceptor, Type.BYE, Call(0)).hex(),
+    }
+
+
+def vectors() -> dict[str, Any]:
+    assert len(GROUP) == keys.DIGEST_BYTES and HEADER_BYTES == 88
+    return {
+        "specification": "spec/link.md",
+        "epoch": {
+            "epoch_secret": fixed("epoch secret").hex(),
+            "roster_digest": fixed("roster digest").hex(),
+            "epoch_key": EPOCH_KEY.reveal().hex(),
+        },
+        "group": {
+            "name": NAME,
+            "ranks": list(RANKS),
+            "digest": GROUP.hex(),
+            "instance_secret": INSTANCE.reveal().hex(),
+            "instance": instance_identifier(INSTANCE, GROUP).hex(),
+        },
+        "connections": [
+            connection(0, 1, Lane.COLLECTIVE),
+            connection(1, 2, Lane.COLLECTIVE),
+            connection(0, 1, Lane.POINT_TO_POINT),
+        ],
+        "hop_plaintext": PLAINTEXT.hex(),
+        "hop_frames": hop_frames(),
+        "forwarded": forwarded(),
+        "point_to_point": point_to_point(),
+    }
+
+
+def text() -> str:
+    return json.dumps(vectors(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    print(text(), end="")

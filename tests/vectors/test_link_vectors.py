@@ -1,0 +1,198 @@
+"""The vectors of spec/link.md, computed a second time from its text alone: nothing here is ringfence's but the file."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import subprocess
+import sys
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).parent / "link.json"
+VECTORS: dict[str, Any] = json.loads(FILE.read_text())
+NONE = 0xFFFFFFFF
+
+
+# -- section 1, primitives: HKDF by hand, from RFC 5869 ----------------------------------------------------------------
+
+
+def hmac_sha256(key: bytes, data: bytes) -> bytes:
+    return hmac.new(key, data, hashlib.sha256).digest()
+
+
+def label(purpose: str) -> bytes:
+    return b"ringfence/1 " + purpose.encode() + b"\x00"
+
+
+def expand(prk: bytes, info: bytes, length: int = 32) -> bytes:
+    block, made = b"", b""
+    for number in range(1, 1 + -(-length // 32)):
+        block = hmac_sha256(prk, block + info + bytes([number]))
+        made += block
+    return made[:length]
+
+
+def hkdf(ikm: bytes, salt: bytes, info: bytes, length: int = 32) -> bytes:
+    return expand(hmac_sha256(salt, ikm), info, length)
+
+
+def digest(purpose: str, *parts: bytes) -> bytes:
+    return hashlib.sha256(label(purpose) + b"".join(pack(">Q", len(part)) + part for part in parts)).digest()
+
+
+# -- sections 2 to 6 ---------------------------------------------------------------------------------------------------
+
+
+def epoch_key() -> bytes:
+    epoch = VECTORS["epoch"]
+    secret, roster = bytes.fromhex(epoch["epoch_secret"]), bytes.fromhex(epoch["roster_digest"])
+    return hkdf(secret, roster, label("aes-256-gcm epoch key"))
+
+
+def group_digest() -> bytes:
+    group = VECTORS["group"]
+    return digest("group", group["name"].encode(), b"".join(pack(">I", rank) for rank in group["ranks"]))
+
+
+def instance() -> bytes:
+    secret = bytes.fromhex(VECTORS["group"]["instance_secret"])
+    return digest("aes-256-gcm group instance id", secret, group_digest())[:16]
+
+
+def link_secret(link: dict[str, Any]) -> bytes:
+    private = X25519PrivateKey.from_private_bytes(bytes.fromhex(link["dialler_private_key"]))
+    shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(link["acceptor_public_key"])))
+    salt = bytes.fromhex(link["dialler_nonce"] + link["acceptor_nonce"])
+    place = pack(">BII", link["lane"], link["dialler"], link["acceptor"]) + group_digest()
+    return hkdf(shared + epoch_key(), salt, label("aes-256-gcm link secret") + place)
+
+
+def direction(link: int, way: str) -> bytes:
+    purpose = {"forth": "sender to receiver", "back": "receiver to sender"}[way]
+    return expand(link_secret(VECTORS["connections"][link]), label(f"aes-256-gcm link {purpose}"))
+
+
+def key_and_iv(secret: bytes) -> tuple[bytes, bytes]:
+    material = expand(secret, label("aes-256-gcm key and iv"), 44)
+    return material[:32], material[32:]
+
+
+def seal(secret: bytes, counter: int, plaintext: bytes, authenticated: bytes) -> bytes:
+    for _ in range(counter >> 20):
+        secret = expand(secret, label("aes-256-gcm ratchet"))
+    return seal_in_generation(secret, counter, plaintext, authenticated)
+
+
+def seal_in_generation(secret: bytes, counter: int, plaintext: bytes, authenticated: bytes) -> bytes:
+    key, iv = key_and_iv(secret)
+    nonce = bytes(a ^ b for a, b in zip(iv, counter.to_bytes(12, "big"), strict=True))
+    return AESGCM(key).encrypt(nonce, plaintext, authenticated)
+
+
+def origin_secret(rank: int, generation: int) -> bytes:
+    secret = bytes.fromhex(VECTORS["group"]["instance_secret"])
+    return expand(secret, label("aes-256-gcm origin") + pack(">IQ", rank, generation))
+
+
+def header(
+    kind: int, generation: int, step: int, length: int, tag: int, segment: int, origin: int, *rest: int | bytes
+) -> bytes:
+    sequence, counter, where, call = rest
+    hop = pack(">BBBBIII", kind, 0, 0, 0, generation, step, 0)
+    return hop + pack(">IIIIQQ16s24s", length, tag, segment, origin, sequence, counter, where, call)
+
+
+def call(operation: int, dtype: int = 0, schedule: int = 0, elements: int = 0, tag: int = 0) -> bytes:
+    return pack(">BBBBIQq", operation, 0, dtype, schedule, 0, elements, tag)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_what_the_package_prints() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "tests.vectors.make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert printed.stdout == FILE.read_text()
+
+
+def test_epoch_and_group() -> None:
+    assert epoch_key().hex() == VECTORS["epoch"]["epoch_key"]
+    assert group_digest().hex() == VECTORS["group"]["digest"]
+    assert instance().hex() == VECTORS["group"]["instance"]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_connections(number: int) -> None:
+    link = VECTORS["connections"][number]
+    body = pack(">4sBBBBII", b"RFL1", 1, 1, link["lane"], 0, link["dialler"], link["acceptor"])
+    body += group_digest() + bytes.fromhex(link["dialler_nonce"])
+    hello_key = expand(epoch_key(), label("aes-256-gcm link hello"))
+    hello = body + hmac_sha256(hello_key, digest("aes-256-gcm link hello", body))
+    assert len(hello) == 112 and hello.hex() == link["hello"]
+    secret = link_secret(link)
+    assert link["reply"] == link["acceptor_nonce"] + expand(secret, label("aes-256-gcm link confirm acceptor")).hex()
+    assert link["confirm"] == expand(secret, label("aes-256-gcm link confirm dialler")).hex()
+    assert link["forth"] == direction(number, "forth").hex()
+    assert link["back"] == direction(number, "back").hex()
+    for generation in range(2):
+        forth = direction(number, "forth")
+        if generation:
+            forth = expand(forth, label("aes-256-gcm ratchet"))
+        key, iv = key_and_iv(forth)
+        assert link[f"forth_generation_{generation}"] == {"key": key.hex(), "iv": iv.hex()}
+
+
+def test_frames_sealed_for_a_hop() -> None:
+    plaintext, secret = bytes.fromhex(VECTORS["hop_plaintext"]), bytes.fromhex(VECTORS["group"]["instance_secret"])
+    all_reduce = call(0, dtype=7, schedule=1, elements=24)
+    early = group_digest()[:16]
+    expected = [
+        (0, header(1, 0, 0, 32, 1, 0, NONE, 0, 0, early, call(9, schedule=21)), secret),
+        (1, header(1, 0, 0, 32, 2, 0, NONE, 1, 0, instance(), all_reduce), plaintext),
+        (2**20 - 1, header(1, 0, 1, 32, 2, 6, NONE, 1, 0, instance(), all_reduce), plaintext),
+        (2**20, header(1, 1, 1, 32, 2, 7, NONE, 1, 0, instance(), all_reduce), plaintext),
+        (2**20 + 1, header(6, 1, 0, 0, 0, 0, NONE, 0, 0, early, bytes(24)), b""),
+    ]
+    computed = [
+        {"counter": counter, "frame": (head + seal(direction(0, "forth"), counter, payload, head)).hex()}
+        for counter, head, payload in expected
+    ]
+    assert computed == VECTORS["hop_frames"]
+
+
+def test_a_frame_forwarded_over_two_hops() -> None:
+    found = VECTORS["forwarded"]
+    key, iv = key_and_iv(origin_secret(0, 0))
+    assert found["origin_generation_0"] == {"key": key.hex(), "iv": iv.hex()}
+    common = (32, 0, 0, 0, 2, 3, instance(), call(3, dtype=7, schedule=6, elements=24))
+    first, second = header(2, 0, 0, *common), header(2, 0, 1, *common)
+    assert first[16:] == second[16:]
+    sealed = seal_in_generation(origin_secret(0, 0), 3, bytes.fromhex(found["plaintext"]), first[16:])
+    for hop, link, head, counter in (("first_hop", 0, first, 5), ("second_hop", 1, second, 9)):
+        tag = seal(direction(link, "forth"), counter, b"", head + sealed[-16:])
+        assert found[hop] == {"counter": counter, "frame": (head + sealed + tag).hex()}
+
+
+def test_point_to_point() -> None:
+    found, where = VECTORS["point_to_point"], group_digest()[:16]
+    plaintext, transfer = bytes.fromhex(found["plaintext"]), call(64, dtype=7, elements=4, tag=-7)
+    forth, back = direction(2, "forth"), direction(2, "back")
+
+    def made(secret: bytes, counter: int, kind: int, payload: bytes = b"") -> str:
+        head = header(kind, 0, 0, len(payload), 0, 0, NONE, 2, 0, where, transfer)
+        return (head + seal(secret, counter, payload, head)).hex()
+
+    assert found["offer"] == made(forth, 0, 3)
+    assert found["want"] == made(back, 0, 4)
+    assert found["payload"] == made(forth, 1, 5, plaintext)
+    bye = header(6, 0, 0, 0, 0, 0, NONE, 0, 0, where, bytes(24))
+    assert found["acceptor_bye"] == (bye + seal(back, 1, b"", bye)).hex()
