@@ -1,0 +1,113 @@
+"""The attacker at the links of worlds in memory: whatever is done to the bytes, no wrong number and no hang."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+
+import pytest
+
+from ringfence.link.frames import Type
+from ringfence.link.seal import Opener
+from ringfence.runtime.engine import Engine
+from tests.attack.blows import ATTACKS, Attack, flip_a_bit, truncate
+from tests.attack.memory import PASS, SEGMENT, Outcome, Scenario, Strike, play, small_segments
+from tests.attack.rounds import KINDS
+from tests.attack.units import Kind
+
+TRIALS = 3_000
+ALL_TRIALS = 100_000
+SCENARIOS = 200
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    small_segments(monkeypatch)
+    yield
+
+
+@cache
+def scenario(number: int) -> Scenario:
+    return Scenario.drawn(Random(number))
+
+
+@cache
+def clean(number: int, seed: int, epoch: int = 0) -> Outcome:
+    """The same scenario with nobody at the wire: how many units it has, and what an attacker may have recorded."""
+    return play(scenario(number), seed, epoch=epoch)
+
+
+def attacked(trial: int, attacks: tuple[Attack, ...] = ATTACKS) -> tuple[Attack, Outcome]:
+    """One trial, wholly determined by its number."""
+    draw = Random(f"trial {trial}")
+    number, attack = draw.randrange(SCENARIOS), draw.choice(attacks)
+    here, there = clean(number, seed=1), clean(number, seed=2, epoch=1)
+    strike = Strike(attack, draw.randrange(here.units), draw, here.recording, there.recording)
+    return attack, play(scenario(number), 2, strike)
+
+
+def test_without_an_attacker_every_round_of_every_scenario_succeeds() -> None:
+    frames = Counter[Type]()
+    rounds = Counter[int]()
+    segments = 0
+    for number in range(SCENARIOS):
+        outcome = clean(number, seed=1)
+        assert (outcome.faults, outcome.errors) == ([], [])
+        rounds.update(one.kind for one in scenario(number).rounds)
+        for units in outcome.recording.values():
+            headers = [unit.header for unit in units if unit.kind is Kind.FRAME]
+            frames.update(Type(header.type) for header in headers)
+            segments = max([segments, *(header.segment for header in headers)])
+    assert set(rounds) == set(KINDS)
+    assert {Type.HOP, Type.FORWARD, Type.OFFER, Type.WANT, Type.PAYLOAD} <= set(frames)
+    assert segments > PASS // SEGMENT  # several passes of several segments
+
+
+def test_no_attack_on_a_link_delivers_a_wrong_number_or_hangs(full: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = Counter[tuple[str, str]]()
+    trial = 0
+    while counts.total() < (ALL_TRIALS if full else TRIALS):
+        trial += 1
+        attack, outcome = attacked(trial)
+        assert not outcome.faults, f"trial {trial}, {attack.name}: {outcome.faults}"
+        if outcome.struck:
+            counts[attack.name, outcome.word] += 1
+    with capsys.disabled():
+        print(f"\n{counts.total()} attacks on links in memory, no wrong number, no hang:\n{table(counts)}")
+    assert {name for name, _ in counts} == {attack.name for attack in ATTACKS}
+
+
+def table(counts: Counter[tuple[str, str]]) -> str:
+    names, words = sorted({name for name, _ in counts}), sorted({word for _, word in counts})
+    lines = [f"{'':32}" + "".join(f"{word:>24}" for word in words)]
+    lines += [f"{name:32}" + "".join(f"{counts[name, word]:>24}" for word in words) for name in names]
+    return "\n".join(lines)
+
+
+def faults_of(attacks: tuple[Attack, ...], trials: int) -> list[str]:
+    return [fault for trial in range(trials) for fault in attacked(trial, attacks)[1].faults]
+
+
+# -- that the judgement can fail ------------------------------------------------------------------------------------
+
+
+def test_the_judgement_finds_wrong_numbers_where_nothing_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_blindly(opener: Opener, header: bytes, sealed: memoryview, target: memoryview) -> None:
+        keystream = opener._cipher.encrypt(opener._nonce(), bytes(len(target)), b"")
+        target[:] = bytes(a ^ b for a, b in zip(sealed[: len(target)], keystream, strict=False))
+
+    monkeypatch.setattr(Opener, "open_into", open_blindly)
+    monkeypatch.setattr(Opener, "check", lambda *_: None)
+    assert any("wrong numbers" in fault for fault in faults_of((Attack(flip_a_bit),), 300))
+
+
+def test_the_judgement_finds_what_a_failed_open_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfence.link.seal.wipe", lambda target: None)
+    assert any("left something behind" in fault for fault in faults_of((Attack(flip_a_bit),), 300))
+
+
+def test_the_judgement_finds_a_hang_where_no_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "expire", lambda engine: None)
+    assert any("hangs" in fault for fault in faults_of((Attack(truncate),), 100))
