@@ -1,0 +1,163 @@
+"""Every collective bound for one rank of a world in memory, with what plain arithmetic expects of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ringfence.binding import bytes_of, dtype_code, parts_of, reduction_of
+from ringfence.collectives import Buffer, Collective, Table, choose
+from ringfence.link.frames import Call
+from ringfence.runtime.exchange import Transfer
+from ringfence.runtime.group import Group
+from ringfence.runtime.memory import as_bytes
+from ringfence.runtime.operation import POINT_TO_POINT, CollectiveOperation
+from tests.world import World
+
+TABLES = {
+    "as shipped": Table(),
+    "rings and chains": Table(small=0, ring_slice=0, chain_slice=0, direct_group=0, direct_part=0, bruck_group=999),
+    "trees": Table(small=0, ring_slice=1 << 40, chain_group=0, direct_group=0, direct_part=1 << 40, bruck_group=2),
+}
+
+
+class Bound(NamedTuple):
+    """An operation of one rank, the tensors it writes, and what has to stand in them."""
+
+    operation: CollectiveOperation
+    results: list[torch.Tensor]
+    expected: list[torch.Tensor]
+
+    def right(self) -> bool:
+        return all(torch.equal(*pair) for pair in zip(self.results, self.expected, strict=True))
+
+
+def part(rank: int, index: int, count: int) -> torch.Tensor:
+    """What `rank` holds as its part for or from rank `index`."""
+    return torch.arange(count) * (rank + 2) + 1000 * index + rank
+
+
+def bind(
+    kind: Collective,
+    group: Group,
+    count: int,
+    root: int = 0,
+    *,
+    deadline: float = 10.0,
+    like: torch.dtype = torch.int64,
+) -> Bound:
+    """`kind` over parts of `count` elements."""
+    buffers, results, expected = _SHAPES[kind](group, count, root)
+    buffers = {buffer: [tensor.to(like) for tensor in tensors] for buffer, tensors in buffers.items()}
+    results = [tensor for buffer in results for tensor in buffers[buffer]]
+    return Bound(operation(kind, group, buffers, root, deadline), results, [tensor.to(like) for tensor in expected])
+
+
+def operation(
+    kind: Collective, group: Group, buffers: dict[Buffer, list[torch.Tensor]], root: int = 0, deadline: float = 10.0
+) -> CollectiveOperation:
+    """Chosen and bound as the backend does."""
+    first = next((tensor for tensors in buffers.values() for tensor in tensors), torch.empty(0, dtype=torch.uint8))
+    whole = group.size if kind not in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST) else 1
+    each = buffers[Buffer.INPUT][0] if Buffer.INPUT in buffers else first
+    reducing = kind in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
+    code, combine, _ = reduction_of(dist.ReduceOp.SUM, first.dtype) if reducing else (0, None, False)
+    schedule = choose(kind, group.size, group.rank, root, bytes_of(each) * whole, group.engine.table)
+    call = Call(kind, code, dtype_code(first.dtype), schedule.identifier, root, each.numel())
+    parts = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in buffers.items()}
+    return CollectiveOperation(call, deadline, buffers, schedule, parts, first.dtype, combine)
+
+
+Shape = tuple[dict[Buffer, list[torch.Tensor]], list[Buffer], list[torch.Tensor]]
+
+
+def _blank(group: Group, count: int) -> list[torch.Tensor]:
+    return [torch.full((count,), -1) for _ in range(group.size)]
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(parts)).sum(0)
+
+
+def _all_reduce(group: Group, count: int, root: int) -> Shape:
+    total = _sum([part(rank, 0, count) for rank in range(group.size)])
+    return {Buffer.DATA: [part(group.rank, 0, count)]}, [Buffer.DATA], [total]
+
+
+def _reduce(group: Group, count: int, root: int) -> Shape:
+    buffers = {Buffer.INPUT: [part(group.rank, 0, count)]}
+    if group.rank != root:
+        return buffers, [Buffer.INPUT], [part(group.rank, 0, count)]
+    buffers[Buffer.OUTPUT] = _blank(group, count)[:1]
+    return buffers, [Buffer.OUTPUT], [_sum([part(rank, 0, count) for rank in range(group.size)])]
+
+
+def _reduce_scatter(group: Group, count: int, root: int) -> Shape:
+    inputs = [part(group.rank, index, count) for index in range(group.size)]
+    total = _sum([part(rank, group.rank, count) for rank in range(group.size)])
+    return {Buffer.INPUT: inputs, Buffer.OUTPUT: _blank(group, count)[:1]}, [Buffer.OUTPUT], [total]
+
+
+def _all_gather(group: Group, count: int, root: int) -> Shape:
+    buffers = {Buffer.INPUT: [part(group.rank, 0, count)], Buffer.OUTPUT: _blank(group, count)}
+    return buffers, [Buffer.OUTPUT], [part(rank, 0, count) for rank in range(group.size)]
+
+
+def _broadcast(group: Group, count: int, root: int) -> Shape:
+    return {Buffer.DATA: [part(group.rank, 0, count)]}, [Buffer.DATA], [part(root, 0, count)]
+
+
+def _gather(group: Group, count: int, root: int) -> Shape:
+    buffers = {Buffer.INPUT: [part(group.rank, 0, count)]}
+    if group.rank != root:
+        return buffers, [], []
+    buffers[Buffer.OUTPUT] = _blank(group, count)
+    return buffers, [Buffer.OUTPUT], [part(rank, 0, count) for rank in range(group.size)]
+
+
+def _scatter(group: Group, count: int, root: int) -> Shape:
+    buffers = {Buffer.OUTPUT: _blank(group, count)[:1]}
+    if group.rank == root:
+        buffers[Buffer.INPUT] = [part(root, index, count) for index in range(group.size)]
+    return buffers, [Buffer.OUTPUT], [part(root, group.rank, count)]
+
+
+def _all_to_all(group: Group, count: int, root: int) -> Shape:
+    inputs = [part(group.rank, index, count) for index in range(group.size)]
+    expected = [part(rank, group.rank, count) for rank in range(group.size)]
+    return {Buffer.INPUT: inputs, Buffer.OUTPUT: _blank(group, count)}, [Buffer.OUTPUT], expected
+
+
+def _barrier(group: Group, count: int, root: int) -> Shape:
+    return {}, [], []
+
+
+_SHAPES: dict[Collective, Callable[[Group, int, int], Shape]] = {
+    Collective.ALL_REDUCE: _all_reduce,
+    Collective.REDUCE: _reduce,
+    Collective.REDUCE_SCATTER: _reduce_scatter,
+    Collective.ALL_GATHER: _all_gather,
+    Collective.BROADCAST: _broadcast,
+    Collective.GATHER: _gather,
+    Collective.SCATTER: _scatter,
+    Collective.ALL_TO_ALL: _all_to_all,
+    Collective.BARRIER: _barrier,
+}
+KINDS = tuple(_SHAPES)
+
+
+def everybody(world: World, kind: Collective, count: int, root: int = 0) -> list[Bound]:
+    """The same collective on every rank, submitted."""
+    bound = [bind(kind, world.groups[rank], count, root) for rank in range(world.size)]
+    for rank, each in enumerate(bound):
+        world.submit(world.groups[rank], each.operation)
+    return bound
+
+
+def transfer(tensor: torch.Tensor, tag: int = 0, deadline: float = 10.0) -> Transfer:
+    """A send or a recv of a contiguous tensor."""
+    call = Call(POINT_TO_POINT, dtype=dtype_code(tensor.dtype), elements=tensor.numel(), tag=tag)
+    return Transfer(call, deadline, tensor, as_bytes(tensor))
