@@ -1,43 +1,17 @@
 """What an attacker on the wire can do to a link: each blow is dealt to one unit, and says what goes on in its place.
 
 A blow returns the bytes that travel on, or None when there is nothing here to deal it with; it is then dealt to the
-next unit. The same blows are dealt in memory and by the TCP relay, each of which offers a `Seat`.
+next unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from random import Random
-from typing import Protocol
+from collections.abc import Iterable
 
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import HEADER_BYTES, Type, pack_header
-from tests.attack.units import Kind, Place, Unit, Wire
-
-Recording = dict[tuple[Place, bool], list[Unit]]  # another run: what each direction of each connection carried
-
-
-class Seat(Protocol):
-    """Where the attacker sits."""
-
-    draw: Random
-    wires: list[Wire]
-    other_run: Recording  #        other workers, other keys
-    other_generation: Recording  # the same workers' keys, another epoch
-
-    def put(self, wire: Wire, data: bytes) -> None:
-        """Add bytes to a wire, now."""
-
-    def cut(self, wire: Wire) -> None:
-        """End a wire after what has been put on it."""
-
-    def dial(self, receiver: int, data: bytes) -> None:
-        """Connect to a worker as a stranger and send it something."""
-
-
-Blow = Callable[[Seat, Wire, Unit], bytes | None]
-
+from tests.attack.seat import Attack, Recording, Seat
+from tests.attack.units import Kind, Unit, Wire
 
 # -- changing what is there -----------------------------------------------------------------------------------------
 
@@ -76,7 +50,7 @@ def _somewhere(seat: Seat, unit: Unit) -> int:
     """A position in the header, in the payload or in the last tag, each as likely as the others."""
     end = len(unit.data)
     first = HEADER_BYTES if unit.kind is Kind.FRAME else 0
-    regions = [range(0, first), range(first, end - 16), range(end - 16, end)]
+    regions = [range(first), range(first, end - 16), range(end - 16, end)]
     return seat.draw.choice(seat.draw.choice([region for region in regions if region]))
 
 
@@ -124,11 +98,11 @@ def inject_a_forged_frame(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
 
 
 def from_another_run(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    return _recorded(seat, seat.other_run, wire, unit)
+    return _recorded(seat, seat.strike.other_run, wire, unit)
 
 
 def from_another_generation(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    return _recorded(seat, seat.other_generation, wire, unit)
+    return _recorded(seat, seat.strike.other_generation, wire, unit)
 
 
 def from_another_group(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
@@ -136,7 +110,8 @@ def from_another_group(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
 
 
 def from_another_peer(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    return _from(seat, unit, (w for w in _alike(seat, wire) if _differs(w, wire, "sender") or _differs(w, wire, "receiver")))
+    others = (w for w in _alike(seat, wire) if _differs(w, wire, "sender") or _differs(w, wire, "receiver"))
+    return _from(seat, unit, others)
 
 
 def from_the_other_direction(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
@@ -184,7 +159,9 @@ def splice_a_connection(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
     """From here on, a recorded connection's bytes in place of this one's."""
     if wire.place is None:
         return None
-    recording = seat.draw.choice([seat.other_run, seat.other_generation]).get((wire.place, wire.from_dialler), [])
+    recording = seat.draw.choice([seat.strike.other_run, seat.strike.other_generation]).get(
+        (wire.place, wire.from_dialler), []
+    )
     rest = [u.data for u in recording[len(wire.passed) :]]
     if not rest:
         return None
@@ -248,7 +225,7 @@ def replay_a_hello(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
 
 def replay_a_recorded_connection(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
     """The same with a connection of another run or generation."""
-    recording = seat.draw.choice([seat.other_run, seat.other_generation])
+    recording = seat.draw.choice([seat.strike.other_run, seat.strike.other_generation])
     choices = [(place, units) for (place, from_dialler), units in recording.items() if from_dialler]
     if not choices:
         return None
@@ -264,18 +241,6 @@ def strangers(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
     for length in (0, 1, 111, 112, 400):
         seat.dial(wire.place.receiver, seat.draw.randbytes(length))
     return unit.data
-
-
-@dataclass(frozen=True)
-class Attack:
-    """A blow, and whether the run must survive it."""
-
-    blow: Blow
-    harmless: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.blow.__name__.replace("_", " ")
 
 
 HARMFUL = (

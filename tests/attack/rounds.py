@@ -123,7 +123,7 @@ def _collective(play: Round, groups: Sequence[Group], draw: Random) -> list[Watc
         parts = [[in_lane(part, rank) for part in parts[rank]] for rank in range(size)]
     watched = []
     for rank, group in enumerate(groups):
-        expected = _expected(kind, play.root, rank, parts)
+        expected = expected_of(kind, play.root, rank, parts)
         target = parts[rank][0].clone() if kind in WHOLE else numbers(draw, len(expected))
         watched.append(Watched(_begin(group, play, parts[rank], target), target, target.clone(), expected))
     return watched
@@ -154,7 +154,7 @@ def _begin(group: Group, play: Round, given: list[torch.Tensor], target: torch.T
     return operation
 
 
-def _expected(kind: Collective, root: int, rank: int, parts: list[list[torch.Tensor]]) -> torch.Tensor:
+def expected_of(kind: Collective, root: int, rank: int, parts: list[list[torch.Tensor]]) -> torch.Tensor:
     ranks = range(len(parts))
     match kind:
         case Collective.ALL_REDUCE:

@@ -14,7 +14,6 @@ from ringfence.errors import ProtocolError
 from ringfence.link.frames import HEADER_BYTES, Header, frame_bytes, read_header
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
 
-
 _PLACE = Struct(">6xBxII32s")
 
 

@@ -1,0 +1,127 @@
+"""A hostile TCP relay: the workers of a group dial it in place of each other, and it deals one blow.
+
+Every worker's links are dialled at a port of the relay's, which stands between that worker and all the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+from tests.attack.seat import Seat, Strike
+from tests.attack.units import Wire
+
+HOST = "127.0.0.1"
+PORTS_EACH = 8  # a worker's range: its link listener takes the first, its admission listener another
+
+
+def free_ports(count: int) -> list[int]:
+    """First ports of ranges in which nobody listens, below those that the kernel hands out."""
+    found: list[int] = []
+    while len(found) < count:
+        first = 10_000 + PORTS_EACH * secrets.randbelow(2_750)
+        if first not in found and all(_is_free(port) for port in range(first, first + PORTS_EACH)):
+            found.append(first)
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) != 0
+
+
+class Relay(Seat):
+    """The attacker's seat between the workers of one group. Use it in a `with`."""
+
+    def __init__(self, world: int, strike: Strike) -> None:
+        super().__init__(strike)
+        self._lock = threading.Lock()  # wires and blows are one at a time
+        self._targets = free_ports(world)
+        self._sinks: dict[int, socket.socket] = {}
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listeners = [socket.create_server((HOST, 0), backlog=64) for _ in range(world)]
+        for rank in range(world):
+            self._spawn(self._accept, rank)
+
+    def environments(self) -> list[dict[str, str]]:
+        """What makes each worker listen where the relay expects it, and tell the others to dial the relay."""
+        return [
+            {
+                "RINGFENCE_PORTS": f"{first}-{first + PORTS_EACH - 1}",
+                "RINGFENCE_ADVERTISE": f"{HOST}:{listener.getsockname()[1]}",
+            }
+            for first, listener in zip(self._targets, self._listeners, strict=True)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in [*self._listeners, *self._sockets]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(timeout=10)
+            assert not thread.is_alive()
+        for end in [*self._listeners, *self._sockets]:
+            end.close()
+
+    def rest(self) -> None:
+        """Deal no blow from now on."""
+        with self._lock:
+            self.strike = Strike()
+
+    # -- what a blow may use; the lock is held ---------------------------------------------------------------------
+
+    def put(self, wire: Wire, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._sinks[id(wire)].sendall(data)
+
+    def cut(self, wire: Wire) -> None:
+        with contextlib.suppress(OSError):
+            self._sinks[id(wire)].shutdown(socket.SHUT_WR)
+
+    def dial(self, receiver: int, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            stranger = socket.create_connection((HOST, self._targets[receiver]))
+            self._sockets.append(stranger)
+            stranger.sendall(data)
+
+    # -- passing on --------------------------------------------------------------------------------------------------
+
+    def _spawn(self, function: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=function, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, rank: int) -> None:
+        with contextlib.suppress(OSError):  # the listener was closed
+            while True:
+                dialler, _ = self._listeners[rank].accept()
+                with self._lock:
+                    self._sockets.append(dialler)
+                    worker = socket.create_connection((HOST, self._targets[rank]))
+                    self._sockets.append(worker)
+                    number = len(self.wires) // 2
+                    pairs = [(dialler, worker, Wire(number, True)), (worker, dialler, Wire(number, False))]
+                    for source, sink, wire in pairs:
+                        source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        self.wires.append(wire)
+                        self._sinks[id(wire)] = sink
+                for source, _, wire in pairs:
+                    self._spawn(self._pump, source, wire)
+
+    def _pump(self, source: socket.socket, wire: Wire) -> None:
+        with contextlib.suppress(OSError):  # either end is gone, and so is the connection
+            while chunk := source.recv(1 << 18):
+                for unit in wire.tape.feed(chunk):
+                    with self._lock:
+                        out = self.pass_on(wire, unit)
+                    self._sinks[id(wire)].sendall(out)
+            self._sinks[id(wire)].sendall(wire.tape.rest())
+        self.cut(wire)
