@@ -50,6 +50,7 @@ class Case:
         lengths = [[length if even else random.randrange(2 * length + 1) for _ in range(size)] for _ in range(size)]
         self.inputs: list[list[list]]  # by rank and part
         self.memories: list[Memory] = []
+        self.sums: dict[int, list] = {}
         getattr(self, "_bind_" + self.kind.lower())(lengths, length)
 
     def run(self, random: Random, segments: int = 3, **functions: Callable) -> World:
@@ -128,8 +129,10 @@ class Case:
         self.memories = [{} for _ in range(self.size)]
 
     def _reduced(self, part: int) -> list:
-        divisor = self.size if self.average else 1
-        return [sum(column) // divisor for column in zip(*(parts[part] for parts in self.inputs), strict=True)]
+        if part not in self.sums:
+            columns = zip(*(parts[part] for parts in self.inputs), strict=True)
+            self.sums[part] = [sum(column) // (self.size if self.average else 1) for column in columns]
+        return self.sums[part]
 
     def _expected(self, rank: int) -> list[list]:
         match self.kind:

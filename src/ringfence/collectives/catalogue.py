@@ -95,7 +95,7 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Draft], None]]] = {
 class Table:
     """Thresholds, the same on every worker of an epoch because they travel with the roster."""
 
-    small: int = 256 * KIB  #         the whole, up to which few messages matter more than few bytes
+    small: int = 512 * KIB  #         the whole, up to which few messages matter more than few bytes
     ring_slice: int = 32 * KIB  #     a worker's slice, from which a ring is worth its O(P) steps
     chain_slice: int = 128 * KIB  #   the whole over the group's size, from which a chain is worth its depth
     chain_group: int = 64  #          the largest group in which a chain is used at all
