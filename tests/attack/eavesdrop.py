@@ -1,0 +1,120 @@
+"""A network namespace of its own, and a capture of every byte that crosses its loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+
+CLONE_NEWNET = 0x4000_0000
+ETH_P_ALL = 0x0003
+SOL_PACKET = 263
+PACKET_STATISTICS = 6
+SO_RCVBUFFORCE = 33
+BUFFER_BYTES = 64 << 20
+
+
+@contextlib.contextmanager
+def namespace(name: str) -> Iterator[str]:
+    """A namespace with nothing but a loopback interface."""
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+        yield name
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+def packet_socket(namespace: str) -> socket.socket:
+    """A socket that sees the loopback of a namespace. A thread goes there to make it, and ends."""
+    made: list[socket.socket] = []
+
+    def make() -> None:
+        with open(f"/run/netns/{namespace}") as place:
+            if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+        packets.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
+        packets.bind(("lo", ETH_P_ALL))
+        made.append(packets)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    (packets,) = made
+    return packets
+
+
+class Capture:
+    """Every packet on the loopback of a namespace between `with` and its end."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._packets: list[bytes] = []
+        self._cut_short = 0
+
+    def __enter__(self) -> Capture:
+        self._socket = packet_socket(self._namespace)
+        self._before = self._bytes_on_loopback()
+        self._stop, self._stopped = os.pipe()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sent = self._bytes_on_loopback() - self._before
+        os.close(self._stopped)
+        self._thread.join()
+        os.close(self._stop)
+        statistics = self._socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
+        self._dropped = struct.unpack("II", statistics)[1]
+        self._socket.close()
+
+    def _read(self) -> None:
+        """Read until told to stop and nothing is left. Loopback shows each packet twice: going out, coming in."""
+        buffer = bytearray(1 << 17)
+        while True:
+            ready, _, _ = select.select([self._socket, self._stop], [], [])
+            if self._socket in ready:
+                length, _, _, (_, _, direction, *_) = self._socket.recvmsg_into([buffer])
+                if direction == socket.PACKET_OUTGOING:
+                    self._packets.append(bytes(buffer[:length]))
+                    self._cut_short += length == len(buffer)
+            else:
+                return
+
+    def _bytes_on_loopback(self) -> int:
+        command = ["ip", "netns", "exec", self._namespace, "cat", "/sys/class/net/lo/statistics/tx_bytes"]
+        return int(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    def assert_complete(self) -> None:
+        """The kernel counted what it sent; all of it must be here."""
+        assert self._dropped == 0
+        assert self._cut_short == 0
+        assert self.size >= self._sent
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self._packets))
+
+    def contains(self, patterns: list[bytes]) -> bool:
+        """Whether a pattern is in a packet, or in the payloads of a TCP flow put together."""
+        flows: dict[bytes, bytearray] = {}
+        for packet in self._packets:
+            flow, payload = _tcp_payload(packet)
+            flows.setdefault(flow, bytearray()).extend(payload)
+        return any(pattern in data for pattern in patterns for data in (*self._packets, *flows.values()))
+
+
+def _tcp_payload(packet: bytes) -> tuple[bytes, bytes]:
+    """Addresses and ports, and what follows the TCP header; all of it where that is not TCP over IPv4."""
+    if packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
+        return b"other", packet
+    tcp = (packet[0] & 0x0F) * 4
+    return packet[12:20] + packet[tcp : tcp + 4], packet[tcp + (packet[tcp + 12] >> 4) * 4 :]

@@ -1,0 +1,108 @@
+"""The wire: a known pattern is reduced, broadcast, sent and trained on; a capture of every byte does not hold it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.attack.eavesdrop import Capture, namespace
+from tests.pool import Pool
+
+PATTERN = torch.tensor([0x3F9D7A13, 0x40C5E2B7, 0x3E81D94F, 0x41276CA5], dtype=torch.int32).view(torch.float32)
+COPIES = 1024
+WORLD = 2
+
+
+def patterned(copies: int = COPIES) -> torch.Tensor:
+    return PATTERN.repeat(copies)
+
+
+def searched() -> list[bytes]:
+    """The pattern's 16 bytes, also as they look after the division or multiplication by two that averaging makes."""
+    return [bytes(scaled.numpy().tobytes()) for scaled in (PATTERN, PATTERN / 2, PATTERN * 2)]
+
+
+# -- what the workers do: each returns how many bytes of pattern it gave away ----------------------------------------
+
+
+def reduce() -> int:
+    """Rank 0's pattern and zeros: on the wire and in the sum, the pattern."""
+    tensor = patterned() if dist.get_rank() == 0 else torch.zeros(4 * COPIES)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, patterned())
+    return tensor.nbytes
+
+
+def broadcast_object() -> int:
+    objects = [patterned().numpy().tobytes() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(objects, src=0)
+    assert objects[0] == patterned().numpy().tobytes()
+    return len(objects[0])
+
+
+def send() -> int:
+    tensor = patterned() if dist.get_rank() == 0 else torch.zeros(4 * COPIES)
+    if dist.get_rank() == 0:
+        dist.send(tensor, 1)
+    else:
+        dist.recv(tensor, 0)
+    assert torch.equal(tensor, patterned())
+    return tensor.nbytes
+
+
+def train() -> int:
+    """Weights, inputs and gradients all hold the pattern; DDP broadcasts the first and averages the last."""
+    model = nn.Linear(4 * COPIES, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(patterned().view(1, -1))
+    parallel = DistributedDataParallel(model)
+    inputs = patterned() if dist.get_rank() == 0 else torch.zeros(4 * COPIES)
+    parallel(inputs).sum().backward()
+    assert torch.equal(model.weight.grad.flatten(), patterned() / 2)
+    return model.weight.nbytes
+
+
+WORK = (reduce, broadcast_object, send, train)
+
+
+# -- the tests ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[str]:
+    with namespace(f"rf-wire-{os.getpid()}") as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def workers(place: str) -> Iterator[Pool]:
+    with Pool(prefixes=[["ip", "netns", "exec", place]] * WORLD) as pool:
+        yield pool
+
+
+def captured(workers: Pool, place: str, backend: str, work: Callable[[], int]) -> tuple[Capture, int]:
+    """All that is on the wire from before admission to after the work; and how much of it was pattern, at least."""
+    with Capture(place) as capture:
+        given = workers.check(work, WORLD, backend, renew=True)
+    capture.assert_complete()
+    return capture, given[0]
+
+
+@pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
+def test_the_pattern_is_nowhere_on_the_wire(workers: Pool, place: str, work: Callable[[], int]) -> None:
+    capture, given = captured(workers, place, "ringfence", work)
+    assert capture.size > given
+    assert not capture.contains(searched())
+
+
+@pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
+def test_the_same_search_finds_the_pattern_with_gloo(workers: Pool, place: str, work: Callable[[], int]) -> None:
+    capture, given = captured(workers, place, "gloo", work)
+    assert capture.size > given
+    assert capture.contains(searched())
