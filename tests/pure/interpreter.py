@@ -112,7 +112,7 @@ class World:
 
     def run(self) -> None:
         """To the end, or until nothing can move."""
-        waiting = list(self.queues)
+        waiting = [lane for lane, queue in self.queues.items() if self.workers[lane[1]].ready(queue[0])]
         queued = set(waiting)
         while waiting:
             pick = int(self.random.random() * len(waiting))
