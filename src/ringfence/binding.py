@@ -122,8 +122,8 @@ def parts_of(schedule: Schedule | None, buffer: Buffer, tensors: list[torch.Tens
     views = [as_bytes(tensor) for tensor in tensors]
     if schedule is None or len(tensors) > 1:
         return views
-    named = max((place.part + 1 for place in schedule.chunks if place.buffer is buffer), default=1)
-    if named == 1:
+    named = schedule.parts(buffer)
+    if named <= 1:
         return views
     size = tensors[0].element_size()
     each = -(-tensors[0].numel() // named) * size

@@ -46,7 +46,7 @@ def _compile(schedule: Schedule) -> Program:
         typed=frozenset(
             chunk
             for step in steps
-            if step.action in (Action.REDUCE, Action.COPY, Action.SCALE)
+            if step.action in (Action.REDUCE, Action.SCALE)
             for chunk in (step.chunk, step.other)
             if chunk >= 0
         ),

@@ -140,11 +140,10 @@ class Run:
         step = self.program.steps[index]
         while self.done[index] < self.segments[index] and self.ready(index):
             segment = self.done[index]
-            target = self._tensor(step.chunk, segment)
             if step.action is Action.COPY:
-                target.copy_(self._tensor(step.other, segment))
+                self._bytes(step.chunk, segment)[:] = self._bytes(step.other, segment)
             else:
-                target.div_(self._group.size)
+                self._tensor(step.chunk, segment).div_(self._group.size)
             self._advance(index)
 
     def _bytes(self, chunk: int, segment: int) -> memoryview:
