@@ -56,8 +56,7 @@ class Stranger:
     def say_bytes(self, data: bytes) -> None:
         """Speaking to a worker that has hung up is no error: what it said last can still be heard."""
         self.tls.send(data)
-        with contextlib.suppress(ConnectionError):
-            self._flush()
+        self._flush()
 
     def hear(self) -> Message | None:
         """The worker's next message; None if it has hung up."""
@@ -70,11 +69,12 @@ class Stranger:
         self._socket.close()
 
     def _flush(self) -> None:
-        self._socket.sendall(self.tls.outgoing())
+        with contextlib.suppress(ConnectionError):
+            self._socket.sendall(self.tls.outgoing())
 
     def _exchange(self) -> bool:
+        self._flush()
         try:
-            self._flush()
             data = self._socket.recv(65536)
             self._frames.feed(self.tls.receive(data))
         except (ConnectionError, ProtocolError):

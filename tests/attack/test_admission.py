@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from OpenSSL import SSL
 
 from ringfence import keys
@@ -15,7 +16,7 @@ from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Entries, Hello, Message, Proof, Reason
 from ringfence.admission.tree import Outgoing, Phase
 from ringfence.errors import AdmissionError, PeerLostError, ProtocolError
-from ringfence.transport.tls import Credentials, Tls
+from ringfence.transport.tls import Credentials, Tls, _self_signed
 from tests.attack.admission_strangers import channel_of, tls_pair
 from tests.pure.admission_samples import Worker, channels, converse, fixed_bytes, worker
 from tests.pure.test_admission_tree import World
@@ -191,14 +192,51 @@ def test_tls_prefers_a_key_agreement_that_outlives_quantum_computers() -> None:
     assert one.group == two.group == "X25519MLKEM768"
 
 
-def test_tls_sends_no_ticket_to_resume_with() -> None:
-    client, server = Credentials(), Credentials()
-    one, two = tls_pair(client, server)
-    two.send(b"x")
-    # One record of one byte: 5 of header, 1 of content, 1 of type, 16 of tag. A ticket would stand before it.
-    data = two.outgoing()
-    assert len(data) == 23
-    assert one.receive(data) == b"x"
+def client_that_resumes() -> SSL.Context:
+    """A TLS client with a certificate, and none of the restraint of ours."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    context.use_privatekey(key)
+    context.use_certificate(_self_signed(key))
+    return context
+
+
+def connect_with_session(client: SSL.Context, server: Credentials, session: SSL.Session | None) -> SSL.Session:
+    """Connect as a client that offers this session, and bring home the next."""
+    end, caller = Tls(server, server=True), SSL.Connection(client, None)
+    if session is not None:
+        caller.set_session(session)
+    caller.set_connect_state()
+    for _ in range(3):
+        with contextlib.suppress(SSL.WantReadError):
+            caller.do_handshake()
+        with contextlib.suppress(SSL.WantReadError):
+            end.receive(caller.bio_read(65536))
+        if answer := end.outgoing():
+            caller.bio_write(answer)
+    with contextlib.suppress(SSL.WantReadError):
+        caller.recv(1)  # takes the tickets
+    assert end.established
+    found = caller.get_session()
+    assert found is not None
+    end.close()  # a session that ends otherwise is never resumed
+    caller.shutdown()
+    return found
+
+
+@pytest.mark.parametrize("cache", [False, True], ids=["as it is", "with a cache, where it can be: the test can fail"])
+def test_a_tls_session_cannot_be_resumed_past_the_certificate(cache: bool) -> None:
+    client, server = client_that_resumes(), Credentials()
+    judged: list[bool] = []
+    server.context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, lambda *_: not judged.append(True))
+    server.context.set_session_id(b"test")  # without one OpenSSL would not resume either
+    if cache:
+        server.context.set_session_cache_mode(SSL.SESS_CACHE_SERVER)
+    session = connect_with_session(client, server, None)
+    once = len(judged)
+    connect_with_session(client, server, session)
+    assert once > 0
+    assert len(judged) == (once if cache else 2 * once)
 
 
 def test_a_changed_record_ends_the_connection() -> None:

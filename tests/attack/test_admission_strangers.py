@@ -75,6 +75,18 @@ def test_a_crowd_of_silent_strangers_does_not_stop_a_join() -> None:
         stranger.close()
 
 
+def test_strangers_from_one_address_are_held_to_their_share() -> None:
+    world, address = waiting_root()
+    crowd = [socket.create_connection(address, timeout=5) for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS + 1)]
+    assert crowd[0].recv(1) == b""
+    crowd[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        crowd[1].recv(1)
+    finish(world)
+    for stranger in crowd:
+        stranger.close()
+
+
 def test_strangers_from_many_addresses_are_held_to_a_total() -> None:
     world, address = waiting_root()
     strangers = []
@@ -106,7 +118,9 @@ def test_a_stranger_that_talks_too_much_is_sent_away() -> None:
     assert isinstance(caller.hear(), Hello)
     caller.say_bytes(b"\1" + keys.ADMISSION_BYTES.to_bytes(4, "big"))
     caller.say_bytes(bytes(keys.ADMISSION_BYTES - 1000))  # a message that may still become whole; TLS has cost the rest
+    started = time.monotonic()
     assert caller.hear() is None
+    assert time.monotonic() - started < keys.ADMISSION_SECONDS / 2, "it was sent away for its silence"
     finish(world)
 
 
@@ -224,7 +238,7 @@ def test_the_address_of_an_older_generation_is_refused_and_waited_out() -> None:
 
 
 def test_a_store_that_names_a_worker_of_another_run_cannot_splice_two_runs() -> None:
-    other = World(2, timeout=5.0)
+    other = World(2, timeout=3.0)
     other.start([0], {0: Settings(SECRET, run_id="run-8", generation="3")})
     _, address = other.store.wait_for_address()
     world = World(2, timeout=2.0)

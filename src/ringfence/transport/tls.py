@@ -199,7 +199,7 @@ def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> 
     context.set_max_proto_version(SSL.TLS1_3_VERSION)
     # The key agreement is OpenSSL's own choice: it prefers X25519MLKEM768 where it has it.
     context.set_tls13_ciphersuites(b"TLS_AES_256_GCM_SHA384")
-    # A resumed session skips the certificates; there must be none.
+    # A resumed session skips the certificates. OpenSSL still sends tickets, but they name sessions that nobody keeps.
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
     context.use_privatekey(key)
