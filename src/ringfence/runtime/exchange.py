@@ -15,7 +15,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError
-from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import (
     HEADER_BYTES,
     HOP_OVERHEAD,
@@ -28,6 +27,7 @@ from ringfence.link.frames import (
     read_header,
 )
 from ringfence.link.hello import Lane
+from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime.links import Link, header_call
 from ringfence.runtime.operation import Operation, describe_call
 
@@ -46,10 +46,11 @@ class Transfer(Operation):
         self.memory = memory
         self.ordinal = 0
         self.position = 0
-        self.segments = max(1, -(-len(memory) // SEGMENT_BYTES))
+        self.segments = segment_count(len(memory))
 
     def next_bytes(self) -> memoryview:
-        return self.memory[self.position * SEGMENT_BYTES : (self.position + 1) * SEGMENT_BYTES]
+        each = segment_bytes(len(self.memory))
+        return self.memory[self.position * each : (self.position + 1) * each]
 
 
 class Exchange(Link):

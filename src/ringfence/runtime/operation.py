@@ -51,6 +51,7 @@ _ROOTED = (Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collectiv
 # Where ciphertext is kept to be passed on, or sums stand in scratch, a large collective is run in passes over slices of
 # its parts, so that what is kept stays small. All ranks cut alike: the rule looks only at what they share.
 PASS_BYTES = 4 * SEGMENT_BYTES
+_SEGMENTS_OF_A_PASS = 16
 _IN_PASSES = (*_REDUCING, Collective.ALL_GATHER, Collective.BROADCAST)
 
 
@@ -177,5 +178,5 @@ class CollectiveOperation(Operation):
         return {buffer: [part[start:stop] for part in parts] for buffer, parts in self.parts.items()}
 
     def first_segment(self, index: int) -> int:
-        """How many segments of a part the earlier passes cover."""
-        return index * (PASS_BYTES // SEGMENT_BYTES)
+        """Where a pass begins to count its segments: no two segments of a part have one number."""
+        return index * _SEGMENTS_OF_A_PASS

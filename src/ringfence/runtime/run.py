@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.collectives.schedule import Action, Buffer
 from ringfence.errors import AuthenticationError
-from ringfence.keys import SEGMENT_BYTES, TAG_BYTES
+from ringfence.keys import TAG_BYTES
 from ringfence.link.frames import (
     FORWARD_OVERHEAD,
     HEADER_BYTES,
@@ -25,6 +25,7 @@ from ringfence.link.frames import (
     Type,
     pack_header,
 )
+from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime.memory import Segment, as_tensor, scratch
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Run:
         "_call",
         "_combine",
         "_dtype",
+        "_each",
         "_finished",
         "_group",
         "_keep",
@@ -85,7 +87,8 @@ class Run:
         self._tensors = {chunk: as_tensor(self._views[chunk], dtype) for chunk in program.typed}
         count = len(program.steps)
         self.done = [0] * count
-        self.segments = [max(1, -(-len(self._views[step.chunk]) // SEGMENT_BYTES)) for step in program.steps]
+        self._each = [segment_bytes(len(view)) for view in self._views]
+        self.segments = [segment_count(len(self._views[step.chunk])) for step in program.steps]
         self._left = count
         self._kept: dict[tuple[int, int], Segment] = {}  # (step, segment) -> ciphertext to pass on
         self.links: list[Any] = [None] * count
@@ -147,11 +150,12 @@ class Run:
             self._advance(index)
 
     def _bytes(self, chunk: int, segment: int) -> memoryview:
-        return self._views[chunk][segment * SEGMENT_BYTES : (segment + 1) * SEGMENT_BYTES]
+        each = self._each[chunk]
+        return self._views[chunk][segment * each : (segment + 1) * each]
 
     def _tensor(self, chunk: int, segment: int) -> torch.Tensor:
         whole = self._tensors[chunk]
-        each = SEGMENT_BYTES // whole.element_size()
+        each = self._each[chunk] // whole.element_size()
         return whole[segment * each : (segment + 1) * each]
 
     # -- sending -----------------------------------------------------------------------------------------------------
