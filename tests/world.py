@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ringfence.binding import bytes_of, dtype_code, parts_of, reduction_of
+from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, Table, choose
 from ringfence.control import Abort, Bye, ControlMessage
 from ringfence.keys import Secret

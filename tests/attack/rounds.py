@@ -13,7 +13,7 @@ from random import Random
 import torch
 import torch.distributed as dist
 
-from ringfence.binding import dtype_code, even_parts, parts_of, reduction_of
+from ringfence.backend.binding import dtype_code, even_parts, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, choose
 from ringfence.link.frames import Call
 from ringfence.runtime.exchange import Transfer

@@ -94,13 +94,16 @@ def sparse(rank: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.sparse_coo_tensor(places, torch.tensor([1, 2, 3, rank + 1]).to(dtype), (9, 3))
 
 
-def reduce_sparse(dtypes: list[str], group_size: int) -> list[str]:
+def reduce_sparse(dtypes: list[str], world: int, asynchronous: bool) -> list[str]:
     faults = []
     for name in dtypes:
         dtype = getattr(torch, name)
         tensor = sparse(dist.get_rank(), dtype)
-        dist.all_reduce(tensor)
-        dense = sum(sparse(rank, torch.float64).to_dense() for rank in range(group_size))
+        if asynchronous:
+            dist.all_reduce(tensor, async_op=True).wait()
+        else:
+            dist.all_reduce(tensor)
+        dense = sum(sparse(rank, torch.float64).to_dense() for rank in range(world))
         if not torch.equal(tensor.to_dense(), dense.to(dtype)):
             faults.append(f"{name}: {tensor}")
     empty = torch.sparse_coo_tensor(torch.empty(2, 0, dtype=torch.int64), torch.empty(0), (4, 3))
@@ -110,10 +113,11 @@ def reduce_sparse(dtypes: list[str], group_size: int) -> list[str]:
     return faults
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("world", [1, 2, 5])
-def test_sparse_all_reduce(pool: Pool, backend: str, world: int) -> None:
+def test_sparse_all_reduce(pool: Pool, backend: str, world: int, asynchronous: bool) -> None:
     dtypes = ["float32", "float64", "bfloat16", "int32", "int64", "uint8"]
-    assert pool.check(reduce_sparse, world, backend, (dtypes, world)) == [[]] * world
+    assert pool.check(reduce_sparse, world, backend, (dtypes, world, asynchronous)) == [[]] * world
 
 
 def floats_of_all_reduce(size: int) -> list[bytes]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringfence.binding import bytes_of, dtype_code, parts_of, reduction_of
+from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, Table, choose
 from ringfence.link.frames import Call
 from ringfence.runtime.exchange import Transfer

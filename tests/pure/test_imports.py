@@ -26,10 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "join": GROUND | {"admission", "control", "settings", "transport"},
     "runtime": GROUND | {"collectives", "control", "link", "transport"},
     "session": GROUND | {"collectives", "join", "runtime", "settings", "transport"},
-    "binding": {"collectives", "errors", "runtime"},
-    "work": {"errors", "runtime"},
-    "sparse": {"errors", "work"},
-    "backend": {"binding", "collectives", "errors", "link", "runtime", "session", "sparse", "work"},
+    "backend": {"collectives", "errors", "link", "runtime", "session"},
     "autoload": {"backend", "errors"},
     "cli": {"__init__", "errors", "settings"},
 }

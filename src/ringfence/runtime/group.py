@@ -102,6 +102,8 @@ class Group:
         while self._waiting and len(self._active) < _AT_ONCE:
             operation = self._waiting[0]
             index = operation.next_pass
+            if not index and any(operation.follows(run.operation) for run in self._active):
+                return
             operation.next_pass += 1
             operation.running += 1
             if operation.next_pass == operation.passes:

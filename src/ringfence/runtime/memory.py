@@ -40,6 +40,11 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     return view
 
 
+def address_of(view: memoryview) -> int:
+    """Where the bytes of a view begin; it must not be empty."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
 def as_tensor(view: memoryview, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor over bytes. It is no autograd tensor and no inference tensor, whatever the bytes belong to."""
     if not len(view):

@@ -11,6 +11,7 @@ from ringfence.collectives.schedule import Buffer
 from ringfence.errors import RingfenceError
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import Call
+from ringfence.runtime.memory import address_of
 from ringfence.runtime.program import Program, program
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Operation:
 class CollectiveOperation(Operation):
     """A collective bound to memory: the schedule, the bytes of each part, and the slices they are worked on in."""
 
-    __slots__ = ("_cut", "combine", "dtype", "next_pass", "parts", "passes", "program", "running")
+    __slots__ = ("_cut", "_extents", "combine", "dtype", "next_pass", "parts", "passes", "program", "running")
 
     def __init__(
         self,
@@ -169,6 +170,7 @@ class CollectiveOperation(Operation):
             longest = max((len(part) for buffer in parts.values() for part in buffer), default=0)
             self.passes = max(1, -(-longest // PASS_BYTES))
         self._cut = self.passes > 1
+        self._extents: list[tuple[bool, int, int]] | None = None
 
     def slices(self, index: int) -> dict[Buffer, list[memoryview]]:
         """The parts' slices of one pass."""
@@ -176,6 +178,25 @@ class CollectiveOperation(Operation):
             return self.parts
         start, stop = index * PASS_BYTES, (index + 1) * PASS_BYTES
         return {buffer: [part[start:stop] for part in parts] for buffer, parts in self.parts.items()}
+
+    def follows(self, earlier: CollectiveOperation) -> bool:
+        """Whether it reads what the earlier one writes, or writes what that one touches: then it must wait for it."""
+        return any(
+            (writes or wrote) and start < its_end and its_start < end
+            for writes, start, end in self._memory()
+            for wrote, its_start, its_end in earlier._memory()
+        )
+
+    def _memory(self) -> list[tuple[bool, int, int]]:
+        """Of each buffer whether it is written, and where it begins and ends; what lies between its parts included."""
+        if self._extents is None:
+            self._extents = []
+            for buffer, parts in self.parts.items():
+                places = [(address_of(part), len(part)) for part in parts if len(part)]
+                if places:
+                    end = max(address + length for address, length in places)
+                    self._extents.append((buffer is not Buffer.INPUT, min(places)[0], end))
+        return self._extents
 
     def first_segment(self, index: int) -> int:
         """Where a pass begins to count its segments: no two segments of a part have one number."""

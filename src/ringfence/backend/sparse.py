@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ringfence.errors import UnsupportedError
 
-if TYPE_CHECKING:
-    from ringfence.backend import RingfenceProcessGroup
-    from ringfence.work import RingfenceWork
+
+class _Gathers(Protocol):
+    def size(self) -> int: ...
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Any: ...
 
 
-def sparse_all_reduce(group: RingfenceProcessGroup, tensor: torch.Tensor, options: Any) -> RingfenceWork:
+def sparse_all_reduce(group: _Gathers, tensor: torch.Tensor, options: Any) -> None:
     """Three gathers: how many values each rank has, the indices, the values. Ends before it returns, as every rank's does."""
     if options.reduceOp != dist.ReduceOp.SUM:
         raise UnsupportedError("sparse tensors can only be reduced with SUM")
@@ -32,4 +33,3 @@ def sparse_all_reduce(group: RingfenceProcessGroup, tensor: torch.Tensor, option
     total = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), torch.cat(all_values), tensor.shape).coalesce()
     with torch.no_grad():
         tensor.copy_(total)
-    return group._finished([tensor])

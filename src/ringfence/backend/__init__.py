@@ -1,0 +1,55 @@
+"""The door from torch.distributed: the process group.
+
+Each method says what memory a collective is about and hands it to the runtime. Every group of the process, also one that
+asks for "gloo", is made here over the session's sealed links.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from ringfence.backend.collective import CollectiveMethods
+from ringfence.backend.dynamo import outside_dynamo
+from ringfence.backend.transfers import TransferMethods
+from ringfence.backend.work import RingfenceWork
+from ringfence.errors import ConfigurationError
+from ringfence.session import Session
+
+_OLDEST_TORCH = (2, 13)
+
+_session: Session | None = None
+
+
+class RingfenceProcessGroup(CollectiveMethods, TransferMethods):
+    """A process group over sealed links."""
+
+
+def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
+    """What init_process_group calls. The first group of a process is admitted; the others live in its epoch."""
+    global _session
+    _check_torch()
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    first = not options.global_ranks_in_group or _session is None or _session.left
+    if first:
+        if ranks != tuple(range(options.group_size)):
+            raise ConfigurationError(f"the first ringfence group must hold every worker; this one holds {ranks}")
+        _session = Session(options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
+    assert _session is not None
+    name = str(options.group_id)
+    return RingfenceProcessGroup(_session, ranks, options.timeout, name, options.store, owns_session=first)
+
+
+def _check_torch() -> None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _OLDEST_TORCH:
+        raise ConfigurationError(f"ringfence needs torch 2.13 or newer; this is {torch.__version__}")
+    if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
+        raise ConfigurationError("TORCH_DISTRIBUTED_USE_TORCHCOMMS bypasses process groups, and ringfence: unset it")
+
+
+for _class in (*RingfenceProcessGroup.__mro__, RingfenceWork):
+    if _class.__module__.startswith("ringfence."):
+        outside_dynamo(_class)

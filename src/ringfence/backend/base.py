@@ -1,0 +1,217 @@
+"""What every method of the process group stands on: what torch asks a group about itself, and handing over an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringfence.backend.binding import Output, copies_back, dtype_code, parts_of, reduction_of
+from ringfence.backend.work import RingfenceWork
+from ringfence.collectives import Buffer, Collective, choose
+from ringfence.errors import UnsupportedError
+from ringfence.link.frames import Call
+from ringfence.runtime.operation import CollectiveOperation
+from ringfence.session import Session
+
+
+class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped here
+    """A process group of one session."""
+
+    def __init__(
+        self,
+        session: Session,
+        ranks: tuple[int, ...],
+        timeout: timedelta,
+        name: str,
+        store: Any = None,
+        owns_session: bool = False,
+    ) -> None:
+        engine = session.engine
+        super().__init__(ranks.index(engine.rank), len(ranks))
+        self._session = session
+        self._loop = session.loop
+        self._ranks = ranks
+        self._timeout = timeout
+        self._name = name
+        self._description = "undefined"
+        self._store = store
+        self._coalescing: list[RingfenceWork] | None = None
+        self._added: Any = None
+        self._mine = ranks.index(engine.rank)
+        self._count = len(ranks)
+        self._owns_session = owns_session
+
+    # -- what torch asks a group about itself ------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        return "ringfence"
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> GroupBase:
+        return self
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> GroupBase | None:
+        """Every new group of the process, whatever backend it names: there is no way around the sealed links."""
+        members = tuple(range(self._session.engine.world_size)) if ranks is None else tuple(ranks)
+        if self._session.engine.rank not in members:
+            return None
+        group = type(self)(self._session, members, timeout or self._timeout, group_name or "")
+        group.setGroupDesc(group_desc or "undefined")
+        return group
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> GroupBase | None:
+        """The same for ranks of this group."""
+        return self.new_group([self._ranks[rank] for rank in ranks], timeout, opts, group_name, group_desc)
+
+    def abort(self) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """The first group's end is the session's; another group only closes its own links."""
+        if self._owns_session:
+            self._session.leave()
+        elif self._added is not None and not self._session.left:
+            lazy, self._added = self._added, None
+            self._loop.ask(lambda: self._session.engine.remove_group(lazy.get()))
+            self._loop.wake()
+
+    # -- submitting --------------------------------------------------------------------------------------------------
+
+    @property
+    def _group(self) -> Any:
+        """The runtime's group; added at first use, when torch has given the group its name."""
+        if self._added is None:
+            engine = self._session.engine
+            self._added = _Lazy(lambda: engine.add_group(self._name, self._ranks))
+        return self._added
+
+    def _deadline(self, options: Any) -> float:
+        timeout = getattr(options, "timeout", None)
+        if timeout is None or timeout.total_seconds() <= 0:
+            timeout = self._timeout
+        return self._session.engine.clock() + float(timeout.total_seconds())
+
+    def _submit(
+        self,
+        kind: Collective,
+        parts: dict[Buffer, list[torch.Tensor]],
+        options: Any,
+        outputs: list[Any],
+        *,
+        writes: Sequence[Output] = (),
+        reduction: Any = None,
+        root: int = 0,
+        elements: int = 0,
+        weight: int = 0,
+        even: bool = True,
+    ) -> RingfenceWork:
+        """Choose the schedule, bind it, hand it over."""
+        dtype = next((tensor.dtype for tensors in parts.values() for tensor in tensors), torch.uint8)
+        code, combine, average = reduction_of(reduction, dtype) if reduction is not None else (0, None, False)
+        engine = self._session.engine
+        schedule = choose(kind, self._count, self._mine, root, weight, engine.table, average=average, even=even)
+        call = Call(kind, code, dtype_code(dtype), schedule.identifier, root, elements)
+        bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
+        keep = (parts, outputs, writes)
+        operation = CollectiveOperation(call, self._deadline(options), keep, schedule, bound, dtype, combine)
+        operation.after = copies_back(writes)
+        group = self._group
+        self._loop.ask(lambda: engine.submit(group.get(), operation))
+        return self._work([operation], outputs, wake=getattr(options, "asyncOp", True))
+
+    def _work(self, operations: list[Any], outputs: list[Any], wake: bool) -> RingfenceWork:
+        if wake:
+            self._loop.wake()
+        work = RingfenceWork(self._loop, operations, outputs)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _finished(self, outputs: list[Any]) -> RingfenceWork:
+        """The Work of something that has been done already."""
+        return self._work([], outputs, wake=False)
+
+    def _together(self, works: Sequence[RingfenceWork]) -> RingfenceWork:
+        operations = [operation for work in works for operation in work.operations]
+        return RingfenceWork(self._loop, operations, [tensor for work in works for tensor in work.outputs])
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalescing = []
+
+    def _end_coalescing(self, device: torch.device) -> RingfenceWork:
+        works, self._coalescing = self._coalescing or [], None
+        return self._together(works)
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def _expect_one_per_rank(self, tensors: Sequence[torch.Tensor], what: str) -> None:
+        if len(tensors) != self._count:
+            raise ValueError(
+                f"one {what} tensor for each of the {self._count} ranks is needed, {len(tensors)} were given"
+            )
+
+    def _expect_peer(self, rank: int) -> None:
+        if not 0 <= rank < self._count or rank == self._mine:
+            raise ValueError(f"rank {rank} is no other rank of this group of {self._count}")
+
+
+class _Lazy:
+    """A group that the driving thread adds when the first operation reaches it."""
+
+    __slots__ = ("_group", "_make")
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._group: Any = None
+
+    def get(self) -> Any:
+        if self._group is None:
+            self._group = self._make()
+        return self._group
+
+
+def one(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    if len(tensors) != 1:
+        raise UnsupportedError(f"one tensor per call is supported, {len(tensors)} were given")
+    return tensors

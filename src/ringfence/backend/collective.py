@@ -1,0 +1,285 @@
+"""The collectives: what memory each is about, as parts of the buffers that its schedule names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringfence.backend.base import GroupBase, one
+from ringfence.backend.binding import Output, as_input, bytes_of, even_parts, in_place, output, same_layout
+from ringfence.backend.sparse import sparse_all_reduce
+from ringfence.backend.work import RingfenceWork
+from ringfence.collectives import Buffer, Collective
+
+
+class CollectiveMethods(GroupBase):
+    """Every collective of a process group, under the names that torch calls."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
+        (tensor,) = one(tensors)
+        options = options or dist.AllreduceOptions()
+        if tensor.is_sparse:
+            sparse_all_reduce(self, tensor, options)
+            return self._finished([tensor])
+        data = in_place(tensor)
+        return self._submit(
+            Collective.ALL_REDUCE,
+            {Buffer.DATA: [data.memory]},
+            options,
+            [tensor],
+            writes=[data],
+            reduction=options.reduceOp,
+            elements=tensor.numel(),
+            weight=bytes_of(tensor),
+        )
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
+        return self._together([self.allreduce([tensor], options) for tensor in tensors])
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
+        (tensor,) = one(tensors)
+        options = options or dist.BroadcastOptions()
+        data = in_place(tensor)
+        return self._submit(
+            Collective.BROADCAST,
+            {Buffer.DATA: [data.memory]},
+            options,
+            [tensor],
+            writes=[data],
+            root=options.rootRank,
+            elements=tensor.numel(),
+            weight=bytes_of(tensor),
+        )
+
+    def reduce(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
+        (tensor,) = one(tensors)
+        options = options or dist.ReduceOptions()
+        data = in_place(tensor)
+        parts = {Buffer.INPUT: [data.memory]}
+        if self._mine == options.rootRank:
+            parts[Buffer.OUTPUT] = [data.memory]
+        return self._submit(
+            Collective.REDUCE,
+            parts,
+            options,
+            [tensor],
+            writes=[data] if self._mine == options.rootRank else [],
+            reduction=options.reduceOp,
+            root=options.rootRank,
+            elements=tensor.numel(),
+            weight=bytes_of(tensor),
+        )
+
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None
+    ) -> RingfenceWork:
+        works = [self._all_gather(outs, tensor, options) for outs, tensor in zip(outputs, inputs, strict=True)]
+        return works[0] if len(works) == 1 else self._together(works)
+
+    def _all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor, options: Any) -> RingfenceWork:
+        self._expect_one_per_rank(outputs, "output")
+        if outputs[self._mine].numel() != tensor.numel():
+            raise ValueError(f"all_gather: output {self._mine} and the input differ in size")
+        same_layout([tensor, *outputs])
+        total = sum(out.numel() for out in outputs)
+        writes = [output(out) for out in outputs]
+        return self._submit(
+            Collective.ALL_GATHER,
+            {Buffer.INPUT: [as_input(tensor)], Buffer.OUTPUT: [each.memory for each in writes]},
+            options,
+            outputs,
+            writes=writes,
+            elements=total,
+            weight=total * tensor.element_size(),
+            even=all(out.numel() == tensor.numel() for out in outputs),
+        )
+
+    def all_gather_single(self, out: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> RingfenceWork:
+        if out.numel() != tensor.numel() * self._count:
+            raise ValueError(
+                f"all_gather: the output ({out.numel()}) is not {self._count} inputs ({tensor.numel()}) long"
+            )
+        same_layout([tensor, out])
+        write = output(out)
+        return self._submit(
+            Collective.ALL_GATHER,
+            {Buffer.INPUT: [as_input(tensor)], Buffer.OUTPUT: even_parts(write.memory, self._count)},
+            options,
+            [out],
+            writes=[write],
+            elements=out.numel(),
+            weight=bytes_of(out),
+        )
+
+    def all_gather_single_coalesced(
+        self, outs: list[torch.Tensor], tensors: list[torch.Tensor], options: Any = None
+    ) -> RingfenceWork:
+        return self._together([self.all_gather_single(o, t, options) for o, t in zip(outs, tensors, strict=True)])
+
+    def allgather_coalesced(
+        self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], options: Any = None
+    ) -> RingfenceWork:
+        works = [
+            self._all_gather([rank_outputs[index] for rank_outputs in outputs], tensor, options)
+            for index, tensor in enumerate(tensors)
+        ]
+        return self._together(works)
+
+    def gather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None
+    ) -> RingfenceWork:
+        (tensor,) = one(inputs)
+        options = options or dist.GatherOptions()
+        parts = {Buffer.INPUT: [as_input(tensor)]}
+        writes: list[Output] = []
+        results: list[torch.Tensor] = []
+        if self._mine == options.rootRank:
+            (results,) = outputs
+            self._expect_one_per_rank(results, "output")
+            same_layout([tensor, *results], equal=True)
+            writes = [output(out) for out in results]
+            parts[Buffer.OUTPUT] = [each.memory for each in writes]
+        return self._submit(
+            Collective.GATHER,
+            parts,
+            options,
+            results or [tensor],
+            writes=writes,
+            root=options.rootRank,
+            elements=tensor.numel(),
+            weight=bytes_of(tensor) * self._count,
+        )
+
+    def scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any = None
+    ) -> RingfenceWork:
+        (out,) = one(outputs)
+        options = options or dist.ScatterOptions()
+        write = output(out)
+        parts = {Buffer.OUTPUT: [write.memory]}
+        if self._mine == options.rootRank:
+            (tensors,) = inputs
+            self._expect_one_per_rank(tensors, "input")
+            same_layout([out, *tensors], equal=True)
+            parts[Buffer.INPUT] = [as_input(tensor) for tensor in tensors]
+        return self._submit(
+            Collective.SCATTER,
+            parts,
+            options,
+            [out],
+            writes=[write],
+            root=options.rootRank,
+            elements=out.numel(),
+            weight=bytes_of(out) * self._count,
+        )
+
+    def reduce_scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any = None
+    ) -> RingfenceWork:
+        works = [self._reduce_scatter(out, tensors, options) for out, tensors in zip(outputs, inputs, strict=True)]
+        return works[0] if len(works) == 1 else self._together(works)
+
+    def _reduce_scatter(self, out: torch.Tensor, tensors: list[torch.Tensor], options: Any) -> RingfenceWork:
+        self._expect_one_per_rank(tensors, "input")
+        if tensors[self._mine].numel() != out.numel():
+            raise ValueError(f"reduce_scatter: input {self._mine} and the output differ in size")
+        same_layout([out, *tensors])
+        options = options or dist.ReduceScatterOptions()
+        total = sum(tensor.numel() for tensor in tensors)
+        write = output(out)
+        return self._submit(
+            Collective.REDUCE_SCATTER,
+            {Buffer.INPUT: [as_input(tensor) for tensor in tensors], Buffer.OUTPUT: [write.memory]},
+            options,
+            [out],
+            writes=[write],
+            reduction=options.reduceOp,
+            elements=total,
+            weight=total * out.element_size(),
+            even=all(tensor.numel() == out.numel() for tensor in tensors),
+        )
+
+    def reduce_scatter_single(self, out: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> RingfenceWork:
+        if tensor.numel() != out.numel() * self._count:
+            raise ValueError(
+                f"reduce_scatter: the input ({tensor.numel()}) is not {self._count} outputs ({out.numel()}) long"
+            )
+        return self._reduce_scatter(out, even_parts(as_input(tensor), self._count), options)
+
+    def reduce_scatter_single_coalesced(
+        self, outs: list[torch.Tensor], tensors: list[torch.Tensor], options: Any = None
+    ) -> RingfenceWork:
+        return self._together([self.reduce_scatter_single(o, t, options) for o, t in zip(outs, tensors, strict=True)])
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any = None) -> RingfenceWork:
+        self._expect_one_per_rank(outputs, "output")
+        self._expect_one_per_rank(inputs, "input")
+        return self._all_to_all(outputs, inputs, outputs, options, even=False)
+
+    def all_to_all_single(
+        self,
+        out: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        options: Any = None,
+    ) -> RingfenceWork:
+        write = output(out)
+        outputs = _split(write.memory, out, output_splits, self._count)
+        inputs = _split(as_input(tensor), tensor, input_splits, self._count)
+        even = not output_splits and not input_splits  # only then does every rank know it of every other
+        return self._all_to_all(outputs, inputs, [out], options, even, [write])
+
+    def _all_to_all(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        results: list[torch.Tensor],
+        options: Any,
+        even: bool,
+        writes: list[Output] | None = None,
+    ) -> RingfenceWork:
+        same_layout([*outputs, *inputs])
+        if outputs[self._mine].numel() != inputs[self._mine].numel():
+            raise ValueError(
+                "all_to_all: what this rank sends to itself and what it receives from itself differ in size"
+            )
+        if writes is None:
+            writes = [output(out) for out in outputs]
+            outputs = [each.memory for each in writes]
+            inputs = [as_input(tensor) for tensor in inputs]
+        return self._submit(
+            Collective.ALL_TO_ALL,
+            {Buffer.INPUT: inputs, Buffer.OUTPUT: outputs},
+            options,
+            results,
+            writes=writes,
+            elements=outputs[0].numel() if even else 0,
+            weight=bytes_of(outputs[0]) * self._count if even else 0,
+            even=even,
+        )
+
+    def barrier(self, opts: Any = None) -> RingfenceWork:
+        return self._submit(Collective.BARRIER, {}, opts, [])
+
+    # The names that torch used before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _split(memory: torch.Tensor, tensor: torch.Tensor, splits: list[int], count: int) -> list[torch.Tensor]:
+    """The parts of an all-to-all: splits count rows of dimension 0; none means equal parts."""
+    rows = tensor.size(0) if tensor.dim() else 1
+    if not splits:
+        if rows % count:
+            raise ValueError(f"all_to_all: dimension 0 is {rows}, which {count} ranks do not divide; give split sizes")
+        return even_parts(memory, count)
+    if len(splits) != count or sum(splits) != rows:
+        raise ValueError(f"all_to_all: split sizes {splits} do not add up to dimension 0 ({rows}) over {count} ranks")
+    row = memory.numel() // rows if rows else 0
+    return list(memory.split([split * row for split in splits]))

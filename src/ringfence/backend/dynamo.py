@@ -1,0 +1,35 @@
+"""Keeps torch.compile out of the process group: it would trace these methods when compiled code calls a collective."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+def outside_dynamo(cls: type) -> None:
+    """Wrap every method of a class."""
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, types.FunctionType) and name != "__init__":
+            setattr(cls, name, _outside_dynamo(value))
+
+
+def _outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch has a decorator for that, which imports its compiler (seconds) at the first call. Here it is
+    imported only by who compiles.
+    """
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            dynamo = sys.modules.get("torch._dynamo")
+            if dynamo is None or not hasattr(dynamo, "disable"):
+                return function(*args, **kwargs)
+            disabled = dynamo.disable(function)
+        return disabled(*args, **kwargs)
+
+    return inner

@@ -1,0 +1,92 @@
+"""Point-to-point, and the barrier that names who did not come."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ringfence.backend.base import GroupBase, one
+from ringfence.backend.binding import as_input, dtype_code, output, parts_of
+from ringfence.backend.work import RingfenceWork
+from ringfence.collectives import Buffer
+from ringfence.errors import CollectiveTimeoutError
+from ringfence.link.frames import Call
+from ringfence.runtime.exchange import Transfer
+from ringfence.runtime.operation import POINT_TO_POINT
+
+_BARRIER_ARRIVE, _BARRIER_GO = -1, -2  # tags that no user can name
+
+
+class TransferMethods(GroupBase):
+    """send, recv and what is built of them."""
+
+    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> RingfenceWork:
+        (tensor,) = one(tensors)
+        self._expect_peer(destination)
+        memory = as_input(tensor)
+        transfer = self._transfer(memory, tag, tensor)
+        group, engine = self._group, self._session.engine
+        self._loop.ask(lambda: engine.send(group.get(), transfer, destination))
+        return self._work([transfer], [tensor], wake=True)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> RingfenceWork:
+        self._expect_peer(source)
+        return self._receive(tensors, source, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> RingfenceWork:
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> RingfenceWork:
+        (tensor,) = one(tensors)
+        write = output(tensor)
+        transfer = self._transfer(write.memory, tag, (write, tensor))
+        transfer.after = write.copy_back
+        group, engine = self._group, self._session.engine
+        self._loop.ask(lambda: engine.receive(group.get(), transfer, source))
+        return self._work([transfer], [tensor], wake=True)
+
+    def _transfer(self, memory: torch.Tensor, tag: int, keep: Any, deadline: float | None = None) -> Transfer:
+        call = Call(POINT_TO_POINT, dtype=dtype_code(memory.dtype), elements=memory.numel(), tag=tag)
+        (view,) = parts_of(None, Buffer.DATA, [memory])
+        return Transfer(call, self._deadline(None) if deadline is None else deadline, (keep, memory), view)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names who did not come: rank 0 hears every rank, then lets all go."""
+        limit = self._session.engine.clock() + float((timeout or self._timeout).total_seconds())
+        empty = torch.empty(0, dtype=torch.uint8)
+        if self._mine:
+            self._plain_send(empty, 0, _BARRIER_ARRIVE, limit).wait()
+            self._plain_receive(empty, 0, _BARRIER_GO, limit + 1).wait()
+            return
+        peers = range(1, self._count)
+        arrivals = {peer: self._plain_receive(empty, peer, _BARRIER_ARRIVE, float("inf")) for peer in peers}
+        missing = [peer for peer, work in arrivals.items() if not self._arrived(work, limit)]
+        if missing:
+            names = ", ".join(str(self._ranks[peer]) for peer in missing)
+            error = CollectiveTimeoutError(f"monitored_barrier: worker {names} did not arrive in time")
+            self._loop.ask(lambda: self._session.engine.fail(error, self._ranks[missing[0]]))
+            self._loop.wake()
+            raise error
+        for peer in peers:
+            self._plain_send(empty, peer, _BARRIER_GO, limit + 1).wait()
+
+    def _arrived(self, work: RingfenceWork, limit: float) -> bool:
+        (operation,) = work.operations
+        self._loop.wait(operation, max(0.0, limit - self._session.engine.clock()))
+        if operation.done:
+            work.wait()
+        return operation.done
+
+    def _plain_send(self, tensor: torch.Tensor, peer: int, tag: int, deadline: float) -> RingfenceWork:
+        transfer = self._transfer(tensor, tag, tensor, deadline)
+        group, engine = self._group, self._session.engine
+        self._loop.ask(lambda: engine.send(group.get(), transfer, peer))
+        return self._work([transfer], [tensor], wake=True)
+
+    def _plain_receive(self, tensor: torch.Tensor, peer: int, tag: int, deadline: float) -> RingfenceWork:
+        transfer = self._transfer(tensor, tag, tensor, deadline)
+        group, engine = self._group, self._session.engine
+        self._loop.ask(lambda: engine.receive(group.get(), transfer, peer))
+        return self._work([transfer], [tensor], wake=True)
