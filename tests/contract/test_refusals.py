@@ -1,0 +1,95 @@
+"""Calls that cannot be right are refused on every rank, at once, and the group is as good as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.pool import Pool
+
+
+def too_few_outputs() -> None:
+    dist.all_gather([torch.empty(4) for _ in range(dist.get_world_size() - 1)], torch.ones(4))
+
+
+def output_too_small() -> None:
+    dist.all_gather_into_tensor(torch.empty(4), torch.ones(4))
+
+
+def output_of_another_type() -> None:
+    world = dist.get_world_size()
+    dist.all_gather([torch.empty(4, dtype=torch.float64) for _ in range(world)], torch.ones(4))
+
+
+def input_not_divisible() -> None:
+    dist.reduce_scatter_tensor(torch.empty(4), torch.ones(4 * dist.get_world_size() + 1))
+
+
+def splits_of_another_total() -> None:
+    world = dist.get_world_size()
+    dist.all_to_all_single(torch.empty(world), torch.ones(world), [1] * world, [2] * world)
+
+
+def even_split_not_possible() -> None:
+    world = dist.get_world_size()
+    dist.all_to_all_single(torch.empty(world + 1), torch.ones(world + 1))
+
+
+def root_outside_the_group() -> None:
+    dist.broadcast(torch.ones(4), dist.get_world_size())
+
+
+def premultiplied_sum() -> None:
+    dist.all_reduce(torch.ones(4), op=dist._make_nccl_premul_sum(2.0))
+
+
+def tag_below_zero() -> None:
+    peer = (dist.get_rank() + 1) % dist.get_world_size()
+    dist.isend(torch.ones(4), peer, tag=-1)
+
+
+REFUSALS: tuple[Callable[[], None], ...] = (
+    too_few_outputs,
+    output_too_small,
+    output_of_another_type,
+    input_not_divisible,
+    splits_of_another_total,
+    even_split_not_possible,
+    root_outside_the_group,
+    premultiplied_sum,
+    tag_below_zero,
+)
+
+
+def refused(mistake: Callable[[], None]) -> tuple[str, int]:
+    """What the mistake raised, and the result of a good call after it."""
+    try:
+        mistake()
+        error = ""
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    total = torch.tensor([dist.get_rank()])
+    dist.all_reduce(total)
+    return error, int(total.item())
+
+
+@pytest.mark.parametrize("mistake", REFUSALS, ids=lambda mistake: mistake.__name__)
+def test_mistakes_are_refused(pool: Pool, backend: str, mistake: Callable[[], Any]) -> None:
+    for error, total in pool.check(refused, 3, backend, (mistake,)):
+        assert error
+        assert total == 3
+
+
+def on_another_device() -> None:
+    dist.all_reduce(torch.ones(4, device="meta"))
+
+
+def test_another_device_is_refused_by_name(pool: Pool) -> None:
+    # Not on Gloo: it takes a tensor without memory and does nothing.
+    for error, total in pool.check(refused, 3, "ringfence", (on_another_device,)):
+        assert "meta" in error
+        assert total == 3
