@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringfence.collectives import Collective
+from ringfence.collectives import Buffer, Collective
 from ringfence.keys import GENERATION_SHIFT, SEGMENT_BYTES
 from ringfence.runtime.operation import PASS_BYTES
-from tests.pure.runtime_calls import KINDS, TABLES, bind, everybody
+from tests.pure.runtime_calls import KINDS, TABLES, bind, everybody, operation
 from tests.world import World, all_reduce
 
 TURN = 1 << GENERATION_SHIFT
@@ -85,6 +85,56 @@ def test_sums_are_the_same_bits_on_every_rank() -> None:
             [world.submit(world.groups[rank], all_reduce(world.groups[rank], t)) for rank, t in enumerate(tensors)]
         )
         assert all(torch.equal(tensors[0].view(torch.int32), other.view(torch.int32)) for other in tensors)
+
+
+# -- calls that share memory -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 1000, 300_000])
+@pytest.mark.parametrize("table", TABLES)
+def test_calls_on_one_tensor_follow_each_other_without_being_waited_for(table: str, count: int) -> None:
+    world = World(3, table=TABLES[table])
+    tensors = [torch.full((count,), rank + 1) for rank in range(3)]
+    calls = [
+        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank]))
+        for _ in range(6)
+        for rank in range(3)
+    ]
+    world.run(calls)
+    assert all(call.done and call.error is None for call in calls)
+    assert all(torch.equal(tensor, torch.full((count,), 6 * 3**5)) for tensor in tensors)
+
+
+def test_a_call_reads_what_the_one_before_it_wrote() -> None:
+    """All-reduce in place, then all-gather from there, then all-reduce of what was gathered."""
+    world, results, calls = World(3), [], []
+    for rank, group in world.groups.items():
+        tensor, gathered = torch.tensor([rank]), torch.full((3,), -1)
+        buffers = {Buffer.INPUT: [tensor], Buffer.OUTPUT: list(gathered.split(1))}
+        calls.append(world.submit(group, all_reduce(group, tensor)))
+        calls.append(world.submit(group, operation(Collective.ALL_GATHER, group, buffers)))
+        calls.append(world.submit(group, all_reduce(group, gathered)))
+        results.append(gathered)
+    world.run(calls)
+    assert all(torch.equal(result, torch.tensor([9, 9, 9])) for result in results)
+
+
+def test_calls_that_share_no_memory_run_side_by_side() -> None:
+    world = World(2)
+    check(world, Collective.ALL_REDUCE, 1)
+    apart = [bind(Collective.ALL_REDUCE, world.groups[0], 10) for _ in range(3)]
+    shared = torch.arange(10)
+    reading = [
+        operation(Collective.ALL_GATHER, world.groups[0], {Buffer.INPUT: [shared], Buffer.OUTPUT: outputs})
+        for outputs in ([torch.zeros(10), torch.zeros(10)] for _ in range(2))
+    ]
+    assert not any(one.operation.follows(other.operation) for one in apart for other in apart if one is not other)
+    assert not reading[1].follows(reading[0])
+    assert reading[0].follows(all_reduce(world.groups[0], shared[5:]))
+    assert all_reduce(world.groups[0], shared[5:]).follows(reading[0])
+    for each in apart:
+        world.submit(world.groups[0], each.operation)
+    assert [each.operation.running for each in apart] == [1, 1, 1]
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
