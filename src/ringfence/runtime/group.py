@@ -102,13 +102,18 @@ class Group:
         while self._waiting and len(self._active) < _AT_ONCE:
             operation = self._waiting[0]
             index = operation.next_pass
-            if not index and any(operation.follows(run.operation) for run in self._active):
+            if not index and self._in_use(operation):
                 return
             operation.next_pass += 1
             operation.running += 1
             if operation.next_pass == operation.passes:
                 self._waiting.popleft()
             self._start(operation, index)
+
+    def _in_use(self, operation: CollectiveOperation) -> bool:
+        """Whether a call that is under way uses its memory: calls on one tensor follow each other."""
+        earlier = (run.operation for run in self._active)
+        return any(isinstance(each, CollectiveOperation) and operation.follows(each) for each in earlier)
 
     def _start(self, operation: CollectiveOperation, index: int) -> None:
         run: Run

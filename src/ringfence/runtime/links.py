@@ -6,6 +6,7 @@ An `Outbox` is dialled by its sender and writes; an `Inbox` is what the other en
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -181,9 +182,10 @@ class Link:
 
     def say_bye(self) -> None:
         """Tell the peer that nothing follows, if the stream takes it at once; then close."""
-        if self.open and self.stream is not None and self._flush():
-            self._unsent = self.control_frame(Type.BYE, Call(0).pack())
-            self._flush()
+        with contextlib.suppress(OSError):  # the peer may have left first
+            if self.open and self.stream is not None and self._flush():
+                self._unsent = self.control_frame(Type.BYE, Call(0).pack())
+                self._flush()
         self.close()
 
     def close(self) -> None:

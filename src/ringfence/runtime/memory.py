@@ -81,7 +81,7 @@ class Pool:
 
     __slots__ = ("_idle", "_most", "made")
 
-    def __init__(self, most: int = 64) -> None:
+    def __init__(self, most: int = 32) -> None:
         self._idle: list[Segment] = []
         self._most = most
         self.made = 0

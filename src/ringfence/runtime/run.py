@@ -100,7 +100,7 @@ class Run:
         """Queue every message on its link, in program order, and do the local steps that can be done."""
         group = self._group
         if not self._left:
-            self._finished()
+            self._end()
             return
         local = []
         for index, step in enumerate(self.program.steps):
@@ -116,6 +116,10 @@ class Run:
             link.poke()
         for index in local:
             self._do_local(index)
+
+    def _end(self) -> None:
+        finished, self._finished = self._finished, _nothing  # the callback holds this run: leave no cycle behind
+        finished()
 
     def ready(self, index: int) -> bool:
         """Whether the step's next segment may be done."""
@@ -137,7 +141,7 @@ class Run:
                 self._do_local(other)
         if not self._left:
             self._left = -1
-            self._finished()
+            self._end()
 
     def _do_local(self, index: int) -> None:
         step = self.program.steps[index]
@@ -298,6 +302,10 @@ class Run:
             self._kept[other, position] = copy
         self._kept[forwarders[0], position] = segment
         return True
+
+
+def _nothing() -> None:
+    return
 
 
 def _tag_for_hop(view: memoryview, end: int, sealer: Sealer) -> memoryview:
