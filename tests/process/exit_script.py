@@ -1,0 +1,28 @@
+"""A training script in miniature that ends in one of several ways, none of which destroys its process group."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+
+def main(way: str, store: str, rank: int, world: int) -> None:
+    dist.init_process_group("ringfence", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    assert tensor[0].item() == world
+    match way:
+        case "falls off the end":
+            return
+        case "sys.exit":
+            sys.exit(0)
+        case "with work outstanding":
+            dist.all_reduce(tensor, async_op=True)
+        case "one leaves early" if rank != 1:
+            dist.all_reduce(tensor)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,136 @@
+"""Forked children: they hold no connection of their parent's, cannot use its keys, and do not disturb it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringfence.errors import RingfenceError
+from tests.pool import Pool
+
+WORLD = 3
+
+
+def sockets() -> set[str]:
+    """The sockets this process holds, by inode."""
+    held = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            held.add(os.readlink(descriptor))
+        except FileNotFoundError:  # the one that listed the directory
+            continue
+    return {name for name in held if name.startswith(("socket:", "anon_inode:[event"))}
+
+
+def in_a_child(function: Callable[[], Any]) -> Any:
+    """What a forked child of this process returns."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, pickle.dumps(function()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        found = pipe.read()
+    os.waitpid(child, 0)
+    return pickle.loads(found)
+
+
+def connected() -> None:
+    """Links of both lanes and of two groups."""
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, group=dist.new_group())
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sending = dist.isend(tensor, (rank + 1) % size)
+    dist.recv(torch.empty(10), (rank - 1) % size)
+    sending.wait()
+
+
+def compare_sockets() -> tuple[int, set[str]]:
+    """How many sockets the group opened in this worker, and which of them a child holds."""
+    connected()
+    links = [link for group in dist.group.WORLD._session.engine.groups.values() for link in group.links()]
+    ours = {os.readlink(f"/proc/self/fd/{link.stream.fileno()}") for link in links if link.stream is not None}
+    edges = {os.readlink(f"/proc/self/fd/{edge.fileno()}") for edge in dist.group.WORLD._session.engine.edges}
+    return len(ours | edges), in_a_child(sockets) & (ours | edges)
+
+
+def test_a_forked_child_holds_no_socket_of_the_group(pool: Pool) -> None:
+    for count, kept in pool.check(compare_sockets, WORLD, renew=True):
+        assert count >= 5  # links of two lanes and two groups, and an edge of the tree
+        assert kept == set()
+
+
+def try_in_a_child() -> list[str]:
+    def attempt() -> list[str]:
+        tensor = torch.ones(10)
+        found = []
+        for operation in (lambda: dist.all_reduce(tensor), lambda: dist.send(tensor, (dist.get_rank() + 1) % WORLD)):
+            try:
+                operation()
+                found.append("")
+            except RingfenceError as error:
+                found.append(str(error))
+        return found
+
+    connected()
+    return in_a_child(attempt)
+
+
+def test_a_collective_in_a_forked_child_raises(pool: Pool) -> None:
+    for messages in pool.check(try_in_a_child, WORLD, renew=True):
+        assert all("forked child" in message for message in messages)
+
+
+def seal_in_a_child() -> list[str]:
+    """Past everything that forgets at fork: the keys themselves, as an object that a child got hold of."""
+    connected()
+    (group, *_) = dist.group.WORLD._session.engine.groups.values()
+    outbox = next(iter(group.outboxes.values()))
+    sealer, origin = outbox.sealer, group.origin
+
+    def attempt() -> list[str]:
+        room = memoryview(bytearray(26))
+        found = []
+        for seal in (
+            lambda: sealer.seal_into(b"header", b"ten bytes.", room),
+            lambda: sealer.tag(b"header"),
+            lambda: origin.seal_into(0, b"header", b"ten bytes.", room),
+        ):
+            try:
+                seal()
+                found.append("")
+            except RingfenceError as error:
+                found.append(str(error))
+        return found
+
+    return in_a_child(attempt)
+
+
+def test_a_seal_in_a_forked_child_raises(pool: Pool) -> None:
+    for messages in pool.check(seal_in_a_child, WORLD, renew=True):
+        assert len(messages) == 3
+        assert all("forked child" in message for message in messages)
+
+
+def go_on_after_forks() -> float:
+    connected()
+    for _ in range(3):
+        in_a_child(os.getpid)
+        connected()
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    return tensor[0].item()
+
+
+def test_forks_do_not_disturb_the_parent(pool: Pool) -> None:
+    assert pool.check(go_on_after_forks, WORLD, renew=True) == [float(WORLD)] * WORLD
