@@ -16,7 +16,7 @@ from tests.pool import Pool
 WORLD = 8
 SEED = 2026
 BOUNDED, FULL = 300, 2_000
-SLACK = 8 << 20  # bytes that a worker's memory may drift: the allocator's, not ours
+SLACK = 16 << 20  # bytes: the allocator of a worker of 260 MiB drifts by half of that and comes back
 
 
 def random_case(chance: random.Random) -> Case:
