@@ -126,7 +126,7 @@ def test_calls_that_share_no_memory_run_side_by_side() -> None:
     shared = torch.arange(10)
     reading = [
         operation(Collective.ALL_GATHER, world.groups[0], {Buffer.INPUT: [shared], Buffer.OUTPUT: outputs})
-        for outputs in ([torch.zeros(10), torch.zeros(10)] for _ in range(2))
+        for outputs in (list(torch.zeros(20, dtype=torch.int64).split(10)) for _ in range(2))
     ]
     assert not any(one.operation.follows(other.operation) for one in apart for other in apart if one is not other)
     assert not reading[1].follows(reading[0])
@@ -232,7 +232,7 @@ def segments_made(kind: Collective, passes: int) -> int:
 
 @pytest.mark.parametrize("kind", [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST], ids=name_of)
 def test_segments_in_flight_do_not_grow_with_the_tensor(kind: Collective) -> None:
-    assert segments_made(kind, 6) <= segments_made(kind, 3) <= 12
+    assert segments_made(kind, 4) <= segments_made(kind, 2) <= 12
 
 
 def test_a_late_rank_costs_the_one_before_it_a_bounded_number_of_segments() -> None:
