@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
@@ -27,6 +27,7 @@ from ringfence.link.frames import (
 )
 from ringfence.link.hello import HELLO_BYTES, Hello, Lane, link_secrets, read_hello, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer, instance_identifier
+from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime import fork
 
 EPOCH_KEY = Secret(bytes(range(32)))
@@ -101,6 +102,22 @@ def test_headers_that_no_sender_writes_are_refused(at: int, value: int) -> None:
     data[at] = value
     with pytest.raises(ProtocolError):
         read_header(bytes(data))
+
+
+# -- segments ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 64 << 20))
+@example(0)
+@example(128 << 10)
+@example((128 << 10) + 1)
+@example(2 << 20)
+@example((2 << 20) + 1)
+def test_segments_cover_a_chunk_and_cut_no_element(length: int) -> None:
+    each, count = segment_bytes(length), segment_count(length)
+    assert 0 < each <= SEGMENT_BYTES and each % 16 == 0
+    assert (count - 1) * each < max(length, 1) <= count * each
+    assert count <= max(4, -(-length // SEGMENT_BYTES))
 
 
 # -- opening a connection ----------------------------------------------------------------------------------------------

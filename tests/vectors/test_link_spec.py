@@ -12,6 +12,7 @@ import pytest
 from ringfence import keys
 from ringfence.collectives import Action, Collective, ScheduleId, build
 from ringfence.link.frames import FRAME_BYTES, Type
+from ringfence.link.segments import segment_bytes
 from ringfence.runtime.operation import DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
 
 SPEC = (Path(__file__).parents[2] / "spec" / "link.md").read_text()
@@ -71,6 +72,12 @@ def test_limits() -> None:
     assert keys.COUNTER_LIMIT == 2**52 and "2^52" in SPEC
     assert PASS_BYTES == 2 << 20 and f"counts segments from {PASS_BYTES // keys.SEGMENT_BYTES} p" in FLAT
     assert keys.LINK_HELLO_SECONDS == 10 and keys.ADMISSION_PENDING == 64 and keys.ADMISSION_PENDING_PER_ADDRESS == 16
+
+
+def test_segments() -> None:
+    assert "s = min(524,288, max(131,072, 4,096 · ⌈n / 16,384⌉))" in SPEC
+    for n in (0, 1, 131_072, 131_073, 524_288, 524_289, 600_001, 2_097_151, 2_097_152, 2_097_153, 99_999_999):
+        assert segment_bytes(n) == min(524_288, max(131_072, 4_096 * -(-n // 16_384)))
 
 
 # -- the messages of section 11 ----------------------------------------------------------------------------------------
