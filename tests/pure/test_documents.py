@@ -1,0 +1,97 @@
+"""What the documents name exists: attack tests, settings, files; and no file carries what only its author knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("spec/**/*.md")])
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def attack_rows() -> list[tuple[str, list[str]]]:
+    """The rows of SECURITY.md's table of promises: what is promised, and the tests that attack it."""
+    section = (ROOT / "SECURITY.md").read_text().split("## Promises")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
+    return [(cells[0].strip(), re.findall(r"`([^`]+)`", cells[1])) for cells in rows[1:]]
+
+
+def functions_in(path: Path) -> set[str]:
+    """The names of a file's test functions, those inside classes included."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def test_security_has_a_table_of_promises() -> None:
+    assert len(attack_rows()) >= 10
+
+
+@pytest.mark.parametrize(("promise", "tests"), attack_rows(), ids=[row[0] for row in attack_rows()])
+def test_every_promise_names_attacks_that_exist(promise: str, tests: list[str]) -> None:
+    assert tests, f"no test attacks the promise: {promise}"
+    for test in tests:
+        path, _, name = test.partition("::")
+        assert (ROOT / path).is_file(), f"{path} is not there"
+        assert name in functions_in(ROOT / path), f"{path} has no {name}"
+
+
+def test_every_setting_is_documented() -> None:
+    pattern = re.compile(r"\bRINGFENCE_[A-Z_]*[A-Z]\b")
+    used = {name for file in (ROOT / "src").rglob("*.py") for name in pattern.findall(file.read_text())}
+    documented = set(pattern.findall((ROOT / "docs/configuration.md").read_text()))
+    assert used == documented
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        path, _, anchor = target.partition("#")
+        if path.startswith("https://"):
+            continue
+        goal = (document.parent / path).resolve() if path else document
+        assert goal.exists(), f"{target} is not there"
+        assert not anchor or anchor in anchors_in(goal), f"{target}: no such heading"
+
+
+def anchors_in(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_example_is_short_and_differs_from_gloo_in_one_line() -> None:
+    text = (ROOT / "examples/ddp.py").read_text()
+    assert len(text.splitlines()) <= 60
+    assert len(re.findall(r'^.*"ringfence".*$', text, flags=re.MULTILINE)) == 1
+
+
+def files_of_the_project() -> list[Path]:
+    """Every text of ours: what a virtualenv or a tool put beside it is left out."""
+    folders = [ROOT / name for name in (".ci", "docs", "examples", "scripts", "spec", "src", "tests")]
+    inside = [file for folder in folders for file in folder.rglob("*") if "__pycache__" not in file.parts]
+    return [file for file in [*ROOT.glob("*.md"), ROOT / "pyproject.toml", *inside] if file.is_file()]
+
+
+def test_no_file_names_a_path_of_somebodys_machine() -> None:
+    folders = "|".join(("home", "root", "work", "opt", "Users"))
+    pattern = re.compile(rf"(?<![\w.~/-])/(?:{folders})/\w+|\.\./shared")
+    found = {name_of(file): pattern.findall(file.read_text()) for file in files_of_the_project()}
+    assert not {name: hits for name, hits in found.items() if hits}
+
+
+def test_no_test_is_skipped_or_left_for_later() -> None:
+    words = "|".join(("TO" + "DO", "FIX" + "ME", r"pytest\.mark\." + "skip", r"pytest\." + "skip", "x" + "fail"))
+    pattern = re.compile(rf"\b(?:{words})\b")
+    found = {
+        name_of(file): pattern.findall(file.read_text()) for file in files_of_the_project() if file.suffix == ".py"
+    }
+    assert not {name: hits for name, hits in found.items() if hits}
