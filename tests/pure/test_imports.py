@@ -80,6 +80,10 @@ def test_imports_point_one_way(file: Path) -> None:
     assert not wrong, f"{room} may not import {sorted(wrong)}"
 
 
+def test_the_table_names_no_room_that_is_gone() -> None:
+    assert set(ALLOWED) == {room_of(file) for file in FILES}
+
+
 def test_allowed_directions_have_no_cycle() -> None:
     order: list[str] = []
     left = dict(ALLOWED)
