@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ringfence.errors import RingfenceError
 from tests.pool import Failure, Pool, values
+from tests.process.bell import Bell
 
 WORLD = 4
 SOON = 5.0  # seconds from a death to the last survivor's error
@@ -103,30 +103,27 @@ def test_ranks_that_all_wait_are_told_what_the_others_wait_for(pool: Pool) -> No
 # -- deadlines ------------------------------------------------------------------------------------------------------
 
 
-def wait_for_failure() -> None:
-    """Until this worker has heard that the epoch is over, which its background thread does for it."""
-    engine = dist.group.WORLD._session.engine
-    limit = time.monotonic() + 20
-    while engine.failure is None and time.monotonic() < limit:
-        threading.Event().wait(0.01)
-
-
-def one_never_calls(absent: int) -> tuple[str, str, float]:
+def one_never_calls(absent: int, path: str) -> tuple[str, str, float]:
     """The absent one comes when the others have given up, and learns of it at once."""
     hurry(2)
-    if dist.get_rank() == absent:
-        wait_for_failure()
-    started = time.monotonic()
-    try:
-        dist.all_reduce(torch.ones(10))
-    except RingfenceError as error:
-        return type(error).__name__, str(error), time.monotonic() - started
+    with Bell(path) as bell:
+        if dist.get_rank() == absent:
+            bell.hear()
+        started = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(10))
+        except RingfenceError as error:
+            return type(error).__name__, str(error), time.monotonic() - started
+        finally:
+            if dist.get_rank() != absent:
+                bell.ring()
     return "", "", 0.0
 
 
 @pytest.mark.parametrize("absent", [0, 1])
-def test_a_deadline_names_whom_it_waited_for(pool: Pool, absent: int) -> None:
-    results = pool.check(one_never_calls, 2, args=(absent,), renew=True)
+def test_a_deadline_names_whom_it_waited_for(pool: Pool, tmp_path: Path, absent: int) -> None:
+    with Bell(tmp_path / "bell") as bell:
+        results = pool.check(one_never_calls, 2, args=(absent, bell.path), renew=True)
     kind, message, seconds = results[1 - absent]
     assert kind == "CollectiveTimeoutError"
     assert f"waits for worker {absent}" in message

@@ -1,0 +1,97 @@
+"""A cut wire: two hosts with two workers each, and the cable between them is pulled. Nobody waits for long.
+
+The hosts are network namespaces, the cable is a veth pair. A pulled cable says nothing: no end, no reset, only silence.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringfence.errors import RingfenceError
+from tests.pool import Pool, values
+from tests.process.bell import Bell
+
+SIDES = {0: "near", 1: "near", 2: "far", 3: "far"}  # where each rank lives
+ADDRESSES = {"near": "10.77.0.1", "far": "10.77.0.2"}
+SECONDS = 15.0  # from the cut to the last error
+TOGETHER = 200  # rounds before a worker says that all is well
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+class Hosts:
+    """Two namespaces, joined by one cable."""
+
+    def __init__(self) -> None:
+        self.names = {side: f"rf-{side}-{os.getpid()}" for side in ADDRESSES}
+
+    def __enter__(self) -> Hosts:
+        for name in self.names.values():
+            ip("netns", "add", name)
+        near, far = self.names.values()
+        ip("-n", near, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", far)
+        for side, name in self.names.items():
+            ip("-n", name, "address", "add", f"{ADDRESSES[side]}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "cable", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.names.values():
+            ip("netns", "delete", name)
+
+    def pull(self, side: str) -> float:
+        """Take one end of the cable down; when that was."""
+        moment = time.monotonic()
+        ip("-n", self.names[side], "link", "set", "cable", "down")
+        return moment
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with Hosts() as both:
+        yield both
+
+
+def reduce_until_it_fails(bell: str, idle: bool) -> tuple[str, str, float]:
+    """All-reduce on and on, or once and then wait in silence for bad news; what came, and when."""
+    tensor = torch.ones(50_000)
+    try:
+        for _ in range(TOGETHER):
+            dist.all_reduce(tensor)
+        with Bell(bell) as under_way:
+            under_way.ring()
+        while not idle:
+            dist.all_reduce(tensor)
+        dist.recv(tensor, src=(dist.get_rank() + 1) % dist.get_world_size())
+    except RingfenceError as error:
+        return type(error).__name__, str(error), time.monotonic()
+    return "", "", 0.0
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["busy", "idle"])
+def test_a_pulled_cable_is_noticed_by_every_worker_on_both_sides(hosts: Hosts, tmp_path: Path, idle: bool) -> None:
+    world = len(SIDES)
+    prefixes = [["ip", "netns", "exec", hosts.names[SIDES[rank]]] for rank in range(world)]
+    environments = [{"RINGFENCE_INTERFACE": ADDRESSES[SIDES[rank]]} for rank in range(world)]
+    with Pool(prefixes) as pool, Bell(tmp_path / "bell") as under_way:
+        values(pool.join("ringfence", world, seconds=60, env=environments))
+        call = pool.start(reduce_until_it_fails, world, (under_way.path, idle))
+        under_way.hear(world)
+        pulled = hosts.pull("far")
+        results = values(call.wait(timeout=2 * SECONDS))
+    for rank, (kind, message, moment) in enumerate(results):
+        others = [other for other in SIDES if SIDES[other] != SIDES[rank]]
+        assert kind in ("PeerLostError", "AbortedError")
+        assert any(f"worker {other}" in message for other in others), message
+        assert moment - pulled < SECONDS
