@@ -28,6 +28,8 @@ _DYNAMIC_RENDEZVOUS = re.compile(r"--standalone|--rdzv[-_]backend[= ](?!static)"
 class Session:
     """The engine of one epoch and the loop that drives it."""
 
+    engine_type: type[Engine] = Engine
+
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
         settings = Settings.from_environment(os.environ)
         _warn_of_open_rendezvous()
@@ -40,7 +42,7 @@ class Session:
             raise
         self.generation = settings.generation
         self.network = TcpNetwork(listener, [(entry.host, entry.port) for entry in member.roster.entries])
-        self.engine = Engine(
+        self.engine = self.engine_type(
             rank=member.rank,
             world_size=member.world_size,
             epoch_key=member.epoch_key,

@@ -33,6 +33,7 @@ from ringfence.keys import (
     Secret,
 )
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
+from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.fork import ALIVE
 from ringfence.runtime.group import Group
@@ -231,6 +232,15 @@ class Engine:
             public = X25519PublicKey.from_public_bytes(self._public_keys[worker])
             shared = self._shared[worker] = self._private_key.exchange(public)
         return link_secrets(self.epoch_key, shared, hello, acceptor_nonce)
+
+    def sealer(self, secret: Secret) -> Sealer:
+        return Sealer(secret, self.alive)
+
+    def opener(self, secret: Secret) -> Opener:
+        return Opener(secret)
+
+    def origin_keys(self, instance: Secret, rank: int) -> OriginKeys:
+        return OriginKeys(instance, rank, self.alive)
 
     def accept(self, stream: Stream, address: str) -> None:
         """Somebody dialled. A flood of strangers costs itself its oldest connections, nobody else's."""

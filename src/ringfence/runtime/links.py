@@ -25,7 +25,6 @@ from ringfence.link.frames import (
     read_header,
 )
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets, read_hello
-from ringfence.link.seal import Opener, Sealer
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine
@@ -140,8 +139,8 @@ class Link:
 
     def _use(self, secrets: LinkSecrets, dialler: bool) -> None:
         out, into = (secrets.forth, secrets.back) if dialler else (secrets.back, secrets.forth)
-        self.sealer = Sealer(out, self.engine.alive)
-        self.opener = Opener(into)
+        self.sealer = self.engine.sealer(out)
+        self.opener = self.engine.opener(into)
         self.open = True
 
     # -- writing -----------------------------------------------------------------------------------------------------
