@@ -134,6 +134,27 @@ def test_a_deadline_names_whom_it_waited_for(pool: Pool, tmp_path: Path, absent:
     assert seconds < 1
 
 
+def send_to_nobody() -> tuple[str, str]:
+    """Rank 1 never receives; it waits for a message of its own."""
+    hurry(2 if dist.get_rank() == 0 else 60)
+    try:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(10), 1)
+        else:
+            dist.recv(torch.ones(10), 0, tag=7)
+    except RingfenceError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def test_a_send_that_nobody_receives_names_who_did_not(pool: Pool) -> None:
+    sender, receiver = pool.check(send_to_nobody, 2, renew=True)
+    assert sender[0] == "CollectiveTimeoutError"
+    assert "send/recv #0 with tag 0 (10 x float32)" in sender[1] and "waits for worker 1" in sender[1]
+    assert receiver[0] == "AbortedError"
+    assert "with tag 0" in receiver[1] and "with tag 7" in receiver[1]
+
+
 # -- death ----------------------------------------------------------------------------------------------------------
 
 

@@ -77,6 +77,11 @@ class Exchange(Link):
         self.next_recv: dict[int, int] = {}
         self.offers: dict[int, int] = {}  # tag -> how many payloads have been offered
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a transfer waits for the peer: for its payload, or for being asked."""
+        return bool(self.expected or self._payloads or any(self._offered.values()))
+
     # -- sender ------------------------------------------------------------------------------------------------------
 
     def post_send(self, transfer: Transfer) -> None:

@@ -80,9 +80,9 @@ class Group:
         return [*self.outboxes.values(), *self.inboxes.values(), *self.postbox.links()]
 
     def waiting_for(self) -> list[Link]:
-        """The links that an operation expects bytes from."""
+        """The links to workers that an operation waits for."""
         inboxes = [link for link in self.inboxes.values() if link.queue]
-        return [*inboxes, *(link for link in self.postbox.links() if link.expected)]
+        return [*inboxes, *(link for link in self.postbox.links() if link.waiting)]
 
     # -- collectives, first in first out -----------------------------------------------------------------------------
 
@@ -102,8 +102,11 @@ class Group:
         while self._waiting and len(self._active) < _AT_ONCE:
             operation = self._waiting[0]
             index = operation.next_pass
-            if not index and self._in_use(operation):
-                return
+            if not index:
+                if self._in_use(operation):
+                    return
+                if operation.before is not None:
+                    operation.before()
             operation.next_pass += 1
             operation.running += 1
             if operation.next_pass == operation.passes:
@@ -155,7 +158,7 @@ class Group:
         def finished() -> None:
             self._active.remove(run)
             instance = Secret(bytes(secret))
-            self.origin = OriginKeys(instance, self.rank, self.engine.alive)
+            self.origin = self.engine.origin_keys(instance, self.rank)
             self.instance = instance_identifier(instance, self.digest)
             self._opened = True
             self.engine.later(self._pump)
