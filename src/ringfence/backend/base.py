@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringfence.backend.binding import Output, copies_back, dtype_code, parts_of, reduction_of
+from ringfence.backend.binding import Staging, dtype_code, parts_of, reduction_of
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer, Collective, choose
 from ringfence.errors import UnsupportedError
@@ -135,11 +135,11 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     def _submit(
         self,
         kind: Collective,
+        stage: Staging,
         parts: dict[Buffer, list[torch.Tensor]],
         options: Any,
         outputs: list[Any],
         *,
-        writes: Sequence[Output] = (),
         reduction: Any = None,
         root: int = 0,
         elements: int = 0,
@@ -153,9 +153,9 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         schedule = choose(kind, self._count, self._mine, root, weight, engine.table, average=average, even=even)
         call = Call(kind, code, dtype_code(dtype), schedule.identifier, root, elements)
         bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
-        keep = (parts, outputs, writes)
+        keep = (parts, outputs)
         operation = CollectiveOperation(call, self._deadline(options), keep, schedule, bound, dtype, combine)
-        operation.after = copies_back(writes)
+        operation.before, operation.after = stage.before, stage.after
         group = self._group
         self._loop.ask(lambda: engine.submit(group.get(), operation))
         return self._work([operation], outputs, wake=getattr(options, "asyncOp", True))

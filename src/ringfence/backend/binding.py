@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,57 +30,63 @@ _BITWISE = ("band", "bor", "bxor")
 _NOT_REDUCED = ("uint16", "uint32", "uint64", "complex32")
 
 
-class Output(NamedTuple):
-    """Contiguous memory that a collective writes, and what copies it back into a strided tensor."""
+class Staging:
+    """The flat memory of a call's tensors: their own where they are contiguous, and otherwise copied, at the right time.
 
-    memory: torch.Tensor
-    copy_back: Callable[[], None] | None
+    A strided tensor is copied in when its collective begins and not when it is called, because an earlier call that is
+    still under way may be about to write it; and it is copied back before anybody is told that the call has ended.
+    """
+
+    __slots__ = ("_back", "_in")
+
+    def __init__(self) -> None:
+        self._in: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def input(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory that holds the tensor's values when the collective begins."""
+        plain, memory = self._memory(tensor)
+        if memory is not plain:
+            self._in.append((memory, plain))
+        return memory.view(-1)
+
+    def output(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory for a result."""
+        plain, memory = self._memory(tensor)
+        if memory is not plain:
+            self._back.append((plain, memory))
+        return memory.view(-1)
+
+    def in_place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory that holds the tensor's values and that the result is written to."""
+        plain, memory = self._memory(tensor)
+        if memory is not plain:
+            self._in.append((memory, plain))
+            self._back.append((plain, memory))
+        return memory.view(-1)
+
+    def _memory(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _check(tensor)
+        plain = tensor.detach()
+        if plain.is_contiguous() and not (plain.is_conj() or plain.is_neg()):
+            return plain, plain
+        return plain, torch.empty(plain.shape, dtype=plain.dtype)
+
+    @property
+    def before(self) -> Callable[[], None] | None:
+        """What copies in, or None where nothing is to be copied."""
+        return functools.partial(_copy, self._in) if self._in else None
+
+    @property
+    def after(self) -> Callable[[], None] | None:
+        """What copies back."""
+        return functools.partial(_copy, self._back) if self._back else None
 
 
-def as_input(tensor: torch.Tensor) -> torch.Tensor:
-    """Flat contiguous memory with the tensor's values."""
-    _check(tensor)
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-
-
-def in_place(tensor: torch.Tensor) -> Output:
-    """Memory that holds the tensor's values and that the result is written to."""
-    memory = as_input(tensor)
-    return Output(memory, _copier(tensor, memory))
-
-
-def output(tensor: torch.Tensor) -> Output:
-    """Memory for a result; the tensor's own where that is contiguous."""
-    _check(tensor)
-    detached = tensor.detach()
-    if detached.is_contiguous() and not (detached.is_conj() or detached.is_neg()):
-        return Output(detached.view(-1), None)
-    memory = torch.empty(tensor.numel(), dtype=tensor.dtype)
-    return Output(memory, _copier(tensor, memory))
-
-
-def copies_back(writes: Sequence[Output]) -> Callable[[], None] | None:
-    """One function that does all the copying back, or None where there is nothing to copy."""
-    copies = [each.copy_back for each in writes if each.copy_back is not None]
-    if not copies:
-        return None
-
-    def copy_all() -> None:
-        for copy in copies:
-            copy()
-
-    return copy_all
-
-
-def _copier(tensor: torch.Tensor, memory: torch.Tensor) -> Callable[[], None] | None:
-    if memory.data_ptr() == tensor.data_ptr() or not tensor.numel():
-        return None
-    target = tensor.detach()
-
-    def copy() -> None:
-        target.copy_(memory.view(target.shape))
-
-    return copy
+def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.inference_mode():  # the only mode in which an inference tensor may be written
+        for target, source in pairs:
+            target.copy_(source)
 
 
 def _check(tensor: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence.backend.base import GroupBase, one
-from ringfence.backend.binding import Output, as_input, bytes_of, even_parts, in_place, output, same_layout
+from ringfence.backend.binding import Staging, bytes_of, even_parts, same_layout
 from ringfence.backend.sparse import sparse_all_reduce
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer, Collective
@@ -23,13 +23,13 @@ class CollectiveMethods(GroupBase):
         if tensor.is_sparse:
             sparse_all_reduce(self, tensor, options)
             return self._finished([tensor])
-        data = in_place(tensor)
+        stage = Staging()
         return self._submit(
             Collective.ALL_REDUCE,
-            {Buffer.DATA: [data.memory]},
+            stage,
+            {Buffer.DATA: [stage.in_place(tensor)]},
             options,
             [tensor],
-            writes=[data],
             reduction=options.reduceOp,
             elements=tensor.numel(),
             weight=bytes_of(tensor),
@@ -41,13 +41,13 @@ class CollectiveMethods(GroupBase):
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
         (tensor,) = one(tensors)
         options = options or dist.BroadcastOptions()
-        data = in_place(tensor)
+        stage = Staging()
         return self._submit(
             Collective.BROADCAST,
-            {Buffer.DATA: [data.memory]},
+            stage,
+            {Buffer.DATA: [stage.in_place(tensor)]},
             options,
             [tensor],
-            writes=[data],
             root=options.rootRank,
             elements=tensor.numel(),
             weight=bytes_of(tensor),
@@ -56,16 +56,18 @@ class CollectiveMethods(GroupBase):
     def reduce(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
         (tensor,) = one(tensors)
         options = options or dist.ReduceOptions()
-        data = in_place(tensor)
-        parts = {Buffer.INPUT: [data.memory]}
+        stage = Staging()
         if self._mine == options.rootRank:
-            parts[Buffer.OUTPUT] = [data.memory]
+            memory = stage.in_place(tensor)
+            parts = {Buffer.INPUT: [memory], Buffer.OUTPUT: [memory]}
+        else:
+            parts = {Buffer.INPUT: [stage.input(tensor)]}
         return self._submit(
             Collective.REDUCE,
+            stage,
             parts,
             options,
             [tensor],
-            writes=[data] if self._mine == options.rootRank else [],
             reduction=options.reduceOp,
             root=options.rootRank,
             elements=tensor.numel(),
@@ -84,13 +86,13 @@ class CollectiveMethods(GroupBase):
             raise ValueError(f"all_gather: output {self._mine} and the input differ in size")
         same_layout([tensor, *outputs])
         total = sum(out.numel() for out in outputs)
-        writes = [output(out) for out in outputs]
+        stage = Staging()
         return self._submit(
             Collective.ALL_GATHER,
-            {Buffer.INPUT: [as_input(tensor)], Buffer.OUTPUT: [each.memory for each in writes]},
+            stage,
+            {Buffer.INPUT: [stage.input(tensor)], Buffer.OUTPUT: [stage.output(out) for out in outputs]},
             options,
             outputs,
-            writes=writes,
             elements=total,
             weight=total * tensor.element_size(),
             even=all(out.numel() == tensor.numel() for out in outputs),
@@ -102,13 +104,13 @@ class CollectiveMethods(GroupBase):
                 f"all_gather: the output ({out.numel()}) is not {self._count} inputs ({tensor.numel()}) long"
             )
         same_layout([tensor, out])
-        write = output(out)
+        stage = Staging()
         return self._submit(
             Collective.ALL_GATHER,
-            {Buffer.INPUT: [as_input(tensor)], Buffer.OUTPUT: even_parts(write.memory, self._count)},
+            stage,
+            {Buffer.INPUT: [stage.input(tensor)], Buffer.OUTPUT: even_parts(stage.output(out), self._count)},
             options,
             [out],
-            writes=[write],
             elements=out.numel(),
             weight=bytes_of(out),
         )
@@ -132,21 +134,20 @@ class CollectiveMethods(GroupBase):
     ) -> RingfenceWork:
         (tensor,) = one(inputs)
         options = options or dist.GatherOptions()
-        parts = {Buffer.INPUT: [as_input(tensor)]}
-        writes: list[Output] = []
+        stage = Staging()
+        parts = {Buffer.INPUT: [stage.input(tensor)]}
         results: list[torch.Tensor] = []
         if self._mine == options.rootRank:
             (results,) = outputs
             self._expect_one_per_rank(results, "output")
             same_layout([tensor, *results], equal=True)
-            writes = [output(out) for out in results]
-            parts[Buffer.OUTPUT] = [each.memory for each in writes]
+            parts[Buffer.OUTPUT] = [stage.output(out) for out in results]
         return self._submit(
             Collective.GATHER,
+            stage,
             parts,
             options,
             results or [tensor],
-            writes=writes,
             root=options.rootRank,
             elements=tensor.numel(),
             weight=bytes_of(tensor) * self._count,
@@ -157,19 +158,19 @@ class CollectiveMethods(GroupBase):
     ) -> RingfenceWork:
         (out,) = one(outputs)
         options = options or dist.ScatterOptions()
-        write = output(out)
-        parts = {Buffer.OUTPUT: [write.memory]}
+        stage = Staging()
+        parts = {Buffer.OUTPUT: [stage.output(out)]}
         if self._mine == options.rootRank:
             (tensors,) = inputs
             self._expect_one_per_rank(tensors, "input")
             same_layout([out, *tensors], equal=True)
-            parts[Buffer.INPUT] = [as_input(tensor) for tensor in tensors]
+            parts[Buffer.INPUT] = [stage.input(tensor) for tensor in tensors]
         return self._submit(
             Collective.SCATTER,
+            stage,
             parts,
             options,
             [out],
-            writes=[write],
             root=options.rootRank,
             elements=out.numel(),
             weight=bytes_of(out) * self._count,
@@ -178,23 +179,27 @@ class CollectiveMethods(GroupBase):
     def reduce_scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any = None
     ) -> RingfenceWork:
-        works = [self._reduce_scatter(out, tensors, options) for out, tensors in zip(outputs, inputs, strict=True)]
+        works = []
+        for out, tensors in zip(outputs, inputs, strict=True):
+            self._expect_one_per_rank(tensors, "input")
+            stage = Staging()
+            works.append(self._reduce_scatter(stage, out, [stage.input(tensor) for tensor in tensors], options))
         return works[0] if len(works) == 1 else self._together(works)
 
-    def _reduce_scatter(self, out: torch.Tensor, tensors: list[torch.Tensor], options: Any) -> RingfenceWork:
-        self._expect_one_per_rank(tensors, "input")
+    def _reduce_scatter(
+        self, stage: Staging, out: torch.Tensor, tensors: list[torch.Tensor], options: Any
+    ) -> RingfenceWork:
         if tensors[self._mine].numel() != out.numel():
             raise ValueError(f"reduce_scatter: input {self._mine} and the output differ in size")
         same_layout([out, *tensors])
         options = options or dist.ReduceScatterOptions()
         total = sum(tensor.numel() for tensor in tensors)
-        write = output(out)
         return self._submit(
             Collective.REDUCE_SCATTER,
-            {Buffer.INPUT: [as_input(tensor) for tensor in tensors], Buffer.OUTPUT: [write.memory]},
+            stage,
+            {Buffer.INPUT: tensors, Buffer.OUTPUT: [stage.output(out)]},
             options,
             [out],
-            writes=[write],
             reduction=options.reduceOp,
             elements=total,
             weight=total * out.element_size(),
@@ -206,7 +211,8 @@ class CollectiveMethods(GroupBase):
             raise ValueError(
                 f"reduce_scatter: the input ({tensor.numel()}) is not {self._count} outputs ({out.numel()}) long"
             )
-        return self._reduce_scatter(out, even_parts(as_input(tensor), self._count), options)
+        stage = Staging()
+        return self._reduce_scatter(stage, out, even_parts(stage.input(tensor), self._count), options)
 
     def reduce_scatter_single_coalesced(
         self, outs: list[torch.Tensor], tensors: list[torch.Tensor], options: Any = None
@@ -216,7 +222,9 @@ class CollectiveMethods(GroupBase):
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Any = None) -> RingfenceWork:
         self._expect_one_per_rank(outputs, "output")
         self._expect_one_per_rank(inputs, "input")
-        return self._all_to_all(outputs, inputs, outputs, options, even=False)
+        stage = Staging()
+        bound = [stage.output(out) for out in outputs], [stage.input(tensor) for tensor in inputs]
+        return self._all_to_all(stage, *bound, outputs, options, even=False)
 
     def all_to_all_single(
         self,
@@ -226,43 +234,39 @@ class CollectiveMethods(GroupBase):
         input_splits: list[int],
         options: Any = None,
     ) -> RingfenceWork:
-        write = output(out)
-        outputs = _split(write.memory, out, output_splits, self._count)
-        inputs = _split(as_input(tensor), tensor, input_splits, self._count)
+        stage = Staging()
+        outputs = _split(stage.output(out), out, output_splits, self._count)
+        inputs = _split(stage.input(tensor), tensor, input_splits, self._count)
         even = not output_splits and not input_splits  # only then does every rank know it of every other
-        return self._all_to_all(outputs, inputs, [out], options, even, [write])
+        return self._all_to_all(stage, outputs, inputs, [out], options, even)
 
     def _all_to_all(
         self,
+        stage: Staging,
         outputs: list[torch.Tensor],
         inputs: list[torch.Tensor],
         results: list[torch.Tensor],
         options: Any,
         even: bool,
-        writes: list[Output] | None = None,
     ) -> RingfenceWork:
         same_layout([*outputs, *inputs])
         if outputs[self._mine].numel() != inputs[self._mine].numel():
             raise ValueError(
                 "all_to_all: what this rank sends to itself and what it receives from itself differ in size"
             )
-        if writes is None:
-            writes = [output(out) for out in outputs]
-            outputs = [each.memory for each in writes]
-            inputs = [as_input(tensor) for tensor in inputs]
         return self._submit(
             Collective.ALL_TO_ALL,
+            stage,
             {Buffer.INPUT: inputs, Buffer.OUTPUT: outputs},
             options,
             results,
-            writes=writes,
             elements=outputs[0].numel() if even else 0,
             weight=bytes_of(outputs[0]) * self._count if even else 0,
             even=even,
         )
 
     def barrier(self, opts: Any = None) -> RingfenceWork:
-        return self._submit(Collective.BARRIER, {}, opts, [])
+        return self._submit(Collective.BARRIER, Staging(), {}, opts, [])
 
     # The names that torch used before 2.13.
     _allgather_base = all_gather_single

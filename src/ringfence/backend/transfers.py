@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ringfence.backend.base import GroupBase, one
-from ringfence.backend.binding import as_input, dtype_code, output, parts_of
+from ringfence.backend.binding import Staging, dtype_code, parts_of
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer
 from ringfence.errors import CollectiveTimeoutError
@@ -25,8 +25,10 @@ class TransferMethods(GroupBase):
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> RingfenceWork:
         (tensor,) = one(tensors)
         self._expect_peer(destination)
-        memory = as_input(tensor)
-        transfer = self._transfer(memory, tag, tensor)
+        stage = Staging()
+        transfer = self._transfer(stage.input(tensor), tag, tensor)
+        if stage.before is not None:
+            stage.before()
         group, engine = self._group, self._session.engine
         self._loop.ask(lambda: engine.send(group.get(), transfer, destination))
         return self._work([transfer], [tensor], wake=True)
@@ -40,9 +42,9 @@ class TransferMethods(GroupBase):
 
     def _receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> RingfenceWork:
         (tensor,) = one(tensors)
-        write = output(tensor)
-        transfer = self._transfer(write.memory, tag, (write, tensor))
-        transfer.after = write.copy_back
+        stage = Staging()
+        transfer = self._transfer(stage.output(tensor), tag, tensor)
+        transfer.after = stage.after
         group, engine = self._group, self._session.engine
         self._loop.ask(lambda: engine.receive(group.get(), transfer, source))
         return self._work([transfer], [tensor], wake=True)

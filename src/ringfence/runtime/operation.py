@@ -98,9 +98,7 @@ class Operation:
         self.source = -1
         self.done = False
         self.error: RingfenceError | None = None
-        self.after: Callable[[], None] | None = (
-            None  # on success, before anybody is told: copies back into strided views
-        )
+        self.after: Callable[[], None] | None = None  # on success, before anybody is told: copies back
         self._lock = threading.Lock()
         self._ended = threading.Lock()
         self._ended.acquire()
@@ -146,7 +144,7 @@ class Operation:
 class CollectiveOperation(Operation):
     """A collective bound to memory: the schedule, the bytes of each part, and the slices they are worked on in."""
 
-    __slots__ = ("_cut", "_extents", "combine", "dtype", "next_pass", "parts", "passes", "program", "running")
+    __slots__ = ("_cut", "_extents", "before", "combine", "dtype", "next_pass", "parts", "passes", "program", "running")
 
     def __init__(
         self,
@@ -159,6 +157,7 @@ class CollectiveOperation(Operation):
         combine: Combine | None,
     ) -> None:
         super().__init__(call, deadline, keep)
+        self.before: Callable[[], None] | None = None  # when it begins: copies in
         self.program: Program = program(schedule)
         self.parts = parts
         self.dtype = dtype
@@ -181,6 +180,8 @@ class CollectiveOperation(Operation):
 
     def follows(self, earlier: CollectiveOperation) -> bool:
         """Whether it reads what the earlier one writes, or writes what that one touches: then it must wait for it."""
+        if self.before or self.after or earlier.before or earlier.after:
+            return True  # copies touch memory that the parts do not show
         return any(
             (writes or wrote) and start < its_end and its_start < end
             for writes, start, end in self._memory()
