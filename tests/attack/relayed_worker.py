@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.collectives import Collective
 from ringfence.errors import RingfenceError
@@ -66,6 +68,20 @@ def once_more() -> str:
     except RingfenceError as error:
         return type(error).__name__
     return ""
+
+
+def train(steps: int) -> tuple[int, str]:
+    """DDP, which learns of a collective's end through a future: after how many steps did it raise, and what?"""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(steps):
+        try:
+            optimizer.zero_grad()
+            model(torch.ones(8, 64)).sum().backward()
+            optimizer.step()
+        except RuntimeError as error:
+            return step, str(error)
+    return steps, ""
 
 
 class _Ended:

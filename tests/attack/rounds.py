@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -50,11 +51,20 @@ class Round:
     root: int = 0
 
 
+class Ending(Protocol):
+    """What is known of an operation: whether it has ended, and how."""
+
+    done: bool
+    error: Any
+
+    def describe(self) -> str: ...
+
+
 @dataclass
 class Watched:
     """One rank's operation, and the memory it writes with what may be found there."""
 
-    operation: Operation
+    operation: Ending
     target: torch.Tensor
     old: torch.Tensor
     expected: torch.Tensor

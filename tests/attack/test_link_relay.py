@@ -8,15 +8,16 @@ from random import Random
 
 import pytest
 
-from tests.attack.blows import ATTACKS
+from tests.attack.blows import ATTACKS, flip_a_bit
 from tests.attack.relay import Relay
-from tests.attack.relayed_worker import SECONDS, Verdict, once_more, play
-from tests.attack.seat import Recording, Strike
+from tests.attack.relayed_worker import SECONDS, Verdict, once_more, play, train
+from tests.attack.seat import Attack, Recording, Strike
 from tests.pool import Pool, values
 
 TRIALS = len(ATTACKS)  # each once
 ALL_TRIALS = 300
 WORLDS = (2, 3)
+STEPS = 30  # of training
 GRACE = 5.0  # beyond an operation's timeout, on a machine that is busy with other things
 
 
@@ -84,3 +85,19 @@ def test_no_attack_between_processes_delivers_a_wrong_number_or_hangs(
         print(f"\n{counts.total()} attacks between processes, no wrong number, no hang:")
         for (name, outcome), count in sorted(counts.items()):
             print(f"  {name:32} {outcome:28} {count:4}")
+
+
+def trained(pool: Pool, strike: Strike) -> tuple[int, list[tuple[int, str]]]:
+    """How many units a short training took, and how it ended on each worker."""
+    with Relay(2, strike) as relay:
+        results = pool.check(train, 2, args=(STEPS,), env=relay.environments(), renew=True)
+    return relay.units, results
+
+
+def test_a_flipped_bit_in_training_raises_on_every_worker(pool: Pool) -> None:
+    units, results = trained(pool, Strike())
+    assert results == [(STEPS, "")] * 2
+    _, results = trained(pool, Strike(Attack(flip_a_bit), units // 2, Random(1)))
+    for step, message in results:
+        assert 0 < step < STEPS
+        assert "does not authenticate" in message

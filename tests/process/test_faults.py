@@ -276,6 +276,6 @@ def be_late(seconds: float) -> float:
 
 @pytest.mark.long
 def test_a_worker_that_is_late_kills_nobody(pool: Pool, full: bool) -> None:
-    # Longer than every keepalive and timer that there is: 60 s in full, and 14 s anyway.
-    late = 60.0 if full else 14.0
+    # Longer than every keepalive and timer that there is: 60 s in full, and 12 s anyway.
+    late = 60.0 if full else 12.0
     assert pool.check(be_late, 3, args=(late,), seconds=120, timeout=110, renew=True) == [3.0] * 3
