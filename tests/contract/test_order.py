@@ -180,3 +180,30 @@ def on_one_tensor() -> None:
 def test_collectives_of_a_group_keep_their_order(pool: Pool) -> None:
     # Not on Gloo: its threads take the calls of one group side by side.
     pool.check(on_one_tensor, 3, "ringfence")
+
+
+def calls_on_one_strided_tensor() -> None:
+    world = dist.get_world_size()
+    view = torch.arange(24.0).view(6, 4).t() + dist.get_rank()
+    assert not view.is_contiguous()
+    for work in [dist.all_reduce(view, async_op=True) for _ in range(4)]:
+        work.wait()
+    total = torch.arange(24.0).view(6, 4).t() * world + sum(range(world))
+    assert torch.equal(view, total * world**3)
+
+
+def test_calls_on_one_strided_tensor_follow_each_other(pool: Pool) -> None:
+    pool.check(calls_on_one_strided_tensor, 3, "ringfence")
+
+
+def tensors_of_inference_mode() -> None:
+    world = dist.get_world_size()
+    with torch.inference_mode():
+        plain, strided = torch.ones(5), torch.ones(3, 4).t()
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in (plain, strided)]:
+            work.wait()
+        assert (plain == world).all() and (strided == world).all()
+
+
+def test_tensors_of_inference_mode_are_reduced(pool: Pool, backend: str) -> None:
+    pool.check(tensors_of_inference_mode, 2, backend)
