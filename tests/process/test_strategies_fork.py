@@ -69,10 +69,11 @@ def _sockets() -> set[str]:
 
 
 def test_a_forked_child_holds_no_socket_of_the_group(pool: Pool) -> None:
-    pool.check(keep_group, 2, "ringfence")
-    for parent, child in pool.check(sockets_in_a_child, 2, "ringfence"):
-        assert parent > 1
-        assert child == 1  # the harness's own
+    with pool.fresh() as own:  # workers that have not used Gloo, which leaves sockets behind
+        own.check(keep_group, 2, "ringfence")
+        for parent, child in own.check(sockets_in_a_child, 2, "ringfence"):
+            assert parent > 1
+            assert child == 1  # the harness's own
 
 
 def test_a_child_forked_after_the_group_ended_keeps_what_was_opened_since(pool: Pool) -> None:
