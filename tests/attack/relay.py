@@ -20,7 +20,7 @@ PORTS_EACH = 8  # a worker's range: its link listener takes the first, its admis
 
 
 def free_ports(count: int) -> list[int]:
-    """First ports of ranges in which nobody listens, below those that the kernel hands out."""
+    """First ports of ranges that nobody uses, below those that the kernel hands out."""
     found: list[int] = []
     while len(found) < count:
         first = 10_000 + PORTS_EACH * secrets.randbelow(2_750)
@@ -31,7 +31,11 @@ def free_ports(count: int) -> list[int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) != 0
+        try:
+            probe.bind((HOST, port))
+        except OSError:  # in use, or by a connection that ended a moment ago
+            return False
+    return True
 
 
 class Relay(Seat):
@@ -44,6 +48,9 @@ class Relay(Seat):
         self._sinks: dict[int, socket.socket] = {}
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        self._trouble: list[
+            str
+        ] = []  # of the relay's own: a trial in which it could not do its work counts for nothing
         self._listeners = [socket.create_server((HOST, 0), backlog=64) for _ in range(world)]
         for rank in range(world):
             self._spawn(self._accept, rank)
@@ -70,6 +77,7 @@ class Relay(Seat):
             assert not thread.is_alive()
         for end in [*self._listeners, *self._sockets]:
             end.close()
+        assert not self._trouble
 
     def rest(self) -> None:
         """Deal no blow from now on."""
@@ -100,21 +108,30 @@ class Relay(Seat):
         thread.start()
 
     def _accept(self, rank: int) -> None:
-        with contextlib.suppress(OSError):  # the listener was closed
-            while True:
+        while True:
+            try:
                 dialler, _ = self._listeners[rank].accept()
-                with self._lock:
-                    self._sockets.append(dialler)
-                    worker = socket.create_connection((HOST, self._targets[rank]))
-                    self._sockets.append(worker)
-                    number = len(self.wires) // 2
-                    pairs = [(dialler, worker, Wire(number, True)), (worker, dialler, Wire(number, False))]
-                    for source, sink, wire in pairs:
-                        source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                        self.wires.append(wire)
-                        self._sinks[id(wire)] = sink
-                for source, _, wire in pairs:
-                    self._spawn(self._pump, source, wire)
+            except OSError:  # the listener was closed
+                return
+            try:
+                worker = socket.create_connection((HOST, self._targets[rank]))
+            except OSError as error:
+                self._trouble.append(f"worker {rank} does not listen where it was told to: {error}")
+                dialler.close()
+                continue
+            self._join(dialler, worker)
+
+    def _join(self, dialler: socket.socket, worker: socket.socket) -> None:
+        with self._lock:
+            self._sockets += [dialler, worker]
+            number = len(self.wires) // 2
+            pairs = [(dialler, worker, Wire(number, True)), (worker, dialler, Wire(number, False))]
+            for source, sink, wire in pairs:
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.wires.append(wire)
+                self._sinks[id(wire)] = sink
+        for source, _, wire in pairs:
+            self._spawn(self._pump, source, wire)
 
     def _pump(self, source: socket.socket, wire: Wire) -> None:
         with contextlib.suppress(OSError):  # either end is gone, and so is the connection

@@ -127,11 +127,11 @@ def test_a_deadline_names_whom_it_waited_for(pool: Pool, tmp_path: Path, absent:
     kind, message, seconds = results[1 - absent]
     assert kind == "CollectiveTimeoutError"
     assert f"waits for worker {absent}" in message
-    assert 2 <= seconds < 4
+    assert 2 <= seconds < 2 + SOON
     kind, message, seconds = results[absent]
     assert kind == "AbortedError"
     assert "CollectiveTimeoutError" in message and f"worker {1 - absent}" in message
-    assert seconds < 1
+    assert seconds < 2
 
 
 def send_to_nobody() -> tuple[str, str]:
