@@ -7,9 +7,9 @@ import pytest
 from ringfence.collectives import Collective
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import (
-    ADMISSION_PENDING,
-    ADMISSION_PENDING_PER_ADDRESS,
     LINK_HELLO_SECONDS,
+    LINK_PENDING,
+    LINK_PENDING_PER_ADDRESS,
     NONCE_BYTES,
     Secret,
 )
@@ -141,10 +141,10 @@ def test_a_flood_displaces_itself_and_lets_workers_in(strangers: int) -> None:
     engine = world.engines[1]
     for number in range(200):
         world.wires.connect(100 + number % strangers, 1)
-        assert len(engine.doorways) <= ADMISSION_PENDING
+        assert len(engine.doorways) <= LINK_PENDING
         for address in {doorway.address for doorway in engine.doorways}:
             same = [doorway for doorway in engine.doorways if doorway.address == address]
-            assert len(same) <= ADMISSION_PENDING_PER_ADDRESS
+            assert len(same) <= LINK_PENDING_PER_ADDRESS
     still_works(world)
     world.wait(LINK_HELLO_SECONDS)
     assert not engine.doorways

@@ -71,7 +71,7 @@ def test_limits() -> None:
     assert f"generation = counter >> {keys.GENERATION_SHIFT}" in SPEC
     assert keys.COUNTER_LIMIT == 2**52 and "2^52" in SPEC
     assert PASS_BYTES == 2 << 20 and f"counts segments from {PASS_BYTES // keys.SEGMENT_BYTES} p" in FLAT
-    assert keys.LINK_HELLO_SECONDS == 10 and keys.ADMISSION_PENDING == 64 and keys.ADMISSION_PENDING_PER_ADDRESS == 16
+    assert keys.LINK_HELLO_SECONDS == 10 and keys.LINK_PENDING == 256 and keys.LINK_PENDING_PER_ADDRESS == 128
 
 
 def test_segments() -> None:

@@ -25,6 +25,7 @@ class TransferMethods(GroupBase):
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> RingfenceWork:
         (tensor,) = one(tensors)
         self._expect_peer(destination)
+        _expect_tag(tag)
         stage = Staging()
         transfer = self._transfer(stage.input(tensor), tag, tensor)
         if stage.before is not None:
@@ -35,9 +36,11 @@ class TransferMethods(GroupBase):
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> RingfenceWork:
         self._expect_peer(source)
+        _expect_tag(tag)
         return self._receive(tensors, source, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> RingfenceWork:
+        _expect_tag(tag)
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> RingfenceWork:
@@ -92,3 +95,8 @@ class TransferMethods(GroupBase):
         group, engine = self._group, self._session.engine
         self._loop.ask(lambda: engine.receive(group.get(), transfer, peer))
         return self._work([transfer], [tensor], wake=True)
+
+
+def _expect_tag(tag: int) -> None:
+    if tag < 0:
+        raise ValueError(f"tag {tag}: a tag is at least 0")

@@ -27,8 +27,8 @@ from ringfence.errors import (
     RingfenceError,
 )
 from ringfence.keys import (
-    ADMISSION_PENDING,
-    ADMISSION_PENDING_PER_ADDRESS,
+    LINK_PENDING,
+    LINK_PENDING_PER_ADDRESS,
     SUSPICION_SECONDS,
     Secret,
 )
@@ -118,7 +118,7 @@ class Engine:
         self.failure: RingfenceError | None = None
         self.unfinished: dict[Operation, None] = {}
         self._soonest = float("inf")
-        self._timers: list[tuple[float, RingfenceError, int]] = []
+        self._timers: list[tuple[float, Callable[[], None]]] = []
         self._parked: dict[bytes, list[tuple[Hello, Stream, LinkSecrets]]] = {}
         self._private_key = private_key
         self._public_keys = public_keys
@@ -166,6 +166,9 @@ class Engine:
     def later(self, work: Callable[[], None]) -> None:
         self.ready.append(_Task(work))
 
+    def after(self, seconds: float, work: Callable[[], None]) -> None:
+        self._timers.append((self.clock() + seconds, work))
+
     def run_ready(self) -> None:
         """Do everything that can be done now."""
         ready = self.ready
@@ -207,9 +210,11 @@ class Engine:
         now = self.clock()
         for doorway in [d for d in self.doorways if d.deadline <= now]:
             doorway.close()
-        for moment, error, worker in list(self._timers):
-            if moment <= now:
-                self.fail(error, worker)
+        if self._timers:
+            due = [work for moment, work in self._timers if moment <= now]
+            self._timers = [timer for timer in self._timers if timer[0] > now]
+            for work in due:
+                self.later(work)
         if self._soonest <= now and self.failure is None:
             overdue = [operation for operation in self.unfinished if operation.deadline <= now]
             if overdue:
@@ -248,8 +253,8 @@ class Engine:
             stream.close()
             return
         same = [doorway for doorway in self.doorways if doorway.address == address]
-        crowd = same if len(same) >= ADMISSION_PENDING_PER_ADDRESS else list(self.doorways)
-        if len(same) >= ADMISSION_PENDING_PER_ADDRESS or len(self.doorways) >= ADMISSION_PENDING:
+        crowd = same if len(same) >= LINK_PENDING_PER_ADDRESS else list(self.doorways)
+        if len(same) >= LINK_PENDING_PER_ADDRESS or len(self.doorways) >= LINK_PENDING:
             min(crowd, key=lambda doorway: doorway.deadline).close()
         doorway = Doorway(self, stream, address)
         self.doorways.add(doorway)
@@ -277,7 +282,7 @@ class Engine:
     def suspect(self, worker: int, text: str) -> None:
         """A data connection ended. If that is because somebody aborted, the abort arrives within a moment and says more."""
         if self.failure is None:
-            self._timers.append((self.clock() + SUSPICION_SECONDS, PeerLostError(text), worker))
+            self.after(SUSPICION_SECONDS, lambda: self.fail(PeerLostError(text), worker))
 
     def fail(self, error: RingfenceError, suspect: int = -1, heard_from: Edge | None = None) -> None:
         """End the epoch: every unfinished operation raises, every other worker is told, nothing more is sent."""

@@ -36,6 +36,11 @@ def closes_in_children(holder: _Forgets) -> None:
     _holders.add(holder)
 
 
+def leaves_to_children(holder: _Forgets) -> None:
+    """`holder` has let go of everything itself."""
+    _holders.discard(holder)
+
+
 def _after_fork() -> None:
     for holder in list(_holders):
         holder.forget()

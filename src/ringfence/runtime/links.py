@@ -60,6 +60,7 @@ class Link:
         self.writable = False
         self.open = False
         self.farewell = False  # the peer said BYE
+        self._dials = 0
         self.queued = False
         self.queue: deque[tuple[Run, int]] = deque()
         self._unsent: memoryview | None = None
@@ -84,6 +85,7 @@ class Link:
 
     def dial(self) -> None:
         """Begin the connection; `_shake_hands` goes on as the stream allows."""
+        self._dials += 1
         self._hello = Hello(
             sender=self.engine.rank,
             receiver=self.worker,
@@ -111,13 +113,23 @@ class Link:
                 got = self.stream.recv_into(self._reply[self._reply_have :])
             except BlockingIOError:
                 return False
+            except ConnectionResetError:
+                got = 0
             if not got:
-                self.engine.suspect(self.worker, f"worker {self.worker} closed a connection before answering it")
-                self.close()
+                self._redial()
                 return False
             self._reply_have += got
         self._confirm(bytes(self._reply))
         return True
+
+    def _redial(self) -> None:
+        """The peer hung up before it answered: perhaps too many dialled at once. Try again, a few times."""
+        self.close()
+        self.readable = self.writable = False
+        if self._dials < keys.LINK_DIALS and self.worker not in self.engine.departed:
+            self.engine.after(keys.LINK_REDIAL_SECONDS * 2**self._dials, self.dial)
+        else:
+            self.engine.suspect(self.worker, f"worker {self.worker} closed a connection before answering it")
 
     def _confirm(self, reply: bytes) -> None:
         nonce, confirmation = reply[: keys.NONCE_BYTES], reply[keys.NONCE_BYTES :]

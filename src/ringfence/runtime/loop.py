@@ -18,7 +18,7 @@ from ringfence.control import ControlEdge
 from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.fork import ALIVE, closes_in_children
+from ringfence.runtime.fork import ALIVE, closes_in_children, leaves_to_children
 from ringfence.runtime.operation import Operation
 from ringfence.transport.tcp import TcpNetwork
 
@@ -188,6 +188,7 @@ class Loop:
         self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
+        leaves_to_children(self)  # the numbers of its descriptors will be somebody else's
         for edge in self._edges:
             edge.close()
         self._close()
