@@ -8,8 +8,19 @@ import pytest
 
 from tests.cli.command import ringfence
 
+COMMANDS = [
+    (),
+    ("demo",),
+    ("doctor",),
+    ("secret",),
+    ("secret", "new"),
+    ("bench",),
+    ("bench", "collectives"),
+    ("bench", "train"),
+]
 
-@pytest.mark.parametrize("arguments", [(), ("demo",), ("doctor",), ("secret",), ("secret", "new")])
+
+@pytest.mark.parametrize("arguments", COMMANDS)
 def test_help_is_there_for_every_command(arguments: tuple[str, ...]) -> None:
     done = ringfence(*arguments, "--help")
     assert done.returncode == 0

@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "session": GROUND | {"collectives", "join", "runtime", "settings", "transport"},
     "backend": {"collectives", "errors", "link", "runtime", "session"},
     "autoload": {"backend", "errors"},
-    "cli": {"__init__", "errors", "settings"},
+    "bench": GROUND | {"__init__", "backend", "collectives", "link", "runtime", "session", "settings"},
+    "cli": {"__init__", "bench", "errors", "settings"},
 }
 PURE = ("errors", "keys", "link", "collectives", "admission")
 OUTSIDE = {

@@ -1,4 +1,4 @@
-"""The `ringfence` command: make a secret, look at this machine, see the protection at work."""
+"""The `ringfence` command: make a secret, look at this machine, see the protection at work, measure its price."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ringfence import __version__
-from ringfence.cli import demo, doctor, secret
+from ringfence.cli import bench, demo, doctor, secret
 from ringfence.errors import RingfenceError
 
 EXIT_CODES = """\
@@ -21,6 +21,7 @@ EXAMPLES = """\
 examples:
   ringfence demo                                    see what a network sees, with and without ringfence
   ringfence doctor                                  is this machine ready, and how fast does it seal?
+  ringfence bench collectives --workers 2           what does sealing cost here?
   ringfence secret new run.secret                   what the workers of a run prove knowledge of
   export RINGFENCE_SECRET_FILE=$PWD/run.secret      then train with backend="ringfence"
 
@@ -49,6 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, doctor, secret):
+    for command in (demo, doctor, secret, bench):
         command.add_to(commands)
     return parser

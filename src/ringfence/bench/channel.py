@@ -1,0 +1,30 @@
+"""One JSON object a line, both ways, between the benchmark and each of its workers."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of a socket pair."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._lines = stream.makefile("rb")
+
+    def send(self, message: Message) -> None:
+        self._stream.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> Message | None:
+        """The next message; None when the other end has hung up."""
+        line = self._lines.readline()
+        message: Message | None = json.loads(line) if line.endswith(b"\n") else None
+        return message
+
+    def close(self) -> None:
+        self._lines.close()
+        self._stream.close()

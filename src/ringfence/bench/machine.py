@@ -1,0 +1,73 @@
+"""Facts about this machine and this installation that a reader of the samples needs to judge them."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ringfence
+
+_PACKAGES = ("ringfence", "torch", "cryptography", "pyOpenSSL", "transformers")
+
+
+def facts() -> dict[str, Any]:
+    """CPU, caches, kernel and versions."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "caches": _caches(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "openssl": _openssl(),
+        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "source": source_digest(),
+    }
+
+
+def now() -> str:
+    """The date, to the second, in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def source_digest() -> str:
+    """Names the very code that is measured: samples of different code are never put together."""
+    folder = Path(ringfence.__file__).parent
+    state = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        state.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return state.hexdigest()[:12]
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.lower().startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _caches() -> dict[str, str]:
+    """The first core's: {"L1 Data": "48K", "L2 Unified": "2048K", …}."""
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        found[f"L{level} {kind}"] = size
+    return found
+
+
+def _openssl() -> str:
+    from cryptography.hazmat.backends.openssl import backend
+
+    return str(backend.openssl_version_text())
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

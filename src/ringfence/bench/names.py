@@ -1,0 +1,33 @@
+"""What can be measured, by name; needs no torch, so that the command line can say it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BASELINE: Final = ("gloo-a", "gloo-b")  # plaintext Gloo, twice: their difference is the instrument's resolution
+
+CONTENDERS: Final = {
+    "gloo-a": "plaintext Gloo",
+    "gloo-b": "plaintext Gloo once more, in a group of its own",
+    "ringfence": "sealed, as a training script gets it",
+    "ringfence-unsealed": "the same transport without sealing; exists only in this benchmark",
+    "hop-by-hop": "a ring that seals each whole chunk for each hop: the published scheme",
+    "tls": "a ring through TLS 1.3 (Python's ssl)",
+    "plain-ring": "the ring of the two above, in the clear",
+    "ringfence-profiled": "ringfence with a clock around each stage (--profile)",
+}
+PROFILED: Final = "ringfence-profiled"
+DEFAULT_CONTENDERS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls")
+DEFAULT_TRAINING: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed")
+GROUPS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed")  # process groups, which FSDP2 needs
+
+_TIMES_MOVED: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1}
+OPERATIONS: Final = tuple(_TIMES_MOVED)
+
+MODELS: Final = ("resnet50", "bert-base", "gpt2", "gpt2-tiny")
+STRATEGIES: Final = ("ddp", "fsdp2")
+
+
+def necessary_bytes(operation: str, size: int, ranks: int) -> int:
+    """What all ranks together must send at the least, without the network's help: the divisor of CPU time per byte."""
+    return _TIMES_MOVED[operation] * (ranks - 1) * size

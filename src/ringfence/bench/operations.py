@@ -1,0 +1,77 @@
+"""The collectives that are timed: their tensors, how each is called, and what its result must be."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ringfence.errors import RingfenceError
+
+
+class WrongResult(RingfenceError):
+    """A contender computed something else; timing it would mean nothing."""
+
+
+class Tensors(NamedTuple):
+    """`whole` is as long as the size says; `part` is one rank's share of it; `other` takes what all-to-all brings."""
+
+    whole: torch.Tensor
+    part: torch.Tensor
+    other: torch.Tensor
+
+    @classmethod
+    def of(cls, operation: str, size: int, ranks: int) -> Tensors:
+        """float32 throughout; the number of elements is rounded so that all parts are alike."""
+        each = max(1, size // 4 // ranks)
+        return cls(
+            torch.empty(each * ranks).fill_(0),
+            torch.empty(each).fill_(0),
+            torch.empty(each * ranks if operation == "all_to_all" else 0).fill_(0),
+        )
+
+
+def call(operation: str, tensors: Tensors, group: Any, asynchronous: bool = False) -> Any:
+    """The collective through torch.distributed, as a training script calls it."""
+    whole, part, other = tensors
+    match operation:
+        case "all_reduce":
+            return dist.all_reduce(whole, group=group, async_op=asynchronous)
+        case "all_gather":
+            return dist.all_gather_into_tensor(whole, part, group=group, async_op=asynchronous)
+        case "reduce_scatter":
+            return dist.reduce_scatter_tensor(part, whole, group=group, async_op=asynchronous)
+        case "broadcast":
+            return dist.broadcast(whole, 0, group=group, async_op=asynchronous)
+        case _:
+            return dist.all_to_all_single(other, whole, group=group, async_op=asynchronous)
+
+
+def fill(operation: str, tensors: Tensors, rank: int, ranks: int) -> None:
+    """Numbers whose result is known: small integers, so that every order of addition gives the same."""
+    tensors.part.fill_(rank + 1)
+    if operation == "all_to_all":
+        for peer, chunk in enumerate(tensors.whole.tensor_split(ranks)):
+            chunk.fill_(rank * ranks + peer)
+    else:
+        tensors.whole.fill_(rank + 1)
+
+
+def check(operation: str, tensors: Tensors, rank: int, ranks: int, who: str) -> None:
+    """Raise unless the result of what `fill` prepared is right."""
+    total = ranks * (ranks + 1) // 2
+    match operation:
+        case "all_reduce":
+            wrong = (tensors.whole != total).any()
+        case "reduce_scatter":
+            wrong = (tensors.part != total).any()
+        case "broadcast":
+            wrong = (tensors.whole != 1).any()
+        case "all_gather":
+            wrong = any((chunk != peer + 1).any() for peer, chunk in enumerate(tensors.whole.tensor_split(ranks)))
+        case _:
+            chunks = tensors.other.tensor_split(ranks)
+            wrong = any((chunk != peer * ranks + rank).any() for peer, chunk in enumerate(chunks))
+    if wrong:
+        raise WrongResult(f"{who} computed a wrong {operation} on rank {rank}")

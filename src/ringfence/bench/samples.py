@@ -1,0 +1,68 @@
+"""The raw samples: JSON lines in a folder, appended round by round, found again by their settings.
+
+{"run": id, "machine": {…}, "command": "…", "date": "…"}        once at the start of each run
+{"run": id, "case": {…}, "round": n, "samples": {contender: {"seconds", "cpu", "sent", …}}}
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ringfence.errors import ConfigurationError
+
+FILE: Final = "samples.jsonl"
+
+Case = Mapping[str, Any]
+Round = dict[str, dict[str, Any]]
+
+
+class Samples:
+    """What one folder holds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self.run = secrets.token_hex(4)
+        self._rounds: dict[str, list[Round]] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._load()
+        except OSError as error:
+            raise ConfigurationError(f"cannot use the results folder {folder}: {error.strerror}") from error
+
+    def _load(self) -> None:
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        whole = b"".join(line for line in lines if line.endswith(b"\n"))
+        if lines and not lines[-1].endswith(b"\n"):
+            self.path.write_bytes(whole)  # a line that was being written when its run was ended
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise ConfigurationError(f"{self.path}, line {number}: not JSON; move the file away") from None
+            if "case" in record:
+                self._rounds.setdefault(_key(record["case"]), []).append(record["samples"])
+
+    def begin(self, machine: Mapping[str, Any], command: str, date: str) -> None:
+        """Note the circumstances of what follows."""
+        self._append({"run": self.run, "machine": machine, "command": command, "date": date})
+
+    def rounds(self, case: Case) -> list[Round]:
+        """What has been measured with exactly these settings."""
+        return self._rounds.get(_key(case), [])
+
+    def add(self, case: Case, samples: Round) -> None:
+        rounds = self._rounds.setdefault(_key(case), [])
+        self._append({"run": self.run, "case": case, "round": len(rounds), "samples": samples})
+        rounds.append(samples)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def _key(case: Case) -> str:
+    return json.dumps(case, sort_keys=True)

@@ -1,0 +1,81 @@
+"""The results as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringfence.bench.results import Line, Result
+
+_HEADER = f"{'contender':20} {'median':>11}   {'ratio to Gloo':20} {'resolution':>10} {'CPU':>12} {'on the wire':>12}"
+
+
+def table(results: Sequence[Result], facts: Mapping[str, Any], floors: Mapping[int, float] | None = None) -> str:
+    """Everything: machine, caveats, a block for each case. `floors` are CPU seconds by the index of the result."""
+    lines = [*_machine(facts), ""]
+    for index, result in enumerate(results):
+        lines += [*_block(result, (floors or {}).get(index)), ""]
+    lines.append(
+        "ratio: to the mean of gloo-a and gloo-b of the same round; median and 95 % bootstrap interval over rounds."
+    )
+    lines.append(
+        "resolution: how far from 1 gloo-b over gloo-a may read in these rounds. CPU: all workers, all threads."
+    )
+    return "\n".join(lines)
+
+
+def _machine(facts: Mapping[str, Any]) -> list[str]:
+    caches = ", ".join(f"{name} {size}" for name, size in facts["caches"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return [
+        f"{facts['cpu']}, {facts['cores']} cores ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}",
+        f"Python {facts['python']}, {versions}, {facts['openssl']}; source {facts['source']}",
+    ]
+
+
+def _block(result: Result, floor: float | None) -> list[str]:
+    lines = [heading(result), _HEADER]
+    lines += [_row(line, result) for line in result.lines]
+    for line in result.lines:
+        if line.stages is not None:
+            shares = ", ".join(f"{stage} {share:.0%}" for stage, share in line.stages.items())
+            lines.append(f"  {line.contender}: {shares}")
+            if floor is not None:
+                lines.append(f"  CPU {line.cpu_seconds * 1e3:.2f} ms, floor from stage costs {floor * 1e3:.2f} ms")
+    return lines
+
+
+def heading(result: Result) -> str:
+    """What was measured."""
+    case = result.case
+    where = f"{case['hosts']} hosts" if case["hosts"] else "loopback"
+    if case["rate"]:
+        where += f" at {case['rate']} (burst {size_text(case['burst'])})"
+    if case["kind"] == "training":
+        what = f"{case['model']}, {case['strategy']}, buckets of {case['bucket_mb']:g} MB"
+    else:
+        what = f"{case['operation']}, {size_text(case['size'])}, float32{', caller busy' if case['busy'] else ''}"
+    return f"{what}, {case['workers']} workers, {where}, TCP, {result.rounds} rounds"
+
+
+def _row(line: Line, result: Result) -> str:
+    ratio = f"{line.ratio.median:.2f} [{line.ratio.low:.2f}, {line.ratio.high:.2f}]"
+    cpu = f"{line.cpu_ns_per_byte:.2f} ns/B" if line.cpu_ns_per_byte is not None else f"{line.cpu_seconds:.2f} s"
+    return (
+        f"{line.contender:20} {_time_text(line.seconds):>11}   {ratio:20} {f'±{result.resolution:.2f}':>10} "
+        f"{cpu:>12} {size_text(line.wire_bytes):>12}"
+    )
+
+
+def _time_text(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def size_text(size: float) -> str:
+    """Bytes in the largest unit that keeps them above one."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g} {name}"
+    return f"{size:.0f} B"

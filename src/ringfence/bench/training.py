@@ -1,0 +1,117 @@
+"""Training steps of real models, built from their configurations with random weights: nothing is downloaded.
+
+Every contender has a copy of the model whose parameters share one memory, and what its strategy keeps beside it (the
+buckets of DDP, the shards of FSDP2). So contenders can take turns step by step, on the same data.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ringfence.bench.contenders import Contender, RingContender
+from ringfence.errors import ConfigurationError
+
+_SEED: Final = 17
+_RATE: Final = 1e-5  # the steps are about time; weights must only stay finite
+
+Batch = dict[str, torch.Tensor]
+
+
+def prepare(
+    name: str, strategy: str, bucket_mb: float, contenders: Mapping[str, Contender]
+) -> tuple[dict[str, Callable[[], None]], dict[str, Any]]:
+    """For each contender a function that does one step; and facts about the model."""
+    torch.manual_seed(_SEED)
+    model, batch = _build(name)
+    facts = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "batch": {key: list(value.shape) for key, value in batch.items()},
+    }
+    steps = {}
+    for who, contender in contenders.items():
+        if strategy == "fsdp2":
+            parallel: nn.Module = _sharded(copy.deepcopy(model), contender)
+        else:
+            parallel = _replicated(_sharing(model), contender, bucket_mb)
+        steps[who] = _step(parallel, batch)
+    return steps, facts
+
+
+def _build(name: str) -> tuple[nn.Module, Batch]:
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigurationError('models need transformers: python -m pip install "ringfence[bench]"') from None
+    if name == "resnet50":
+        images = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000))
+        return images, {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(1000, (4,))}
+    if name == "bert-base":
+        tokens = torch.randint(30_000, (4, 128))
+        return transformers.BertForMaskedLM(transformers.BertConfig()), {"input_ids": tokens, "labels": tokens}
+    tiny = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000} if name == "gpt2-tiny" else {}
+    config = transformers.GPT2Config(**tiny)
+    tokens = torch.randint(config.vocab_size, (2, 128))
+    return transformers.GPT2LMHeadModel(config), {"input_ids": tokens, "labels": tokens}
+
+
+def _sharing(model: nn.Module) -> nn.Module:
+    """A copy of the modules over the same parameters' memory."""
+    other = copy.deepcopy(model)
+    for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        mine.data = theirs.data
+    return other
+
+
+def _replicated(model: nn.Module, contender: Contender, bucket_mb: float) -> nn.Module:
+    parallel = DistributedDataParallel(model, process_group=contender.group, bucket_cap_mb=bucket_mb)
+    if isinstance(contender, RingContender):  # gradients through the ring; DDP's few other messages through Gloo
+        parallel.register_comm_hook(contender, _through_ring)
+    return parallel
+
+
+def _through_ring(contender: RingContender, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """One bucket after the other, on a thread of the ring's own, while the backward pass goes on."""
+    result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+    def reduce() -> None:
+        with torch.no_grad():
+            gradients = bucket.buffer()
+            contender.ring.all_reduce(gradients)
+            result.set_result(gradients.div_(contender.ring.size))
+
+    contender.thread.submit(reduce)
+    return result
+
+
+def _sharded(model: nn.Module, contender: Contender) -> nn.Module:
+    """The blocks of the model one by one, then the rest, as FSDP2 is meant to be used."""
+    if isinstance(contender, RingContender):
+        raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --contenders")
+    mesh = DeviceMesh.from_group(contender.group, "cpu")
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _step(model: nn.Module, batch: Batch) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # gradients of contenders that wait for their turn take no memory
+
+    return step

@@ -1,0 +1,145 @@
+"""A worker of the benchmark: joins the groups of all contenders, then does and times what it is told, round by round."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from ringfence.bench import contenders, operations
+from ringfence.bench.channel import Channel, Message
+from ringfence.bench.contenders import Contender, Place
+from ringfence.bench.operations import Tensors
+from ringfence.bench.wire import bytes_sent
+
+_TIMEOUT: Final = timedelta(minutes=5)
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Worker:
+    """One rank."""
+
+    def __init__(self, config: Message) -> None:
+        self.rank, self.size = config["rank"], config["size"]
+        store = dist.FileStore(config["store"], self.size)  # a file is reachable from every network namespace
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=_TIMEOUT)
+        mine = dist.PrefixStore("bench", store)
+        place = Place(self.rank, self.size, config["host"], Path(config["folder"]), mine, _TIMEOUT)
+        self.contenders: dict[str, Contender] = {name: contenders.make(name, place) for name in config["contenders"]}
+        self._operation = ""
+        self._tensors: Tensors
+        self._steps: dict[str, Callable[[], None]] = {}
+
+    def hello(self) -> Message:
+        return {"gloo": contenders.gloo_facts()}
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def prepare(self, operation: str, size: int) -> Message:
+        """Make the tensors and see that every contender computes what it should; who takes part."""
+        self._operation, self._tensors = operation, Tensors.of(operation, size, self.size)
+        taking_part = [name for name, contender in self.contenders.items() if contender.offers(operation)]
+        for name in taking_part:
+            operations.fill(operation, self._tensors, self.rank, self.size)
+            self.contenders[name].run(operation, self._tensors)
+            operations.check(operation, self._tensors, self.rank, self.size, name)
+        for tensor in self._tensors:
+            tensor.zero_()  # sums of sums grow without end otherwise
+        return {"contenders": taking_part}
+
+    def round(self, turns: list[tuple[str, int]], busy: bool) -> Message:
+        """Every contender in turn, each as often as it says."""
+        run = self._run_busy if busy else self._run
+        return {name: self._timed(name, repeats, run) for name, repeats in turns}
+
+    def _run(self, contender: Contender, repeats: int) -> None:
+        for _ in range(repeats):
+            contender.run(self._operation, self._tensors)
+
+    def _run_busy(self, contender: Contender, repeats: int) -> None:
+        """The caller computes in pure Python until the collective is done."""
+        for _ in range(repeats):
+            begun = contender.begin(self._operation, self._tensors)
+            while not begun.is_completed():
+                sum(range(1000))
+            begun.wait()
+
+    def _timed(self, name: str, repeats: int, run: Callable[[Contender, int], None]) -> Message:
+        contender = self.contenders[name]
+        if contender.stages is not None:
+            contender.stages.clear()
+        sent = bytes_sent()
+        dist.barrier()
+        cpu, start = time.process_time_ns(), time.perf_counter_ns()
+        run(contender, repeats)
+        seconds, cpu = (time.perf_counter_ns() - start) / 1e9, time.process_time_ns() - cpu
+        stages = dict(contender.stages.spent) if contender.stages is not None else None
+        dist.barrier()  # what others still had to receive is on the wire now
+        measured = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
+        return {**measured, "stages": stages} if stages else measured
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def prepare_training(self, model: str, strategy: str, bucket_mb: float) -> Message:
+        """Build the model once for each contender; facts about it."""
+        from ringfence.bench import training
+
+        self._steps.clear()
+        self._steps, facts = training.prepare(model, strategy, bucket_mb, self.contenders)
+        return facts
+
+    def train(self, turns: list[tuple[str, int]]) -> Message:
+        """Every contender in turn, so many steps each."""
+
+        def steps(name: str) -> Callable[[Contender, int], None]:
+            def run(contender: Contender, repeats: int) -> None:
+                for _ in range(repeats):
+                    self._steps[name]()
+
+            return run
+
+        return {name: self._timed(name, repeats, steps(name)) for name, repeats in turns}
+
+
+def serve(worker: Worker, channel: Channel) -> None:
+    """Do what comes until the other end hangs up."""
+    while (message := channel.receive()) is not None:
+        command = getattr(worker, message.pop("do"))
+        channel.send({"done": command(**message)})
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    _end_with(config["parent"])
+    torch.set_num_threads(1)
+    channel = Channel(socket.socket(fileno=config["channel"]))
+    try:
+        serve(Worker(config), channel)
+    except Exception as error:
+        traceback.print_exc()
+        channel.send({"error": f"{type(error).__name__}: {error}"})
+    sys.stderr.flush()
+    os._exit(0)  # nothing that a benchmark leaves behind is worth an orderly goodbye between its ranks
+
+
+def _end_with(parent: int) -> None:
+    """A worker that waits in a collective would not notice that nobody listens any more."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
