@@ -120,6 +120,13 @@ def test_sparse_all_reduce(pool: Pool, backend: str, world: int, asynchronous: b
     assert pool.check(reduce_sparse, world, backend, (dtypes, world, asynchronous)) == [[]] * world
 
 
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_sparse_all_reduce_of_complex_numbers(pool: Pool, world: int) -> None:
+    """On Gloo the sum is lost without an error in worlds of more than one: it reduces a copy."""
+    dtypes = ["complex64", "complex128"]
+    assert pool.check(reduce_sparse, world, "ringfence", (dtypes, world, False)) == [[]] * world
+
+
 def floats_of_all_reduce(size: int) -> list[bytes]:
     results = []
     for _ in range(3):

@@ -65,5 +65,5 @@ def test_random_collectives_are_right_and_memory_is_flat(pool: Pool, backend: st
         f"{count} random collectives on {WORLD} {backend} workers, growth of memory in KiB: {[g >> 10 for g in growth]}"
     )
     assert not faults
-    if backend == "ringfence":  # Gloo's own grows by a tenth in a thousand collectives
+    if backend == "ringfence":  # Gloo's own grows, by up to a third in two thousand collectives
         assert max(growth) < SLACK

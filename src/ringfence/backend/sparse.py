@@ -19,6 +19,7 @@ def sparse_all_reduce(group: _Gathers, tensor: torch.Tensor, options: Any) -> No
     """Three gathers: how many values each rank has, the indices, the values. Ends before it returns, as every rank's does."""
     if options.reduceOp != dist.ReduceOp.SUM:
         raise UnsupportedError("sparse tensors can only be reduced with SUM")
+    tensor = _whole(tensor)
     mine = tensor.detach().coalesce()
     indices, values = mine.indices(), mine.values()
     counts = [torch.empty(1, dtype=torch.int64) for _ in range(group.size())]
@@ -30,6 +31,16 @@ def sparse_all_reduce(group: _Gathers, tensor: torch.Tensor, options: Any) -> No
     second = group.allgather([all_values], [values])
     first.wait()
     second.wait()
-    total = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), torch.cat(all_values), tensor.shape).coalesce()
+    joined = torch.cat(all_indices, dim=1), torch.cat(all_values)
+    total = torch.sparse_coo_tensor(*joined, tensor.shape, check_invariants=True).coalesce()
     with torch.no_grad():
         tensor.copy_(total)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """torch hands over a complex tensor as a real view of it. A dense view shares its memory, but a sum written to a sparse
+    one would be lost: the tensor behind it is what must be reduced."""
+    if torch.is_inference_mode_enabled():
+        raise UnsupportedError("sparse tensors are not reduced in inference mode, which hides what they are views of")
+    base = tensor._base
+    return base if base is not None and base.is_sparse and base.is_complex() else tensor
