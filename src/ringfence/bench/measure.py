@@ -107,7 +107,7 @@ def describe(case: Case) -> str:
     """A case in a few words."""
     workers = f"{case['workers']} workers"
     if case["kind"] == "training":
-        return f"{case['model']}, {case['strategy']}, buckets of {case['bucket_mb']:g} MB, {workers}"
+        return f"{case['model']}, {case['strategy']}, {workers}"
     return f"{case['operation']}, {case['size']} bytes, {workers}"
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from ringfence.bench import names
 from ringfence.bench.intervals import Interval, interval, ratios, resolution
 from ringfence.bench.measure import Measured
 from ringfence.bench.samples import Case, Round
+
+_SEALED: Final = "ringfence"
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,16 @@ class Result:
     rounds: int
     resolution: float
     lines: list[Line]
+    sealed_over: dict[str, Interval]  # ringfence over each contender that is not Gloo, round by round
 
     def as_json(self) -> dict[str, Any]:
-        lines = [{**asdict(line), "ratio": line.ratio._asdict()} for line in self.lines]
-        return {"case": self.case, "rounds": self.rounds, "resolution": self.resolution, "contenders": lines}
+        return {
+            "case": self.case,
+            "rounds": self.rounds,
+            "resolution": self.resolution,
+            "contenders": [{**asdict(line), "ratio": line.ratio._asdict()} for line in self.lines],
+            "sealed_over": {name: ratio._asdict() for name, ratio in self.sealed_over.items()},
+        }
 
 
 def result(measured: Measured) -> Result:
@@ -46,7 +54,16 @@ def result(measured: Measured) -> Result:
     first, second = (_column(rounds, name, "seconds") for name in names.BASELINE)
     taking_part = [name for name in measured.case["contenders"] if all(name in samples for samples in rounds)]
     lines = [_line(measured.case, rounds, name, first, second) for name in taking_part]
-    return Result(measured.case, len(rounds), resolution(first, second), lines)
+    return Result(measured.case, len(rounds), resolution(first, second), lines, _sealed_over(rounds, taking_part))
+
+
+def _sealed_over(rounds: Sequence[Round], taking_part: Sequence[str]) -> dict[str, Interval]:
+    if _SEALED not in taking_part:
+        return {}
+    sealed = _column(rounds, _SEALED, "seconds")
+    others = [name for name in taking_part if name not in (_SEALED, *names.BASELINE)]
+    columns = {name: _column(rounds, name, "seconds") for name in others}
+    return {name: interval(ratios(sealed, column, column)) for name, column in columns.items()}
 
 
 def _line(case: Case, rounds: Sequence[Round], name: str, first: list[float], second: list[float]) -> Line:

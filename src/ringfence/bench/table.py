@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringfence.bench.intervals import Interval
 from ringfence.bench.results import Line, Result
 
 _HEADER = f"{'contender':20} {'median':>11}   {'ratio to Gloo':20} {'resolution':>10} {'CPU':>12} {'on the wire':>12}"
@@ -36,6 +37,9 @@ def _machine(facts: Mapping[str, Any]) -> list[str]:
 def _block(result: Result, floor: float | None) -> list[str]:
     lines = [heading(result), _HEADER]
     lines += [_row(line, result) for line in result.lines]
+    if result.sealed_over:
+        prices = (f"{name} {_ratio_text(ratio)}" for name, ratio in result.sealed_over.items())
+        lines.append(f"  ringfence over: {', '.join(prices)}")
     for line in result.lines:
         if line.stages is not None:
             shares = ", ".join(f"{stage} {share:.0%}" for stage, share in line.stages.items())
@@ -52,19 +56,23 @@ def heading(result: Result) -> str:
     if case["rate"]:
         where += f" at {case['rate']} (burst {size_text(case['burst'])})"
     if case["kind"] == "training":
-        what = f"{case['model']}, {case['strategy']}, buckets of {case['bucket_mb']:g} MB"
+        buckets = f", buckets of {case['bucket_mb']:g} MB" if case["strategy"] == "ddp" else ""
+        what = f"{case['model']}, {case['strategy']}{buckets}"
     else:
         what = f"{case['operation']}, {size_text(case['size'])}, float32{', caller busy' if case['busy'] else ''}"
     return f"{what}, {case['workers']} workers, {where}, TCP, {result.rounds} rounds"
 
 
 def _row(line: Line, result: Result) -> str:
-    ratio = f"{line.ratio.median:.2f} [{line.ratio.low:.2f}, {line.ratio.high:.2f}]"
     cpu = f"{line.cpu_ns_per_byte:.2f} ns/B" if line.cpu_ns_per_byte is not None else f"{line.cpu_seconds:.2f} s"
     return (
-        f"{line.contender:20} {_time_text(line.seconds):>11}   {ratio:20} {f'±{result.resolution:.2f}':>10} "
+        f"{line.contender:20} {_time_text(line.seconds):>11}   {_ratio_text(line.ratio):20} {f'±{result.resolution:.2f}':>10} "
         f"{cpu:>12} {size_text(line.wire_bytes):>12}"
     )
+
+
+def _ratio_text(ratio: Interval) -> str:
+    return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def _time_text(seconds: float) -> str:

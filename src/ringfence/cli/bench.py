@@ -131,7 +131,7 @@ def run_train(options: argparse.Namespace) -> int:
         {"kind": "training", "model": model, "strategy": options.strategy, "bucket_mb": bucket, "workers": workers}
         for workers in options.workers
         for model in options.models
-        for bucket in options.bucket_mb
+        for bucket in (options.bucket_mb if options.strategy == "ddp" else [0.0])  # FSDP2 has no buckets
     ]
     return _measure(options, options.contenders, cases)
 

@@ -1,0 +1,122 @@
+"""`ringfence bench` as a user runs it: a table, JSON, going on where it was stopped, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import ringfence
+
+QUICK = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--contenders", "ringfence")
+
+
+def samples(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def test_a_short_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    """Two rounds, then four: the first two are not measured again; then nothing is."""
+    first = ringfence(*QUICK, "--rounds", "2", "--results", str(tmp_path))
+    assert first.returncode == 0, first.stderr
+    assert re.search(r"^ringfence +[\d.]+ (µs|ms) +[\d.]+ \[[\d.]+, [\d.]+\] +±[\d.]+ +[\d.]+ ns/B", first.stdout, re.M)
+    assert "all_reduce, 4 KiB, float32, 2 workers, loopback, TCP, 2 rounds" in first.stdout
+    assert first.stderr == ""  # no progress bar where nobody watches
+    start, *rounds = samples(tmp_path)
+    assert start["machine"]["cpu"]
+    assert start["machine"]["versions"]["torch"]
+    assert start["machine"]["gloo"]["threads"] >= 1
+    assert "bench collectives" in start["command"]
+    assert [line["round"] for line in rounds] == [0, 1]
+
+    more = ringfence(*QUICK, "--rounds", "4", "--results", str(tmp_path), "--json")
+    assert more.returncode == 0, more.stderr
+    (result,) = json.loads(more.stdout)["results"]
+    assert result["rounds"] == 4
+    assert [line["contender"] for line in result["contenders"]] == ["gloo-a", "gloo-b", "ringfence"]
+    kept = samples(tmp_path)
+    assert [line["round"] for line in kept if "round" in line] == [0, 1, 2, 3]
+    assert kept[1:3] == rounds
+
+    again = ringfence(*QUICK, "--rounds", "4", "--results", str(tmp_path), "--json")
+    assert json.loads(again.stdout)["results"] == [result]
+    assert samples(tmp_path) == kept
+
+
+def test_a_profile_shows_shares_and_the_floor(tmp_path: Path) -> None:
+    done = ringfence(*QUICK, "--rounds", "1", "--results", str(tmp_path), "--profile")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"ringfence-profiled: seal \d+%, open \d+%, reduce \d+%, send \d+%", done.stdout)
+    assert "floor from stage costs" in done.stdout
+    assert "one core, ns per byte: open 0." in done.stdout
+
+
+def test_training_is_measured(tmp_path: Path) -> None:
+    command = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1", "--results", str(tmp_path))
+    done = ringfence(*command, "--contenders", "ringfence", timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "gpt2-tiny, ddp, buckets of 25 MB, 2 workers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("collectives", "--rate", "1gbit"), "--hosts"),
+        (("collectives", "--workers", "1"), "at least two workers"),
+        (("collectives", "--hosts", "4", "--workers", "2"), "one for each host"),
+        (("collectives", "--hosts", "2", "--workers", "2", "--rate", "fast"), "1gbit"),
+        (("collectives", "--busy", "--ops", "broadcast"), "all_reduce"),
+        (("collectives", "--sizes", "4KB"), "25MiB"),
+        (("collectives", "--contenders", "nccl"), "none of gloo-a"),
+        (("train", "--strategy", "fsdp2", "--contenders", "tls"), "process groups"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_a_reason(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    done = ringfence("bench", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def namespaces(process: subprocess.Popen[str]) -> list[str]:
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    return [name for name in listed.split() if name.startswith(f"rfb{process.pid}-")]
+
+
+def read_until(terminal: int, wanted: str) -> str:
+    """What a terminal shows until it shows this."""
+    shown = ""
+    while wanted not in shown:
+        shown += os.read(terminal, 4096).decode()
+    return shown
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+def test_interrupted_between_limited_hosts_it_leaves_its_samples_and_nothing_else(tmp_path: Path, ending: int) -> None:
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ringfence.cli", *QUICK, "--hosts", "2", "--rate", "1gbit"]
+    process = subprocess.Popen(
+        [*command, "--rounds", "100000", "--results", str(tmp_path)], stderr=theirs, stdout=subprocess.PIPE, text=True
+    )
+    os.close(theirs)
+    try:
+        read_until(terminal, "░ 3/100000")
+        assert len(namespaces(process)) == 3  # two hosts and the bridge
+    finally:
+        process.send_signal(ending)
+        process.communicate(timeout=30)
+        os.close(terminal)
+    assert process.returncode == 130
+    assert namespaces(process) == []
+    rounds = samples(tmp_path)[1:]
+    assert len(rounds) >= 3
+    assert rounds[0]["case"]["rate"] == "1gbit"
+    assert rounds[0]["case"]["burst"] == 256 << 10

@@ -1,0 +1,35 @@
+"""ringfence, slowed on purpose: what the gate on speed must catch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringfence.keys import Secret
+from ringfence.link.seal import Sealer
+from ringfence.runtime.engine import Engine
+from ringfence.session import Session
+
+TIMES = 12
+
+
+class SlowSealer(Sealer):
+    """Seals every frame again and again, aside and under a key of its own, before it seals it for good."""
+
+    def __init__(self, secret: Secret, alive: Any) -> None:
+        super().__init__(secret, alive)
+        self.again = Sealer(Secret(bytes(32)), alive)
+        self.aside = memoryview(bytearray(1 << 20))
+
+    def seal_into(self, header: Any, plaintext: Any, target: memoryview) -> None:
+        for _ in range(TIMES):
+            self.again.seal_into(header, plaintext, self.aside[: len(target)])
+        super().seal_into(header, plaintext, target)
+
+
+class SlowedEngine(Engine):
+    def sealer(self, secret: Secret) -> Sealer:
+        return SlowSealer(secret, self.alive)
+
+
+class SlowedSession(Session):
+    engine_type = SlowedEngine

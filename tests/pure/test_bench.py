@@ -1,0 +1,188 @@
+"""The benchmark's arithmetic: intervals, samples that are found again, the floor, sizes and rates, the text."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.bench import names
+from ringfence.bench.floor import floor, stage_bytes
+from ringfence.bench.hosts import bits_per_second, burst_bytes
+from ringfence.bench.intervals import interval, ratios, resolution
+from ringfence.bench.measure import Measured
+from ringfence.bench.progress import Progress
+from ringfence.bench.results import result
+from ringfence.bench.samples import FILE, Samples
+from ringfence.bench.table import size_text, table
+from ringfence.cli.bench import size_of
+from ringfence.errors import ConfigurationError
+
+CASE = {
+    "kind": "collective", "operation": "all_reduce", "size": 1 << 20, "workers": 2, "busy": False,
+    "hosts": 0, "rate": None, "machine": "m",
+    "contenders": ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "tls"],
+}  # fmt: skip
+FACTS = {
+    "cpu": "A CPU", "cores": 2, "caches": {"L2": "2M"}, "memory_gib": 8, "kernel": "Linux 6", "python": "3.11",
+    "versions": {"torch": "2.13.0"}, "openssl": "OpenSSL 4", "source": "abc",
+}  # fmt: skip
+
+
+def sample(seconds: float, **more: object) -> dict[str, object]:
+    return {"seconds": seconds, "cpu": 2 * seconds, "sent": 100, "repeats": 1, **more}
+
+
+# -- intervals ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=20))
+def test_an_interval_holds_its_median_and_lies_within_the_values(values: list[float]) -> None:
+    found = interval(values, resamples=200)
+    assert min(values) <= found.low <= found.median <= found.high <= max(values)
+
+
+def test_an_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
+    draw = random.Random(1)
+    trials = [interval([draw.gauss(1, 0.2) for _ in range(15)], resamples=200) for _ in range(200)]
+    covered = sum(found.low <= 1 <= found.high for found in trials)
+    assert 170 <= covered < 200
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    assert ratios([3, 30], [1, 10], [2, 20]) == [2, 2]
+
+
+def test_the_resolution_is_how_far_the_baseline_differs_from_itself() -> None:
+    assert resolution([1, 2, 3], [1, 2, 3]) == 0
+    assert resolution([1.0] * 5, [1.1] * 5) == pytest.approx(0.1)
+    assert resolution([1.0] * 5, [0.8] * 5) == pytest.approx(0.2)
+
+
+def test_a_result_compares_every_contender_with_both_runs_of_the_baseline() -> None:
+    both = [{"gloo-a": sample(1), "gloo-b": sample(3)}, {"gloo-a": sample(2), "gloo-b": sample(2)}]
+    shares = [{"seal": 0.25, "rest": 0.75}, {"seal": 0.75, "rest": 0.25}]
+    rounds = [
+        {**gloo, "ringfence": sample(1, stages=share), "ringfence-unsealed": sample(0.5)}
+        for gloo, share in zip(both, shares, strict=True)
+    ]
+    found = result(Measured(CASE, rounds))
+    assert [line.contender for line in found.lines] == CASE["contenders"][:4]  # tls took no part
+    sealed = found.lines[2]
+    assert sealed.ratio == (0.5, 0.5, 0.5)
+    assert found.sealed_over == {"ringfence-unsealed": (2, 2, 2)}
+    assert sealed.stages == {"seal": 0.5, "rest": 0.5}
+    assert sealed.cpu_ns_per_byte == pytest.approx(2e9 / (2 << 20))
+    text = table([found], FACTS, {0: 0.5})
+    assert "0.50 [0.50, 0.50]" in text
+    assert "ringfence over: ringfence-unsealed 2.00 [2.00, 2.00]" in text
+    assert "floor from stage costs 500.00 ms" in text
+    assert json.loads(json.dumps(found.as_json()))["contenders"][2]["ratio"]["median"] == 0.5
+
+
+# -- samples --------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_found_again_by_exactly_their_settings(tmp_path: Path) -> None:
+    first = Samples(tmp_path)
+    first.begin({"cpu": "x"}, "ringfence bench", "today")
+    first.add(CASE, {"gloo-a": sample(1)})
+    first.add(CASE, {"gloo-a": sample(2)})
+    again = Samples(tmp_path)
+    assert [samples["gloo-a"]["seconds"] for samples in again.rounds(dict(reversed(CASE.items())))] == [1, 2]
+    for name, other in {"size": 8, "workers": 4, "machine": "n", "rate": "1gbit", "busy": True}.items():
+        assert again.rounds({**CASE, name: other}) == []
+
+
+def test_a_line_that_was_cut_off_is_dropped_and_the_rest_is_kept(tmp_path: Path) -> None:
+    Samples(tmp_path).add(CASE, {"gloo-a": sample(1)})
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"run": "x", "case": {')
+    cut = Samples(tmp_path)
+    assert len(cut.rounds(CASE)) == 1
+    cut.add(CASE, {"gloo-a": sample(2)})
+    assert len(Samples(tmp_path).rounds(CASE)) == 2
+
+
+def test_a_file_that_holds_no_samples_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("hello\n")
+    with pytest.raises(ConfigurationError, match="line 1"):
+        Samples(tmp_path)
+
+
+# -- the floor ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", names.OPERATIONS)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_large_collectives_move_the_necessary_bytes_and_no_more(operation: str, ranks: int) -> None:
+    size = 24 << 20
+    moved = stage_bytes(operation, size, ranks)
+    assert moved["send"] == moved["receive"] == names.necessary_bytes(operation, size, ranks)
+    assert moved["open"] == moved["receive"]
+    assert moved["seal"] <= moved["send"]
+
+
+def test_what_is_forwarded_is_sealed_once() -> None:
+    size = 24 << 20
+    assert stage_bytes("all_gather", size, 4)["seal"] == size
+    assert stage_bytes("all_reduce", size, 4)["seal"] == 3 * size + size
+    assert stage_bytes("all_reduce", size, 4)["reduce"] == 3 * size
+
+
+def test_the_floor_is_cost_times_bytes() -> None:
+    costs = {"seal": 1.0, "open": 0.0, "reduce": 0.0, "send": 0.0, "receive": 0.0}
+    assert floor("broadcast", 1 << 20, 2, costs) == pytest.approx((1 << 20) / 1e9)
+
+
+# -- words and numbers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4KiB", 4096), ("25MiB", 25 << 20), ("0.5 KiB", 512), ("8", 8), ("1GiB", 1 << 30)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert size_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "3", "4KB", "-4KiB", "4 kib", "1e3"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        size_of(text)
+
+
+@pytest.mark.parametrize(("size", "text"), [(100, "100 B"), (4096, "4 KiB"), (25 << 20, "25 MiB"), (1 << 30, "1 GiB")])
+def test_sizes_are_written(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_rates_and_their_bursts() -> None:
+    assert bits_per_second("2.5gbit") == 2_500_000_000
+    assert burst_bytes("10gbit") == 2_500_000
+    assert burst_bytes("100mbit") == 256 << 10  # room for the largest packets
+    for wrong in ("1", "gbit", "1.2.3gbit", "1gbps"):
+        with pytest.raises(ConfigurationError):
+            bits_per_second(wrong)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
+    moments = iter([0.0, 60.0, 100.0])
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        progress = Progress(4, stream, clock=lambda: next(moments))
+        progress.step("one")
+        progress.end()
+    assert "1/4, 3 min left  one" in terminal.getvalue()
+    assert file.getvalue() == ""
