@@ -304,11 +304,12 @@ class Engine:
         for group in self.groups.values():
             for link in group.links():
                 link.close()
+        self._close_waiting()
+
+    def _close_waiting(self) -> None:
+        """Hang up on those who dialled and have no link yet, or they would wait for an answer."""
         for doorway in list(self.doorways):
             doorway.close()
-        self._close_parked()
-
-    def _close_parked(self) -> None:
         for waiting in self._parked.values():
             for _, stream, _ in waiting:
                 stream.close()
@@ -353,7 +354,7 @@ class Engine:
         self.departed.add(worker)
         for group in self.groups.values():
             for link in group.waiting_for():
-                if link.worker == worker and link.stream is None:
+                if link.worker == worker and not link.open:
                     self.fail(PeerLostError(f"worker {worker} left the run and is still needed"), worker)
 
     def leave(self) -> None:
@@ -363,5 +364,5 @@ class Engine:
             for group in self.groups.values():
                 group.close()
             self.failure = ProtocolError("this worker has left the run; initialise the process group again")
-            self._close_parked()
+            self._close_waiting()
         self._finish_all(self.failure)

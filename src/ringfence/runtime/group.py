@@ -55,6 +55,8 @@ class Group:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def outbox(self, peer: int) -> Outbox:
+        if self.ranks[peer] in self.engine.departed:
+            raise PeerLostError(f"worker {self.ranks[peer]} left the run and is still needed")
         link = self.outboxes.get(peer)
         if link is None:
             link = self.outboxes[peer] = Outbox(self.engine, self, peer)
@@ -82,7 +84,9 @@ class Group:
     def waiting_for(self) -> list[Link]:
         """The links to workers that an operation waits for."""
         inboxes = [link for link in self.inboxes.values() if link.queue]
-        return [*inboxes, *(link for link in self.postbox.links() if link.waiting)]
+        blocked = self.engine.blocked
+        outboxes = [link for link in self.outboxes.values() if link in blocked or (link.queue and not link.open)]
+        return [*inboxes, *outboxes, *(link for link in self.postbox.links() if link.waiting)]
 
     # -- collectives, first in first out -----------------------------------------------------------------------------
 
