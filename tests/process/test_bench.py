@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -73,5 +75,13 @@ def test_fsdp2_is_trained_over_every_process_group() -> None:
 
 
 def test_a_worker_that_cannot_go_on_is_named_with_its_reason() -> None:
-    with Crew([Seat()] * 2, ["gloo-a", "gloo-b"]) as crew, pytest.raises(BenchError, match=r"worker 0 .*KeyError"):
+    with Crew([Seat()] * 2, ["gloo-a", "gloo-b"]) as crew, pytest.raises(BenchError, match=r"worker \d .*KeyError"):
         crew.tell("round", turns=[("nobody", 1)], busy=False)
+
+
+def test_a_worker_that_dies_is_noticed_while_the_others_wait_for_it() -> None:
+    with Crew([Seat()] * 2, ["gloo-a", "gloo-b"]) as crew:
+        crew.tell("prepare", operation="all_reduce", size=4096)
+        os.kill(crew.processes[1], signal.SIGKILL)
+        with pytest.raises(BenchError, match=r"worker 1 .* ended early|worker 0 .*onnection"):
+            crew.tell("round", turns=[("gloo-a", 1)], busy=False)

@@ -20,7 +20,8 @@ from ringfence.bench.measure import Measured
 from ringfence.bench.progress import Progress
 from ringfence.bench.results import result
 from ringfence.bench.samples import FILE, Samples
-from ringfence.bench.table import size_text, table
+from ringfence.bench.table import table
+from ringfence.bench.units import size_text, time_text
 from ringfence.cli.bench import size_of
 from ringfence.errors import ConfigurationError
 
@@ -161,6 +162,11 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("size", "text"), [(100, "100 B"), (4096, "4 KiB"), (25 << 20, "25 MiB"), (1 << 30, "1 GiB")])
 def test_sizes_are_written(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(12e-6, "12 µs"), (0.0035, "3.50 ms"), (1.5, "1.500 s")])
+def test_times_are_written(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
 
 
 def test_rates_and_their_bursts() -> None:

@@ -25,6 +25,9 @@ class Channel:
         message: Message | None = json.loads(line) if line.endswith(b"\n") else None
         return message
 
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
     def close(self) -> None:
         self._lines.close()
         self._stream.close()

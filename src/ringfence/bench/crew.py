@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -89,6 +90,11 @@ class Crew:
             )
         return process, Channel(ours)
 
+    @property
+    def processes(self) -> list[int]:
+        """The process ids of the workers, by rank."""
+        return [process.pid for process, _ in self._workers]
+
     def _log(self, rank: int) -> Path:
         return self._folder / f"worker{rank}.log"
 
@@ -97,16 +103,25 @@ class Crew:
         for _, channel in self._workers:
             with contextlib.suppress(OSError):  # it is gone: reading its answer says so
                 channel.send({"do": command, **arguments})
-        return [self._answer(rank, channel) for rank, (_, channel) in enumerate(self._workers)]
+        answers: dict[int, Message] = {}
+        while len(answers) < self.size:  # whoever answers first: one that failed leaves the others waiting for it
+            waiting = {channel: rank for rank, (_, channel) in enumerate(self._workers) if rank not in answers}
+            ready, _, _ = select.select(list(waiting), [], [], _ANSWER_SECONDS)
+            if not ready:
+                silent = ", ".join(map(str, waiting.values()))
+                raise BenchError(f"worker {silent} of the benchmark said nothing for {_ANSWER_SECONDS:.0f} s")
+            for channel in ready:
+                answers[waiting[channel]] = self._answer(waiting[channel], channel)
+        return [answers[rank] for rank in range(self.size)]
 
     def _answer(self, rank: int, channel: Channel) -> Message:
         try:
             message = channel.receive()
-        except TimeoutError:
-            raise BenchError(f"worker {rank} of the benchmark said nothing for {_ANSWER_SECONDS:.0f} s") from None
         except OSError:
             message = None
         if message is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._workers[rank][0].wait(_LEAVING_SECONDS)
             words = self._log(rank).read_text(errors="replace")[-_LAST_WORDS:]
             raise BenchError(f"worker {rank} of the benchmark ended early. The end of what it wrote:\n{words}")
         if "error" in message:

@@ -17,6 +17,7 @@ from ringfence.bench.crew import Crew, Seat
 from ringfence.bench.hosts import Hosts, burst_bytes
 from ringfence.bench.progress import Progress
 from ringfence.bench.samples import Case, Round, Samples
+from ringfence.bench.units import size_text
 
 BATCH_SECONDS: Final = 0.05  # small collectives are timed in batches at least this long
 _MARGIN: Final = 1.3
@@ -108,7 +109,7 @@ def describe(case: Case) -> str:
     workers = f"{case['workers']} workers"
     if case["kind"] == "training":
         return f"{case['model']}, {case['strategy']}, {workers}"
-    return f"{case['operation']}, {case['size']} bytes, {workers}"
+    return f"{case['operation']}, {size_text(case['size'])}, {workers}"
 
 
 def _collective(crew: Crew, case: Case) -> Callable[[int], Round]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ringfence.bench.intervals import Interval
 from ringfence.bench.results import Line, Result
+from ringfence.bench.units import size_text, time_text
 
 _HEADER = f"{'contender':20} {'median':>11}   {'ratio to Gloo':20} {'resolution':>10} {'CPU':>12} {'on the wire':>12}"
 
@@ -66,24 +67,10 @@ def heading(result: Result) -> str:
 def _row(line: Line, result: Result) -> str:
     cpu = f"{line.cpu_ns_per_byte:.2f} ns/B" if line.cpu_ns_per_byte is not None else f"{line.cpu_seconds:.2f} s"
     return (
-        f"{line.contender:20} {_time_text(line.seconds):>11}   {_ratio_text(line.ratio):20} {f'±{result.resolution:.2f}':>10} "
+        f"{line.contender:20} {time_text(line.seconds):>11}   {_ratio_text(line.ratio):20} {f'±{result.resolution:.2f}':>10} "
         f"{cpu:>12} {size_text(line.wire_bytes):>12}"
     )
 
 
 def _ratio_text(ratio: Interval) -> str:
     return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-
-
-def _time_text(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3f} s"
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
-
-
-def size_text(size: float) -> str:
-    """Bytes in the largest unit that keeps them above one."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.4g} {name}"
-    return f"{size:.0f} B"
