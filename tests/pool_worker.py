@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -43,6 +44,10 @@ def join(backend: str, rank: int, world: int, path: str, seconds: float, variabl
 def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+        # A Gloo group that is garbage here must not be collected in a forked loader: there its destructor waits for
+        # threads that the child does not have. So collect now, and let children leave alone what is still held.
+        gc.collect()
+        gc.freeze()
 
 
 def run(path: list[str], module: str, qualname: str, args: tuple[Any, ...]) -> Any:
