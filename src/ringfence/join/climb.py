@@ -59,6 +59,7 @@ def listen(settings: Settings) -> socket.socket:
     trouble: str | None = None
     for port in settings.ports or (0,):
         listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted worker takes its port again
         try:
             listener.bind((settings.host, port))
             listener.listen(_BACKLOG)
