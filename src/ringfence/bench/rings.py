@@ -30,7 +30,7 @@ class Ring:
     def __init__(self, store: Any, name: str, rank: int, size: int, host: str, folder: Path) -> None:
         self.rank = rank
         self.size = size
-        self._beside = torch.empty(0)
+        self._beside = self._sums = torch.empty(0)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family) as listener:
             listener.settimeout(_HANDSHAKE_SECONDS)
@@ -99,7 +99,9 @@ class Ring:
 
     def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
         """Chunks are shifted by one, so that each rank ends up with the one of its own number."""
-        chunks = list(tensor.clone().tensor_split(self.size))
+        if self._sums.shape != tensor.shape:
+            self._sums = torch.empty_like(tensor)
+        chunks = list(self._sums.copy_(tensor).tensor_split(self.size))
         self._reduce_scatter(chunks[-1:] + chunks[:-1])
         output.copy_(chunks[self.rank])
 
