@@ -8,11 +8,21 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+_CALLED_BY_TORCH = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "_start_coalescing",
+    "_end_coalescing",
+    "_get_backend",
+    "_set_default_timeout",
+    "_source_rank",
+)
+
 
 def outside_dynamo(cls: type) -> None:
-    """Wrap every method of a class."""
+    """Wrap every method that torch calls; what those call is outside with them."""
     for name, value in list(vars(cls).items()):
-        if isinstance(value, types.FunctionType) and name != "__init__":
+        if isinstance(value, types.FunctionType) and (not name.startswith("_") or name in _CALLED_BY_TORCH):
             setattr(cls, name, _outside_dynamo(value))
 
 

@@ -139,7 +139,10 @@ class Engine:
 
     def submit(self, group: Group, operation: CollectiveOperation) -> None:
         if self._accepts(operation):
-            self._guard(lambda: group.submit(operation), -1)
+            try:
+                group.submit(operation)
+            except RingfenceError as error:
+                self.fail(error)
 
     def send(self, group: Group, transfer: Transfer, peer: int) -> None:
         if self._accepts(transfer):
