@@ -77,7 +77,9 @@ def test_ranks_in_different_collectives_get_an_error_that_names_both(pool: Pool,
 
 def test_a_root_that_only_sends_learns_of_different_collectives_at_its_next_one(pool: Pool) -> None:
     for result in raised(pool.run(broadcast_against_all_reduce, 3), {"MismatchError", "AbortedError"}):
-        assert "broadcast #1 (10 x float32, root 0)" in result.message
+        assert (
+            "broadcast #1 (10 x float32, root 0)" in result.message or "barrier #2" in result.message
+        )  # who saw it first
         assert "all_reduce #1 (10 x float32, sum)" in result.message
 
 
