@@ -41,9 +41,9 @@ class _Direction:
         """The next nonce; steps the key first where a generation ends, so take it before looking at the cipher."""
         counter = self.counter
         if counter >> GENERATION_SHIFT != self.generation:
+            if counter >= COUNTER_LIMIT:
+                raise ProtocolError("a connection has used up its counters")
             self._ratchet()
-        if counter >= COUNTER_LIMIT:
-            raise ProtocolError("a connection has used up its counters")
         self.counter = counter + 1
         return (self._iv ^ counter).to_bytes(IV_BYTES, "big")
 

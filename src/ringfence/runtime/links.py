@@ -214,7 +214,7 @@ class Outbox(Link):
     def work(self) -> None:
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
-        if not self._flush():
+        if self._unsent is not None and not self._flush():
             return
         if not self.queue:
             return
@@ -237,15 +237,17 @@ class Inbox(Link):
         self._have = 0
         self._total = 0
         self._expected: bytes | None = None
+        self._surprising = False
 
     def work(self) -> None:
         if not self.open or not self.queue or not self.readable:
             return
         run, index = self.queue[0]
         if self._expected is None:
-            if not run.ready(index):
+            expected = run.expect(index, self.opener)
+            if expected is None:
                 return
-            self._expected, self._total = run.expect(index, self.opener)
+            self._expected, self._total = expected
             self._have = 0
             self._segment = self.engine.pool.take()
         if not self._read():
@@ -257,19 +259,21 @@ class Inbox(Link):
     def _read(self) -> bool:
         """Read on; True when the frame is complete."""
         assert self.stream is not None and self._segment is not None
-        view = self._segment.view
-        wanted = self._total - self._have
+        view, before = self._segment.view, self._have
+        wanted = self._total - before
         try:
-            got = self.stream.recv_into(view[self._have : self._total])
+            got = self.stream.recv_into(view[before : self._total])
         except BlockingIOError:
             self.readable = False
             return False
         if not got:
             self._ended()
             return False
-        before, self._have = self._have, self._have + got
-        if before < HEADER_BYTES <= self._have and not self._as_expected(view):
-            self._total = self._length_of_other(view)
+        self._have = before + got
+        if before < HEADER_BYTES <= self._have:
+            self._surprising = not self._as_expected(view)
+            if self._surprising:
+                self._total = self._length_of_other(view)
         if self._have >= self._total:
             return True
         if got < wanted:
@@ -282,9 +286,11 @@ class Inbox(Link):
         """Whether the header is the expected one; a forwarded frame brings its own counter."""
         expected = self._expected
         assert expected is not None
-        return (
-            view[:_COUNTER_AT] == expected[:_COUNTER_AT] and view[_COUNTER_END:HEADER_BYTES] == expected[_COUNTER_END:]
-        )
+        if view[:HEADER_BYTES] == expected:
+            return True
+        own_counter = expected[0] == Type.FORWARD
+        fore = view[:_COUNTER_AT] == expected[:_COUNTER_AT]
+        return own_counter and fore and view[_COUNTER_END:HEADER_BYTES] == expected[_COUNTER_END:]
 
     def _length_of_other(self, view: memoryview) -> int:
         try:
@@ -293,19 +299,17 @@ class Inbox(Link):
             raise AuthenticationError(f"a frame from worker {self.worker} does not authenticate") from None
 
     def _deliver(self, run: Run, index: int) -> None:
-        segment = self._segment
-        assert segment is not None
+        segment, expected = self._segment, self._expected
+        assert segment is not None and expected is not None
         frame = segment.view[: self._total]
-        if not self._as_expected(frame):
+        if self._surprising:
             self._surprise(run, frame)
             return
-        self._expected = None
-        self._segment = None
-        last = run.done[index] + 1 == run.segments[index]
-        if last:
+        self._expected = self._segment = None
+        if run.done[index] + 1 == run.segments[index]:
             self.queue.popleft()
         try:
-            kept = run.open_next(index, frame, segment, self.opener)
+            kept = run.open_next(index, expected, frame, segment, self.opener)
         except AuthenticationError as error:
             raise AuthenticationError(
                 f"{error} (from worker {self.worker}): it was changed, forged or replayed"

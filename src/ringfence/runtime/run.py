@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ringfence.collectives.schedule import Action, Buffer
+from ringfence.collectives.schedule import Action, Buffer, Step
 from ringfence.errors import AuthenticationError
-from ringfence.keys import TAG_BYTES
+from ringfence.keys import GENERATION_SHIFT, TAG_BYTES
 from ringfence.link.frames import (
     FORWARD_OVERHEAD,
     HEADER_BYTES,
@@ -24,6 +24,7 @@ from ringfence.link.frames import (
     NO_ORIGIN,
     Type,
     pack_header,
+    pack_header_into,
 )
 from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime.memory import Segment, as_tensor, scratch
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from ringfence.runtime.group import Group
     from ringfence.runtime.operation import Operation
     from ringfence.runtime.program import Program
+
+_HOP, _FORWARD = int(Type.HOP), int(Type.FORWARD)  # an enum's member costs a look-up for every frame
 
 Combine = Callable[..., Any]  # combine(left, right, out=...)
 
@@ -50,9 +53,11 @@ class Run:
         "_each",
         "_finished",
         "_group",
+        "_instance",
         "_keep",
         "_kept",
         "_left",
+        "_pool",
         "_tensors",
         "_views",
         "done",
@@ -76,6 +81,8 @@ class Run:
         finished: Callable[[], None],
     ) -> None:
         self._group = group
+        self._pool = group.pool
+        self._instance = group.instance
         self.program = program
         self.sequence = sequence
         self._call = call
@@ -170,32 +177,48 @@ class Run:
             return None
         step = self.program.steps[index]
         position = self.done[index]
-        kept = self._kept.pop((index, position), None) if step.origin >= 0 else None
-        if kept is not None:
-            frame = self._forward(index, position, kept, sealer)
-        elif step.origin >= 0:
-            kept = self._group.pool.take()
-            frame = self._seal_as_origin(index, position, kept, sealer)
+        if step.origin < 0:
+            segment = self._pool.take()
+            frame = self._seal_for_hop(index, position, segment.view, sealer)
         else:
-            kept = self._group.pool.take()
-            frame = self._seal_for_hop(index, position, kept, sealer)
+            kept = self._kept.pop((index, position), None)
+            segment = kept or self._pool.take()
+            seal = self._seal_as_origin if kept is None else self._forward
+            frame = seal(index, position, segment, sealer)
         self._advance(index)
-        return frame, kept
+        return frame, segment
 
-    def _seal_for_hop(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
-        payload = self._bytes(self.program.steps[index].chunk, position)
-        header = self._header(Type.HOP, index, position, len(payload), sealer.upcoming_generation(), NO_ORIGIN, 0)
-        end = len(payload) + HOP_OVERHEAD
-        segment.view[:HEADER_BYTES] = header
-        sealer.seal_into(header, payload, segment.view[HEADER_BYTES:end])
-        return segment.view[:end]
+    def _seal_for_hop(self, index: int, position: int, view: memoryview, sealer: Sealer) -> memoryview:
+        step = self.program.steps[index]
+        each = self._each[step.chunk]
+        payload = self._views[step.chunk][position * each : (position + 1) * each]
+        length = len(payload)
+        pack_header_into(
+            view,
+            0,
+            _HOP,
+            sealer.counter >> GENERATION_SHIFT,
+            self.program.ordinals[index],
+            0,
+            length,
+            step.label,
+            self._base + position,
+            NO_ORIGIN,
+            self.sequence,
+            0,
+            self._instance,
+            self._call,
+        )
+        end = length + HOP_OVERHEAD
+        sealer.seal_into(view[:HEADER_BYTES], payload, view[HEADER_BYTES:end])
+        return view[:end]
 
     def _seal_as_origin(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
         step = self.program.steps[index]
         payload = self._bytes(step.chunk, position)
         counter = self._group.origin.take()
         header = self._header(
-            Type.FORWARD, index, position, len(payload), sealer.upcoming_generation(), step.origin, counter
+            _FORWARD, index, position, len(payload), sealer.counter >> GENERATION_SHIFT, step.origin, counter
         )
         end = len(payload) + HOP_OVERHEAD
         segment.view[:HEADER_BYTES] = header
@@ -205,7 +228,7 @@ class Run:
     def _forward(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
         """Pass on what was received: the ciphertext stays as it came, the hop's part of the header is written anew."""
         length = len(self._bytes(self.program.steps[index].chunk, position))
-        hop = self._header(Type.FORWARD, index, position, 0, sealer.upcoming_generation(), 0, 0)[:HOP_BYTES]
+        hop = self._header(_FORWARD, index, position, 0, sealer.counter >> GENERATION_SHIFT, 0, 0)[:HOP_BYTES]
         segment.view[:HOP_BYTES] = hop
         return _tag_for_hop(segment.view, length + HOP_OVERHEAD, sealer)
 
@@ -223,62 +246,58 @@ class Run:
             origin,
             self.sequence,
             counter,
-            self._group.instance,
+            self._instance,
             self._call,
         )
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
-    def expect(self, index: int, opener: Opener) -> tuple[bytes, int]:
-        """The header that the next frame must have (its counter aside) and the length of the whole frame."""
+    def expect(self, index: int, opener: Opener) -> tuple[bytes, int] | None:
+        """The header that the next frame must have (its counter aside) and the length of the whole frame, or None when
+        its place is not free yet."""
+        if not self.ready(index):
+            return None
         step = self.program.steps[index]
         position = self.done[index]
         length = len(self._bytes(step.chunk, position))
-        generation = opener.upcoming_generation()
+        generation = opener.counter >> GENERATION_SHIFT
         if step.origin < 0:
-            return self._header(Type.HOP, index, position, length, generation, NO_ORIGIN, 0), length + HOP_OVERHEAD
-        header = self._header(Type.FORWARD, index, position, length, generation, step.origin, 0)
+            return self._header(_HOP, index, position, length, generation, NO_ORIGIN, 0), length + HOP_OVERHEAD
+        header = self._header(_FORWARD, index, position, length, generation, step.origin, 0)
         return header, length + FORWARD_OVERHEAD
 
-    def open_next(self, index: int, frame: memoryview, segment: Segment, opener: Opener) -> bool:
-        """Open the frame of a RECV or REDUCE into place. True when the segment is kept here, to be passed on."""
+    def open_next(self, index: int, header: bytes, frame: memoryview, segment: Segment, opener: Opener) -> bool:
+        """Open the frame of a RECV or REDUCE into place. True when the segment is kept here, to be passed on.
+
+        `header` is the expected one, which the frame's is known to equal but for the counter of a forwarded one.
+        """
         step = self.program.steps[index]
         position = self.done[index]
-        header = bytes(frame[:HEADER_BYTES])
         kept = False
         if step.action is Action.REDUCE:
-            self._reduce(step.chunk, step.other, step.received_first, position, header, frame, opener)
+            self._reduce(step, position, header, frame, opener)
         elif step.origin < 0:
             opener.open_into(header, frame[HEADER_BYTES:], self._bytes(step.chunk, position))
         else:
-            self._open_forwarded(index, position, header, frame, opener)
+            self._open_forwarded(index, position, bytes(frame[:HEADER_BYTES]), frame, opener)
             kept = self._keep_for_forwarding(index, position, segment)
         self._advance(index)
         return kept
 
-    def _reduce(
-        self,
-        chunk: int,
-        other: int,
-        received_first: bool,
-        position: int,
-        header: bytes,
-        frame: memoryview,
-        opener: Opener,
-    ) -> None:
-        target = self._tensor(chunk, position)
-        pool = self._group.pool
-        beside = pool.take()
-        length = len(frame) - HOP_OVERHEAD
-        opener.open_into(header, frame[HEADER_BYTES:], beside.view[:length])
-        received = beside.typed(self._dtype)[: target.numel()]
-        operand = target if chunk == other else self._tensor(other, position)
+    def _reduce(self, step: Step, position: int, header: bytes, frame: memoryview, opener: Opener) -> None:
+        whole = self._tensors[step.chunk]
+        each = self._each[step.chunk] // whole.element_size()
+        target = whole[position * each : (position + 1) * each]
+        beside = self._pool.take()
+        opener.open_into(header, frame[HEADER_BYTES:], beside.view[: len(frame) - HOP_OVERHEAD])
+        received = beside.typed(self._dtype)[: len(target)]
+        operand = target if step.chunk == step.other else self._tensor(step.other, position)
         assert self._combine is not None
-        if received_first:
+        if step.received_first:
             self._combine(received, operand, out=target)
         else:
             self._combine(operand, received, out=target)
-        pool.give(beside)
+        self._pool.give(beside)
 
     def _open_forwarded(self, index: int, position: int, header: bytes, frame: memoryview, opener: Opener) -> None:
         step = self.program.steps[index]
