@@ -34,10 +34,11 @@ from ringfence.keys import (
 )
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
+from ringfence.runtime.doorway import Doorway
 from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.fork import ALIVE
 from ringfence.runtime.group import Group
-from ringfence.runtime.links import Doorway, Link, Stream
+from ringfence.runtime.links import Link, Stream
 from ringfence.runtime.memory import Pool
 from ringfence.runtime.operation import CollectiveOperation, Operation
 

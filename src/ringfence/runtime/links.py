@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ringfence import keys
@@ -24,7 +23,7 @@ from ringfence.link.frames import (
     pack_header,
     read_header,
 )
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets, read_hello
+from ringfence.link.hello import REPLY_BYTES, Hello, Lane, LinkSecrets
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine
@@ -343,90 +342,6 @@ class Inbox(Link):
         assert self.stream is not None
         self.engine.suspect(self.worker, f"worker {self.worker} closed its connection without saying goodbye")
         self.close()
-
-
-class Doorway:
-    """A connection that somebody dialled: nothing but two fixed-size reads until it is known who."""
-
-    served_always = True
-
-    def __init__(self, engine: Engine, stream: Stream, address: str) -> None:
-        self.engine = engine
-        self.stream: Stream | None = stream
-        self.address = address
-        self.deadline = engine.clock() + keys.LINK_HELLO_SECONDS
-        self.queued = False
-        self.worker = -1
-        self._buffer = memoryview(bytearray(HELLO_BYTES))
-        self._have = 0
-        self._hello: Hello | None = None
-        self._secrets: LinkSecrets | None = None
-        self._unsent: memoryview | None = None
-
-    poke: Callable[[], None] = Link.poke  # type: ignore[assignment]
-
-    def notify(self, readable: bool, writable: bool) -> None:
-        self.poke()
-
-    def work(self) -> None:
-        """A stranger's mistake costs the stranger its connection and nobody else anything."""
-        try:
-            self._work()
-        except (OSError, AuthenticationError):
-            self.close()
-
-    def _work(self) -> None:
-        if self.stream is None:
-            return
-        if self._unsent is not None:
-            self._write()
-        want = HELLO_BYTES if self._hello is None else CONFIRM_BYTES
-        while self._have < want:
-            try:
-                got = self.stream.recv_into(self._buffer[self._have : want])
-            except BlockingIOError:
-                return
-            if not got:
-                raise AuthenticationError("a stranger hung up")
-            self._have += got
-        received, self._have = bytes(self._buffer[:want]), 0
-        if self._hello is None:
-            self._answer(received)
-            self.poke()
-        else:
-            self._admit(received)
-
-    def _answer(self, received: bytes) -> None:
-        hello = read_hello(self.engine.epoch_key, received)
-        if hello.receiver != self.engine.rank or not 0 <= hello.sender < self.engine.world_size:
-            raise AuthenticationError("a hello for somebody else")
-        nonce = self.engine.random(keys.NONCE_BYTES)
-        self._hello = hello
-        self._secrets = self.engine.link_secrets(hello.sender, hello, nonce)
-        self._unsent = memoryview(nonce + self._secrets.acceptor_confirms)
-        self._write()
-
-    def _write(self) -> None:
-        assert self.stream is not None and self._unsent is not None
-        try:
-            sent = self.stream.send(self._unsent)
-        except BlockingIOError:
-            return
-        self._unsent = self._unsent[sent:] if sent < len(self._unsent) else None
-
-    def _admit(self, received: bytes) -> None:
-        assert self._hello is not None and self._secrets is not None and self.stream is not None
-        if not keys.same(received, self._secrets.dialler_confirms):
-            raise AuthenticationError("a dialler does not hold the key it claims")
-        stream, self.stream = self.stream, None
-        self.engine.admitted(self, stream, self._hello, self._secrets)
-
-    def close(self) -> None:
-        if self.stream is not None:
-            self.engine.network.forget(self.stream)
-            self.stream.close()
-            self.stream = None
-        self.engine.doorways.discard(self)
 
 
 def header_call(header: Header) -> Call:
