@@ -164,7 +164,7 @@ _NAMES = {
 
 
 def _reduction_name(operation: Any) -> str:
-    for known, name in _NAMES.items():
-        if operation == known:
-            return name
-    raise UnsupportedError("this reduction is not supported; use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR")
+    name = _NAMES.get(getattr(operation, "op", operation))
+    if name is None:
+        raise UnsupportedError("this reduction is not supported; use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR")
+    return name
