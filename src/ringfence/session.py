@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ringfence.transport.tcp import TcpNetwork
 
 _log = logging.getLogger("ringfence")
 
-_GOODBYE_SECONDS = 5.0
+_GOODBYE_SECONDS = 60.0  # for slow peers to take what is still written; a lost one ends it at once
 _DYNAMIC_RENDEZVOUS = re.compile(r"--standalone|--rdzv[-_]backend[= ](?!static)")
 
 
@@ -54,6 +55,7 @@ class Session:
         )
         self.loop = Loop(self.engine, self.network, member.edges)
         self.left = False
+        self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
         atexit.register(self.leave)
         if rank == 0:
             print(
@@ -62,6 +64,12 @@ class Session:
                 file=sys.stderr,
                 flush=True,
             )
+
+    def wire_name(self, name: str, ranks: tuple[int, ...]) -> str:
+        """A group's name on the wire. torch gives a name again after its group was destroyed, perhaps not yet everywhere."""
+        self._names[name, ranks] += 1
+        count = self._names[name, ranks]
+        return name if count == 1 else f"{name}#{count}"
 
     def leave(self) -> None:
         """Say goodbye. Also called at exit, for scripts that do not destroy their process group."""

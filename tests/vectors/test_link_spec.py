@@ -13,7 +13,7 @@ from ringfence import keys
 from ringfence.collectives import Action, Collective, ScheduleId, build
 from ringfence.link.frames import FRAME_BYTES, Type
 from ringfence.link.segments import segment_bytes
-from ringfence.runtime.operation import DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
+from ringfence.runtime.operation import _SEGMENTS_OF_A_PASS, DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
 
 SPEC = (Path(__file__).parents[2] / "spec" / "link.md").read_text()
 FLAT = " ".join(SPEC.split())
@@ -70,7 +70,7 @@ def test_limits() -> None:
     assert f"{keys.SEGMENT_BYTES:,}" in SPEC and f"{FRAME_BYTES:,}" in SPEC
     assert f"generation = counter >> {keys.GENERATION_SHIFT}" in SPEC
     assert keys.COUNTER_LIMIT == 2**52 and "2^52" in SPEC
-    assert PASS_BYTES == 2 << 20 and f"counts segments from {PASS_BYTES // keys.SEGMENT_BYTES} p" in FLAT
+    assert PASS_BYTES == 2 << 20 and f"counts segments from {_SEGMENTS_OF_A_PASS} p" in FLAT
     assert keys.LINK_HELLO_SECONDS == 10 and keys.LINK_PENDING == 256 and keys.LINK_PENDING_PER_ADDRESS == 128
 
 

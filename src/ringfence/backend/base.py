@@ -37,10 +37,11 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._ranks = ranks
         self._timeout = timeout
         self._name = name
+        self._wire_name = session.wire_name(name, ranks)
         self._description = "undefined"
         self._store = store
         self._coalescing: list[RingfenceWork] | None = None
-        self._added: Any = None
+        self._added = _Lazy(lambda: engine.add_group(self._wire_name, ranks))
         self._mine = ranks.index(engine.rank)
         self._count = len(ranks)
         self._owns_session = owns_session
@@ -111,19 +112,15 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         """The first group's end is the session's; another group only closes its own links."""
         if self._owns_session:
             self._session.leave()
-        elif self._added is not None and not self._session.left:
-            lazy, self._added = self._added, None
-            self._loop.ask(lambda: self._session.engine.remove_group(lazy.get()))
+        elif self._added.made and not self._session.left:
+            self._loop.ask(lambda: self._session.engine.remove_group(self._added.get()))
             self._loop.wake()
 
     # -- submitting --------------------------------------------------------------------------------------------------
 
     @property
     def _group(self) -> Any:
-        """The runtime's group; added at first use, when torch has given the group its name."""
-        if self._added is None:
-            engine = self._session.engine
-            self._added = _Lazy(lambda: engine.add_group(self._name, self._ranks))
+        """The runtime's group; added when the first operation reaches it."""
         return self._added
 
     def _deadline(self, options: Any) -> float:
@@ -204,6 +201,10 @@ class _Lazy:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._group: Any = None
+
+    @property
+    def made(self) -> bool:
+        return self._group is not None
 
     def get(self) -> Any:
         if self._group is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ringfence.collectives import Buffer, Schedule
 from ringfence.errors import UnsupportedError
@@ -67,10 +68,12 @@ class Staging:
 
     def _memory(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         _check(tensor)
+        if isinstance(tensor, AsyncCollectiveTensor):  # what a functional collective returned: its result
+            tensor = tensor.trigger_wait()
         plain = tensor.detach()
         if plain.is_contiguous() and not (plain.is_conj() or plain.is_neg()):
             return plain, plain
-        return plain, torch.empty(plain.shape, dtype=plain.dtype)
+        return plain, torch.empty(plain.shape, dtype=plain.dtype, device="cpu")
 
     @property
     def before(self) -> Callable[[], None] | None:

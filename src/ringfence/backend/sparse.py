@@ -22,8 +22,8 @@ def sparse_all_reduce(group: _Gathers, tensor: torch.Tensor, options: Any) -> No
     tensor = _whole(tensor)
     mine = tensor.detach().coalesce()
     indices, values = mine.indices(), mine.values()
-    counts = [torch.empty(1, dtype=torch.int64) for _ in range(group.size())]
-    group.allgather([counts], [torch.tensor([values.size(0)])]).wait()
+    counts = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(group.size())]
+    group.allgather([counts], [torch.tensor([values.size(0)], device="cpu")]).wait()
     lengths = [int(count) for count in counts]
     all_indices = [indices.new_empty((indices.size(0), length)) for length in lengths]
     all_values = [values.new_empty((length, *values.shape[1:])) for length in lengths]

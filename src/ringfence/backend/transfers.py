@@ -60,7 +60,7 @@ class TransferMethods(GroupBase):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names who did not come: rank 0 hears every rank, then lets all go."""
         limit = self._session.engine.clock() + float((timeout or self._timeout).total_seconds())
-        empty = torch.empty(0, dtype=torch.uint8)
+        empty = torch.empty(0, dtype=torch.uint8, device="cpu")
         if self._mine:
             self._plain_send(empty, 0, _BARRIER_ARRIVE, limit).wait()
             self._plain_receive(empty, 0, _BARRIER_GO, limit + 1).wait()

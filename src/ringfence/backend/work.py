@@ -7,8 +7,10 @@ may wait for further collectives: so that is never the loop, but a thread of its
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,6 +22,8 @@ from torch.futures import Future
 from ringfence.errors import CollectiveTimeoutError, RingfenceError
 from ringfence.runtime.loop import Loop
 from ringfence.runtime.operation import Operation
+
+_log = logging.getLogger("ringfence")
 
 
 class _Futures:
@@ -41,7 +45,10 @@ class _Futures:
     def _run(self) -> None:
         torch.set_grad_enabled(False)
         while True:
-            self._queue.get()()
+            try:
+                self._queue.get()()
+            except Exception:  # this thread must outlive a callback's mistake: later futures would hang
+                _log.exception("a callback of a ringfence future failed")
 
 
 _futures = _Futures()
@@ -66,8 +73,9 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         seconds = timeout.total_seconds() if timeout else 0.0
+        limit = time.monotonic() + seconds if seconds > 0 else float("inf")
         for operation in self._operations:
-            if not self._loop.wait(operation, seconds if seconds > 0 else float("inf")):
+            if not self._loop.wait(operation, limit - time.monotonic()):
                 raise CollectiveTimeoutError(f"{operation.describe()} is not finished after {seconds} s")
             if operation.error is not None:
                 raise fresh(operation.error)
@@ -103,7 +111,7 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
 
         def outcome(_: Any) -> list[Any]:
             self._raise()
-            return self._outputs or [torch.empty(0)]  # DDP crashes on an empty list
+            return self._outputs or [torch.empty(0, device="cpu")]  # DDP crashes on an empty list
 
         result = base.then(outcome)
         if not self._operations:

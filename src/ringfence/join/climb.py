@@ -298,8 +298,8 @@ class _Climb:
         try:
             family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
             connection = socket.socket(family, kind, protocol)
-        except OSError as error:
-            search.retry(now, f"{format_address(address)}: {error.strerror}")
+        except (OSError, UnicodeError) as error:  # the store may have named anything
+            search.retry(now, f"{format_address(address)}: {getattr(error, 'strerror', None) or error}")
             return
         connection.setblocking(False)
         self._dialled = self._meet(connection, format_address(address), Role.CHILD, frozenset({search.parent}))

@@ -37,7 +37,12 @@ class Doorway:
             self.queued = True
             self.engine.ready.append(self)
 
-    def notify(self, readable: bool, writable: bool) -> None:
+    @property
+    def known(self) -> bool:
+        """Whether it has said a hello that authenticates."""
+        return self._hello is not None
+
+    def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
         self.poke()
 
     def work(self) -> None:

@@ -76,6 +76,8 @@ class Edge(Protocol):
 
 
 class _Task:
+    """Work that belongs to no link."""
+
     __slots__ = ("queued", "work", "worker")
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -117,6 +119,8 @@ class Engine:
         self.blocked: set[Link] = set()  # links with bytes that the kernel has not taken yet
         self.departed: set[int] = set()
         self.failure: RingfenceError | None = None
+        self._report: Abort | None = None  # the failure as the neighbours still have to be told it
+        self._removed: list[Group] = []  # destroyed groups, whose last bytes may be on their way
         self.unfinished: dict[Operation, None] = {}
         self._soonest = float("inf")
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -135,25 +139,33 @@ class Engine:
         return group
 
     def remove_group(self, group: Group) -> None:
-        group.close()
+        """End what it had pending and close its links; what is written already is given the time it needs to leave."""
         self.groups.pop(group.digest, None)
+        group.removed = True
+        self._removed = [each for each in self._removed if any(link.open for link in each.links())]
+        self._removed.append(group)
+        group.close()
+        for operation in [each for each in self.unfinished if each.group is group]:
+            del self.unfinished[operation]
+            operation.finish(ProtocolError(f"{operation.describe()} was pending when its group was destroyed"))
 
     def submit(self, group: Group, operation: CollectiveOperation) -> None:
-        if self._accepts(operation):
+        if self._accepts(group, operation):
             try:
                 group.submit(operation)
             except RingfenceError as error:
                 self.fail(error)
 
     def send(self, group: Group, transfer: Transfer, peer: int) -> None:
-        if self._accepts(transfer):
+        if self._accepts(group, transfer):
             self._guard(lambda: group.postbox.send(transfer, peer), group.ranks[peer])
 
     def receive(self, group: Group, transfer: Transfer, peer: int | None) -> None:
-        if self._accepts(transfer):
+        if self._accepts(group, transfer):
             self._guard(lambda: group.postbox.receive(transfer, peer), -1)
 
-    def _accepts(self, operation: Operation) -> bool:
+    def _accepts(self, group: Group, operation: Operation) -> bool:
+        operation.group = group
         if self.failure is not None:
             operation.finish(self.failure)
             return False
@@ -179,13 +191,20 @@ class Engine:
         while ready:
             link = ready.popleft()
             link.queued = False
+            if link.worker >= 0 and self.failure is not None:
+                continue  # whatever it would read or write is no longer ours
             try:
                 link.work()
             except RingfenceError as error:
                 self.fail(error, link.worker)
             except OSError as error:
-                self._broken(link, error)
-            except Exception as error:  # a mistake of ours must end the epoch, not the thread that drives it
+                if link.worker < 0:
+                    self.fail(RingfenceError(f"worker {self.rank}: {error}"), self.rank)
+                else:
+                    self._broken(link, error)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # a mistake of ours must end the epoch, not the thread that drives it
                 failure = RingfenceError(f"worker {self.rank}: internal error {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self.fail(failure, self.rank)
@@ -259,7 +278,7 @@ class Engine:
         same = [doorway for doorway in self.doorways if doorway.address == address]
         crowd = same if len(same) >= LINK_PENDING_PER_ADDRESS else list(self.doorways)
         if len(same) >= LINK_PENDING_PER_ADDRESS or len(self.doorways) >= LINK_PENDING:
-            min(crowd, key=lambda doorway: doorway.deadline).close()
+            min(crowd, key=lambda doorway: (doorway.known, doorway.deadline)).close()
         doorway = Doorway(self, stream, address)
         self.doorways.add(doorway)
         self.network.watch(stream, doorway)
@@ -276,9 +295,13 @@ class Engine:
 
     def _hand_over(self, group: Group, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
         if hello.sender not in group.ranks:
-            stream.close()
+            self._hang_up(stream)
             raise AuthenticationError(f"worker {hello.sender} dialled group {group.name!r}, which it is not in")
-        link = group.accept(hello, stream, secrets)
+        link = group.reached_by(hello)
+        if link.stream is not None:
+            self._hang_up(stream)
+            raise ProtocolError(f"worker {hello.sender} dialled the same link twice")
+        link.attach(stream, secrets)
         self.network.watch(stream, link)
 
     # -- failure -----------------------------------------------------------------------------------------------------
@@ -290,25 +313,37 @@ class Engine:
 
     def fail(self, error: RingfenceError, suspect: int = -1, heard_from: Edge | None = None) -> None:
         """End the epoch: every unfinished operation raises, every other worker is told, nothing more is sent."""
-        if self.failure is not None:
-            return
-        self.failure = error
+        if self.failure is None:
+            self.failure = error
+            if heard_from is None:
+                self._report = self._abort(error, suspect)
+        self._wind_down()
+
+    def _abort(self, error: RingfenceError, suspect: int) -> Abort:
         pending = next(iter(self.unfinished), None)
-        message = Abort(
+        return Abort(
             reporter=self.rank,
             suspect=suspect,
             code=ABORT_CODES.index(type(error)) if type(error) in ABORT_CODES else 0,
             pending=pending.describe() if pending else "",
             text=str(error),
         )
-        self._finish_all(error)
+
+    def _wind_down(self) -> None:
+        """What a failure entails. Done again it does the rest, in case an interrupt came in between.
+
+        Links are closed before operations end: from then on their memory is the caller's again.
+        """
         self._timers.clear()
-        if heard_from is None:
-            self._flood(message)
-        for group in self.groups.values():
+        for group in (*self.groups.values(), *self._removed):
             for link in group.links():
                 link.close()
         self._close_waiting()
+        if self._report is not None:
+            self._flood(self._report)
+            self._report = None
+        assert self.failure is not None
+        self._finish_all(self.failure)
 
     def _close_waiting(self) -> None:
         """Hang up on those who dialled and have no link yet, or they would wait for an answer."""
@@ -316,8 +351,12 @@ class Engine:
             doorway.close()
         for waiting in self._parked.values():
             for _, stream, _ in waiting:
-                stream.close()
+                self._hang_up(stream)
         self._parked.clear()
+
+    def _hang_up(self, stream: Stream) -> None:
+        self.network.forget(stream)
+        stream.close()
 
     def _finish_all(self, error: RingfenceError) -> None:
         unfinished, self.unfinished = list(self.unfinished), {}
@@ -334,7 +373,8 @@ class Engine:
         for message in edge.receive():
             match message:
                 case Abort():
-                    self._flood(message, heard_from=edge)
+                    if self.failure is None:
+                        self._flood(message, heard_from=edge)
                     self.fail(AbortedError(self._abort_text(message)), message.suspect, heard_from=edge)
                 case Bye():
                     self._flood(message, heard_from=edge)
@@ -370,3 +410,24 @@ class Engine:
             self.failure = ProtocolError("this worker has left the run; initialise the process group again")
             self._close_waiting()
         self._finish_all(self.failure)
+
+    def forget(self) -> None:
+        """In a forked child: hold no descriptor and no key, answer nothing. The parent's epoll is not touched."""
+        self.failure = ProtocolError("this is a forked child: the process group belongs to its parent")
+        streams = [stream for parked in self._parked.values() for _, stream, _ in parked]
+        streams += [doorway.stream for doorway in self.doorways if doorway.stream is not None]
+        for group in (*self.groups.values(), *self._removed):
+            streams += [link.stream for link in group.links() if link.stream is not None]
+        for stream in streams:
+            stream.close()
+        nothing = Secret(b"")
+        self.epoch_key = nothing
+        self._shared.clear()
+        self._parked.clear()
+        self.doorways.clear()
+        self.groups.clear()  # and with them the sealers, the openers and the origin keys
+        self._removed.clear()
+        self.ready.clear()
+        self.unfinished.clear()
+        self.edges.clear()
+        del self._private_key

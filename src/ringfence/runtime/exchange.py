@@ -85,6 +85,8 @@ class Exchange(Link):
     # -- sender ------------------------------------------------------------------------------------------------------
 
     def post_send(self, transfer: Transfer) -> None:
+        if self.farewell or (self.stream is None and self.worker in self.engine.departed):
+            raise PeerLostError(f"worker {self.worker} left the run, and {transfer.describe()} is for it")
         tag = transfer.call.tag
         transfer.ordinal = transfer.sequence = self._next_send.get(tag, 0)
         self._next_send[tag] = transfer.ordinal + 1
@@ -158,6 +160,12 @@ class Exchange(Link):
             f"a frame from worker {self.worker} does not authenticate: it was changed, forged or replayed"
         )
 
+    def drop(self) -> None:
+        self._controls.clear()
+        self._payloads.clear()
+        self.expected.clear()
+        self._offered.clear()
+
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def work(self) -> None:
@@ -227,8 +235,8 @@ class Exchange(Link):
             return False
         self._have += got
         if got < wanted:
-            self.readable = False
-            return False
+            self.readable = self.ended
+            return self.ended
         header = self._header(view)
         self._total = frame_bytes(header)
         if self._have < self._total:

@@ -11,10 +11,10 @@ from ringfence.collectives.schedule import Buffer
 from ringfence.errors import PeerLostError
 from ringfence.keys import Secret
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
-from ringfence.link.hello import Hello, Lane, LinkSecrets
+from ringfence.link.hello import Hello, Lane
 from ringfence.link.seal import OriginKeys, instance_identifier
 from ringfence.runtime.exchange import Postbox
-from ringfence.runtime.links import Inbox, Link, Outbox, Stream, header_call
+from ringfence.runtime.links import Inbox, Link, Outbox, header_call
 from ringfence.runtime.operation import CollectiveOperation, Operation, describe_call
 from ringfence.runtime.program import program
 from ringfence.runtime.run import Run
@@ -44,6 +44,7 @@ class Group:
         self.pool = engine.pool
         self.origin: OriginKeys
         self.sequence = 0
+        self.removed = False
         self.outboxes: dict[int, Outbox] = {}
         self.inboxes: dict[int, Inbox] = {}
         self.postbox = Postbox(engine, self)
@@ -71,12 +72,10 @@ class Group:
             raise PeerLostError(f"worker {self.ranks[peer]} left the run and is still needed")
         return link
 
-    def accept(self, hello: Hello, stream: Stream, secrets: LinkSecrets) -> Link:
+    def reached_by(self, hello: Hello) -> Link:
         """The link that a confirmed dialler reached."""
         peer = self.ranks.index(hello.sender)
-        link: Link = self.postbox.receiver(peer) if hello.lane == Lane.POINT_TO_POINT else self.inbox(peer)
-        link.attach(stream, secrets)
-        return link
+        return self.postbox.receiver(peer) if hello.lane == Lane.POINT_TO_POINT else self.inbox(peer)
 
     def links(self) -> list[Link]:
         return [*self.outboxes.values(), *self.inboxes.values(), *self.postbox.links()]

@@ -58,6 +58,8 @@ class Link:
         self.readable = False
         self.writable = False
         self.open = False
+        self.ended = False
+        self.lingering = False  # its group is gone: say goodbye when what is written has left
         self.farewell = False  # the peer said BYE
         self._dials = 0
         self.queued = False
@@ -71,10 +73,11 @@ class Link:
             self.queued = True
             self.engine.ready.append(self)
 
-    def notify(self, readable: bool, writable: bool) -> None:
-        """The stream's state changed."""
+    def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
+        """The stream's state changed. `ended`: no further change will be told, so read on until the end."""
         self.readable |= readable
         self.writable |= writable
+        self.ended |= ended
         self.poke()
 
     def work(self) -> None:
@@ -84,6 +87,8 @@ class Link:
 
     def dial(self) -> None:
         """Begin the connection; `_shake_hands` goes on as the stream allows."""
+        if self.engine.failure is not None or self.group.removed:
+            return  # what it would have carried has ended
         self._dials += 1
         self._hello = Hello(
             sender=self.engine.rank,
@@ -126,9 +131,15 @@ class Link:
         self.close()
         self.readable = self.writable = False
         if self._dials < keys.LINK_DIALS and self.worker not in self.engine.departed:
-            self.engine.after(keys.LINK_REDIAL_SECONDS * 2**self._dials, self.dial)
+            self.engine.after(keys.LINK_REDIAL_SECONDS * 2**self._dials, self._dial_again)
         else:
             self.engine.suspect(self.worker, f"worker {self.worker} closed a connection before answering it")
+
+    def _dial_again(self) -> None:
+        try:
+            self.dial()
+        except OSError as error:
+            self.engine.suspect(self.worker, f"worker {self.worker} cannot be dialled: {error}")
 
     def _confirm(self, reply: bytes) -> None:
         nonce, confirmation = reply[: keys.NONCE_BYTES], reply[keys.NONCE_BYTES :]
@@ -140,9 +151,6 @@ class Link:
 
     def attach(self, stream: Stream, secrets: LinkSecrets) -> None:
         """Take over an accepted connection whose dialler has been confirmed."""
-        if self.stream is not None:
-            stream.close()
-            raise ProtocolError(f"worker {self.worker} dialled the same link twice")
         self.stream = stream
         self.readable = self.writable = True
         self._use(secrets, dialler=False)
@@ -178,6 +186,9 @@ class Link:
         if self._segment is not None:
             self.engine.pool.give(self._segment)
             self._segment = None
+        if self.lingering:
+            self.lingering = False
+            self.say_bye()
         return True
 
     def control_frame(self, kind: Type, call: bytes, sequence: int = 0) -> memoryview:
@@ -191,12 +202,20 @@ class Link:
         return memoryview(frame)
 
     def say_bye(self) -> None:
-        """Tell the peer that nothing follows, if the stream takes it at once; then close."""
+        """Tell the peer that nothing follows; then close. A frame that is half written is finished first."""
+        self.drop()
+        if self in self.engine.blocked and self.engine.failure is None and not self.lingering:
+            self.lingering = True
+            return
         with contextlib.suppress(OSError):  # the peer may have left first
             if self.open and self.stream is not None and self._flush():
                 self._unsent = self.control_frame(Type.BYE, Call(0).pack())
                 self._flush()
         self.close()
+
+    def drop(self) -> None:
+        """Begin nothing more: the memory of what is queued is about to be its caller's again."""
+        self.queue.clear()
 
     def close(self) -> None:
         self.engine.blocked.discard(self)
@@ -275,7 +294,7 @@ class Inbox(Link):
                 self._total = self._length_of_other(view)
         if self._have >= self._total:
             return True
-        if got < wanted:
+        if got < wanted and not self.ended:
             self.readable = False  # drained: the next edge says when to go on
         else:
             self.poke()

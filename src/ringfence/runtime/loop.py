@@ -8,11 +8,12 @@ does not wake it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ringfence.control import ControlEdge
 from ringfence.errors import AbortedError, ProtocolError, RingfenceError
@@ -27,6 +28,20 @@ from ringfence.transport.tcp import TcpNetwork
 _SWITCH_SECONDS = 0.0002
 
 
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Without the caller's inference and dispatch modes: what the loop does in its thread is none of their business."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with contextlib.ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_disable_current_modes())
+        yield
+
+
 class _Waker:
     """An eventfd that is always served."""
 
@@ -36,9 +51,16 @@ class _Waker:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def wake(self) -> None:
-        os.eventfd_write(self.descriptor, 1)
+        if self.descriptor >= 0:
+            os.eventfd_write(self.descriptor, 1)
 
-    def notify(self, readable: bool, writable: bool) -> None:
+    def close(self) -> None:
+        """Its number will be somebody else's: keep it no longer."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
         try:
             os.eventfd_read(self.descriptor)
         except BlockingIOError:
@@ -52,7 +74,7 @@ class _EdgeHandler:
         self._engine = engine
         self._edge = edge
 
-    def notify(self, readable: bool, writable: bool) -> None:
+    def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
         self._engine.later(self._work)
 
     def _work(self) -> None:
@@ -79,6 +101,7 @@ class Loop:
             network.watch(edge, handler)
             handler.notify(True, True)  # something may have come in one piece with the last of admission
         self._stopping = False
+        self._driver = 0  # the thread that drives inline
         self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
         closes_in_children(self)
         self._thread.start()
@@ -89,6 +112,8 @@ class Loop:
         """Have whoever drives do `work`; `wake` or `wait` makes sure that somebody does."""
         if not ALIVE[0]:
             raise ProtocolError("this is a forked child: the process group belongs to its parent")
+        if self._stopping:
+            raise ProtocolError("this worker has left the run; initialise the process group again")
         self._asked.append(work)
 
     def wake(self) -> None:
@@ -101,23 +126,34 @@ class Loop:
         try:
             return self._wait(operation, seconds)
         except BaseException as error:
+            if self._stopping or not ALIVE[0]:
+                raise
             self.abort(AbortedError(f"worker {self.engine.rank} was interrupted ({type(error).__name__})"))
             raise
 
     def _wait(self, operation: Operation, seconds: float) -> bool:
+        if not ALIVE[0]:
+            raise ProtocolError("this is a forked child: the process group belongs to its parent")
         limit = self.engine.clock() + seconds
+        if self._driver == threading.get_ident() and not operation.done:
+            raise ProtocolError(
+                "a signal handler cannot wait for a collective while it interrupts one: return from it first"
+            )
         while not operation.done and self.engine.clock() < limit:
             if self._lock.acquire(blocking=False):
                 self._drive_inline(lambda: operation.done or self.engine.clock() >= limit, limit)
             else:
                 self.wake()
-                operation.block(limit - self.engine.clock())
+                operation.block(max(0.0, limit - self.engine.clock()))
         return operation.done
 
     def _drive_inline(self, enough: Callable[[], bool], limit: float) -> None:
         try:
-            self._drive(enough, limit)
+            self._driver = threading.get_ident()
+            with _plainly():
+                self._drive(enough, limit)
         finally:
+            self._driver = 0
             self._lock.release()
             if self._asked or self.engine.busy():
                 self.wake()
@@ -156,7 +192,7 @@ class Loop:
                 if self._asked or self.engine.busy():
                     sys.setswitchinterval(min(interval, _SWITCH_SECONDS))
                 self._drive(lambda: self._stopping or not self.engine.busy())
-            except Exception as error:  # this thread must outlive any mistake: what it serves would hang
+            except BaseException as error:  # this thread must outlive any mistake: what it serves would hang
                 failure = RingfenceError(f"worker {self.engine.rank}: internal error {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self.engine.fail(failure, self.engine.rank)
@@ -182,8 +218,11 @@ class Loop:
                 self.network.poll(0.01)
                 self.engine.later(go)
 
-        self.ask(go)
-        self._wait(left, seconds + 1)
+        if self._driver == threading.get_ident():  # a signal handler that interrupted a collective of this very thread
+            self.engine.leave()
+        else:
+            self.ask(go)
+            self._wait(left, seconds + 1)
         self._stopping = True
         self.wake()
         if threading.current_thread() is not self._thread:
@@ -195,18 +234,11 @@ class Loop:
 
     def _close(self) -> None:
         self.network.close()
-        os.close(self._waker.descriptor)
+        self._waker.close()
 
     def forget(self) -> None:
         """In a forked child: hold no descriptor, answer nothing."""
-        self.engine.failure = ProtocolError("this is a forked child: the process group belongs to its parent")
-        for group in self.engine.groups.values():
-            for link in group.links():
-                if link.stream is not None:
-                    link.stream.close()
-        for doorway in self.engine.doorways:
-            if doorway.stream is not None:
-                doorway.stream.close()
+        self.engine.forget()
         for edge in self._edges:
             edge.abandon()
         self._close()

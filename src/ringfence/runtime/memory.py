@@ -36,7 +36,12 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     length = tensor.numel() * tensor.element_size()
     if not length:
         return _EMPTY
-    view: memoryview = _from_memory(tensor.data_ptr(), length, _WRITABLE)
+    address = tensor.data_ptr()
+    if not address:
+        raise UnsupportedError(
+            f"a {type(tensor).__name__} without memory of its own; pass the tensor that it stands for"
+        )
+    view: memoryview = _from_memory(address, length, _WRITABLE)
     return view
 
 
@@ -48,13 +53,13 @@ def address_of(view: memoryview) -> int:
 def as_tensor(view: memoryview, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor over bytes. It is no autograd tensor and no inference tensor, whatever the bytes belong to."""
     if not len(view):
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(view, dtype=dtype)
 
 
 def scratch(length: int) -> tuple[memoryview, Any]:
     """Uninitialised bytes, and the object that keeps them."""
-    keeper = torch.empty(length, dtype=torch.uint8)
+    keeper = torch.empty(length, dtype=torch.uint8, device="cpu")
     return as_bytes(keeper), keeper
 
 

@@ -85,6 +85,7 @@ class Operation:
         "deadline",
         "done",
         "error",
+        "group",
         "keep",
         "sequence",
         "source",
@@ -94,6 +95,7 @@ class Operation:
         self.call = call
         self.deadline = deadline
         self.keep = keep  # the tensors behind the memory, alive until the end
+        self.group: Any = None
         self.sequence = 0
         self.source = -1
         self.done = False

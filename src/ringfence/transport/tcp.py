@@ -7,15 +7,17 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+_ACCEPTS = 32
 _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _WRITABLE = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 
 
 class Handler(Protocol):
     served_always: bool  # also while no collective is under way
 
-    def notify(self, readable: bool, writable: bool) -> None: ...
+    def notify(self, readable: bool, writable: bool, ended: bool = False) -> None: ...
 
 
 def tune(stream: socket.socket) -> None:
@@ -107,11 +109,11 @@ class TcpNetwork:
     def _tell(self, descriptor: int, events: int) -> None:
         handler = self._handlers.get(descriptor)
         if handler is not None:
-            handler.notify(bool(events & _READABLE), bool(events & _WRITABLE))
+            handler.notify(bool(events & _READABLE), bool(events & _WRITABLE), bool(events & _ENDED))
 
     def _accept_all(self) -> None:
         assert self._accept is not None
-        while True:
+        for _ in range(_ACCEPTS):  # a flood must not keep the links waiting; the listener is asked again
             try:
                 stream, address = self._listener.accept()
             except OSError:

@@ -13,6 +13,7 @@ import socket
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -92,10 +93,14 @@ class Tls:
 
     @property
     def peer_key_digest(self) -> bytes:
-        certificate = self._connection.get_peer_certificate(as_cryptography=True)
-        if certificate is None:
-            raise ProtocolError("the peer showed no certificate")
-        return _key_digest(certificate.public_key())
+        try:
+            certificate = self._connection.get_peer_certificate(as_cryptography=True)
+            if certificate is None:
+                raise ProtocolError("the peer showed no certificate")
+            return _key_digest(certificate.public_key())
+        except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+            # OpenSSL takes certificates that the stricter parser refuses, and a stranger may send such a one.
+            raise ProtocolError("the peer's certificate cannot be read") from error
 
     def exporter(self) -> bytes:
         """A value that only the two ends of this very connection share."""
