@@ -8,6 +8,9 @@ import time
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from OpenSSL import SSL, crypto
 
 from ringfence import keys
 from ringfence.admission.binding import Role
@@ -15,7 +18,7 @@ from ringfence.admission.messages import Hello, Proof, Refuse, encode
 from ringfence.join import Membership
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
-from ringfence.transport.tls import Credentials
+from ringfence.transport.tls import Credentials, _self_signed
 from tests.attack.admission_strangers import Stranger, channel_of, with_key
 from tests.process.join_world import SECRET, MemoryStore, World
 from tests.pure.admission_samples import Worker, worker
@@ -276,3 +279,24 @@ def test_an_impostor_in_place_of_the_parent_gets_a_proof_that_is_good_for_nothin
     assert isinstance(real.finish()[0], Membership)
     world.close()
     real.close()
+
+
+def test_a_certificate_that_only_openssl_can_read_does_not_stop_a_join() -> None:
+    """OpenSSL takes a month 13; the stricter parser raises on it, in the middle of the door."""
+    world, address = waiting_root()
+    key = ec.generate_private_key(ec.SECP256R1())
+    encoded = _self_signed(key).public_bytes(serialization.Encoding.DER)
+    at = encoded.index(b"000101000000Z")
+    strange = encoded[:at] + b"001301000000Z" + encoded[at + 13 :]
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.use_privatekey(key)
+    context.use_certificate(crypto.load_certificate(crypto.FILETYPE_ASN1, strange))
+    with socket.create_connection(address, timeout=5) as stranger:
+        stranger.settimeout(None)
+        connection = SSL.Connection(context, stranger)
+        connection.set_connect_state()
+        connection.do_handshake()
+        with contextlib.suppress(SSL.Error):  # it is sent away, and nobody else is
+            while connection.recv(1):
+                continue
+    finish(world)

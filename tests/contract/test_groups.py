@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.pool import Failure, Pool
@@ -132,3 +133,29 @@ def test_a_monitored_barrier_passes_and_names_who_is_missing(pool: Pool, backend
     assert results[2] is None
     assert isinstance(results[0], Failure)
     assert "2" in results[0].message
+
+
+def made_anew() -> None:
+    """Groups of this kind are named after their ranks, so the name comes back."""
+    ranks = list(range(dist.get_world_size()))
+    for turn in range(5):
+        group = dist.new_group(ranks, use_local_synchronization=True)
+        tensor = torch.full((1000,), float(turn))
+        dist.all_reduce(tensor, group=group)
+        assert (tensor == turn * len(ranks)).all()
+        dist.destroy_process_group(group)
+
+
+def test_a_group_is_destroyed_and_made_anew(pool: Pool) -> None:
+    pool.check(made_anew, 3, "ringfence")
+
+
+def results_of_functional_collectives() -> None:
+    world = dist.get_world_size()
+    result = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+    dist.all_reduce(result)
+    assert (result == world * world).all()
+
+
+def test_the_result_of_a_functional_collective_is_reduced_in_turn(pool: Pool, backend: str) -> None:
+    pool.check(results_of_functional_collectives, 2, backend)

@@ -207,3 +207,19 @@ def tensors_of_inference_mode() -> None:
 
 def test_tensors_of_inference_mode_are_reduced(pool: Pool, backend: str) -> None:
     pool.check(tensors_of_inference_mode, 2, backend)
+
+
+def inference_under_two_drivers() -> None:
+    """An operation that begins in a waiting caller, in inference mode, and ends in the background."""
+    world, group = dist.get_world_size(), dist.new_group()
+    with torch.inference_mode():
+        for _ in range(20):
+            long, short = torch.ones(MEBI), torch.ones(5)
+            work = dist.all_reduce(long, group=group, async_op=True)
+            dist.all_reduce(short)
+            work.wait()
+            assert (long == world).all() and (short == world).all()
+
+
+def test_inference_mode_ends_with_its_own_thread(pool: Pool, backend: str) -> None:
+    pool.check(inference_under_two_drivers, 2, backend)

@@ -8,12 +8,14 @@ does not wake it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ringfence.control import ControlEdge
 from ringfence.errors import AbortedError, ProtocolError, RingfenceError
@@ -26,20 +28,6 @@ from ringfence.transport.tcp import TcpNetwork
 # The caller's bytecode and the loop's share the interpreter. At Python's default of 5 ms each system call of the loop
 # could wait that long for it.
 _SWITCH_SECONDS = 0.0002
-
-
-@contextlib.contextmanager
-def _plainly() -> Iterator[None]:
-    """Without the caller's inference and dispatch modes: what the loop does in its thread is none of their business."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with contextlib.ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        if torch._C._len_torch_dispatch_stack():
-            stack.enter_context(_disable_current_modes())
-        yield
 
 
 class _Waker:
@@ -150,7 +138,10 @@ class Loop:
     def _drive_inline(self, enough: Callable[[], bool], limit: float) -> None:
         try:
             self._driver = threading.get_ident()
-            with _plainly():
+            if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack():
+                with torch.inference_mode(False), _disable_current_modes():  # the caller's modes are none of the loop's
+                    self._drive(enough, limit)
+            else:
                 self._drive(enough, limit)
         finally:
             self._driver = 0
@@ -180,8 +171,6 @@ class Loop:
             engine.expire()
 
     def _background(self) -> None:
-        import torch
-
         torch.set_grad_enabled(False)  # a new thread begins with it enabled, and in-place sums would be refused
         while not self._stopping:
             self.network.sleep()
@@ -218,14 +207,15 @@ class Loop:
                 self.network.poll(0.01)
                 self.engine.later(go)
 
-        if self._driver == threading.get_ident():  # a signal handler that interrupted a collective of this very thread
+        interrupting = self._driver == threading.get_ident()  # a signal handler, in a collective of this very thread
+        if interrupting:
             self.engine.leave()
         else:
             self.ask(go)
             self._wait(left, seconds + 1)
         self._stopping = True
         self.wake()
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread and not interrupting:
             self._thread.join(timeout=5)
         leaves_to_children(self)  # the numbers of its descriptors will be somebody else's
         for edge in self._edges:

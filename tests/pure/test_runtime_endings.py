@@ -1,0 +1,135 @@
+"""How things end: nothing is dialled, read or written for what has ended, and what was written still arrives."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from ringfence.control import Abort
+from ringfence.errors import AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError
+from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
+from ringfence.runtime.loop import _Waker
+from tests.pure.test_runtime_failures import begin, settle
+from tests.world import World, all_reduce, broadcast
+
+
+def drive(world: World, times: int = 300) -> None:
+    for _ in range(times):
+        for engine in world.engines:
+            engine.run_ready()
+        world.wires.deliver()
+
+
+def test_a_dial_that_was_due_when_the_epoch_failed_is_not_made() -> None:
+    """It would read the tensor of a call that has raised, and whose caller has gone on."""
+    world = World(3)
+    world.run([world.submit(world.groups[rank], broadcast(world.groups[rank], torch.ones(4))) for rank in range(3)])
+    seen: list[Any] = []
+    accept = world.engines[1].accept
+
+    def hang_up_on_the_first(stream: Any, address: str) -> None:
+        seen.append(address)
+        if len(seen) == 1:
+            stream.close()
+        else:
+            accept(stream, address)
+
+    world.wires.serve(1, hang_up_on_the_first)
+    tensors = [torch.full((1000,), float(rank)) for rank in range(3)]
+    deadlines = (50.0, 50.0, 5.0)
+    calls = [
+        world.submit(world.groups[rank], broadcast(world.groups[rank], tensors[rank], 2, deadlines[rank]))
+        for rank in range(3)
+    ]
+    drive(world)
+    world.engines[2].edges = []  # nobody hears of it
+    world.now = 5.001
+    world.engines[2].expire()  # the next dial and the deadline are due in the same moment
+    assert isinstance(calls[2].error, CollectiveTimeoutError)
+    tensors[2].fill_(777.0)  # its caller goes on with it
+    drive(world)
+    assert len(seen) == 1 and not calls[1].done and not (tensors[1] == 777).any()
+
+
+def test_a_failure_that_was_interrupted_is_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2)
+    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(9))) for rank in range(2)])
+    waiting = world.submit(world.groups[0], all_reduce(world.groups[0], torch.ones(9)))
+    engine = world.engines[0]
+    engine.run_ready()
+    (edge,) = engine.edges
+    send = edge.send
+    monkeypatch.setattr(edge, "send", lambda message: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        engine.fail(AbortedError("first"))
+    assert not any(link.open for link in world.groups[0].links()), "nothing may be read into memory that is given back"
+    told: list[Any] = []
+    monkeypatch.setattr(edge, "send", lambda message: (told.append(message), send(message)))
+    engine.fail(AbortedError("second"))
+    assert waiting.done and str(waiting.error) == "first"
+    assert [type(message) for message in told] == [Abort]
+
+
+def test_a_destroyed_group_still_delivers_what_it_reported_as_sent() -> None:
+    world = World(2, capacity=200_000)
+    tensors = [torch.full((1_000_000,), float(rank + 1)) for rank in range(2)]
+    sent, received = (
+        world.submit(world.groups[rank], broadcast(world.groups[rank], tensors[rank], 0, 50.0)) for rank in range(2)
+    )
+    while not sent.done:
+        world.engines[0].run_ready()
+        if not sent.done:
+            world.wires.deliver()
+            world.engines[1].run_ready()
+    assert world.engines[0].blocked, "part of the last frame waits for the kernel"
+    world.engines[0].remove_group(world.groups[0])
+    drive(world)
+    assert received.done and received.error is None and (tensors[1] == 1).all()
+    assert not world.engines[0].blocked and not any(link.open for link in world.groups[0].links())
+
+
+def test_what_a_destroyed_group_had_pending_ends_and_the_others_go_on() -> None:
+    world = World(2)
+    other = world.add_group("other", (0, 1))
+    pending = world.submit(other[0], all_reduce(other[0], torch.ones(9)))
+    settle(world)
+    world.engines[0].remove_group(other[0])
+    assert isinstance(pending.error, ProtocolError) and "destroyed" in str(pending.error)
+    world.now = 1e6
+    world.engines[0].expire()
+    assert world.engines[0].failure is None
+
+
+def test_whoever_hangs_up_on_every_dial_is_named() -> None:
+    world = World(2)
+    world.wires.serve(1, lambda stream, address: stream.close())
+    waiting = begin(world, 0)
+    for _ in range(LINK_DIALS + 1):
+        settle(world)
+        world.wait(SUSPICION_SECONDS)
+    assert isinstance(waiting.operation.error, PeerLostError) and "worker 1" in str(waiting.operation.error)
+
+
+def test_a_waker_that_is_closed_writes_to_nobody(tmp_path: Any) -> None:
+    waker = _Waker()
+    number = waker.descriptor
+    waker.close()
+    file = os.open(tmp_path / "checkpoint", os.O_CREAT | os.O_WRONLY)
+    if file != number:
+        os.dup2(file, number)
+    waker.wake()  # the number is somebody else's now
+    assert (tmp_path / "checkpoint").read_bytes() == b""
+    for descriptor in {file, number}:
+        os.close(descriptor)
+
+
+def test_a_forked_child_holds_no_key() -> None:
+    world = World(2)
+    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(9))) for rank in range(2)])
+    engine = world.engines[0]
+    engine.forget()  # what the fork hook calls in the child
+    assert engine.epoch_key.reveal() == b"" and not engine.groups and not engine._shared
+    assert not hasattr(engine, "_private_key")
