@@ -60,9 +60,49 @@ def test_a_profile_shows_shares_and_the_floor(tmp_path: Path) -> None:
 
 def test_training_is_measured(tmp_path: Path) -> None:
     command = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1", "--results", str(tmp_path))
-    done = ringfence(*command, "--contenders", "ringfence", timeout=120)
+    done = ringfence(*command, "--contenders", "ringfence", "--bucket-cap-mb", "default,1", timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "gpt2-tiny, ddp, buckets of 25 MB, 2 workers" in done.stdout
+    for buckets in ("default buckets", "buckets of 1 MiB"):
+        block = done.stdout.split(f"gpt2-tiny, ddp, {buckets}, 2 workers")[1]
+        assert re.search(r"^ringfence +[\d.]+ m?s +[\d.]+ \[[\d.]+, [\d.]+\] +±[\d.]+ +[\d.]+ s ", block, re.M)
+
+
+def test_a_busy_caller_burdens_every_contender_alike(tmp_path: Path) -> None:
+    done = ringfence(*QUICK[:-1], "ringfence,tls", "--rounds", "1", "--busy", "--results", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["case"]["busy"] is True
+    assert [line["contender"] for line in result["contenders"]] == ["gloo-a", "gloo-b", "ringfence", "tls"]
+
+
+def test_a_link_is_measured_on_several_threads(tmp_path: Path) -> None:
+    command = ("bench", "link", "--segments", "64KiB,512KiB", "--threads", "1,2", "--results", str(tmp_path))
+    done = ringfence(*command, "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^ +(?:64|512) KiB +[12] +[\d.]+ \[", done.stdout, re.M)) == 4
+    more = ringfence(*command, "--rounds", "2", "--json")
+    results = json.loads(more.stdout)["results"]
+    assert [(each["case"]["segment"], each["case"]["threads"], each["rounds"]) for each in results] == [
+        (64 << 10, 1, 2), (64 << 10, 2, 2), (512 << 10, 1, 2), (512 << 10, 2, 2)
+    ]  # fmt: skip
+    assert all(rate["median"] > 0.01 for each in results for rate in each["gb_per_second"].values())
+    assert len([line for line in samples(tmp_path) if "round" in line]) == 8
+
+
+def test_memory_beyond_the_tensors_is_measured(tmp_path: Path) -> None:
+    """The link's promise is 16 MiB; what a copy of the whole tensor would take is far more."""
+    command = ("bench", "memory", "--sizes", "64MiB", "--workers", "2", "--rounds", "1", "--results", str(tmp_path))
+    done = ringfence(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    gloo, sealed = json.loads(done.stdout)["results"]
+    assert [gloo["contender"], sealed["contender"]] == ["gloo-b", "ringfence"]
+    for each in (gloo, sealed):
+        assert each["links"] >= 1
+        assert each["beyond"] == pytest.approx(each["per_link"] * each["links"])
+    assert 0 < sealed["per_link"] < 16 << 20
+    again = ringfence(*command)
+    assert "MiB" in again.stdout
+    assert len([line for line in samples(tmp_path) if "round" in line]) == 2
 
 
 @pytest.mark.parametrize(
@@ -75,6 +115,9 @@ def test_training_is_measured(tmp_path: Path) -> None:
         (("collectives", "--busy", "--ops", "broadcast"), "all_reduce"),
         (("collectives", "--sizes", "4KB"), "25MiB"),
         (("collectives", "--contenders", "nccl"), "none of gloo-a"),
+        (("train", "--bucket-cap-mb", "25,none"), "positive number"),
+        (("link", "--threads", "0"), "positive number"),
+        (("memory", "--workers", "1"), "two workers"),
         (("train", "--strategy", "fsdp2", "--contenders", "tls"), "process groups"),
     ],
 )

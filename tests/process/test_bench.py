@@ -74,6 +74,21 @@ def test_fsdp2_is_trained_over_every_process_group() -> None:
     assert all(measured[name]["sent"] > 1 << 20 for name in names.GROUPS)
 
 
+def test_what_a_copy_of_the_tensor_takes_shows_as_memory_beyond_it() -> None:
+    """The rings keep a chunk beside the tensor, half of it with two workers; hop by hop two sealed chunks more."""
+    size = 64 << 20
+    with Crew([Seat()] * 2, ["gloo-a", "ringfence", "plain-ring", "hop-by-hop"]) as crew:
+        beyond = {}
+        for name in ("ringfence", "plain-ring", "hop-by-hop"):
+            warm = crew.tell("warm", name=name)
+            swollen = crew.tell("swell", name=name, size=size)
+            beyond[name] = [now["peak"] - then["warm"] - size for then, now in zip(warm, swollen, strict=True)]
+            assert all(each["links"] >= 1 and each["socket_buffers"] > 0 for each in swollen)
+    assert max(beyond["ringfence"]) < size // 4
+    assert min(beyond["plain-ring"]) > size // 2 * 0.95  # received beside
+    assert min(beyond["hop-by-hop"]) > size * 1.45  # and two sealed chunks
+
+
 def test_a_worker_that_cannot_go_on_is_named_with_its_reason() -> None:
     with Crew([Seat()] * 2, ["gloo-a", "gloo-b"]) as crew, pytest.raises(BenchError, match=r"worker \d .*KeyError"):
         crew.tell("round", turns=[("nobody", 1)], busy=False)

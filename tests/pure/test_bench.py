@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.bench import names
+from ringfence.bench import link, memory, names
 from ringfence.bench.floor import floor, stage_bytes
 from ringfence.bench.hosts import bits_per_second, burst_bytes
 from ringfence.bench.intervals import interval, ratios, resolution
 from ringfence.bench.measure import Measured
 from ringfence.bench.progress import Progress
+from ringfence.bench.resident import peak_bytes, reset_peak, resident_bytes
 from ringfence.bench.results import result
 from ringfence.bench.samples import FILE, Samples
 from ringfence.bench.table import table
@@ -86,6 +87,56 @@ def test_a_result_compares_every_contender_with_both_runs_of_the_baseline() -> N
     assert "ringfence over: ringfence-unsealed 2.00 [2.00, 2.00]" in text
     assert "floor from stage costs 500.00 ms" in text
     assert json.loads(json.dumps(found.as_json()))["contenders"][2]["ratio"]["median"] == 0.5
+
+
+def test_rates_of_a_link_are_bytes_of_plaintext_over_time() -> None:
+    rounds = [{stage: {"seconds": 0.5, "cpu": 1.0, "bytes": 4e9} for stage in link.STAGES}] * 2
+    found = link.result(Measured({"segment": 1 << 19, "threads": 2}, rounds))
+    assert found.rate["seal"] == found.rate["open"] == (8, 8, 8)
+    assert found.cpu_ns_per_byte == {"seal": 0.25, "open": 0.25}
+    assert "8.00 [8.00, 8.00]" in link.table([found])
+    assert json.loads(json.dumps(found.as_json()))["gb_per_second"]["open"]["high"] == 8
+
+
+def test_threads_that_share_a_links_keys_seal_what_opens_again() -> None:
+    """`measure_round` raises unless every segment opens to what it was."""
+    assert link.measure_round(1 << 19, 3)["seal"]["bytes"] >= 500 << 20
+
+
+def test_memory_is_that_of_the_worst_worker_and_nothing_is_left_out() -> None:
+    mib = 1 << 20
+    ranks = [
+        {
+            "start": 100 * mib,
+            "warm": 110 * mib,
+            "peak": 150 * mib,
+            "tensor": 25 * mib,
+            "links": 2,
+            "socket_buffers": mib,
+        },
+        {
+            "start": 100 * mib,
+            "warm": 104 * mib,
+            "peak": 131 * mib,
+            "tensor": 25 * mib,
+            "links": 2,
+            "socket_buffers": mib,
+        },
+    ]
+    rounds = [{f"rank {rank}": each for rank, each in enumerate(ranks)}]
+    found = memory.result(Measured({"contenders": ["ringfence"], "size": 25 * mib, "workers": 2}, rounds))
+    assert (found.beyond, found.per_link, found.made) == (15 * mib, 7.5 * mib, 10 * mib)
+    assert "15.0 MiB    7.5 MiB   10.0 MiB" in memory.table([found])
+
+
+def test_the_peak_starts_again_from_what_is_resident() -> None:
+    reset_peak()
+    before = peak_bytes()
+    block = bytearray(b"x" * (64 << 20))
+    assert peak_bytes() - before >= 63 << 20
+    del block
+    reset_peak()
+    assert peak_bytes() - resident_bytes() < 8 << 20
 
 
 # -- samples --------------------------------------------------------------------------------------------------------

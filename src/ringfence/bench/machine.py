@@ -13,6 +13,7 @@ from typing import Any
 import ringfence
 
 _PACKAGES = ("ringfence", "torch", "cryptography", "pyOpenSSL", "transformers")
+_CODE = (".py", ".c", ".h", ".cpp", ".so")  # what is compiled counts too
 
 
 def facts() -> dict[str, Any]:
@@ -39,7 +40,7 @@ def source_digest() -> str:
     """Names the very code that is measured: samples of different code are never put together."""
     folder = Path(ringfence.__file__).parent
     state = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(file for file in folder.rglob("*") if file.suffix in _CODE):
         state.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
     return state.hexdigest()[:12]
 

@@ -108,7 +108,8 @@ def describe(case: Case) -> str:
     """A case in a few words."""
     workers = f"{case['workers']} workers"
     if case["kind"] == "training":
-        return f"{case['model']}, {case['strategy']}, {workers}"
+        buckets = f" {case['bucket_mb']:g} MiB" if case["bucket_mb"] else ""
+        return f"{case['model']}, {case['strategy']}{buckets}, {workers}"
     return f"{case['operation']}, {size_text(case['size'])}, {workers}"
 
 

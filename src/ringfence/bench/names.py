@@ -19,6 +19,7 @@ CONTENDERS: Final = {
 PROFILED: Final = "ringfence-profiled"
 DEFAULT_CONTENDERS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls")
 DEFAULT_TRAINING: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed")
+DEFAULT_MEMORY: Final = ("gloo-b", "ringfence")
 GROUPS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed")  # process groups, which FSDP2 needs
 
 _TIMES_MOVED: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1}

@@ -14,7 +14,7 @@ _HEADER = f"{'contender':20} {'median':>11}   {'ratio to Gloo':20} {'resolution'
 
 def table(results: Sequence[Result], facts: Mapping[str, Any], floors: Mapping[int, float] | None = None) -> str:
     """Everything: machine, caveats, a block for each case. `floors` are CPU seconds by the index of the result."""
-    lines = [*_machine(facts), ""]
+    lines = [*machine_lines(facts), ""]
     for index, result in enumerate(results):
         lines += [*_block(result, (floors or {}).get(index)), ""]
     lines.append(
@@ -26,7 +26,8 @@ def table(results: Sequence[Result], facts: Mapping[str, Any], floors: Mapping[i
     return "\n".join(lines)
 
 
-def _machine(facts: Mapping[str, Any]) -> list[str]:
+def machine_lines(facts: Mapping[str, Any]) -> list[str]:
+    """The machine and what is installed on it."""
     caches = ", ".join(f"{name} {size}" for name, size in facts["caches"].items())
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return [
@@ -57,11 +58,16 @@ def heading(result: Result) -> str:
     if case["rate"]:
         where += f" at {case['rate']} (burst {size_text(case['burst'])})"
     if case["kind"] == "training":
-        buckets = f", buckets of {case['bucket_mb']:g} MB" if case["strategy"] == "ddp" else ""
+        buckets = f", {bucket_text(case['bucket_mb'])}" if case["strategy"] == "ddp" else ""
         what = f"{case['model']}, {case['strategy']}{buckets}"
     else:
         what = f"{case['operation']}, {size_text(case['size'])}, float32{', caller busy' if case['busy'] else ''}"
     return f"{what}, {case['workers']} workers, {where}, TCP, {result.rounds} rounds"
+
+
+def bucket_text(bucket_mb: float | None) -> str:
+    """DDP's buckets in words."""
+    return "default buckets" if bucket_mb is None else f"buckets of {bucket_mb:g} MiB"
 
 
 def _row(line: Line, result: Result) -> str:

@@ -27,7 +27,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def prepare(
-    name: str, strategy: str, bucket_mb: float, contenders: Mapping[str, Contender]
+    name: str, strategy: str, bucket_mb: float | None, contenders: Mapping[str, Contender]
 ) -> tuple[dict[str, Callable[[], None]], dict[str, Any]]:
     """For each contender a function that does one step; and facts about the model."""
     torch.manual_seed(_SEED)
@@ -71,7 +71,8 @@ def _sharing(model: nn.Module) -> nn.Module:
     return other
 
 
-def _replicated(model: nn.Module, contender: Contender, bucket_mb: float) -> nn.Module:
+def _replicated(model: nn.Module, contender: Contender, bucket_mb: float | None) -> nn.Module:
+    """None is DDP's own default: 25 MiB after a first bucket of 1 MiB, which no single number asks for."""
     parallel = DistributedDataParallel(model, process_group=contender.group, bucket_cap_mb=bucket_mb)
     if isinstance(contender, RingContender):  # gradients through the ring; DDP's few other messages through Gloo
         # Through a lambda, because DDP compares a hook's annotations with types, and here they are strings.

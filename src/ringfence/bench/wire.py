@@ -1,4 +1,4 @@
-"""Bytes on the wire: what the TCP connections of this process have sent, as the kernel counted it."""
+"""Bytes on the wire: what the TCP connections of this process have moved, as the kernel counted it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,43 @@ import contextlib
 import os
 import socket
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
-_BYTES_SENT: Final = Struct("@Q")
-_BYTES_SENT_AT: Final = 200  # tcpi_bytes_sent in struct tcp_info, since Linux 4.19
+_BYTES: Final = Struct("@Q")
+_RECEIVED_AT: Final = 128  # tcpi_bytes_received in struct tcp_info, since Linux 4.1
+_SENT_AT: Final = 200  # tcpi_bytes_sent, since Linux 4.19
 _TCP_INFO_BYTES: Final = 232
 
 
-def bytes_sent() -> int:
-    """The payload of all TCP connections that are open now, also those of other libraries; retransmissions count."""
-    total = 0
+class Connection(NamedTuple):
+    """One TCP connection: its payload both ways, retransmissions included, and what its buffers may hold."""
+
+    sent: int
+    received: int
+    buffers: int
+
+
+def connections() -> dict[str, Connection]:
+    """All that are open now, also those of other libraries, by the kernel's name for the socket."""
+    found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # not TCP, or closed since
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                total += _sent_by(int(name))
-    return total
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:") and (connection := _look_at(int(name))):
+                found[target] = connection
+    return found
 
 
-def _sent_by(descriptor: int) -> int:
+def bytes_sent() -> int:
+    """What all connections that are open now have sent."""
+    return sum(connection.sent for connection in connections().values())
+
+
+def _look_at(descriptor: int) -> Connection | None:
     with socket.socket(fileno=os.dup(descriptor)) as stream:
         if stream.type != socket.SOCK_STREAM or stream.family not in (socket.AF_INET, socket.AF_INET6):
-            return 0
+            return None
         info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        sent: int = _BYTES_SENT.unpack_from(info, _BYTES_SENT_AT)[0]
-        return sent
+        sent, received = (_BYTES.unpack_from(info, place)[0] for place in (_SENT_AT, _RECEIVED_AT))
+        room = (stream.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_SNDBUF, socket.SO_RCVBUF))
+        return Connection(sent, received, sum(room))

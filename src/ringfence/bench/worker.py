@@ -22,10 +22,13 @@ from ringfence.bench import contenders, operations
 from ringfence.bench.channel import Channel, Message
 from ringfence.bench.contenders import Contender, Place
 from ringfence.bench.operations import Tensors
-from ringfence.bench.wire import bytes_sent
+from ringfence.bench.resident import peak_bytes, reset_peak, resident_bytes
+from ringfence.bench.wire import bytes_sent, connections
 
 _TIMEOUT: Final = timedelta(minutes=5)
 _PR_SET_PDEATHSIG: Final = 1
+_WARM_BYTES: Final = 4096
+_TIMES: Final = 3
 
 
 class Worker:
@@ -37,6 +40,7 @@ class Worker:
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=_TIMEOUT)
         mine = dist.PrefixStore("bench", store)
         place = Place(self.rank, self.size, config["host"], Path(config["folder"]), mine, _TIMEOUT)
+        self._at_start = resident_bytes()
         self.contenders: dict[str, Contender] = {name: contenders.make(name, place) for name in config["contenders"]}
         self._operation = ""
         self._tensors: Tensors
@@ -92,9 +96,40 @@ class Worker:
         measured = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
         return {**measured, "stages": stages} if stages else measured
 
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def warm(self, name: str) -> Message:
+        """Sum a small tensor, so that all is loaded that any collective needs."""
+        self._sum(name, _WARM_BYTES)
+        return {"start": self._at_start, "warm": resident_bytes()}
+
+    def swell(self, name: str, size: int) -> Message:
+        """Sum a large one; the most memory that it took, and the connections that carried it."""
+        reset_peak()
+        before = connections()
+        tensor = self._sum(name, size)
+        peak, after = peak_bytes(), connections()
+        moved = {
+            stream: now.sent + now.received - (sum(before[stream][:2]) if stream in before else 0)
+            for stream, now in after.items()
+        }
+        links = [stream for stream, count in moved.items() if count * 8 * self.size >= size]
+        if [each.item() for each in tensor.aminmax()] != [self.size * (self.size + 1) / 2] * 2:  # takes no memory
+            raise operations.WrongResult(f"{name} computed a wrong all_reduce on rank {self.rank}")
+        buffers = sum(after[stream].buffers for stream in links)
+        return {"peak": peak, "tensor": size, "links": len(links), "socket_buffers": buffers}
+
+    def _sum(self, name: str, size: int) -> torch.Tensor:
+        tensor = torch.empty(size // 4)
+        for _ in range(_TIMES):
+            tensor.fill_(self.rank + 1)
+            self.contenders[name].run("all_reduce", Tensors(tensor, tensor, tensor))
+        dist.barrier()
+        return tensor
+
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def prepare_training(self, model: str, strategy: str, bucket_mb: float) -> Message:
+    def prepare_training(self, model: str, strategy: str, bucket_mb: float | None) -> Message:
         """Build the model once for each contender; facts about it."""
         from ringfence.bench import training
 

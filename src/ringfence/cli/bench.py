@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import sys
@@ -18,6 +19,9 @@ from ringfence.errors import ConfigurationError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+    from ringfence.bench.link import LinkResult
+    from ringfence.bench.measure import Setup
+    from ringfence.bench.memory import MemoryResult
     from ringfence.bench.results import Result
 
 DESCRIPTION = """\
@@ -42,15 +46,36 @@ TRAIN_EXAMPLES = """\
 
 examples:
   ringfence bench train --models gpt2 --workers 2
-  ringfence bench train --models gpt2 --workers 2 --bucket-mb 25,100
+  ringfence bench train --models gpt2 --workers 2 --bucket-cap-mb default,50,100
   ringfence bench train --models bert-base --workers 2 --strategy fsdp2
+"""
+
+LINK_DESCRIPTION = """\
+Seal and open the segments of one link on several threads, in memory. It says what a worker with spare cores could gain:
+ringfence itself seals on one thread.
+"""
+
+LINK_EXAMPLES = """\
+examples:
+  ringfence bench link
+  ringfence bench link --segments 256KiB,512KiB --threads 1,2,4
+"""
+
+MEMORY_DESCRIPTION = """\
+The most memory that an all-reduce takes beyond the tensor itself, for each worker and for each of its links.
+"""
+
+MEMORY_EXAMPLES = """\
+examples:
+  ringfence bench memory
+  ringfence bench memory --sizes 400MiB --workers 4 --contenders gloo-b,ringfence,hop-by-hop
 """
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `bench collectives` and `bench train` to the command line."""
+    """Add `bench collectives`, `train`, `link` and `memory` to the command line."""
     bench = commands.add_parser("bench", help="measure what sealing costs here", description=DESCRIPTION)
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     collectives = _add(kinds, "collectives", "single collectives by size", COLLECTIVES_EXAMPLES)
@@ -71,29 +96,73 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     train = _add(kinds, "train", "training steps of real models", TRAIN_EXAMPLES)
     train.add_argument("--models", type=_listed(_name_of(names.MODELS)), default=["gpt2"], metavar="MODEL,…")
     train.add_argument(
-        "--bucket-mb", type=_listed(_positive(float)), default=[25.0], metavar="MB,…", help="of DDP; default: 25"
+        "--bucket-cap-mb",
+        type=_listed(_bucket),
+        default=[None],
+        metavar="MIB,…",
+        help="of DDP; `default` (the default) leaves it to DDP: 25, after a first bucket of 1",
     )
     train.add_argument("--strategy", choices=names.STRATEGIES, default="ddp")
     _add_common(train, names.DEFAULT_TRAINING, rounds=7)
     train.set_defaults(run=run_train)
+    _add_link(kinds)
+    _add_memory(kinds)
+
+
+def _add_link(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    link = _add(kinds, "link", "sealing and opening on several threads", LINK_EXAMPLES, LINK_DESCRIPTION)
+    sizes = "16KiB,64KiB,256KiB,512KiB"
+    link.add_argument(
+        "--segments", type=_listed(size_of), default=_listed(size_of)(sizes), metavar="SIZE,…", help=f"default: {sizes}"
+    )
+    threads = list(range(1, len(os.sched_getaffinity(0)) + 1))
+    link.add_argument(
+        "--threads",
+        type=_listed(_positive(int)),
+        default=threads,
+        metavar="N,…",
+        help="default: 1 to the number of cores",
+    )
+    _add_folder(link, rounds=9)
+    link.set_defaults(run=run_link)
+
+
+def _add_memory(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    memory = _add(kinds, "memory", "memory beyond the tensors", MEMORY_EXAMPLES, MEMORY_DESCRIPTION)
+    sizes = "25MiB,100MiB,400MiB"
+    memory.add_argument(
+        "--sizes", type=_listed(size_of), default=_listed(size_of)(sizes), metavar="SIZE,…", help=f"default: {sizes}"
+    )
+    _add_workers(memory, names.DEFAULT_MEMORY)
+    _add_folder(memory, rounds=3)
+    memory.set_defaults(run=run_memory)
 
 
 def _add(
-    kinds: _SubParsersAction[argparse.ArgumentParser], name: str, summary: str, examples: str
+    kinds: _SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    examples: str,
+    description: str = DESCRIPTION,
 ) -> argparse.ArgumentParser:
     return kinds.add_parser(
         name,
         help=summary,
-        description=DESCRIPTION,
-        epilog=CONTENDERS + "\n" + examples,
+        description=description,
+        epilog=CONTENDERS + "\n" + examples if description is DESCRIPTION else examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
 def _add_common(parser: argparse.ArgumentParser, contenders: Sequence[str], rounds: int) -> None:
-    count = _positive(int)
-    parser.add_argument("--workers", type=_listed(count), default=[2, 4], metavar="N,…", help="default: 2,4")
-    parser.add_argument("--rounds", type=count, default=rounds, metavar="N", help=f"default: {rounds}")
+    _add_workers(parser, contenders)
+    parser.add_argument("--hosts", type=int, default=0, metavar="N", help="spread workers over N network namespaces")
+    parser.add_argument("--rate", metavar="RATE", help="limit each host's link, such as 1gbit (with --hosts)")
+    _add_folder(parser, rounds)
+
+
+def _add_workers(parser: argparse.ArgumentParser, contenders: Sequence[str]) -> None:
+    parser.add_argument("--workers", type=_listed(_positive(int)), default=[2, 4], metavar="N,…", help="default: 2,4")
     parser.add_argument(
         "--contenders",
         type=_listed(_name_of(names.CONTENDERS)),
@@ -101,8 +170,10 @@ def _add_common(parser: argparse.ArgumentParser, contenders: Sequence[str], roun
         metavar="NAME,…",
         help=f"default: {','.join(contenders)}",
     )
-    parser.add_argument("--hosts", type=int, default=0, metavar="N", help="spread workers over N network namespaces")
-    parser.add_argument("--rate", metavar="RATE", help="limit each host's link, such as 1gbit (with --hosts)")
+
+
+def _add_folder(parser: argparse.ArgumentParser, rounds: int) -> None:
+    parser.add_argument("--rounds", type=_positive(int), default=rounds, metavar="N", help=f"default: {rounds}")
     parser.add_argument(
         "--results", type=Path, default=Path("bench-results"), metavar="DIR", help="default: bench-results"
     )
@@ -131,14 +202,52 @@ def run_train(options: argparse.Namespace) -> int:
         {"kind": "training", "model": model, "strategy": options.strategy, "bucket_mb": bucket, "workers": workers}
         for workers in options.workers
         for model in options.models
-        for bucket in (options.bucket_mb if options.strategy == "ddp" else [0.0])  # FSDP2 has no buckets
+        for bucket in (options.bucket_cap_mb if options.strategy == "ddp" else [0.0])  # FSDP2 has no buckets
     ]
     return _measure(options, options.contenders, cases)
 
 
+def run_link(options: argparse.Namespace) -> int:
+    """Measure sealing and opening on threads and print the rates."""
+    from ringfence.bench import link, machine
+
+    facts = machine.facts()
+    measured = link.measure(_setup(options, ()), options.segments, options.threads, facts)
+    results = [link.result(each) for each in measured]
+    _print_plainly(options, facts, results, link.table(results))
+    return 0
+
+
+def run_memory(options: argparse.Namespace) -> int:
+    """Measure memory beyond the tensors and print it."""
+    from ringfence.bench import machine, memory
+
+    if min(options.workers) < 2:
+        raise ConfigurationError("at least two workers are needed")
+    signal.signal(signal.SIGTERM, _interrupt)
+    facts = machine.facts()
+    measured = memory.measure(_setup(options, options.contenders), options.sizes, options.workers, facts)
+    results = [memory.result(each) for each in measured]
+    _print_plainly(options, facts, results, memory.table(results))
+    return 0
+
+
+def _setup(options: argparse.Namespace, contenders: Sequence[str]) -> Setup:
+    from ringfence.bench.measure import Setup
+
+    return Setup(
+        contenders=tuple(contenders),
+        rounds=options.rounds,
+        results=options.results,
+        command=" ".join(["ringfence", *sys.argv[1:]]),
+        hosts=getattr(options, "hosts", 0),
+        rate=getattr(options, "rate", None),
+    )
+
+
 def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequence[Mapping[str, Any]]) -> int:
     from ringfence.bench import machine  # late, so that `doctor` starts where cryptography is missing
-    from ringfence.bench.measure import Measurement, Setup
+    from ringfence.bench.measure import Measurement
     from ringfence.bench.results import result
 
     if options.rate and not options.hosts:
@@ -146,14 +255,7 @@ def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequ
     if min(options.workers) < max(2, options.hosts):
         raise ConfigurationError("at least two workers, and one for each host, are needed")
     everyone = dict.fromkeys((*names.BASELINE, *contenders))  # without the baseline there is no ratio
-    setup = Setup(
-        contenders=tuple(everyone),
-        rounds=options.rounds,
-        results=options.results,
-        command=" ".join(["ringfence", *sys.argv[1:]]),
-        hosts=options.hosts,
-        rate=options.rate,
-    )
+    setup = _setup(options, tuple(everyone))
     signal.signal(signal.SIGTERM, _interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
     facts = machine.facts()
     costs = _stage_costs() if names.PROFILED in everyone else {}
@@ -187,6 +289,17 @@ def _print(
     if costs:
         print("one core, ns per byte: " + ", ".join(f"{stage} {cost:.3f}" for stage, cost in costs.items()))
     print(f"samples: {options.results}")
+
+
+def _print_plainly(
+    options: argparse.Namespace, facts: Mapping[str, Any], results: Sequence[LinkResult | MemoryResult], text: str
+) -> None:
+    from ringfence.bench.table import machine_lines
+
+    if options.json:
+        print(json.dumps({"machine": facts, "results": [each.as_json() for each in results]}, indent=2))
+        return
+    print("\n".join([*machine_lines(facts), "", text, f"samples: {options.results}"]))
 
 
 def _floors(results: Sequence[Result], costs: dict[str, float]) -> dict[int, float]:
@@ -224,6 +337,12 @@ def _name_of(known: Mapping[str, object] | Sequence[str]) -> Callable[[str], str
         return text
 
     return parse
+
+
+def _bucket(text: str) -> float | None:
+    """A size in MiB; None is DDP's own."""
+    size: float | None = None if text == "default" else _positive(float)(text)
+    return size
 
 
 def _positive(number: type[int] | type[float]) -> Callable[[str], Any]:
