@@ -258,7 +258,7 @@ def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequ
     setup = _setup(options, tuple(everyone))
     signal.signal(signal.SIGTERM, _interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
     facts = machine.facts()
-    costs = _stage_costs() if names.PROFILED in everyone else {}
+    costs = _stage_costs(setup, facts) if names.PROFILED in everyone else {}
     results = [result(measured) for measured in Measurement(setup, cases, facts).run()]
     _print(options, results, facts, costs)
     return 0
@@ -268,10 +268,10 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _stage_costs() -> dict[str, float]:
-    from ringfence.bench.floor import stage_costs
+def _stage_costs(setup: Setup, facts: Mapping[str, Any]) -> dict[str, float]:
+    from ringfence.bench.floor import recorded_costs
 
-    return stage_costs()
+    return recorded_costs(setup, facts)
 
 
 def _print(

@@ -1,0 +1,39 @@
+"""Puts tables between the markers of the documents, and finds what is stale."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from scripts.page.edition import Edition
+from scripts.page.series import SERIES, digest
+from scripts.page.tables import TABLES
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = ROOT / "docs" / "results"
+FIGURES: Final = ROOT / "docs" / "figures"
+PAGE: Final = ROOT / "docs" / "what-it-costs.md"
+README: Final = ROOT / "README.md"
+
+_PLACE: Final = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+def documents(edition: Edition) -> list[Path]:
+    """The README shows full measurements only; a trial run does not reach it."""
+    return [PAGE, README] if edition.full else [PAGE]
+
+
+def filled(text: str, edition: Edition) -> str:
+    """The text with a fresh table at each marker; a marker that names no table is a mistake."""
+    return _PLACE.sub(lambda place: f"{place[1]}{TABLES[place[2]](edition)}\n{place[3]}", text)
+
+
+def stale(edition: Edition) -> list[str]:
+    """What does not show these samples: documents by their text, pictures by the digest they carry."""
+    found = [path.name for path in documents(edition) if path.read_text() != filled(path.read_text(), edition)]
+    for name, series in SERIES.items():
+        path, numbers = FIGURES / f"{name}.svg", series(edition)
+        if numbers and (not path.exists() or f"samples {digest(numbers)}" not in path.read_text()):
+            found.append(path.name)
+    return found

@@ -1,0 +1,141 @@
+"""The numbers behind each picture, by name: plain data, so that a digest of it tells whether a picture is stale."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from ringfence.bench.names import PROFILED
+from ringfence.bench.results import Result
+from ringfence.bench.units import size_text
+from scripts.page.edition import LARGE, MODELS, OTHERS, RATES, SIZES, Edition
+from scripts.page.targets import SEALED, line_of, rate_text
+
+Point = dict[str, Any]  # label, ratio: [low, median, high], resolution
+_DIGITS: Final = 4
+
+
+def _point(label: str, result: Result | None, contender: str = SEALED) -> list[Point]:
+    line = line_of(result, contender)
+    if result is None or line is None:
+        return []
+    ratio = [round(value, _DIGITS) for value in (line.ratio.low, line.ratio.median, line.ratio.high)]
+    return [{"label": label, "ratio": ratio, "resolution": round(result.resolution, _DIGITS)}]
+
+
+def _joined(points: Iterable[list[Point]]) -> list[Point]:
+    return [point for some in points for point in some]
+
+
+def _named(groups: dict[str, list[Point]]) -> dict[str, list[Point]]:
+    return {name: points for name, points in groups.items() if points}
+
+
+def all_reduce(edition: Edition) -> dict[str, list[Point]]:
+    return _named(
+        {
+            f"{workers} workers": _joined(
+                _point(size_text(size), edition.collective("all_reduce", size, workers)) for size in SIZES
+            )
+            for workers in (2, 4, 8)
+        }
+    )
+
+
+def contenders(edition: Edition) -> dict[str, list[Point]]:
+    ways = {
+        SEALED: "ringfence, sealed",
+        "ringfence-unsealed": "ringfence, unsealed",
+        "hop-by-hop": "sealed hop by hop",
+        "tls": "TLS 1.3 ring",
+    }
+    return _named(
+        {
+            f"{workers} workers": _joined(
+                _point(title, edition.collective("all_reduce", 25 << 20, workers), name) for name, title in ways.items()
+            )
+            for workers in (2, 4)
+        }
+    )
+
+
+def collectives(edition: Edition) -> dict[str, list[Point]]:
+    return _named(
+        {
+            f"{workers} workers": _joined(
+                _point(operation.replace("_", "-"), edition.collective(operation, 25 << 20, workers))
+                for operation in ("all_reduce", *OTHERS)
+            )
+            for workers in (2, 4)
+        }
+    )
+
+
+def training(edition: Edition) -> dict[str, list[Point]]:
+    steps = [(model, "ddp") for model in MODELS] + [(model, "fsdp2") for model in MODELS]
+    return _named(
+        {
+            f"{workers} workers": _joined(
+                _point(f"{model}, {strategy.upper()}", edition.training(model, strategy, workers))
+                for model, strategy in steps
+            )
+            for workers in (2, 4)
+        }
+    )
+
+
+def rates(edition: Edition) -> dict[str, list[Point]]:
+    return _named(
+        {
+            f"{workers} hosts": _joined(
+                _point(
+                    f"{rate_text(rate)}, {size_text(size)}",
+                    edition.collective("all_reduce", size, workers, rate=rate),
+                )
+                for rate in RATES
+                for size in LARGE
+            )
+            for workers in (2, 4)
+        }
+    )
+
+
+def stages(edition: Edition) -> dict[str, dict[str, float]]:
+    found = {}
+    for workers in (2, 4):
+        for size in LARGE:
+            line = line_of(edition.profile(size, workers), PROFILED)
+            if line and line.stages:
+                shares = {stage: round(share, _DIGITS) for stage, share in line.stages.items()}
+                found[f"{workers} workers, {size_text(size)}"] = shares
+    return found
+
+
+def buckets(edition: Edition) -> dict[str, list[Point]]:
+    """Seconds of a step, both ways, by the size of DDP's buckets."""
+    steps = [(bucket, edition.training("gpt2", "ddp", 2, bucket)) for bucket in edition.buckets]
+    found: dict[str, list[Point]] = {}
+    for contender, title in (("gloo-a", "plaintext Gloo"), (SEALED, "ringfence")):
+        for bucket, result in steps:
+            if line := line_of(result, contender):
+                label = "default" if bucket is None else f"{bucket:g}"
+                found.setdefault(title, []).append({"label": label, "seconds": round(line.seconds, _DIGITS)})
+    return found
+
+
+SERIES: Final[dict[str, Callable[[Edition], dict[str, Any]]]] = {
+    "all-reduce": all_reduce,
+    "contenders": contenders,
+    "collectives": collectives,
+    "training": training,
+    "rates": rates,
+    "stages": stages,
+    "buckets": buckets,
+}
+
+
+def digest(series: dict[str, Any]) -> str:
+    """Names the numbers; it stands in the picture that was drawn from them."""
+    return hashlib.sha256(json.dumps(series, sort_keys=True).encode()).hexdigest()[:16]
