@@ -53,7 +53,7 @@ def test_the_stages_of_a_profile_add_up_to_the_whole(crew: Crew) -> None:
     crew.tell("prepare", operation="all_reduce", size=8 << 20)
     measured = crew.measure("round", turns=[(names.PROFILED, 3), ("ringfence", 3)], busy=False)
     stages = measured[names.PROFILED]["stages"]
-    assert set(stages) == {"seal", "open", "reduce", "send", "receive", "wait", "rest"}
+    assert set(stages) == {"seal", "open", "lock", "reduce", "send", "receive", "wait", "rest"}
     assert all(share > 0 for share in stages.values())
     assert sum(stages.values()) == pytest.approx(1)
     assert "stages" not in measured["ringfence"]

@@ -85,13 +85,13 @@ class Worker:
     def _timed(self, name: str, repeats: int, run: Callable[[Contender, int], None]) -> Message:
         contender = self.contenders[name]
         if contender.stages is not None:
-            contender.stages.clear()
+            contender.stages.start()
         sent = bytes_sent()
         dist.barrier()
         cpu, start = time.process_time_ns(), time.perf_counter_ns()
         run(contender, repeats)
         seconds, cpu = (time.perf_counter_ns() - start) / 1e9, time.process_time_ns() - cpu
-        stages = dict(contender.stages.spent) if contender.stages is not None else None
+        stages = contender.stages.stop() if contender.stages is not None else None
         dist.barrier()  # what others still had to receive is on the wire now
         measured = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
         return {**measured, "stages": stages} if stages else measured

@@ -9,8 +9,8 @@ from ringfence.errors import AuthenticationError
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, Hello, LinkSecrets, read_hello
 
 if TYPE_CHECKING:
+    from ringfence.runtime.ends import Stream
     from ringfence.runtime.engine import Engine
-    from ringfence.runtime.links import Stream
 
 
 class Doorway:

@@ -34,12 +34,13 @@ from ringfence.keys import (
 )
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
+from ringfence.runtime.core import Pool
 from ringfence.runtime.doorway import Doorway
+from ringfence.runtime.ends import Stream
 from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.fork import ALIVE
 from ringfence.runtime.group import Group
-from ringfence.runtime.links import Link, Stream
-from ringfence.runtime.memory import Pool
+from ringfence.runtime.links import Link
 from ringfence.runtime.operation import CollectiveOperation, Operation
 
 ABORT_CODES: tuple[type[RingfenceError], ...] = (

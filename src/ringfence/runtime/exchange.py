@@ -171,8 +171,11 @@ class Exchange(Link):
     def work(self) -> None:
         if not self.open and (self.stream is None or not self._dialling() or not self._shake_hands()):
             return
+        if self.lingering:
+            self.linger()
+            return
         progress = self._read_frame()
-        if self.stream is not None and self._flush():
+        if self.stream is not None and self.flush():
             progress |= self._write_frame()
         if progress:
             self.poke()
@@ -183,17 +186,17 @@ class Exchange(Link):
     def _write_frame(self) -> bool:
         if self._controls:
             kind, call, ordinal = self._controls.popleft()
-            self._unsent = self.control_frame(kind, call, ordinal)
+            self.put(self.control_frame(kind, call, ordinal))
         elif self._payloads:
-            self._unsent = self._seal_payload(self._payloads[0])
+            self._put_payload(self._payloads[0])
         else:
             return False
-        return self._flush()
+        return self.flush()
 
-    def _seal_payload(self, transfer: Transfer) -> memoryview:
+    def _put_payload(self, transfer: Transfer) -> None:
         payload = transfer.next_bytes()
-        self._segment = self.engine.pool.take()
-        view = self._segment.view
+        segment = self.engine.pool.take()
+        view = segment.view
         header = pack_header(
             Type.PAYLOAD,
             self.sealer.upcoming_generation(),
@@ -215,7 +218,7 @@ class Exchange(Link):
         if transfer.position == transfer.segments:
             self._payloads.popleft()
             self.engine.finish(transfer)
-        return view[:end]
+        self.put(view[:end], segment)
 
     def _read_frame(self) -> bool:
         """Read on; handle a frame that is complete. True while there may be more."""

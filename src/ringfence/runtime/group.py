@@ -13,11 +13,11 @@ from ringfence.keys import Secret
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
 from ringfence.link.seal import OriginKeys, instance_identifier
+from ringfence.runtime.core import Run, make_run
 from ringfence.runtime.exchange import Postbox
 from ringfence.runtime.links import Inbox, Link, Outbox, header_call
 from ringfence.runtime.operation import CollectiveOperation, Operation, describe_call
 from ringfence.runtime.program import program
-from ringfence.runtime.run import Run
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine
@@ -131,7 +131,7 @@ class Group:
                 self.engine.finish(operation)
             self.engine.later(self._pump)
 
-        run = Run(
+        run = make_run(
             self,
             operation.program,
             operation.sequence,
@@ -167,7 +167,7 @@ class Group:
             self.engine.later(self._pump)
 
         parts = {Buffer.DATA: [memoryview(secret)]}
-        run = Run(self, program(schedule), 0, call.pack(), parts, torch.uint8, None, 0, finished)
+        run = make_run(self, program(schedule), 0, call.pack(), parts, torch.uint8, None, 0, finished)
         run.operation = Operation(call, float("inf"))
         self._active.append(run)
         run.start()

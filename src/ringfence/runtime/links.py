@@ -1,14 +1,13 @@
-"""Links at work: reading and writing the frames of one connection without ever blocking.
+"""Links: how the ends of a connection come to be, say goodbye, and refuse what they did not expect.
 
-An `Outbox` is dialled by its sender and writes; an `Inbox` is what the other end reads. Each holds a FIFO of
-(run, step): the order in which frames stand on the wire is the order in which both ends queued them.
+An `Outbox` is dialled by its sender and writes; an `Inbox` is what the other end reads. What moves their bytes is `End`'s
+(ends.py, or _core.c).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ringfence import keys
 from ringfence.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError
@@ -24,61 +23,29 @@ from ringfence.link.frames import (
     read_header,
 )
 from ringfence.link.hello import REPLY_BYTES, Hello, Lane, LinkSecrets
+from ringfence.runtime import core
+from ringfence.runtime.ends import Stream
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine
     from ringfence.runtime.group import Group
-    from ringfence.runtime.memory import Segment
-    from ringfence.runtime.run import Run
-
-_COUNTER_AT = 40  # where a forwarded frame's own counter stands in the header
-_COUNTER_END = 48
 
 
-class Stream(Protocol):
-    """A connected, non-blocking byte stream: a socket, or a pipe in memory."""
-
-    def send(self, data: memoryview, /) -> int: ...
-    def recv_into(self, buffer: memoryview, /) -> int: ...
-    def close(self) -> None: ...
-
-
-class Link:
-    """One connection: its stream, whether it can be read or written now, and what is left of a frame half written."""
+class Link(core.End):
+    """One connection: the worker at its other end, and how it came to be."""
 
     lane = Lane.COLLECTIVE
     served_always = False
 
     def __init__(self, engine: Engine, group: Group, peer: int) -> None:
+        super().__init__(engine.ready, engine.blocked, engine.pool)
         self.engine = engine
         self.group = group
         self.peer = peer  # rank in the group
         self.worker = group.ranks[peer]  # rank in the world
-        self.stream: Stream | None = None
-        self.readable = False
-        self.writable = False
-        self.open = False
-        self.ended = False
         self.lingering = False  # its group is gone: say goodbye when what is written has left
         self.farewell = False  # the peer said BYE
         self._dials = 0
-        self.queued = False
-        self.queue: deque[tuple[Run, int]] = deque()
-        self._unsent: memoryview | None = None
-        self._segment: Segment | None = None
-
-    def poke(self) -> None:
-        """Have the engine call `work` soon."""
-        if not self.queued:
-            self.queued = True
-            self.engine.ready.append(self)
-
-    def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
-        """The stream's state changed. `ended`: no further change will be told, so read on until the end."""
-        self.readable |= readable
-        self.writable |= writable
-        self.ended |= ended
-        self.poke()
 
     def work(self) -> None:
         raise NotImplementedError
@@ -146,7 +113,7 @@ class Link:
         secrets = self.engine.link_secrets(self.worker, self._hello, nonce)
         if not keys.same(confirmation, secrets.acceptor_confirms):
             raise AuthenticationError(f"whoever answered for worker {self.worker} does not hold its key")
-        self._unsent = memoryview(secrets.dialler_confirms)
+        self.put(memoryview(secrets.dialler_confirms))
         self._use(secrets, dialler=True)
 
     def attach(self, stream: Stream, secrets: LinkSecrets) -> None:
@@ -162,34 +129,7 @@ class Link:
         self.opener = self.engine.opener(into)
         self.open = True
 
-    # -- writing -----------------------------------------------------------------------------------------------------
-
-    def _flush(self) -> bool:
-        """Write what is left of a frame. True when nothing is left."""
-        unsent = self._unsent
-        if unsent is None:
-            return True
-        if not self.writable:
-            return False
-        assert self.stream is not None
-        try:
-            sent = self.stream.send(unsent)
-        except BlockingIOError:
-            sent = 0
-        if sent < len(unsent):
-            self._unsent = unsent[sent:]
-            self.writable = False  # the buffer is full: the next edge says when to go on
-            self.engine.blocked.add(self)
-            return False
-        self._unsent = None
-        self.engine.blocked.discard(self)
-        if self._segment is not None:
-            self.engine.pool.give(self._segment)
-            self._segment = None
-        if self.lingering:
-            self.lingering = False
-            self.say_bye()
-        return True
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     def control_frame(self, kind: Type, call: bytes, sequence: int = 0) -> memoryview:
         """A frame without payload."""
@@ -208,10 +148,16 @@ class Link:
             self.lingering = True
             return
         with contextlib.suppress(OSError):  # the peer may have left first
-            if self.open and self.stream is not None and self._flush():
-                self._unsent = self.control_frame(Type.BYE, Call(0).pack())
-                self._flush()
+            if self.open and self.stream is not None and self.flush():
+                self.put(self.control_frame(Type.BYE, Call(0).pack()))
+                self.flush()
         self.close()
+
+    def linger(self) -> None:
+        """Its group is gone: write what is left, then say goodbye."""
+        if self.stream is not None and self.flush():
+            self.lingering = False
+            self.say_bye()
 
     def drop(self) -> None:
         """Begin nothing more: the memory of what is queued is about to be its caller's again."""
@@ -232,111 +178,34 @@ class Outbox(Link):
     def work(self) -> None:
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
-        if self._unsent is not None and not self._flush():
-            return
-        if not self.queue:
-            return
-        run, index = self.queue[0]
-        sealed = run.seal_next(index, self.sealer)
-        if sealed is None:
-            return
-        if run.done[index] == run.segments[index]:
-            self.queue.popleft()
-        self._unsent, self._segment = sealed
-        if self._flush() and self.queue:
-            self.poke()
+        if self.lingering:
+            self.linger()
+        else:
+            core.send(self)
 
 
 class Inbox(Link):
     """The receiving end of a collective link: reads exactly the frame that the schedule expects next."""
 
-    def __init__(self, engine: Engine, group: Group, peer: int) -> None:
-        super().__init__(engine, group, peer)
-        self._have = 0
-        self._total = 0
-        self._expected: bytes | None = None
-        self._surprising = False
-
     def work(self) -> None:
-        if not self.open or not self.queue or not self.readable:
-            return
-        run, index = self.queue[0]
-        if self._expected is None:
-            expected = run.expect(index, self.opener)
-            if expected is None:
-                return
-            self._expected, self._total = expected
-            self._have = 0
-            self._segment = self.engine.pool.take()
-        if not self._read():
-            return
-        self._deliver(run, index)
-        if self.queue:
-            self.poke()
-
-    def _read(self) -> bool:
-        """Read on; True when the frame is complete."""
-        assert self.stream is not None and self._segment is not None
-        view, before = self._segment.view, self._have
-        wanted = self._total - before
         try:
-            got = self.stream.recv_into(view[before : self._total])
-        except BlockingIOError:
-            self.readable = False
-            return False
-        if not got:
-            self._ended()
-            return False
-        self._have = before + got
-        if before < HEADER_BYTES <= self._have:
-            self._surprising = not self._as_expected(view)
-            if self._surprising:
-                self._total = self._length_of_other(view)
-        if self._have >= self._total:
-            return True
-        if got < wanted and not self.ended:
-            self.readable = False  # drained: the next edge says when to go on
-        else:
-            self.poke()
-        return False
-
-    def _as_expected(self, view: memoryview) -> bool:
-        """Whether the header is the expected one; a forwarded frame brings its own counter."""
-        expected = self._expected
-        assert expected is not None
-        if view[:HEADER_BYTES] == expected:
-            return True
-        own_counter = expected[0] == Type.FORWARD
-        fore = view[:_COUNTER_AT] == expected[:_COUNTER_AT]
-        return own_counter and fore and view[_COUNTER_END:HEADER_BYTES] == expected[_COUNTER_END:]
-
-    def _length_of_other(self, view: memoryview) -> int:
-        try:
-            return frame_bytes(read_header(view[:HEADER_BYTES]))
-        except ProtocolError:
-            raise AuthenticationError(f"a frame from worker {self.worker} does not authenticate") from None
-
-    def _deliver(self, run: Run, index: int) -> None:
-        segment, expected = self._segment, self._expected
-        assert segment is not None and expected is not None
-        frame = segment.view[: self._total]
-        if self._surprising:
-            self._surprise(run, frame)
-            return
-        self._expected = self._segment = None
-        if run.done[index] + 1 == run.segments[index]:
-            self.queue.popleft()
-        try:
-            kept = run.open_next(index, expected, frame, segment, self.opener)
+            frame = core.receive(self)
         except AuthenticationError as error:
             raise AuthenticationError(
                 f"{error} (from worker {self.worker}): it was changed, forged or replayed"
             ) from None
-        if not kept:
-            self.engine.pool.give(segment)
+        if frame is not None:
+            self._surprise(memoryview(frame))
 
-    def _surprise(self, run: Run, frame: memoryview) -> None:
+    def length_of_other(self, header: memoryview) -> int:
+        try:
+            return frame_bytes(read_header(header))
+        except ProtocolError:
+            raise AuthenticationError("a frame does not authenticate") from None
+
+    def _surprise(self, frame: memoryview) -> None:
         """A frame that is not the expected one: only once it authenticates is it believed, and then it is named."""
+        run = self.queue[0][0]
         header = read_header(frame[:HEADER_BYTES])
         plain = bytearray(header.length)
         try:
@@ -357,7 +226,7 @@ class Inbox(Link):
             )
         raise MismatchError(self.group.describe_mismatch(run, self.peer, header))
 
-    def _ended(self) -> None:
+    def stream_ended(self) -> None:
         assert self.stream is not None
         self.engine.suspect(self.worker, f"worker {self.worker} closed its connection without saying goodbye")
         self.close()

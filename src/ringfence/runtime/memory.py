@@ -57,6 +57,16 @@ def as_tensor(view: memoryview, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(view, dtype=dtype)
 
 
+def combine_bytes(combine: Any, dtype: torch.dtype, left: memoryview, right: memoryview, target: memoryview) -> None:
+    """The reduction, over bytes."""
+    combine(as_tensor(left, dtype), as_tensor(right, dtype), out=as_tensor(target, dtype))
+
+
+def divide_bytes(dtype: torch.dtype, target: memoryview, divisor: int) -> None:
+    """An average's last step, over bytes."""
+    as_tensor(target, dtype).div_(divisor)
+
+
 def scratch(length: int) -> tuple[memoryview, Any]:
     """Uninitialised bytes, and the object that keeps them."""
     keeper = torch.empty(length, dtype=torch.uint8, device="cpu")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringfence.collectives.schedule import Action, Dependency, Schedule, Step
+from ringfence.runtime.core import compile_program
 
 
 class Program(NamedTuple):
@@ -15,6 +16,7 @@ class Program(NamedTuple):
     ordinals: tuple[int, ...]  #              how many messages of this pair came before: the header's `step`
     forwarded_by: tuple[tuple[int, ...], ...]  # for a RECV: the SENDs that pass its ciphertext on
     typed: frozenset[int]  #                  chunks that are computed on, not only moved
+    compiled: Any  #                          the same for the compiled data plane
 
 
 _programs: dict[int, Program] = {}
@@ -36,19 +38,23 @@ def _compile(schedule: Schedule) -> Program:
     for index, needed in enumerate(schedule.dependencies):
         for dependency in needed:
             wakes[dependency.step].append(index)
+    woken, ordinals, forwarders = tuple(map(tuple, wakes)), _ordinals(steps), _forwarders(steps)
     return Program(
         schedule=schedule,
         steps=steps,
         dependencies=schedule.dependencies,
-        wakes=tuple(map(tuple, wakes)),
-        ordinals=_ordinals(steps),
-        forwarded_by=_forwarders(steps),
+        wakes=woken,
+        ordinals=ordinals,
+        forwarded_by=forwarders,
         typed=frozenset(
             chunk
             for step in steps
             if step.action in (Action.REDUCE, Action.SCALE)
             for chunk in (step.chunk, step.other)
             if chunk >= 0
+        ),
+        compiled=compile_program(
+            steps, schedule.dependencies, woken, ordinals, _sharers(steps, forwarders), len(schedule.chunks)
         ),
     )
 
@@ -74,5 +80,19 @@ def _forwarders(steps: tuple[Step, ...]) -> tuple[tuple[int, ...], ...]:
         tuple(later for later in sends.get((step.chunk, step.origin), ()) if later > index)
         if step.action is Action.RECV and step.origin >= 0
         else ()
+        for index, step in enumerate(steps)
+    )
+
+
+def _sharers(steps: tuple[Step, ...], forwarders: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """For each step the SENDs that write the ciphertext it has: what it received, or what it sealed as the origin."""
+    sealed: dict[tuple[int, int, int], list[int]] = {}
+    for index, step in enumerate(steps):
+        if step.action is Action.SEND and step.origin >= 0:
+            sealed.setdefault((step.chunk, step.origin, step.label), []).append(index)
+    return tuple(
+        tuple(other for other in sealed[step.chunk, step.origin, step.label] if other != index)
+        if step.action is Action.SEND and step.origin >= 0
+        else forwarders[index]
         for index, step in enumerate(steps)
     )

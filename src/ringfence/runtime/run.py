@@ -1,4 +1,4 @@
-"""A schedule at work: one pass of a collective over its memory, segment by segment.
+"""A schedule at work: one pass of a collective over its memory, segment by segment. The C of _core.c does the same.
 
     a SEND's segment     dependencies done -> seal (or take what was received sealed) -> the outbox writes it
     a RECV's segment     the inbox reads it -> open into place -> perhaps keep the ciphertext to pass on
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ringfence.collectives.schedule import Action, Buffer, Step
+from ringfence.collectives.schedule import Action, Step
 from ringfence.errors import AuthenticationError
 from ringfence.keys import GENERATION_SHIFT, TAG_BYTES
 from ringfence.link.frames import (
@@ -27,7 +27,7 @@ from ringfence.link.frames import (
     pack_header_into,
 )
 from ringfence.link.segments import segment_bytes, segment_count
-from ringfence.runtime.memory import Segment, as_tensor, scratch
+from ringfence.runtime.memory import Segment, as_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,8 @@ class Run:
         program: Program,
         sequence: int,
         call: bytes,
-        parts: dict[Buffer, list[memoryview]],
+        views: list[memoryview],
+        keeper: Any,
         dtype: torch.dtype,
         combine: Combine | None,
         base: int,
@@ -90,7 +91,8 @@ class Run:
         self._combine = combine
         self._base = base  # segments of earlier passes: positions are counted over the whole collective
         self._finished = finished
-        self._views, self._keep = _bind(program, parts)
+        self._views = views
+        self._keep = keeper
         self._tensors = {chunk: as_tensor(self._views[chunk], dtype) for chunk in program.typed}
         count = len(program.steps)
         self.done = [0] * count
@@ -331,22 +333,3 @@ def _tag_for_hop(view: memoryview, end: int, sealer: Sealer) -> memoryview:
     """Complete a forwarded frame: a tag for this hop over the header and the origin's tag."""
     view[end : end + TAG_BYTES] = sealer.tag(bytes(view[:HEADER_BYTES]) + bytes(view[end - TAG_BYTES : end]))
     return view[: end + TAG_BYTES]
-
-
-def _bind(program: Program, parts: dict[Buffer, list[memoryview]]) -> tuple[list[memoryview], Any]:
-    """The memory of each chunk. Scratch parts lie side by side, so that a run of them is one piece."""
-    schedule = program.schedule
-    if not schedule.scratch:
-        return [parts[place.buffer][place.part] for place in schedule.chunks], None
-    offsets = [0]
-    for place in schedule.scratch:
-        lengths = (len(parts[place.buffer][p]) for p in range(place.part, place.part + place.parts))
-        offsets.append(offsets[-1] + sum(lengths))
-    memory, keeper = scratch(offsets[-1])
-    views = [
-        memory[offsets[place.part] : offsets[place.part + place.parts]]
-        if place.buffer is Buffer.SCRATCH
-        else parts[place.buffer][place.part]
-        for place in schedule.chunks
-    ]
-    return views, keeper

@@ -1,0 +1,1583 @@
+/* The data plane in C: what run.py and ends.py do, segment by segment, at a tenth of their price.
+ *
+ * It schedules, frames, moves and adds. It holds no key, takes no nonce and checks no tag: sealing and opening are calls
+ * to the same Python objects (link/seal.py) that the Python data plane calls, and every failure is theirs to raise.
+ * Everything runs under the interpreter's lock; the ciphers give it up while they work, and so does a wait in epoll.
+ * What is told to others is told through Python too: `finished`, the engine's `ready`, the set of `blocked` links.
+ *
+ * The wire format is spec/link.md's. core.py compares the sizes below with link/frames.py's when it is imported.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#define HEADER_BYTES 88
+#define HOP_BYTES 16
+#define TAG_BYTES 16
+#define COUNTER_AT 40
+#define COUNTER_END 48
+#define INSTANCE_AT 48
+#define INSTANCE_BYTES 16
+#define CALL_AT 64
+#define CALL_BYTES 24
+#define GENERATION_SHIFT 20
+#define SEGMENT_BYTES (512 * 1024)
+#define FRAME_BYTES (HEADER_BYTES + SEGMENT_BYTES + 2 * TAG_BYTES)
+#define NO_ORIGIN 0xFFFFFFFFu
+
+enum { HOP = 1, FORWARD = 2 };
+enum { SEND, RECV, REDUCE, COPY, SCALE };
+
+/* -- the clock: off unless the benchmark asks ----------------------------------------------------------------------- */
+
+enum { IN_SEAL, IN_OPEN, IN_REDUCE, IN_SEND, IN_RECEIVE, FOR_LOCK, STAGES };
+static const char *const stage_names[STAGES] = {"seal", "open", "reduce", "send", "receive", "lock"};
+static int timing;
+static uint64_t spent[STAGES];
+
+static uint64_t clock_ns(clockid_t which) {
+    struct timespec now;
+    clock_gettime(which, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+typedef struct {
+    uint64_t wall, cpu;
+} Start;
+
+static inline Start start_clock(void) {
+    Start start = {0, 0};
+    if (timing) {
+        start.wall = clock_ns(CLOCK_MONOTONIC);
+        start.cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    }
+    return start;
+}
+
+/* A cipher gives up the interpreter's lock: what its call took beyond its CPU time went to getting that, or a core, back. */
+static inline void stop_clock(int stage, Start start) {
+    if (!timing || !start.wall)
+        return;
+    uint64_t wall = clock_ns(CLOCK_MONOTONIC) - start.wall;
+    if (stage == IN_SEAL || stage == IN_OPEN) {
+        uint64_t cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID) - start.cpu;
+        cpu = cpu < wall ? cpu : wall;
+        spent[FOR_LOCK] += wall - cpu;
+        wall = cpu;
+    }
+    spent[stage] += wall;
+}
+
+/* -- names that are looked up often --------------------------------------------------------------------------------- */
+
+static PyObject *s_add, *s_append, *s_check, *s_counter, *s_discard, *s_fileno, *s_inbox, *s_open_into, *s_origin, *s_outbox,
+    *s_popleft, *s_recv_into, *s_seal_into, *s_send, *s_tag, *s_take, *s_ended;
+static PyObject *deque_type, *socket_type, *segment_bytes_of, *combine_bytes, *divide_bytes;
+
+/* -- segments and their pool ---------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    char *memory;
+    char *at; /* the frame; its payload is aligned to a cache line */
+    PyObject *view;
+} Segment;
+
+static PyTypeObject SegmentType;
+
+static Segment *new_segment(void) {
+    Segment *self = PyObject_New(Segment, &SegmentType);
+    if (self == NULL)
+        return NULL;
+    self->view = NULL;
+    if (posix_memalign((void **)&self->memory, 64, 128 + FRAME_BYTES)) {
+        self->memory = NULL;
+        Py_DECREF(self);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    self->at = self->memory + 128 - HEADER_BYTES;
+    return self;
+}
+
+static void segment_dealloc(Segment *self) {
+    Py_XDECREF(self->view);
+    free(self->memory);
+    PyObject_Free(self);
+}
+
+static PyObject *segment_view(Segment *self, void *unused) {
+    (void)unused;
+    /* The view must not outlive the memory, so whoever keeps it keeps the segment: all do (ends.py, exchange.py). */
+    if (self->view == NULL)
+        self->view = PyMemoryView_FromMemory(self->at, FRAME_BYTES, PyBUF_WRITE);
+    Py_XINCREF(self->view);
+    return self->view;
+}
+
+static PyGetSetDef segment_getset[] = {{"view", (getter)segment_view, NULL, "The bytes of the frame.", NULL}, {NULL}};
+
+static PyTypeObject SegmentType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Segment",
+    .tp_basicsize = sizeof(Segment),
+    .tp_dealloc = (destructor)segment_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_getset = segment_getset,
+    .tp_doc = "Room for one frame.",
+};
+
+#define MOST_IDLE 64
+
+typedef struct {
+    PyObject_HEAD
+    Segment *idle[MOST_IDLE];
+    int count, most;
+    Py_ssize_t made;
+} Pool;
+
+static PyTypeObject PoolType;
+
+static Segment *pool_take(Pool *self) {
+    if (self->count)
+        return self->idle[--self->count];
+    Segment *segment = new_segment();
+    if (segment != NULL)
+        self->made++;
+    return segment;
+}
+
+/* Takes over the caller's reference. A segment that others still send stays with them. */
+static void pool_give(Pool *self, Segment *segment) {
+    if (Py_REFCNT(segment) == 1 && self->count < self->most)
+        self->idle[self->count++] = segment;
+    else
+        Py_DECREF(segment);
+}
+
+static int pool_init(Pool *self, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"most", NULL};
+    self->most = 32;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|i", names, &self->most))
+        return -1;
+    if (self->most < 0 || self->most > MOST_IDLE) {
+        PyErr_SetString(PyExc_ValueError, "a pool keeps at most 64 idle segments");
+        return -1;
+    }
+    return 0;
+}
+
+static void pool_dealloc(Pool *self) {
+    while (self->count)
+        Py_DECREF(self->idle[--self->count]);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *pool_take_method(Pool *self, PyObject *unused) {
+    (void)unused;
+    return (PyObject *)pool_take(self);
+}
+
+static PyObject *pool_give_method(Pool *self, PyObject *segment) {
+    if (!Py_IS_TYPE(segment, &SegmentType)) {
+        PyErr_SetString(PyExc_TypeError, "a pool takes segments");
+        return NULL;
+    }
+    if (self->count < self->most)
+        self->idle[self->count++] = (Segment *)Py_NewRef(segment);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef pool_methods[] = {
+    {"take", (PyCFunction)pool_take_method, METH_NOARGS, "A segment, used before or new."},
+    {"give", (PyCFunction)pool_give_method, METH_O, "Take a segment back."},
+    {NULL},
+};
+static PyMemberDef pool_members[] = {
+    {"made", T_PYSSIZET, offsetof(Pool, made), READONLY, "How many segments were ever made."}, {NULL}};
+
+static PyTypeObject PoolType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Pool",
+    .tp_basicsize = sizeof(Pool),
+    .tp_dealloc = (destructor)pool_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = pool_methods,
+    .tp_members = pool_members,
+    .tp_init = (initproc)pool_init,
+    .tp_new = PyType_GenericNew,
+    .tp_doc = "Segments that are used again; it keeps at most `most` idle ones.",
+};
+
+/* -- programs ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int step;
+    int by_segment;
+} Need;
+
+typedef struct {
+    int action, chunk, peer, other, received_first;
+    uint32_t label, ordinal;
+    int64_t origin;
+    int needs, wakes, sharers;
+    Need *need;
+    int *wake, *sharer; /* sharers: the SENDs that write the same ciphertext, as received or as sealed by another of them */
+} Step;
+
+typedef struct {
+    PyObject_HEAD
+    int count, chunks;
+    Step *steps;
+} Program;
+
+static PyTypeObject ProgramType;
+
+static void program_dealloc(Program *self) {
+    for (int i = 0; self->steps != NULL && i < self->count; i++) {
+        PyMem_Free(self->steps[i].need);
+        PyMem_Free(self->steps[i].wake);
+        PyMem_Free(self->steps[i].sharer);
+    }
+    PyMem_Free(self->steps);
+    PyObject_Free(self);
+}
+
+/* The step numbers in a tuple, each checked to be one. */
+static int read_numbers(PyObject *tuple, int limit, int *count, int **numbers) {
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a program is made of tuples");
+        return -1;
+    }
+    *count = (int)PyTuple_GET_SIZE(tuple);
+    *numbers = PyMem_New(int, *count + 1);
+    if (*numbers == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < *count; i++) {
+        long number = PyLong_AsLong(PyTuple_GET_ITEM(tuple, i));
+        if (number == -1 && PyErr_Occurred())
+            return -1;
+        if (number < 0 || number >= limit) {
+            PyErr_SetString(PyExc_ValueError, "a program names a step that it does not have");
+            return -1;
+        }
+        (*numbers)[i] = (int)number;
+    }
+    return 0;
+}
+
+static int read_needs(PyObject *tuple, int limit, Step *step) {
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a program is made of tuples");
+        return -1;
+    }
+    step->needs = (int)PyTuple_GET_SIZE(tuple);
+    step->need = PyMem_New(Need, step->needs + 1);
+    if (step->need == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < step->needs; i++) {
+        Need *need = &step->need[i];
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "ip", &need->step, &need->by_segment))
+            return -1;
+        if (need->step < 0 || need->step >= limit) {
+            PyErr_SetString(PyExc_ValueError, "a program names a step that it does not have");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* compile(steps, dependencies, wakes, ordinals, shared_by, chunks) -> Program */
+static PyObject *core_compile(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *steps, *needs, *wakes, *ordinals, *sharers;
+    int chunks;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!i", &PyTuple_Type, &steps, &PyTuple_Type, &needs, &PyTuple_Type, &wakes, &PyTuple_Type,
+                          &ordinals, &PyTuple_Type, &sharers, &chunks))
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(steps);
+    if (PyTuple_GET_SIZE(needs) != count || PyTuple_GET_SIZE(wakes) != count || PyTuple_GET_SIZE(ordinals) != count ||
+        PyTuple_GET_SIZE(sharers) != count || count > 1 << 24) {
+        PyErr_SetString(PyExc_ValueError, "the parts of a program differ in length");
+        return NULL;
+    }
+    Program *self = PyObject_New(Program, &ProgramType);
+    if (self == NULL)
+        return NULL;
+    self->count = (int)count;
+    self->chunks = chunks;
+    self->steps = PyMem_Calloc((size_t)count + 1, sizeof(Step));
+    if (self->steps == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (int i = 0; i < self->count; i++) {
+        Step *step = &self->steps[i];
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(steps, i), "iiiiILp", &step->action, &step->chunk, &step->peer, &step->other,
+                              &step->label, &step->origin, &step->received_first))
+            goto fail;
+        int computes = step->action == REDUCE || step->action == COPY;
+        if (step->action < SEND || step->action > SCALE || step->chunk < 0 || step->chunk >= chunks || step->other >= chunks ||
+            (computes && step->other < 0)) {
+            PyErr_SetString(PyExc_ValueError, "a step names a chunk that the schedule does not have");
+            goto fail;
+        }
+        step->ordinal = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(ordinals, i));
+        if (PyErr_Occurred() || read_needs(PyTuple_GET_ITEM(needs, i), self->count, step) ||
+            read_numbers(PyTuple_GET_ITEM(wakes, i), self->count, &step->wakes, &step->wake) ||
+            read_numbers(PyTuple_GET_ITEM(sharers, i), self->count, &step->sharers, &step->sharer))
+            goto fail;
+    }
+    return (PyObject *)self;
+fail:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static PyTypeObject ProgramType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Program",
+    .tp_basicsize = sizeof(Program),
+    .tp_dealloc = (destructor)program_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "The steps of a schedule as numbers.",
+};
+
+/* -- one end of a link: the part that moves bytes -------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *ready;   /* the engine's deque of what has work to do */
+    PyObject *blocked; /* the engine's set of links with bytes that the kernel has not taken */
+    PyObject *queue;   /* a deque of (run, step) */
+    PyObject *stream, *sealer, *opener;
+    Pool *pool;
+    int descriptor; /* of a socket; -1: the stream is asked through its methods */
+    char readable, writable, ended, open, queued;
+    /* writing: what is left of one frame, in up to three pieces: a forwarded one's body may be shared with other links */
+    struct iovec unsent[3];
+    int pieces;
+    unsigned char hop[HOP_BYTES], tag[TAG_BYTES];
+    Py_buffer unsent_view; /* where the frame is not in `sending` */
+    Segment *sending;
+    /* reading: the frame that the schedule expects next */
+    char expecting, surprising;
+    unsigned char expected[HEADER_BYTES];
+    Py_ssize_t have, total;
+    Segment *receiving;
+} End;
+
+static PyTypeObject EndType;
+
+static int end_traverse(End *self, visitproc visit, void *arg) {
+    Py_VISIT(self->ready);
+    Py_VISIT(self->blocked);
+    Py_VISIT(self->queue);
+    Py_VISIT(self->stream);
+    Py_VISIT(self->sealer);
+    Py_VISIT(self->opener);
+    Py_VISIT(self->pool);
+    return 0;
+}
+
+static void end_forget_unsent(End *self) {
+    self->pieces = 0;
+    if (self->unsent_view.obj != NULL)
+        PyBuffer_Release(&self->unsent_view);
+}
+
+static int end_clear(End *self) {
+    end_forget_unsent(self);
+    Py_CLEAR(self->ready);
+    Py_CLEAR(self->blocked);
+    Py_CLEAR(self->queue);
+    Py_CLEAR(self->stream);
+    self->descriptor = -1;
+    Py_CLEAR(self->sealer);
+    Py_CLEAR(self->opener);
+    Py_CLEAR(self->sending);
+    Py_CLEAR(self->receiving);
+    Py_CLEAR(self->pool);
+    return 0;
+}
+
+static void end_dealloc(End *self) {
+    PyObject_GC_UnTrack(self);
+    end_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *end_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    (void)args;
+    (void)keywords;
+    End *self = (End *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->descriptor = -1;
+    self->queue = PyObject_CallNoArgs(deque_type);
+    self->stream = Py_NewRef(Py_None);
+    self->sealer = Py_NewRef(Py_None);
+    self->opener = Py_NewRef(Py_None);
+    if (self->queue == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int end_init(End *self, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"ready", "blocked", "pool", NULL};
+    PyObject *ready, *blocked, *pool;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO!", names, &ready, &blocked, &PoolType, &pool))
+        return -1;
+    Py_XSETREF(self->ready, Py_NewRef(ready));
+    Py_XSETREF(self->blocked, Py_NewRef(blocked));
+    Py_XSETREF(self->pool, (Pool *)Py_NewRef(pool));
+    return 0;
+}
+
+static int is_end(PyObject *object) {
+    if (PyObject_TypeCheck(object, &EndType) && ((End *)object)->pool != NULL)
+        return 1;
+    PyErr_SetString(PyExc_TypeError, "this is not the end of a link");
+    return 0;
+}
+
+static PyObject *end_get_stream(End *self, void *unused) {
+    (void)unused;
+    return Py_NewRef(self->stream);
+}
+
+static int end_set_stream(End *self, PyObject *stream, void *unused) {
+    (void)unused;
+    long descriptor = -1;
+    if (stream == NULL)
+        stream = Py_None;
+    if (PyObject_TypeCheck(stream, (PyTypeObject *)socket_type)) {
+        PyObject *number = PyObject_CallMethodNoArgs(stream, s_fileno);
+        if (number == NULL)
+            return -1;
+        descriptor = PyLong_AsLong(number);
+        Py_DECREF(number);
+        if (descriptor == -1 && PyErr_Occurred())
+            return -1;
+    }
+    Py_SETREF(self->stream, Py_NewRef(stream));
+    self->descriptor = (int)descriptor;
+    return 0;
+}
+
+/* Have the engine call `work` soon. */
+static int poke(End *self) {
+    if (self->queued)
+        return 0;
+    self->queued = 1;
+    PyObject *done = PyObject_CallMethodOneArg(self->ready, s_append, (PyObject *)self);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *end_poke(End *self, PyObject *unused) {
+    (void)unused;
+    if (!is_end((PyObject *)self) || poke(self))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *end_notify(End *self, PyObject *const *args, Py_ssize_t count) {
+    if (!is_end((PyObject *)self))
+        return NULL;
+    if (count < 2 || count > 3) {
+        PyErr_SetString(PyExc_TypeError, "notify(readable, writable, ended=False)");
+        return NULL;
+    }
+    self->readable |= PyObject_IsTrue(args[0]) == 1;
+    self->writable |= PyObject_IsTrue(args[1]) == 1;
+    if (count == 3)
+        self->ended |= PyObject_IsTrue(args[2]) == 1;
+    if (poke(self))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* put(frame, segment=None): what to write next; `segment` goes back to the pool afterwards. */
+static PyObject *end_put(End *self, PyObject *const *args, Py_ssize_t count) {
+    if (!is_end((PyObject *)self))
+        return NULL;
+    if (count < 1 || count > 2 || (count == 2 && args[1] != Py_None && !Py_IS_TYPE(args[1], &SegmentType))) {
+        PyErr_SetString(PyExc_TypeError, "put(frame, segment=None)");
+        return NULL;
+    }
+    if (self->pieces) {
+        PyErr_SetString(PyExc_RuntimeError, "a frame is still being written");
+        return NULL;
+    }
+    end_forget_unsent(self);
+    if (PyObject_GetBuffer(args[0], &self->unsent_view, PyBUF_SIMPLE))
+        return NULL;
+    self->unsent[0] = (struct iovec){self->unsent_view.buf, (size_t)self->unsent_view.len};
+    self->pieces = 1;
+    if (count == 2 && args[1] != Py_None)
+        Py_XSETREF(self->sending, (Segment *)Py_NewRef(args[1]));
+    Py_RETURN_NONE;
+}
+
+/* Bytes that the kernel took; -1: an error is set; -2: none now. */
+static Py_ssize_t write_some(End *self) {
+    if (self->descriptor >= 0) {
+        for (;;) {
+            struct msghdr message = {.msg_iov = self->unsent, .msg_iovlen = (size_t)self->pieces};
+            ssize_t sent = sendmsg(self->descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+            if (sent >= 0)
+                return sent;
+            if (errno == EAGAIN || errno == EWOULDBLOCK)
+                return -2;
+            if (errno != EINTR) {
+                PyErr_SetFromErrno(PyExc_OSError);
+                return -1;
+            }
+            if (PyErr_CheckSignals())
+                return -1;
+        }
+    }
+    PyObject *view = PyMemoryView_FromMemory(self->unsent[0].iov_base, (Py_ssize_t)self->unsent[0].iov_len, PyBUF_READ);
+    if (view == NULL)
+        return -1;
+    PyObject *number = PyObject_CallMethodOneArg(self->stream, s_send, view);
+    Py_DECREF(view);
+    if (number == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_BlockingIOError))
+            return -1;
+        PyErr_Clear();
+        return -2;
+    }
+    Py_ssize_t sent = PyLong_AsSsize_t(number);
+    Py_DECREF(number);
+    return sent < 0 ? -1 : sent;
+}
+
+static Py_ssize_t read_some(End *self, char *at, Py_ssize_t room) {
+    if (self->descriptor >= 0) {
+        for (;;) {
+            ssize_t got = recv(self->descriptor, at, (size_t)room, MSG_DONTWAIT);
+            if (got >= 0)
+                return got;
+            if (errno == EAGAIN || errno == EWOULDBLOCK)
+                return -2;
+            if (errno != EINTR) {
+                PyErr_SetFromErrno(PyExc_OSError);
+                return -1;
+            }
+            if (PyErr_CheckSignals())
+                return -1;
+        }
+    }
+    PyObject *view = PyMemoryView_FromMemory(at, room, PyBUF_WRITE);
+    if (view == NULL)
+        return -1;
+    PyObject *number = PyObject_CallMethodOneArg(self->stream, s_recv_into, view);
+    Py_DECREF(view);
+    if (number == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_BlockingIOError))
+            return -1;
+        PyErr_Clear();
+        return -2;
+    }
+    Py_ssize_t got = PyLong_AsSsize_t(number);
+    Py_DECREF(number);
+    if (got > room) {
+        PyErr_SetString(PyExc_ValueError, "a stream read more than there was room for");
+        return -1;
+    }
+    return got < 0 ? -1 : got;
+}
+
+/* Strike what the kernel took. -1: it took more than there was. */
+static int strike(End *self, size_t sent) {
+    int first = 0;
+    while (first < self->pieces && sent >= self->unsent[first].iov_len)
+        sent -= self->unsent[first++].iov_len;
+    self->pieces -= first;
+    memmove(self->unsent, self->unsent + first, (size_t)self->pieces * sizeof(struct iovec));
+    if (self->pieces) {
+        self->unsent[0].iov_base = (char *)self->unsent[0].iov_base + sent;
+        self->unsent[0].iov_len -= sent;
+    } else if (sent) {
+        PyErr_SetString(PyExc_ValueError, "a stream took more than it was given");
+        return -1;
+    }
+    return 0;
+}
+
+/* Write what is left of a frame. 1: nothing is left; 0: the kernel takes no more now; -1: an error is set. */
+static int flush(End *self) {
+    if (!self->pieces)
+        return 1;
+    if (self->writable && self->stream == Py_None) {
+        PyErr_SetString(PyExc_RuntimeError, "this end of a link is closed");
+        return -1;
+    }
+    while (self->pieces && self->writable) {
+        size_t offered = self->descriptor >= 0 ? 0 : self->unsent[0].iov_len;
+        for (int i = 0; self->descriptor >= 0 && i < self->pieces; i++)
+            offered += self->unsent[i].iov_len;
+        Start start = start_clock();
+        Py_ssize_t sent = write_some(self);
+        stop_clock(IN_SEND, start);
+        if (sent == -1 || (sent > 0 && strike(self, (size_t)sent)))
+            return -1;
+        if (sent < 0 || (size_t)sent < offered)
+            self->writable = 0; /* the buffer is full: the next edge says when to go on */
+    }
+    if (self->pieces) {
+        PyObject *done = PyObject_CallMethodOneArg(self->blocked, s_add, (PyObject *)self);
+        Py_XDECREF(done);
+        return done == NULL ? -1 : 0;
+    }
+    end_forget_unsent(self);
+    if (self->sending != NULL) {
+        pool_give(self->pool, self->sending);
+        self->sending = NULL;
+    }
+    if (PySet_GET_SIZE(self->blocked) && PySet_Discard(self->blocked, (PyObject *)self) < 0)
+        return -1;
+    return 1;
+}
+
+static PyObject *end_flush(End *self, PyObject *unused) {
+    (void)unused;
+    if (!is_end((PyObject *)self))
+        return NULL;
+    int flushed = flush(self);
+    return flushed < 0 ? NULL : PyBool_FromLong(flushed);
+}
+
+static PyObject *end_pending(End *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(self->pieces > 0);
+}
+
+static PyMethodDef end_methods[] = {
+    {"poke", (PyCFunction)end_poke, METH_NOARGS, "Have the engine call `work` soon."},
+    {"notify", (PyCFunction)(void (*)(void))end_notify, METH_FASTCALL, "The stream's state changed."},
+    {"put", (PyCFunction)(void (*)(void))end_put, METH_FASTCALL, "Write this next."},
+    {"flush", (PyCFunction)end_flush, METH_NOARGS, "Write what is left; True when nothing is."},
+    {NULL},
+};
+static PyMemberDef end_members[] = {
+    {"readable", T_BOOL, offsetof(End, readable), 0, NULL},
+    {"writable", T_BOOL, offsetof(End, writable), 0, NULL},
+    {"ended", T_BOOL, offsetof(End, ended), 0, NULL},
+    {"open", T_BOOL, offsetof(End, open), 0, NULL},
+    {"queued", T_BOOL, offsetof(End, queued), 0, NULL},
+    {"queue", T_OBJECT_EX, offsetof(End, queue), READONLY, NULL},
+    {"sealer", T_OBJECT_EX, offsetof(End, sealer), 0, NULL},
+    {"opener", T_OBJECT_EX, offsetof(End, opener), 0, NULL},
+    {NULL},
+};
+static PyGetSetDef end_getset[] = {
+    {"stream", (getter)end_get_stream, (setter)end_set_stream, "A socket, or anything with send and recv_into.", NULL},
+    {"pending", (getter)end_pending, NULL, "Whether a frame is half written.", NULL},
+    {NULL},
+};
+
+static PyTypeObject EndType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.End",
+    .tp_basicsize = sizeof(End),
+    .tp_dealloc = (destructor)end_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_traverse = (traverseproc)end_traverse,
+    .tp_clear = (inquiry)end_clear,
+    .tp_methods = end_methods,
+    .tp_members = end_members,
+    .tp_getset = end_getset,
+    .tp_init = (initproc)end_init,
+    .tp_new = end_new,
+    .tp_doc = "One end of a link: the part that moves bytes.",
+};
+
+/* -- runs ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    char *at;
+    Py_ssize_t length, each;
+} Chunk;
+
+typedef struct {
+    Py_ssize_t done, segments;
+    End *link;
+} Progress;
+
+typedef struct {
+    int step;
+    Py_ssize_t position;
+    Segment *segment;
+} Kept;
+
+enum { ADD_NOT, ADD_F32, ADD_F64, ADD_I32, ADD_I64 };
+
+typedef struct {
+    PyObject_HEAD
+    Program *program;
+    PyObject *group, *operation, *finished, *views, *keeper, *dtype, *combine, *divisor;
+    Pool *pool;
+    Chunk *chunks;
+    Progress *progress;
+    Kept *kept; /* ciphertext to pass on */
+    int keeping, room;
+    int left, add;
+    uint32_t base;
+    unsigned char header[HEADER_BYTES]; /* what all frames of the run share */
+} Run;
+
+static PyTypeObject RunType;
+
+static int run_traverse(Run *self, visitproc visit, void *arg) {
+    Py_VISIT(self->group);
+    Py_VISIT(self->operation);
+    Py_VISIT(self->finished);
+    Py_VISIT(self->views);
+    Py_VISIT(self->keeper);
+    Py_VISIT(self->combine);
+    Py_VISIT(self->pool);
+    for (int i = 0; self->progress != NULL && i < self->program->count; i++)
+        Py_VISIT(self->progress[i].link);
+    return 0;
+}
+
+static int run_clear(Run *self) {
+    Py_CLEAR(self->group);
+    Py_CLEAR(self->operation);
+    Py_CLEAR(self->finished);
+    Py_CLEAR(self->combine);
+    for (int i = 0; self->progress != NULL && i < self->program->count; i++)
+        Py_CLEAR(self->progress[i].link);
+    return 0;
+}
+
+static void run_dealloc(Run *self) {
+    PyObject_GC_UnTrack(self);
+    run_clear(self);
+    for (int i = 0; i < self->keeping; i++)
+        Py_DECREF(self->kept[i].segment);
+    PyMem_Free(self->kept);
+    PyMem_Free(self->progress);
+    PyMem_Free(self->chunks);
+    Py_CLEAR(self->program);
+    Py_CLEAR(self->views);
+    Py_CLEAR(self->keeper);
+    Py_CLEAR(self->dtype);
+    Py_CLEAR(self->divisor);
+    Py_CLEAR(self->pool);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static void put32(unsigned char *at, uint32_t value) {
+    value = __builtin_bswap32(value);
+    memcpy(at, &value, 4);
+}
+
+static void put64(unsigned char *at, uint64_t value) {
+    value = __builtin_bswap64(value);
+    memcpy(at, &value, 8);
+}
+
+static Py_ssize_t segment_length(Py_ssize_t length) {
+    PyObject *number = PyObject_CallFunction(segment_bytes_of, "n", length);
+    if (number == NULL)
+        return -1;
+    Py_ssize_t each = PyLong_AsSsize_t(number);
+    Py_DECREF(number);
+    if (each <= 0 || each > SEGMENT_BYTES) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "segments of a length that no frame holds");
+        return -1;
+    }
+    return each;
+}
+
+static int bind_chunks(Run *self) {
+    Py_ssize_t known = -1, each = 0;
+    for (int i = 0; i < self->program->chunks; i++) {
+        Py_buffer buffer;
+        if (PyObject_GetBuffer(PyList_GET_ITEM(self->views, i), &buffer, PyBUF_WRITABLE))
+            return -1;
+        Chunk *chunk = &self->chunks[i];
+        chunk->at = buffer.buf; /* alive for as long as the operation keeps its tensors: until it ends */
+        chunk->length = buffer.len;
+        PyBuffer_Release(&buffer);
+        if (chunk->length != known) {
+            known = chunk->length;
+            each = segment_length(known);
+            if (each < 0)
+                return -1;
+        }
+        chunk->each = each;
+    }
+    for (int i = 0; i < self->program->count; i++) {
+        Step *step = &self->program->steps[i];
+        Chunk *chunk = &self->chunks[step->chunk];
+        Py_ssize_t segments = (chunk->length + chunk->each - 1) / chunk->each;
+        self->progress[i].segments = segments ? segments : 1;
+        if (step->other >= 0 && self->chunks[step->other].length != chunk->length) {
+            PyErr_SetString(PyExc_ValueError, "the two operands of a step differ in length");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Run(group, program, sequence, call, views, keeper, dtype, combine, base, finished, native) */
+static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    (void)keywords;
+    PyObject *group, *program, *views, *keeper, *dtype, *combine, *finished;
+    unsigned long long sequence;
+    const char *call, *instance;
+    Py_ssize_t call_length, instance_length;
+    unsigned int base;
+    int add;
+    PyObject *pool, *divisor;
+    if (!PyArg_ParseTuple(args, "OO!Ky#O!OOOIOiy#O!O", &group, &ProgramType, &program, &sequence, &call, &call_length, &PyList_Type,
+                          &views, &keeper, &dtype, &combine, &base, &finished, &add, &instance, &instance_length, &PoolType, &pool,
+                          &divisor))
+        return NULL;
+    if (call_length != CALL_BYTES || instance_length != INSTANCE_BYTES || PyList_GET_SIZE(views) != ((Program *)program)->chunks) {
+        PyErr_SetString(PyExc_ValueError, "a run is bound to something else than its program");
+        return NULL;
+    }
+    Run *self = (Run *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->program = (Program *)Py_NewRef(program);
+    self->group = Py_NewRef(group);
+    self->operation = Py_NewRef(Py_None);
+    self->finished = Py_NewRef(finished);
+    self->views = Py_NewRef(views);
+    self->keeper = Py_NewRef(keeper);
+    self->dtype = Py_NewRef(dtype);
+    self->combine = Py_NewRef(combine);
+    self->divisor = Py_NewRef(divisor);
+    self->pool = (Pool *)Py_NewRef(pool);
+    self->base = base;
+    self->add = add;
+    self->left = self->program->count;
+    put32(self->header + 28, NO_ORIGIN);
+    put64(self->header + 32, sequence);
+    memcpy(self->header + INSTANCE_AT, instance, INSTANCE_BYTES);
+    memcpy(self->header + CALL_AT, call, CALL_BYTES);
+    self->chunks = PyMem_Calloc((size_t)self->program->chunks + 1, sizeof(Chunk));
+    self->progress = PyMem_Calloc((size_t)self->program->count + 1, sizeof(Progress));
+    if (self->chunks == NULL || self->progress == NULL) {
+        PyErr_NoMemory();
+        Py_DECREF(self);
+        return NULL;
+    }
+    if (bind_chunks(self)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static inline char *segment_at(Run *self, int chunk, Py_ssize_t position, Py_ssize_t *length) {
+    Chunk *c = &self->chunks[chunk];
+    Py_ssize_t offset = position * c->each;
+    Py_ssize_t left = c->length - offset;
+    *length = left < c->each ? (left > 0 ? left : 0) : c->each;
+    return c->at + offset;
+}
+
+/* Whether the step's next segment may be done. */
+static int is_ready(Run *self, int index) {
+    Step *step = &self->program->steps[index];
+    Py_ssize_t segment = self->progress[index].done;
+    for (int i = 0; i < step->needs; i++) {
+        Progress *needed = &self->progress[step->need[i].step];
+        if (needed->done < (step->need[i].by_segment ? segment + 1 : needed->segments))
+            return 0;
+    }
+    return 1;
+}
+
+static int do_local(Run *self, int index);
+
+static int end_of_run(Run *self) {
+    PyObject *finished = self->finished; /* the callback holds this run: leave no cycle behind */
+    self->finished = Py_NewRef(Py_None);
+    PyObject *done = PyObject_CallNoArgs(finished);
+    Py_DECREF(finished);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static int advance(Run *self, int index) {
+    Progress *mine = &self->progress[index];
+    Step *step = &self->program->steps[index];
+    mine->done++;
+    if (mine->done == mine->segments)
+        self->left--;
+    for (int i = 0; i < step->wakes; i++) {
+        int other = step->wake[i];
+        if (self->progress[other].link != NULL) {
+            if (poke(self->progress[other].link))
+                return -1;
+        } else if (self->program->steps[other].action >= COPY && do_local(self, other))
+            return -1;
+    }
+    if (!self->left) {
+        self->left = -1;
+        return end_of_run(self);
+    }
+    return 0;
+}
+
+static PyObject *writable_view(char *at, Py_ssize_t length) { return PyMemoryView_FromMemory(at, length, PyBUF_WRITE); }
+
+static PyObject *readable_view(const void *at, Py_ssize_t length) {
+    return PyMemoryView_FromMemory((char *)at, length, PyBUF_READ);
+}
+
+static int divide(Run *self, char *at, Py_ssize_t length) {
+    PyObject *view = writable_view(at, length);
+    if (view == NULL)
+        return -1;
+    PyObject *done = PyObject_CallFunctionObjArgs(divide_bytes, self->dtype, view, self->divisor, NULL);
+    Py_DECREF(view);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static int do_local(Run *self, int index) {
+    Step *step = &self->program->steps[index];
+    Progress *progress = &self->progress[index];
+    while (progress->done < progress->segments && is_ready(self, index)) {
+        Py_ssize_t length, same;
+        char *target = segment_at(self, step->chunk, progress->done, &length);
+        Start start = start_clock();
+        if (step->action == COPY)
+            memmove(target, segment_at(self, step->other, progress->done, &same), (size_t)length);
+        else if (divide(self, target, length))
+            return -1;
+        stop_clock(IN_REDUCE, start);
+        if (advance(self, index))
+            return -1;
+    }
+    return 0;
+}
+
+/* Queue every message on its link, in program order, and do the local steps that can be done. */
+static PyObject *run_start(Run *self, PyObject *unused) {
+    (void)unused;
+    if (!self->left) {
+        if (end_of_run(self))
+            return NULL;
+        Py_RETURN_NONE;
+    }
+    for (int i = 0; i < self->program->count; i++) {
+        Step *step = &self->program->steps[i];
+        if (step->action > REDUCE)
+            continue;
+        PyObject *peer = PyLong_FromLong(step->peer);
+        if (peer == NULL)
+            return NULL;
+        PyObject *link = PyObject_CallMethodOneArg(self->group, step->action == SEND ? s_outbox : s_inbox, peer);
+        Py_DECREF(peer);
+        if (link == NULL || !is_end(link)) {
+            Py_XDECREF(link);
+            return NULL;
+        }
+        Py_XSETREF(self->progress[i].link, (End *)link);
+        PyObject *entry = Py_BuildValue("Oi", self, i);
+        PyObject *done = entry == NULL ? NULL : PyObject_CallMethodOneArg(((End *)link)->queue, s_append, entry);
+        Py_XDECREF(entry);
+        Py_XDECREF(done);
+        if (done == NULL || poke((End *)link))
+            return NULL;
+    }
+    for (int i = 0; i < self->program->count; i++)
+        if (self->program->steps[i].action > REDUCE && do_local(self, i))
+            return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef run_methods[] = {
+    {"start", (PyCFunction)run_start, METH_NOARGS, "Queue every message on its link and do what can be done."}, {NULL}};
+static PyMemberDef run_members[] = {{"operation", T_OBJECT_EX, offsetof(Run, operation), 0, NULL}, {NULL}};
+
+static PyTypeObject RunType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Run",
+    .tp_basicsize = sizeof(Run),
+    .tp_dealloc = (destructor)run_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_traverse = (traverseproc)run_traverse,
+    .tp_clear = (inquiry)run_clear,
+    .tp_methods = run_methods,
+    .tp_members = run_members,
+    .tp_new = run_new,
+    .tp_doc = "One pass: a program, the memory of each chunk, and how far each step has come.",
+};
+
+/* -- sealing ---------------------------------------------------------------------------------------------------------- */
+
+static int read_counter(PyObject *owner, uint64_t *counter) {
+    PyObject *number = PyObject_GetAttr(owner, s_counter);
+    if (number == NULL)
+        return -1;
+    *counter = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* owner.method([number,] header, data, target): all as views of our memory. */
+static int with_views(PyObject *owner, PyObject *method, PyObject *const *numbers, int count, const void *header,
+                      Py_ssize_t header_length, const void *data, Py_ssize_t length, void *target, Py_ssize_t target_length) {
+    PyObject *args[6] = {owner, NULL, NULL, NULL, NULL, NULL};
+    for (int i = 0; i < count; i++)
+        args[1 + i] = numbers[i];
+    PyObject **views = args + 1 + count;
+    int result = -1;
+    views[0] = readable_view(header, header_length);
+    views[1] = readable_view(data, length);
+    views[2] = writable_view(target, target_length);
+    if (views[0] != NULL && views[1] != NULL && views[2] != NULL) {
+        PyObject *done =
+            PyObject_VectorcallMethod(method, args, (size_t)(4 + count) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        result = done == NULL ? -1 : 0;
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(views[0]);
+    Py_XDECREF(views[1]);
+    Py_XDECREF(views[2]);
+    return result;
+}
+
+static void write_header(Run *self, int index, Py_ssize_t position, int type, uint64_t counter, Py_ssize_t length, uint32_t origin,
+                         uint64_t origin_counter, unsigned char *at) {
+    Step *step = &self->program->steps[index];
+    memcpy(at, self->header, HEADER_BYTES);
+    at[0] = (unsigned char)type;
+    put32(at + 4, (uint32_t)(counter >> GENERATION_SHIFT));
+    put32(at + 8, step->ordinal);
+    put32(at + 16, (uint32_t)length);
+    put32(at + 20, step->label);
+    put32(at + 24, self->base + (uint32_t)position);
+    put32(at + 28, origin);
+    put64(at + COUNTER_AT, origin_counter);
+}
+
+/* A forwarded frame on this link: its own hop part and its own tag, over the header and the origin's tag, around a body
+ * that stays as it is. `end` is where the body, which begins after the hop part, ends. */
+static int frame_for_hop(End *link, Step *step, uint64_t counter, const Segment *segment, Py_ssize_t end) {
+    unsigned char covered[HEADER_BYTES + TAG_BYTES];
+    memset(link->hop, 0, HOP_BYTES);
+    link->hop[0] = FORWARD;
+    put32(link->hop + 4, (uint32_t)(counter >> GENERATION_SHIFT));
+    put32(link->hop + 8, step->ordinal);
+    memcpy(covered, link->hop, HOP_BYTES);
+    memcpy(covered + HOP_BYTES, segment->at + HOP_BYTES, HEADER_BYTES - HOP_BYTES);
+    memcpy(covered + HEADER_BYTES, segment->at + end - TAG_BYTES, TAG_BYTES);
+    PyObject *view = readable_view(covered, sizeof covered);
+    if (view == NULL)
+        return -1;
+    PyObject *tag = PyObject_CallMethodOneArg(link->sealer, s_tag, view);
+    Py_DECREF(view);
+    if (tag == NULL)
+        return -1;
+    if (!PyBytes_Check(tag) || PyBytes_GET_SIZE(tag) != TAG_BYTES) {
+        Py_DECREF(tag);
+        PyErr_SetString(PyExc_TypeError, "a tag has 16 bytes");
+        return -1;
+    }
+    memcpy(link->tag, PyBytes_AS_STRING(tag), TAG_BYTES);
+    Py_DECREF(tag);
+    link->unsent[0] = (struct iovec){link->hop, HOP_BYTES};
+    link->unsent[1] = (struct iovec){segment->at + HOP_BYTES, (size_t)(end - HOP_BYTES)};
+    link->unsent[2] = (struct iovec){link->tag, TAG_BYTES};
+    link->pieces = 3;
+    return 0;
+}
+
+static int seal_as_origin(Run *self, int index, Py_ssize_t position, uint64_t counter, unsigned char *frame, const char *payload,
+                          Py_ssize_t length) {
+    int result = -1;
+    PyObject *origin = PyObject_GetAttr(self->group, s_origin);
+    PyObject *own = origin == NULL ? NULL : PyObject_CallMethodNoArgs(origin, s_take);
+    if (own != NULL) {
+        uint64_t number = PyLong_AsUnsignedLongLong(own);
+        if (!PyErr_Occurred()) {
+            uint32_t rank = (uint32_t)self->program->steps[index].origin;
+            write_header(self, index, position, FORWARD, counter, length, rank, number, frame);
+            result = with_views(origin, s_seal_into, &own, 1, frame + HOP_BYTES, HEADER_BYTES - HOP_BYTES, payload, length,
+                                frame + HEADER_BYTES, length + TAG_BYTES);
+        }
+    }
+    Py_XDECREF(own);
+    Py_XDECREF(origin);
+    return result;
+}
+
+static Segment *take_kept(Run *self, int index, Py_ssize_t position) {
+    for (int i = 0; i < self->keeping; i++) {
+        Kept *kept = &self->kept[i];
+        if (kept->step == index && kept->position == position) {
+            Segment *segment = kept->segment;
+            *kept = self->kept[--self->keeping];
+            return segment;
+        }
+    }
+    return NULL;
+}
+
+/* Takes over the reference to the segment, also when it fails. */
+static int keep(Run *self, int index, Py_ssize_t position, Segment *segment) {
+    if (self->keeping == self->room) {
+        int room = self->room ? 2 * self->room : 8;
+        Kept *kept = PyMem_Resize(self->kept, Kept, room);
+        if (kept == NULL) {
+            Py_DECREF(segment);
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->kept = kept;
+        self->room = room;
+    }
+    self->kept[self->keeping++] = (Kept){index, position, segment};
+    return 0;
+}
+
+/* Give the ciphertext to those who write the same and have not come so far; each holds it until it has. */
+static int share(Run *self, Step *step, Py_ssize_t position, Segment *segment) {
+    for (int i = 0; i < step->sharers; i++)
+        if (self->progress[step->sharer[i]].done <= position &&
+            keep(self, step->sharer[i], position, (Segment *)Py_NewRef(segment)))
+            return -1;
+    return 0;
+}
+
+/* Write a frame's header and seal its payload, for this hop or as its origin. */
+static int seal(Run *self, int index, End *link, uint64_t counter, Segment *segment) {
+    Step *step = &self->program->steps[index];
+    Py_ssize_t position = self->progress[index].done, length;
+    const char *payload = segment_at(self, step->chunk, position, &length);
+    unsigned char *frame = (unsigned char *)segment->at;
+    if (step->origin < 0) {
+        write_header(self, index, position, HOP, counter, length, NO_ORIGIN, 0, frame);
+        link->unsent[0] = (struct iovec){frame, (size_t)(HEADER_BYTES + length + TAG_BYTES)};
+        return with_views(link->sealer, s_seal_into, NULL, 0, frame, HEADER_BYTES, payload, length, frame + HEADER_BYTES,
+                          length + TAG_BYTES);
+    }
+    if (seal_as_origin(self, index, position, counter, frame, payload, length))
+        return -1;
+    return share(self, step, position, segment);
+}
+
+/* The next frame of a SEND, sealed and ready to be written. */
+static int seal_next(Run *self, int index, End *link) {
+    Step *step = &self->program->steps[index];
+    Py_ssize_t position = self->progress[index].done, length;
+    segment_at(self, step->chunk, position, &length);
+    uint64_t counter;
+    if (read_counter(link->sealer, &counter))
+        return -1;
+    Segment *segment = step->origin < 0 ? NULL : take_kept(self, index, position);
+    int failed = 0;
+    Start start = start_clock();
+    if (segment == NULL) {
+        if ((segment = pool_take(self->pool)) == NULL)
+            return -1;
+        failed = seal(self, index, link, counter, segment);
+    }
+    if (!failed && step->origin >= 0)
+        failed = frame_for_hop(link, step, counter, segment, HEADER_BYTES + length + TAG_BYTES);
+    stop_clock(IN_SEAL, start);
+    if (failed) {
+        Py_DECREF(segment);
+        return -1;
+    }
+    if (step->origin < 0)
+        link->pieces = 1;
+    link->sending = segment;
+    return advance(self, index);
+}
+
+/* The head of the queue. 1: there is one (`run` is a new reference); 0: none; -1: an error is set. */
+static int head_of_queue(End *link, Run **run, int *index) {
+    Py_ssize_t length = PyObject_Size(link->queue);
+    if (length <= 0)
+        return (int)length;
+    PyObject *entry = PySequence_GetItem(link->queue, 0);
+    if (entry == NULL)
+        return -1;
+    int understood = PyArg_ParseTuple(entry, "O!i", &RunType, run, index);
+    if (understood)
+        Py_INCREF(*run);
+    Py_DECREF(entry);
+    return understood ? 1 : -1;
+}
+
+static int leave_queue(End *link) {
+    PyObject *gone = PyObject_CallMethodNoArgs(link->queue, s_popleft);
+    Py_XDECREF(gone);
+    return gone == NULL ? -1 : 0;
+}
+
+/* send(link): write on; when nothing is left, seal and write the next segment that may leave. */
+static PyObject *core_send(PyObject *module, PyObject *object) {
+    (void)module;
+    if (!is_end(object))
+        return NULL;
+    End *link = (End *)object;
+    Run *run;
+    int index;
+    int flushed = flush(link);
+    if (flushed < 0)
+        return NULL;
+    if (!flushed)
+        Py_RETURN_NONE;
+    int found = head_of_queue(link, &run, &index);
+    if (found < 0)
+        return NULL;
+    if (!found)
+        Py_RETURN_NONE;
+    if (!is_ready(run, index)) {
+        Py_DECREF(run);
+        Py_RETURN_NONE;
+    }
+    int failed = seal_next(run, index, link);
+    if (!failed && run->progress[index].done == run->progress[index].segments && PyObject_Size(link->queue) > 0)
+        failed = leave_queue(link);
+    Py_DECREF(run);
+    if (failed)
+        return NULL;
+    flushed = flush(link);
+    if (flushed < 0 || (flushed && PyObject_Size(link->queue) > 0 && poke(link)))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* -- opening ---------------------------------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDEST
+#endif
+
+#define ADDER(name, type)                                                                                                       \
+    WIDEST static void name(type *restrict out, const type *left, const type *restrict right, Py_ssize_t count) {               \
+        for (Py_ssize_t i = 0; i < count; i++)                                                                                  \
+            out[i] = left[i] + right[i];                                                                                        \
+    }                                                                                                                           \
+    WIDEST static void name##_to(type *restrict out, const type *restrict right, Py_ssize_t count) {                            \
+        for (Py_ssize_t i = 0; i < count; i++)                                                                                  \
+            out[i] += right[i];                                                                                                 \
+    }                                                                                                                           \
+    static void name##_bytes(char *out, const char *left, const char *right, Py_ssize_t length) {                               \
+        Py_ssize_t count = length / (Py_ssize_t)sizeof(type);                                                                   \
+        if (out == left)                                                                                                        \
+            name##_to((type *)out, (const type *)right, count);                                                                 \
+        else                                                                                                                    \
+            name((type *)out, (const type *)left, (const type *)right, count);                                                  \
+    }
+
+ADDER(add_f32, float)
+ADDER(add_f64, double)
+ADDER(add_i32, uint32_t) /* unsigned: signed overflow wraps in torch and is undefined in C */
+ADDER(add_i64, uint64_t)
+
+static int combine_in_python(Run *self, Step *step, char *target, char *operand, char *received, Py_ssize_t length) {
+    PyObject *out = writable_view(target, length), *mine = writable_view(operand, length), *theirs = writable_view(received, length);
+    int failed = -1;
+    if (out != NULL && mine != NULL && theirs != NULL) {
+        PyObject *first = step->received_first ? theirs : mine, *second = step->received_first ? mine : theirs;
+        PyObject *done = PyObject_CallFunctionObjArgs(combine_bytes, self->combine, self->dtype, first, second, out, NULL);
+        failed = done == NULL ? -1 : 0;
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(out);
+    Py_XDECREF(mine);
+    Py_XDECREF(theirs);
+    return failed;
+}
+
+static int combine(Run *self, Step *step, char *target, char *operand, char *received, Py_ssize_t length) {
+    int aligned = !(((uintptr_t)target | (uintptr_t)operand | (uintptr_t)received) & 7);
+    switch (aligned ? self->add : ADD_NOT) {
+    case ADD_F32: add_f32_bytes(target, operand, received, length); return 0;
+    case ADD_F64: add_f64_bytes(target, operand, received, length); return 0;
+    case ADD_I32: add_i32_bytes(target, operand, received, length); return 0;
+    case ADD_I64: add_i64_bytes(target, operand, received, length); return 0;
+    default: return combine_in_python(self, step, target, operand, received, length);
+    }
+}
+
+static int open_forwarded(Run *self, Step *step, End *link, unsigned char *frame, Py_ssize_t total, char *target, Py_ssize_t length) {
+    Py_ssize_t end = total - TAG_BYTES;
+    unsigned char covered[HEADER_BYTES + TAG_BYTES];
+    memcpy(covered, frame, HEADER_BYTES);
+    memcpy(covered + HEADER_BYTES, frame + end - TAG_BYTES, TAG_BYTES);
+    PyObject *what = readable_view(covered, sizeof covered), *tag = readable_view(frame + end, TAG_BYTES);
+    PyObject *done = NULL;
+    if (what != NULL && tag != NULL)
+        done = PyObject_CallMethodObjArgs(link->opener, s_check, what, tag, NULL);
+    Py_XDECREF(what);
+    Py_XDECREF(tag);
+    if (done == NULL)
+        return -1;
+    Py_DECREF(done);
+    uint64_t counter;
+    memcpy(&counter, frame + COUNTER_AT, 8);
+    PyObject *numbers[2] = {PyLong_FromLongLong(step->origin), PyLong_FromUnsignedLongLong(__builtin_bswap64(counter))};
+    PyObject *origin = PyObject_GetAttr(self->group, s_origin);
+    int failed = -1;
+    if (numbers[0] != NULL && numbers[1] != NULL && origin != NULL)
+        failed = with_views(origin, s_open_into, numbers, 2, frame + HOP_BYTES, HEADER_BYTES - HOP_BYTES, frame + HEADER_BYTES,
+                            length + TAG_BYTES, target, length);
+    Py_XDECREF(numbers[0]);
+    Py_XDECREF(numbers[1]);
+    Py_XDECREF(origin);
+    return failed;
+}
+
+/* Open the frame of a RECV or REDUCE into place. Takes over the reference to the segment. */
+static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize_t total) {
+    Step *step = &self->program->steps[index];
+    Py_ssize_t position = self->progress[index].done, length, same;
+    char *target = segment_at(self, step->chunk, position, &length);
+    unsigned char *frame = (unsigned char *)segment->at;
+    int failed;
+    Start start = start_clock();
+    if (step->action == REDUCE) { /* opened where it lies, then added to the local operand */
+        char *received = (char *)frame + HEADER_BYTES;
+        failed = with_views(link->opener, s_open_into, NULL, 0, link->expected, HEADER_BYTES, received, length + TAG_BYTES, received,
+                            length);
+        stop_clock(IN_OPEN, start);
+        if (!failed) {
+            start = start_clock();
+            failed = combine(self, step, target, segment_at(self, step->other, position, &same), received, length);
+            stop_clock(IN_REDUCE, start);
+        }
+    } else if (step->origin < 0) {
+        failed = with_views(link->opener, s_open_into, NULL, 0, link->expected, HEADER_BYTES, frame + HEADER_BYTES,
+                            length + TAG_BYTES, target, length);
+        stop_clock(IN_OPEN, start);
+    } else {
+        failed = open_forwarded(self, step, link, frame, total, target, length);
+        stop_clock(IN_OPEN, start);
+    }
+    if (failed) {
+        Py_DECREF(segment);
+        return -1;
+    }
+    failed = share(self, step, position, segment);
+    pool_give(self->pool, segment);
+    return failed ? -1 : advance(self, index);
+}
+
+/* The header that the next frame must have (a forwarded one's counter aside). 0 when its place is not free yet. */
+static int expect(Run *self, int index, End *link) {
+    if (!is_ready(self, index))
+        return 0;
+    Step *step = &self->program->steps[index];
+    Py_ssize_t position = self->progress[index].done, length;
+    uint64_t counter;
+    segment_at(self, step->chunk, position, &length);
+    if (read_counter(link->opener, &counter) || (link->receiving = pool_take(self->pool)) == NULL)
+        return -1;
+    int forwarded = step->origin >= 0;
+    write_header(self, index, position, forwarded ? FORWARD : HOP, counter, length, forwarded ? (uint32_t)step->origin : NO_ORIGIN, 0,
+                 link->expected);
+    link->total = HEADER_BYTES + length + (forwarded ? 2 : 1) * TAG_BYTES;
+    link->have = 0;
+    link->expecting = 1;
+    link->surprising = 0;
+    return 1;
+}
+
+/* Whether the header is the expected one; a forwarded frame brings its own counter. Headers are no secrets. */
+static int as_expected(End *link) {
+    const unsigned char *got = (const unsigned char *)link->receiving->at, *expected = link->expected;
+    if (expected[0] != FORWARD)
+        return !memcmp(got, expected, HEADER_BYTES);
+    return !memcmp(got, expected, COUNTER_AT) && !memcmp(got + COUNTER_END, expected + COUNTER_END, HEADER_BYTES - COUNTER_END);
+}
+
+/* The length of a frame that was not expected is its receiver's to say (links.py), or to refuse. */
+static int length_of_other(End *link) {
+    PyObject *view = readable_view(link->receiving->at, HEADER_BYTES);
+    PyObject *number = view == NULL ? NULL : PyObject_CallMethod((PyObject *)link, "length_of_other", "O", view);
+    Py_XDECREF(view);
+    if (number == NULL)
+        return -1;
+    Py_ssize_t total = PyLong_AsSsize_t(number);
+    Py_DECREF(number);
+    if (total < HEADER_BYTES || total > FRAME_BYTES) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a frame of a length that no frame has");
+        return -1;
+    }
+    link->total = total;
+    return 0;
+}
+
+/* 1: the frame is complete; 0: not yet; -1: an error is set. */
+static int read_on(End *link) {
+    Py_ssize_t before = link->have, wanted = link->total - before;
+    Start start = start_clock();
+    Py_ssize_t got = read_some(link, link->receiving->at + before, wanted);
+    stop_clock(IN_RECEIVE, start);
+    if (got == -1)
+        return -1;
+    if (got == -2) {
+        link->readable = 0;
+        return 0;
+    }
+    if (got == 0) {
+        PyObject *done = PyObject_CallMethodNoArgs((PyObject *)link, s_ended);
+        Py_XDECREF(done);
+        return done == NULL ? -1 : 0;
+    }
+    link->have += got;
+    if (before < HEADER_BYTES && link->have >= HEADER_BYTES) {
+        link->surprising = !as_expected(link);
+        if (link->surprising && length_of_other(link))
+            return -1;
+    }
+    if (link->have >= link->total)
+        return 1;
+    if (got < wanted && !link->ended)
+        link->readable = 0; /* drained: the next edge says when to go on */
+    else if (poke(link))
+        return -1;
+    return 0;
+}
+
+/* receive(link): read on; open a segment that is complete. Returns None, or the frame if it is not the expected one. */
+static PyObject *core_receive(PyObject *module, PyObject *object) {
+    (void)module;
+    if (!is_end(object))
+        return NULL;
+    End *link = (End *)object;
+    if (!link->open || !link->readable)
+        Py_RETURN_NONE;
+    Run *run;
+    int index;
+    int found = head_of_queue(link, &run, &index);
+    if (found < 0)
+        return NULL;
+    if (!found)
+        Py_RETURN_NONE;
+    int state = link->expecting ? 1 : expect(run, index, link);
+    if (state > 0)
+        state = read_on(link);
+    if (state <= 0) {
+        Py_DECREF(run);
+        if (state < 0)
+            return NULL;
+        Py_RETURN_NONE;
+    }
+    if (link->surprising) {
+        Py_DECREF(run);
+        return PyBytes_FromStringAndSize(link->receiving->at, link->total);
+    }
+    Segment *segment = link->receiving;
+    link->receiving = NULL;
+    link->expecting = 0;
+    int failed = 0;
+    if (run->progress[index].done + 1 == run->progress[index].segments)
+        failed = leave_queue(link);
+    if (failed)
+        Py_DECREF(segment);
+    else
+        failed = open_next(run, index, link, segment, link->total);
+    Py_DECREF(run);
+    if (failed || (PyObject_Size(link->queue) > 0 && poke(link)))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* -- the module ------------------------------------------------------------------------------------------------------- */
+
+/* stages(on) -> nanoseconds by stage since it was last asked */
+static PyObject *core_stages(PyObject *module, PyObject *on) {
+    (void)module;
+    PyObject *result = PyDict_New();
+    for (int i = 0; result != NULL && i < STAGES; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(spent[i]);
+        if (number == NULL || PyDict_SetItemString(result, stage_names[i], number))
+            Py_CLEAR(result);
+        Py_XDECREF(number);
+        spent[i] = 0;
+    }
+    timing = PyObject_IsTrue(on) == 1;
+    return result;
+}
+
+static PyMethodDef core_methods[] = {
+    {"compile", core_compile, METH_VARARGS, "A program as numbers."},
+    {"send", core_send, METH_O, "Write on; seal and write the next segment that may leave."},
+    {"receive", core_receive, METH_O, "Read on; open a segment that is complete."},
+    {"stages", core_stages, METH_O, "Nanoseconds by stage since it was last asked; switch the clock on or off."},
+    {NULL},
+};
+
+static struct PyModuleDef core_module = {
+    PyModuleDef_HEAD_INIT, .m_name = "ringfence.runtime._core", .m_doc = "The data plane in C.", .m_size = -1, .m_methods = core_methods};
+
+static PyObject *attribute(const char *module, const char *name) {
+    PyObject *from = PyImport_ImportModule(module);
+    PyObject *found = from == NULL ? NULL : PyObject_GetAttrString(from, name);
+    Py_XDECREF(from);
+    return found;
+}
+
+PyMODINIT_FUNC PyInit__core(void) {
+    struct {
+        PyObject **where;
+        const char *text;
+    } names[] = {
+        {&s_add, "add"},           {&s_append, "append"},   {&s_check, "check"},         {&s_counter, "counter"},
+        {&s_discard, "discard"},   {&s_fileno, "fileno"},   {&s_inbox, "inbox"},         {&s_open_into, "open_into"},
+        {&s_origin, "origin"},     {&s_outbox, "outbox"},   {&s_popleft, "popleft"},     {&s_recv_into, "recv_into"},
+        {&s_seal_into, "seal_into"}, {&s_send, "send"},     {&s_tag, "tag"},             {&s_take, "take"},
+        {&s_ended, "stream_ended"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if ((*names[i].where = PyUnicode_InternFromString(names[i].text)) == NULL)
+            return NULL;
+    deque_type = attribute("collections", "deque");
+    socket_type = attribute("socket", "socket");
+    segment_bytes_of = attribute("ringfence.link.segments", "segment_bytes");
+    combine_bytes = attribute("ringfence.runtime.memory", "combine_bytes");
+    divide_bytes = attribute("ringfence.runtime.memory", "divide_bytes");
+    if (!deque_type || !socket_type || !segment_bytes_of || !combine_bytes || !divide_bytes)
+        return NULL;
+    if (!PyType_Check(socket_type)) {
+        PyErr_SetString(PyExc_TypeError, "socket.socket is not a type");
+        return NULL;
+    }
+    PyTypeObject *types[] = {&SegmentType, &PoolType, &ProgramType, &EndType, &RunType};
+    PyObject *module = PyModule_Create(&core_module);
+    if (module == NULL)
+        return NULL;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (PyModule_AddType(module, types[i]) < 0)
+            goto fail;
+    PyObject *layout = Py_BuildValue("iiiiii", HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT, GENERATION_SHIFT, FRAME_BYTES);
+    if (layout == NULL || PyModule_AddObject(module, "LAYOUT", layout) < 0) {
+        Py_XDECREF(layout);
+        goto fail;
+    }
+    return module;
+fail:
+    Py_DECREF(module);
+    return NULL;
+}

@@ -1,0 +1,13 @@
+"""What core.py uses of _core.c; the types are those of run.py, ends.py and memory.py."""
+
+from typing import Any
+
+LAYOUT: tuple[int, ...]
+End: Any
+Pool: Any
+Run: Any
+
+def compile(*parts: Any) -> Any: ...
+def send(end: Any) -> None: ...
+def receive(end: Any) -> bytes | None: ...
+def stages(on: bool) -> dict[str, int]: ...

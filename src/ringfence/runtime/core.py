@@ -1,0 +1,133 @@
+"""The data plane that this process uses: the compiled one if the package was built with it, otherwise the one in Python.
+
+Both speak the same bytes, so workers may differ. `RINGFENCE_CORE=python` asks for the slower one, `compiled` refuses to go
+on without the faster one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ringfence.collectives.schedule import Buffer
+from ringfence.errors import ConfigurationError
+from ringfence.keys import GENERATION_SHIFT, TAG_BYTES
+from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES, HOP_BYTES
+from ringfence.runtime import ends, run
+from ringfence.runtime.memory import Pool as PythonPool
+from ringfence.runtime.memory import scratch
+
+if TYPE_CHECKING:
+    from ringfence.runtime.group import Group
+    from ringfence.runtime.program import Program
+
+# What the compiled plane adds by itself; all else it leaves to torch. The numbers are those of _core.c.
+_ADDERS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 4}
+_LAYOUT = (HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, GENERATION_SHIFT, FRAME_BYTES)
+
+
+def _load() -> Any:
+    wanted = os.environ.get("RINGFENCE_CORE", "")
+    if wanted not in ("", "python", "compiled"):
+        raise ConfigurationError(f"RINGFENCE_CORE is {wanted!r}; it may be 'compiled' or 'python', or not set")
+    if wanted == "python":
+        return None
+    try:
+        from ringfence.runtime import _core
+    except ImportError as error:
+        if wanted == "compiled":
+            raise ConfigurationError(
+                f"RINGFENCE_CORE asks for the compiled data plane, which this installation does not have ({error}): "
+                "install a C compiler and Python's headers, then ringfence again"
+            ) from error
+        return None
+    if tuple(_core.LAYOUT) != _LAYOUT:
+        raise ConfigurationError(
+            f"the compiled data plane was built for another version of ringfence ({_core.__file__}): install again"
+        )
+    return _core
+
+
+_compiled = _load()
+COMPILED = _compiled is not None
+
+if TYPE_CHECKING or not COMPILED:
+    End = ends.End
+    Pool = PythonPool
+    Run = run.Run
+    send = ends.send
+    receive = ends.receive
+else:
+    End = _compiled.End
+    Pool = _compiled.Pool
+    Run = _compiled.Run
+    send = _compiled.send
+    receive = _compiled.receive
+
+
+def compile_program(*parts: Any) -> Any:
+    """A program as the compiled plane wants it."""
+    return _compiled.compile(*parts) if COMPILED else None
+
+
+def stages(on: bool) -> dict[str, int]:
+    """Nanoseconds by stage since it was last asked; switches the clocks on or off. Only the compiled plane has them."""
+    found: dict[str, int] = _compiled.stages(on) if COMPILED else {}
+    return found
+
+
+def make_run(
+    group: Group,
+    program: Program,
+    sequence: int,
+    call: bytes,
+    parts: dict[Buffer, list[memoryview]],
+    dtype: torch.dtype,
+    combine: run.Combine | None,
+    base: int,
+    finished: Callable[[], None],
+) -> Run:
+    """One pass of a collective over its memory."""
+    views, keeper = _bind(program, parts)
+    if not COMPILED:
+        return Run(group, program, sequence, call, views, keeper, dtype, combine, base, finished)
+    add = _ADDERS.get(dtype, 0) if combine is torch.add else 0
+    made: Any = _compiled.Run(
+        group,
+        program.compiled,
+        sequence,
+        call,
+        views,
+        keeper,
+        dtype,
+        combine,
+        base,
+        finished,
+        add,
+        group.instance,
+        group.pool,
+        group.size,
+    )
+    return made  # type: ignore[no-any-return]
+
+
+def _bind(program: Program, parts: dict[Buffer, list[memoryview]]) -> tuple[list[memoryview], Any]:
+    """The memory of each chunk. Scratch parts lie side by side, so that a run of them is one piece."""
+    schedule = program.schedule
+    if not schedule.scratch:
+        return [parts[place.buffer][place.part] for place in schedule.chunks], None
+    offsets = [0]
+    for place in schedule.scratch:
+        lengths = (len(parts[place.buffer][p]) for p in range(place.part, place.part + place.parts))
+        offsets.append(offsets[-1] + sum(lengths))
+    memory, keeper = scratch(offsets[-1])
+    views = [
+        memory[offsets[place.part] : offsets[place.part + place.parts]]
+        if place.buffer is Buffer.SCRATCH
+        else parts[place.buffer][place.part]
+        for place in schedule.chunks
+    ]
+    return views, keeper
