@@ -49,7 +49,6 @@ _WIDE_TICKS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 def _ratio_axis(axis: Any, low: float, high: float) -> None:
     """Twice as slow and twice as fast are equally far from 1."""
-    low, high = min(low, 0.8) / 1.15, max(high, 1.25) * 1.15
     marks = next((marks for most, marks in _TICKS.items() if high / low < most), _WIDE_TICKS)
     axis.set_major_locator(FixedLocator([mark for mark in marks if low <= mark <= high]))
     axis.set_minor_locator(NullLocator())
@@ -57,10 +56,11 @@ def _ratio_axis(axis: Any, low: float, high: float) -> None:
 
 
 def _span(series: dict[str, Any]) -> tuple[float, float]:
+    """Room for every interval. A band that is wider than half to twice runs out of the picture."""
     points = [point for some in series.values() for point in some]
-    lows = [min(point["ratio"][0], 1 - point["resolution"]) for point in points]
-    highs = [max(point["ratio"][2], 1 + point["resolution"]) for point in points]
-    return max(0.05, min(lows)), max(highs)
+    lows = [min(point["ratio"][0], max(0.5, 1 - point["resolution"]), 0.8) for point in points]
+    highs = [max(point["ratio"][2], min(2.0, 1 + point["resolution"]), 1.25) for point in points]
+    return min(lows) / 1.15, max(highs) * 1.3
 
 
 def by_size(series: dict[str, Any]) -> Figure:
@@ -69,21 +69,20 @@ def by_size(series: dict[str, Any]) -> Figure:
     low, high = _span(series)
     for index, (axis, (name, points)) in enumerate(zip(axes[0], series.items(), strict=True)):
         places = range(len(points))
-        bottom = [max(0.05, 1 - point["resolution"]) for point in points]
+        bottom = [max(0.01, 1 - point["resolution"]) for point in points]
         axis.fill_between(places, bottom, [1 + point["resolution"] for point in points], color=_BAND, alpha=0.5, lw=0)
         axis.axhline(1, color="black", lw=0.8)
         axis.errorbar(places, *_bars(points), color=_COLOURS[index], marker=_MARKERS[index], capsize=3, lw=1.5)
         axis.set_yscale("log")
-        axis.set_ylim(min(low, 0.8) / 1.15, max(high, 1.25) * 1.15)
+        axis.set_ylim(low, high)
         _ratio_axis(axis.yaxis, low, high)
         axis.set_xticks(places, [point["label"] for point in points], rotation=40, ha="right")
         axis.set_xlim(-0.5, len(points) - 0.5)
         axis.set_title(name, fontsize=10)
         for place, point in zip(places, points, strict=True):
             words = f"{point['ratio'][1]:.2f}"
-            axis.annotate(
-                words, (place, point["ratio"][2]), (0, 4), textcoords="offset points", ha="center", fontsize=8
-            )
+            spot = (place, point["ratio"][2])
+            axis.annotate(words, spot, (0, 5), textcoords="offset points", ha="center", fontsize=8, bbox=_WHITE)
     axes[0][0].set_ylabel("time over plaintext Gloo")
     figure.suptitle("Sealed all-reduce, loopback, with 95 % intervals", fontsize=11)
     figure.legend(handles=[Patch(color=_BAND, alpha=0.5, label=_BAND_WORDS)], loc="outside lower right", frameon=False)
@@ -117,7 +116,7 @@ def across(title: str) -> Callable[[dict[str, Any]], Figure]:
                 axis.annotate(words, spot, (5, 0), textcoords="offset points", va="center", fontsize=8)
         axis.axvline(1, color="black", lw=0.8)
         axis.set_xscale("log")
-        axis.set_xlim(min(low, 0.8) / 1.15, max(high, 1.25) * 1.3)
+        axis.set_xlim(low, high)
         _ratio_axis(axis.xaxis, low, high)
         axis.set_yticks(range(len(labels)), labels)
         axis.set_ylim(len(labels) - 0.5, -0.5)
@@ -133,7 +132,7 @@ def across(title: str) -> Callable[[dict[str, Any]], Figure]:
 
 def _bands(axis: Axes, places: list[float], points: list[dict[str, Any]]) -> None:
     for place, point in zip(places, points, strict=True):
-        low = max(0.05, 1 - point["resolution"])
+        low = max(0.01, 1 - point["resolution"])
         axis.barh(place, 1 + point["resolution"] - low, height=0.28, left=low, color=_BAND, alpha=0.5, lw=0)
 
 

@@ -45,9 +45,7 @@ def circumstances(edition: Edition) -> str:
     if gloo:
         lines.append(f"- **Gloo** runs with {gloo['threads']} threads and {gloo['devices']} device(s), over TCP.")
     if not edition.full:
-        lines.insert(
-            0, "> **A trial run, with few rounds on a machine that did other work: these figures are no result.**\n"
-        )
+        lines.insert(0, "> **A trial run with few rounds, to try the instrument: these figures are no result.**\n")
     return "\n".join(lines)
 
 

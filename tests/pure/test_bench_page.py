@@ -1,0 +1,140 @@
+"""The page of figures: what a folder of samples says, put between markers; nothing in it is older than its samples."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ringfence.bench.intervals import Interval
+from ringfence.bench.samples import FILE
+from ringfence.cli import _parser
+from scripts.page.documents import PAGE, README, RESULTS, ROOT, documents, filled, stale
+from scripts.page.edition import SIZES, Edition, read
+from scripts.page.series import SERIES, digest
+from scripts.page.tables import NOTHING, TABLES
+from scripts.page.targets import Target, targets
+
+FACTS = {
+    "cpu": "A CPU", "cores": 2, "caches": {"L2": "2M"}, "memory_gib": 8, "kernel": "Linux 6.18-x", "python": "3.11",
+    "versions": {"torch": "2.13.0+cpu"}, "openssl": "OpenSSL 4", "source": "abc", "gloo": {"threads": 2, "devices": 1},
+}  # fmt: skip
+AROUND = {"hosts": 0, "rate": None, "contenders": ["gloo-a", "gloo-b", "ringfence", "tls"]}
+
+
+def one(seconds: float) -> dict[str, float]:
+    return {"seconds": seconds, "cpu": 2 * seconds, "sent": 100, "repeats": 1}
+
+
+def write(folder: Path, machine: str, run: str, ratio: float, rounds: int) -> None:
+    """An all-reduce of all sizes in which sealed takes `ratio` of Gloo's second, appended as one run."""
+    lines = [{"run": run, "machine": FACTS, "command": f"ringfence bench {run}", "date": "2026-01-02T03:04:05+00:00"}]
+    for workers in (2, 4):
+        for size in SIZES:
+            case = {"kind": "collective", "operation": "all_reduce", "size": size, "workers": workers, "busy": False}
+            samples = {"gloo-a": one(1), "gloo-b": one(1), "ringfence": one(ratio), "tls": one(3)}
+            lines += [
+                {"run": run, "case": {**case, **AROUND, "machine": machine}, "round": number, "samples": samples}
+                for number in range(rounds)
+            ]
+    with (folder / FILE).open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_only_the_last_code_that_was_measured_is_shown(tmp_path: Path) -> None:
+    write(tmp_path, "old", "first", 5.0, 15)
+    write(tmp_path, "new", "second", 0.5, 15)
+    edition = read(tmp_path)
+    assert edition.commands == ["ringfence bench second"]
+    text = TABLES["all-reduce"](edition)
+    assert "0.50 [0.50, 0.50]" in text
+    assert "5.00" not in text
+
+
+def test_a_trial_run_says_so_and_does_not_reach_the_readme(tmp_path: Path) -> None:
+    write(tmp_path, "m", "run", 0.5, 3)
+    trial = read(tmp_path)
+    assert documents(trial) == [PAGE]
+    assert "trial run" in TABLES["circumstances"](trial)
+    write(tmp_path, "m", "more", 0.5, 12)
+    full = read(tmp_path)
+    assert documents(full) == [PAGE, README]
+    assert "trial run" not in TABLES["circumstances"](full)
+    assert "takes 0.50 times what plaintext Gloo takes" in TABLES["headline"](full)
+    assert "takes 3.0 to 3.0 times Gloo's time" in TABLES["readme"](full)
+
+
+def test_a_target_is_met_within_the_resolution_and_not_beyond() -> None:
+    assert Target("x", 1.0, Interval(0.9, 0.8, 1.05), 0.05).met
+    assert not Target("x", 1.0, Interval(0.9, 0.8, 1.06), 0.05).met
+
+
+def test_targets_that_are_missed_are_shown_as_missed(tmp_path: Path) -> None:
+    write(tmp_path, "m", "run", 0.9, 15)
+    edition = read(tmp_path)
+    met = {target.what: target.met for target in targets(edition)}
+    assert met["all-reduce, 25 MiB, 2 workers"]
+    assert not met["all-reduce, 4 KiB, 2 workers"]  # its limit is 0.8
+    rows = TABLES["verdicts"](edition).splitlines()
+    assert "| all-reduce, 4 KiB, 2 workers | 0.80 | 0.90 [0.90, 0.90] | ±0.00 | **no** |" in rows
+    assert len(rows) == 2 + 7
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "readme"])
+def test_what_was_not_measured_is_said(name: str) -> None:
+    assert TABLES[name](Edition()) == NOTHING
+
+
+def test_filling_replaces_what_stands_between_markers_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, "m", "run", 0.5, 15)
+    edition = read(tmp_path)
+    text = "before\n<!-- figures: headline -->\nold\n<!-- end of figures -->\nafter\n"
+    once = filled(text, edition)
+    assert once.startswith("before\n<!-- figures: headline -->\n**A sealed")
+    assert once.endswith("<!-- end of figures -->\nafter\n")
+    assert "old" not in once
+    assert filled(once, edition) == once
+    with pytest.raises(KeyError):
+        filled(text.replace("headline", "nothing"), edition)
+
+
+def test_a_digest_changes_with_the_numbers(tmp_path: Path) -> None:
+    digests = set()
+    for ratio in (0.5, 0.6):
+        folder = tmp_path / str(ratio)
+        folder.mkdir()
+        write(folder, "m", "run", ratio, 2)
+        digests.add(digest(SERIES["all-reduce"](read(folder))))
+    assert len(digests) == 2
+
+
+def test_the_documents_show_the_samples_that_lie_beside_them() -> None:
+    """`scripts/figures` makes it so."""
+    edition = read(RESULTS)
+    assert edition.results
+    assert stale(edition) == []
+
+
+def test_every_picture_of_the_page_is_one_that_is_drawn() -> None:
+    shown = set(re.findall(r"\(figures/([a-z-]+)\.svg\)", PAGE.read_text()))
+    assert shown == set(SERIES)
+
+
+def test_the_measurement_says_what_it_runs_and_how_long_that_takes() -> None:
+    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, *steps = done.stdout.splitlines()
+    minutes = re.fullmatch(r"(\d+) measurements, about (\d+) minutes on 2 cores; less where .*", first)
+    assert minutes
+    assert int(minutes[1]) == len(steps)
+    assert int(minutes[2]) <= 45
+
+
+def test_every_step_of_the_measurement_is_a_command_that_exists() -> None:
+    done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=60)
+    for step in done.stdout.splitlines()[1:]:
+        arguments = step.partition("] ringfence ")[2].split()
+        assert _parser().parse_args(arguments).run.__name__ == f"run_{arguments[1]}"
