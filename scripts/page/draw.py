@@ -152,7 +152,7 @@ def stacked(series: dict[str, Any]) -> Figure:
     axis.set_xlim(0, 1)
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     axis.set_xlabel("share of all workers' wall time")
-    axis.set_title("Where the time of a sealed all-reduce goes", fontsize=11, loc="left")
+    axis.set_title("Where the time of a sealed collective goes", fontsize=11, loc="left")
     names = list(next(iter(series.values())))
     pieces = [Patch(fc=_STAGES[name][0], hatch=_STAGES[name][1], ec="black", lw=0.5, label=name) for name in names]
     figure.legend(handles=pieces, loc="outside lower center", ncols=len(pieces), frameon=False, handlelength=1.6)

@@ -19,6 +19,10 @@ LARGE: Final = (25 << 20, 100 << 20)
 OTHERS: Final = ("all_gather", "reduce_scatter", "broadcast", "all_to_all")
 MODELS: Final = ("resnet50", "bert-base", "gpt2")
 RATES: Final = ("1gbit", "2.5gbit", "10gbit")
+PROFILES: Final = (
+    *(("all_reduce", size, workers) for workers in (2, 4) for size in LARGE),
+    *((operation, 25 << 20, 2) for operation in OTHERS),
+)
 FULL_ROUNDS: Final = 15  # fewer are a trial: the page says so, and the README does not show them
 
 
@@ -41,8 +45,8 @@ class Edition:
         found = self._matching({"kind": "collective", **wanted})
         return next((each for each in found if PROFILED not in each.case["contenders"]), None)
 
-    def profile(self, size: int, workers: int) -> Result | None:
-        wanted = {"operation": "all_reduce", "size": size, "workers": workers, "busy": False, "rate": None}
+    def profile(self, operation: str, size: int, workers: int) -> Result | None:
+        wanted = {"operation": operation, "size": size, "workers": workers, "busy": False, "rate": None}
         found = self._matching({"kind": "collective", **wanted})
         return next((each for each in found if PROFILED in each.case["contenders"]), None)
 

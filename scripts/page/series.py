@@ -10,7 +10,7 @@ from typing import Any, Final
 from ringfence.bench.names import PROFILED
 from ringfence.bench.results import Result
 from ringfence.bench.units import size_text
-from scripts.page.edition import LARGE, MODELS, OTHERS, RATES, SIZES, Edition
+from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, SIZES, Edition
 from scripts.page.targets import SEALED, line_of, rate_text
 
 Point = dict[str, Any]  # label, ratio: [low, median, high], resolution
@@ -104,12 +104,11 @@ def rates(edition: Edition) -> dict[str, list[Point]]:
 
 def stages(edition: Edition) -> dict[str, dict[str, float]]:
     found = {}
-    for workers in (2, 4):
-        for size in LARGE:
-            line = line_of(edition.profile(size, workers), PROFILED)
-            if line and line.stages:
-                shares = {stage: round(share, _DIGITS) for stage, share in line.stages.items()}
-                found[f"{workers} workers, {size_text(size)}"] = shares
+    for operation, size, workers in PROFILES:
+        line = line_of(edition.profile(operation, size, workers), PROFILED)
+        if line and line.stages:
+            shares = {stage: round(share, _DIGITS) for stage, share in line.stages.items()}
+            found[f"{operation.replace('_', '-')}, {size_text(size)}, {workers} workers"] = shares
     return found
 
 

@@ -9,7 +9,7 @@ from ringfence.bench.floor import floor
 from ringfence.bench.intervals import Interval
 from ringfence.bench.names import PROFILED, necessary_bytes
 from ringfence.bench.units import size_text, time_text
-from scripts.page.edition import LARGE, MODELS, OTHERS, RATES, SIZES, Edition
+from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, SIZES, Edition
 from scripts.page.targets import SEALED, line_of, rate_text, targets
 
 NOTHING: Final = "*Not measured yet.*"
@@ -74,7 +74,9 @@ def verdicts(edition: Edition) -> str:
 
 
 def all_reduce(edition: Edition, workers: Sequence[int] = (2, 4, 8)) -> str:
-    header = ["size", *(cell for count in workers for cell in (f"{count} workers", "Gloo / Gloo"))]
+    cores = edition.facts.get("cores", max(workers))
+    titles = [f"{count} workers" + (f" on {cores} cores" if count > cores else "") for count in workers]
+    header = ["size", *(cell for title in titles for cell in (title, "Gloo / Gloo"))]
     rows = []
     for size in SIZES:
         found = [edition.collective("all_reduce", size, count) for count in workers]
@@ -207,24 +209,16 @@ def rates(edition: Edition) -> str:
 def stages(edition: Edition) -> str:
     rows = []
     names: list[str] = []
-    for workers in (2, 4):
-        for size in LARGE:
-            result = edition.profile(size, workers)
-            line = line_of(result, PROFILED)
-            if line and line.stages:
-                names = list(line.stages)
-                cells = [str(workers), size_text(size), *(f"{share:.0%}" for share in line.stages.values())]
-                low = (
-                    f"{floor('all_reduce', size, workers, edition.costs) / _must(size, workers):.2f}"
-                    if edition.costs
-                    else "–"
-                )
-                rows.append([*cells, f"{line.cpu_ns_per_byte or 0:.2f}", low])
-    return markdown(("workers", "size", *names, "CPU ns/B", "floor"), rows)
-
-
-def _must(size: int, workers: int) -> float:
-    return necessary_bytes("all_reduce", size, workers) / 1e9
+    for operation, size, workers in PROFILES:
+        line = line_of(edition.profile(operation, size, workers), PROFILED)
+        if line and line.stages:
+            names = list(line.stages)
+            cells = [operation.replace("_", "-"), str(workers), size_text(size)]
+            cells += [f"{share:.0%}" for share in line.stages.values()]
+            must = necessary_bytes(operation, size, workers) / 1e9
+            low = f"{floor(operation, size, workers, edition.costs) / must:.2f}" if edition.costs else "–"
+            rows.append([*cells, f"{line.cpu_ns_per_byte or 0:.2f}", low])
+    return markdown(("", "workers", "size", *names, "CPU ns/B", "floor, ns/B"), rows)
 
 
 def link(edition: Edition) -> str:
