@@ -1,0 +1,51 @@
+"""Workers with the compiled data plane and workers with the Python one in one run: the bytes are the same."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from tests.pool import Pool
+
+SIZES = (0, 1, 1000, 262_145, 2_000_003)  # elements: one segment, several, and several passes
+
+
+def in_company() -> bool:
+    """Every kind of collective, and a transfer each way; what this worker's data plane is."""
+    from ringfence.runtime import core
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = float(sum(range(1, size + 1)))
+    for count in SIZES:
+        whole = torch.full((count,), float(rank + 1))
+        dist.all_reduce(whole)
+        assert bool(whole.eq(total).all())
+        gathered = [torch.empty(count) for _ in range(size)]
+        dist.all_gather(gathered, torch.full((count,), float(rank)))
+        assert all(bool(each.eq(source).all()) for source, each in enumerate(gathered))
+        part = torch.empty(count)
+        dist.reduce_scatter_tensor(part, torch.full((count * size,), float(rank + 1)))
+        assert bool(part.eq(total).all())
+        parts = [torch.empty(count) for _ in range(size)]
+        dist.all_to_all(parts, [torch.full((count,), float(10 * rank + target)) for target in range(size)])
+        assert all(bool(each.eq(10 * source + rank).all()) for source, each in enumerate(parts))
+        for root in range(size):
+            word = torch.full((count,), float(rank))
+            dist.broadcast(word, root)
+            assert bool(word.eq(root).all())
+        for operation, expected in ((dist.ReduceOp.MAX, float(size)), (dist.ReduceOp.AVG, total / size)):
+            other = torch.full((count,), float(rank + 1), dtype=torch.bfloat16)
+            dist.all_reduce(other, operation)
+            assert bool(other.eq(expected).all())
+        taken = torch.empty(count)
+        sent = dist.isend(torch.full((count,), float(rank)), (rank + 1) % size)
+        dist.recv(taken, (rank - 1) % size)
+        sent.wait()
+        assert bool(taken.eq((rank - 1) % size).all())
+    return core.COMPILED
+
+
+def test_the_two_data_planes_work_together(pool: Pool) -> None:
+    kinds = ["python", "compiled", "compiled", "python"]
+    with pool.fresh([["env", f"RINGFENCE_CORE={kind}"] for kind in kinds]) as mixed:
+        assert mixed.check(in_company, world=4, timeout=120) == [kind == "compiled" for kind in kinds]

@@ -1,0 +1,230 @@
+"""The compiled data plane: it is there, it is the one in use, it refuses nonsense, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringfence.collectives import Collective, Table, choose
+from ringfence.collectives.schedule import Action, Dependency, Step
+from ringfence.errors import ConfigurationError
+from ringfence.link.frames import FRAME_BYTES
+from ringfence.link.segments import segment_count
+from ringfence.runtime import core, ends, memory
+from ringfence.runtime import run as python_run
+from tests.world import World, all_reduce, broadcast
+
+if not core.COMPILED:
+    from ringfence.runtime import _core
+else:
+    _core = core._compiled
+
+
+def test_it_is_what_this_installation_uses() -> None:
+    if os.environ.get("RINGFENCE_CORE") == "python":
+        assert (core.End, core.Run, core.Pool) == (ends.End, python_run.Run, memory.Pool)
+    else:
+        assert core.COMPILED and core.Run is _core.Run
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [("python", "False"), ("compiled", "True"), ("", "True"), ("fast", "it may be 'compiled' or 'python'")],
+)
+def test_the_environment_chooses(wanted: str, expected: str) -> None:
+    code = "from ringfence.runtime import core; print(core.COMPILED)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "RINGFENCE_CORE": wanted},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert expected in done.stdout + done.stderr
+
+
+def test_one_that_was_built_for_other_frames_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "LAYOUT", (*_core.LAYOUT[:-1], FRAME_BYTES + 1))
+    monkeypatch.delenv("RINGFENCE_CORE", raising=False)
+    with pytest.raises(ConfigurationError, match="install again"):
+        core._load()
+
+
+def program(**changes: Any) -> Any:
+    step = Step(Action.SEND, 0, 1)
+    parts: dict[str, Any] = {
+        "steps": (step,),
+        "dependencies": ((),),
+        "wakes": ((),),
+        "ordinals": (0,),
+        "shared_by": ((),),
+        "chunks": 1,
+        **changes,
+    }
+    return _core.compile(*parts.values())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": (Step(Action.SEND, 1, 1),)},
+        {"steps": (Step(Action.REDUCE, 0, 1),)},
+        {"steps": (Step(Action.COPY, 0, -1, 5),)},
+        {"steps": ((9, 0, 1, -1, 0, -1, True),)},
+        {"steps": ((0, 0, 1),)},
+        {"steps": (7,)},
+        {"dependencies": ((Dependency(1, True),),)},
+        {"dependencies": ((Dependency(-1, True),),)},
+        {"dependencies": ()},
+        {"wakes": ((1,),)},
+        {"wakes": (("x",),)},
+        {"ordinals": (-1,)},
+        {"shared_by": ((3,),)},
+    ],
+    ids=str,
+)
+def test_a_program_that_points_outside_itself_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError, OverflowError, SystemError)):
+        program(**changes)
+
+
+def test_a_run_is_bound_to_what_its_program_names() -> None:
+    def run(views: list[memoryview], call: bytes = bytes(24), instance: bytes = bytes(16)) -> Any:
+        pool = _core.Pool()
+        return _core.Run(
+            None, program(), 0, call, views, None, torch.uint8, None, 0, lambda: None, 0, instance, pool, 1
+        )
+
+    view = memoryview(bytearray(8))
+    run([view])
+    for wrong in ({"views": []}, {"views": [view], "call": b""}, {"views": [view], "instance": b""}):
+        with pytest.raises(ValueError, match="something else than its program"):
+            run(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(BufferError):
+        run([memoryview(b"read only")])
+
+
+@pytest.mark.parametrize("what", [object(), None, _core.Pool()])
+def test_only_ends_send_and_receive(what: Any) -> None:
+    for move in (_core.send, _core.receive):
+        with pytest.raises(TypeError):
+            move(what)
+
+
+def test_an_end_that_was_never_made_moves_nothing() -> None:
+    bare = _core.End.__new__(_core.End)
+    for use in (_core.send, _core.receive, _core.End.poke, _core.End.flush):
+        with pytest.raises(TypeError):
+            use(bare)
+
+
+def test_a_pool_keeps_no_more_than_it_may() -> None:
+    pool = _core.Pool(2)
+    taken = [pool.take() for _ in range(4)]
+    assert {len(segment.view) for segment in taken} == {FRAME_BYTES}
+    for segment in taken:
+        pool.give(segment)
+    assert pool.made == 4
+    assert [pool.take(), pool.take()] == [taken[1], taken[0]]
+    pool.take()
+    assert pool.made == 5
+    with pytest.raises(TypeError):
+        pool.give(object())
+    with pytest.raises(ValueError, match="at most"):
+        _core.Pool(1000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("count", [0, 1, 7, 300_001])
+def test_sums_are_torchs_to_the_bit(dtype: torch.dtype, count: int) -> None:
+    world = World(2)
+    generator = torch.Generator().manual_seed(count)
+    draw = [torch.randint(-(2**31), 2**31 - 1, (count,), generator=generator) for _ in range(2)]
+    tensors = [each.to(dtype) if not dtype.is_floating_point else (each / 2**20).to(dtype) for each in draw]
+    if dtype == torch.float32 and count > 3:
+        tensors[0][:4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
+    expected = torch.add(tensors[0], tensors[1])
+    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
+    world.run(operations)
+    for tensor in tensors:
+        assert torch.equal(tensor.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_misaligned_memory_is_summed_too() -> None:
+    world = World(2)
+    raw = [torch.zeros(4 * 1000 + 1, dtype=torch.uint8) for _ in range(2)]
+    tensors = [torch.frombuffer(memoryview(each.numpy())[1:], dtype=torch.uint8).view(torch.uint8) for each in raw]
+    for tensor in tensors:
+        tensor += 3
+    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
+    world.run(operations)
+    assert all(bool((tensor == 6).all()) for tensor in tensors)
+
+
+def test_integers_wrap_as_torchs_do() -> None:
+    world = World(2)
+    tensors = [torch.full((9,), 2**31 - 1, dtype=torch.int32) for _ in range(2)]
+    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
+    world.run(operations)
+    assert tensors[0].tolist() == [-2] * 9
+
+
+def test_what_goes_to_several_is_sealed_once() -> None:
+    """The root of a tree has two children; both get the ciphertext that was made for the first."""
+    table = Table(chain_group=0)
+    world = World(7, table=table)
+    root = world.groups[0]
+
+    def run(tensors: list[torch.Tensor]) -> None:
+        world.run([world.submit(world.groups[r], broadcast(world.groups[r], tensors[r])) for r in range(7)])
+
+    run([torch.zeros(4) for _ in range(7)])
+    tensors = [torch.full((400_000,), float(rank == 0)) for rank in range(7)]
+    before = root.origin.counter
+    run(tensors)
+    assert all(bool(tensor.eq(1).all()) for tensor in tensors)
+    segments = segment_count(tensors[0].nbytes)
+    schedule = choose(Collective.BROADCAST, 7, 0, 0, tensors[0].nbytes, table)
+    children = sum(step.action is Action.SEND for step in schedule.steps)
+    assert children > 1
+    assert root.origin.counter - before == (segments if core.COMPILED else segments * children)
+
+
+def test_nothing_is_left_behind() -> None:
+    """Runs, links and tensors go when they are done with, whatever cycles they were part of."""
+    world = World(3)
+    gone = []
+    for _ in range(3):
+        tensors = [torch.ones(200_000) for _ in range(3)]
+        gone += [weakref.ref(tensor) for tensor in tensors]
+        operations = [
+            world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(3)
+        ]
+        world.run(operations)
+        del tensors, operations
+    gc.collect()
+    assert not [each for each in gone if each() is not None]
+    links = [weakref.ref(link) for group in world.groups.values() for link in group.links()]
+    assert links
+    del world
+    gc.collect()
+    assert not [each for each in links if each() is not None]
+
+
+def test_the_average_divides() -> None:
+    world = World(2)
+    tensors = [torch.full((5,), float(3 + 2 * rank)) for rank in range(2)]
+    operations = [
+        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank], operation=dist.ReduceOp.AVG))
+        for rank in range(2)
+    ]
+    world.run(operations)
+    assert tensors[0].tolist() == tensors[1].tolist() == [4.0] * 5
