@@ -61,7 +61,8 @@ def verdicts(edition: Edition) -> str:
             f"{each.limit:.2f}",
             ratio_text(each.ratio),
             f"±{each.resolution:.2f}",
-            "yes" if each.met else "**no**",
+            str(each.rounds),
+            each.verdict,
         )
         for each in targets(edition)
     ]
@@ -69,8 +70,8 @@ def verdicts(edition: Edition) -> str:
         if one.contender == SEALED:
             what = f"memory per link, {size_text(one.case['size'])}, {one.case['workers']} workers"
             met = "yes" if one.per_link <= MEMORY_LIMIT else "**no**"
-            rows.append((what, size_text(MEMORY_LIMIT), _mib(one.per_link), "", met))
-    return markdown(("what", "at most", "measured", "Gloo / Gloo", "met"), rows)
+            rows.append((what, size_text(MEMORY_LIMIT), _mib(one.per_link), "", str(one.rounds), met))
+    return markdown(("what", "at most", "measured", "Gloo / Gloo", "rounds", "met"), rows)
 
 
 def all_reduce(edition: Edition, workers: Sequence[int] = (2, 4, 8)) -> str:

@@ -21,10 +21,18 @@ class Target(NamedTuple):
     limit: float
     ratio: Interval
     resolution: float
+    rounds: int
 
     @property
     def met(self) -> bool:
         return self.ratio.high <= self.limit + self.resolution
+
+    @property
+    def verdict(self) -> str:
+        """A target that is met only by what the instrument cannot tell apart is not called met without more."""
+        if self.ratio.high <= self.limit:
+            return "yes"
+        return "within Gloo / Gloo" if self.met else "**no**"
 
 
 def line_of(result: Result | None, contender: str = SEALED) -> Line | None:
@@ -38,7 +46,7 @@ def targets(edition: Edition) -> list[Target]:
     for what, limit, result in _wanted(edition):
         line = line_of(result)
         if result is not None and line is not None:
-            found.append(Target(what, limit, line.ratio, result.resolution))
+            found.append(Target(what, limit, line.ratio, result.resolution, result.rounds))
     return found
 
 

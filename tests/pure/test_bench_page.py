@@ -67,9 +67,13 @@ def test_a_trial_run_says_so_and_does_not_reach_the_readme(tmp_path: Path) -> No
     assert "takes 3.0 to 3.0 times Gloo's time" in TABLES["readme"](full)
 
 
-def test_a_target_is_met_within_the_resolution_and_not_beyond() -> None:
-    assert Target("x", 1.0, Interval(0.9, 0.8, 1.05), 0.05).met
-    assert not Target("x", 1.0, Interval(0.9, 0.8, 1.06), 0.05).met
+@pytest.mark.parametrize(
+    ("high", "verdict", "met"),
+    [(1.0, "yes", True), (1.05, "within Gloo / Gloo", True), (1.06, "**no**", False)],
+)
+def test_a_target_that_only_the_resolution_saves_says_so(high: float, verdict: str, met: bool) -> None:
+    target = Target("x", 1.0, Interval(0.9, 0.8, high), 0.05, 15)
+    assert (target.verdict, target.met) == (verdict, met)
 
 
 def test_targets_that_are_missed_are_shown_as_missed(tmp_path: Path) -> None:
@@ -79,7 +83,7 @@ def test_targets_that_are_missed_are_shown_as_missed(tmp_path: Path) -> None:
     assert met["all-reduce, 25 MiB, 2 workers"]
     assert not met["all-reduce, 4 KiB, 2 workers"]  # its limit is 0.8
     rows = TABLES["verdicts"](edition).splitlines()
-    assert "| all-reduce, 4 KiB, 2 workers | 0.80 | 0.90 [0.90, 0.90] | ±0.00 | **no** |" in rows
+    assert "| all-reduce, 4 KiB, 2 workers | 0.80 | 0.90 [0.90, 0.90] | ±0.00 | 15 | **no** |" in rows
     assert len(rows) == 2 + 7
 
 

@@ -239,10 +239,22 @@ def _setup(options: argparse.Namespace, contenders: Sequence[str]) -> Setup:
         contenders=tuple(contenders),
         rounds=options.rounds,
         results=options.results,
-        command=" ".join(["ringfence", *sys.argv[1:]]),
+        command=_command(sys.argv[1:]),
         hosts=getattr(options, "hosts", 0),
         rate=getattr(options, "rate", None),
     )
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """What was asked for, without the folder: that is a path of somebody's machine, and samples are meant to be shown."""
+    kept = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--results":
+            next(words, None)
+        elif not word.startswith("--results="):
+            kept.append(word)
+    return " ".join(["ringfence", *kept])
 
 
 def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequence[Mapping[str, Any]]) -> int:
