@@ -36,7 +36,7 @@ class Edition:
     results: list[Result] = field(default_factory=list)
     links: list[link.LinkResult] = field(default_factory=list)
     memory: list[memory.MemoryResult] = field(default_factory=list)
-    costs: dict[str, float] = field(default_factory=dict)  # ns per byte by stage
+    floors: dict[tuple[str, int, int], float] = field(default_factory=dict)  # CPU seconds by operation, size, workers
 
     def collective(
         self, operation: str, size: int, workers: int, *, busy: bool = False, rate: str | None = None
@@ -107,7 +107,9 @@ def _together(cases: list[dict[str, Any]]) -> list[Measured]:
 def _sort_in(edition: Edition, measured: Measured) -> None:
     match measured.case["kind"]:
         case "floor":
-            edition.costs = {stage: cost["ns_per_byte"] for stage, cost in measured.rounds[0].items()}
+            if "operation" in measured.case:  # the others are the costs of the stages, from which floors were computed
+                place = (measured.case["operation"], measured.case["size"], measured.case["workers"])
+                edition.floors[place] = measured.rounds[0]["floor"]["cpu_seconds"]
         case "link":
             edition.links.append(link.result(measured))
         case "memory":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ringfence.bench.floor import floor
 from ringfence.bench.intervals import Interval
 from ringfence.bench.names import PROFILED, necessary_bytes
 from ringfence.bench.units import size_text, time_text
@@ -217,7 +216,8 @@ def stages(edition: Edition) -> str:
             cells = [operation.replace("_", "-"), str(workers), size_text(size)]
             cells += [f"{share:.0%}" for share in line.stages.values()]
             must = necessary_bytes(operation, size, workers) / 1e9
-            low = f"{floor(operation, size, workers, edition.costs) / must:.2f}" if edition.costs else "–"
+            seconds = edition.floors.get((operation, size, workers))
+            low = f"{seconds / must:.2f}" if seconds else "–"
             rows.append([*cells, f"{line.cpu_ns_per_byte or 0:.2f}", low])
     return markdown(("", "workers", "size", *names, "CPU ns/B", "floor, ns/B"), rows)
 

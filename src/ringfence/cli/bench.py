@@ -272,7 +272,8 @@ def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequ
     facts = machine.facts()
     costs = _stage_costs(setup, facts) if names.PROFILED in everyone else {}
     results = [result(measured) for measured in Measurement(setup, cases, facts).run()]
-    _print(options, results, facts, costs)
+    floors = _floors(setup, facts, results, costs) if costs else {}
+    _print(options, results, facts, costs, floors)
     return 0
 
 
@@ -287,11 +288,14 @@ def _stage_costs(setup: Setup, facts: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _print(
-    options: argparse.Namespace, results: Sequence[Result], facts: Mapping[str, Any], costs: dict[str, float]
+    options: argparse.Namespace,
+    results: Sequence[Result],
+    facts: Mapping[str, Any],
+    costs: dict[str, float],
+    floors: dict[int, float],
 ) -> None:
     from ringfence.bench.table import table
 
-    floors = _floors(results, costs) if costs else {}
     if options.json:
         lines = [{**each.as_json(), "floor_cpu_seconds": floors.get(index)} for index, each in enumerate(results)]
         document = {"machine": facts, "stage_ns_per_byte": costs, "results": lines}
@@ -314,13 +318,12 @@ def _print_plainly(
     print("\n".join([*machine_lines(facts), "", text, f"samples: {options.results}"]))
 
 
-def _floors(results: Sequence[Result], costs: dict[str, float]) -> dict[int, float]:
-    from ringfence.bench.floor import floor
+def _floors(
+    setup: Setup, facts: Mapping[str, Any], results: Sequence[Result], costs: dict[str, float]
+) -> dict[int, float]:
+    from ringfence.bench.floor import recorded_floor
 
-    return {
-        index: floor(each.case["operation"], each.case["size"], each.case["workers"], costs)
-        for index, each in enumerate(results)
-    }
+    return {index: recorded_floor(setup, facts, each.case, costs) for index, each in enumerate(results)}
 
 
 # -- arguments ------------------------------------------------------------------------------------------------------
