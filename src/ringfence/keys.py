@@ -33,7 +33,7 @@ TAG_BYTES: Final = 16
 NONCE_BYTES: Final = 32  # freshness in hellos, not the AEAD nonce
 DIGEST_BYTES: Final = 32
 
-SEGMENT_BYTES: Final = 512 * 1024  # the most that is sealed as one piece
+SEGMENT_BYTES: Final = 256 * 1024  # the most that is sealed as one piece
 GENERATION_SHIFT: Final = 20  # a key seals at most 2**20 segments
 COUNTER_LIMIT: Final = 1 << 52  # so that a generation fits the 32 bits it has in a header
 

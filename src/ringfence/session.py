@@ -30,6 +30,7 @@ class Session:
     """The engine of one epoch and the loop that drives it."""
 
     engine_type: type[Engine] = Engine
+    table: Table = Table()  # the proposal of rank 0; what the roster brings counts
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
         settings = Settings.from_environment(os.environ)
@@ -37,7 +38,7 @@ class Session:
         listener = listen(settings)
         try:
             address = settings.link_address(listener.getsockname()[:2])
-            member = join(store, rank, world_size, settings, address, timeout, Table().to_bytes())
+            member = join(store, rank, world_size, settings, address, timeout, self.table.to_bytes())
         except BaseException:
             listener.close()
             raise

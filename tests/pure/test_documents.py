@@ -77,7 +77,12 @@ def test_the_example_is_short_and_differs_from_gloo_in_one_line() -> None:
 def files_of_the_project() -> list[Path]:
     """Every text of ours: what a virtualenv or a tool put beside it is left out."""
     folders = [ROOT / name for name in (".ci", "docs", "examples", "scripts", "spec", "src", "tests")]
-    inside = [file for folder in folders for file in folder.rglob("*") if "__pycache__" not in file.parts]
+    inside = [
+        file
+        for folder in folders
+        for file in folder.rglob("*")
+        if "__pycache__" not in file.parts and file.suffix != ".so"
+    ]
     return [file for file in [*ROOT.glob("*.md"), ROOT / "pyproject.toml", *inside] if file.is_file()]
 
 

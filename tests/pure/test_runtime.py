@@ -232,7 +232,7 @@ def segments_made(kind: Collective, passes: int) -> int:
 
 @pytest.mark.parametrize("kind", [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST], ids=name_of)
 def test_segments_in_flight_do_not_grow_with_the_tensor(kind: Collective) -> None:
-    assert segments_made(kind, 4) <= segments_made(kind, 2) <= 12
+    assert segments_made(kind, 4) <= segments_made(kind, 2) <= 16
 
 
 def test_a_late_rank_costs_the_one_before_it_a_bounded_number_of_segments() -> None:
@@ -246,7 +246,7 @@ def test_a_late_rank_costs_the_one_before_it_a_bounded_number_of_segments() -> N
     world.submit(world.groups[2], bound[2].operation)
     world.run([each.operation for each in bound])
     assert all(each.operation.done and each.right() for each in bound)
-    assert max(engine.pool.made for engine in world.engines) <= 24 < 12 * PASS_BYTES // SEGMENT_BYTES
+    assert max(engine.pool.made for engine in world.engines) <= 40 < 12 * PASS_BYTES // SEGMENT_BYTES
 
 
 def test_segments_are_given_back() -> None:

@@ -25,9 +25,9 @@ from ringfence.runtime.fork import ALIVE, closes_in_children, leaves_to_children
 from ringfence.runtime.operation import Operation
 from ringfence.transport.tcp import TcpNetwork
 
-# The caller's bytecode and the loop's share the interpreter. At Python's default of 5 ms each system call of the loop
-# could wait that long for it.
-_SWITCH_SECONDS = 0.0002
+# The caller's bytecode and the loop's share the interpreter, and every cipher gives up its lock while it works. At Python's
+# default the loop could wait 5 ms each time to get it back from a caller that computes.
+_SWITCH_SECONDS = 0.00005
 
 
 class _Waker:

@@ -51,7 +51,7 @@ _ROOTED = (Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collectiv
 
 # Where ciphertext is kept to be passed on, or sums stand in scratch, a large collective is run in passes over slices of
 # its parts, so that what is kept stays small. All ranks cut alike: the rule looks only at what they share.
-PASS_BYTES = 4 * SEGMENT_BYTES
+PASS_BYTES = 8 * SEGMENT_BYTES
 _SEGMENTS_OF_A_PASS = 16
 _IN_PASSES = (*_REDUCING, Collective.ALL_GATHER, Collective.BROADCAST)
 
