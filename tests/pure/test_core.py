@@ -13,13 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence.collectives import Collective, Table, choose
-from ringfence.collectives.schedule import Action, Dependency, Step
+from ringfence.collectives import Collective, ScheduleId, Table, build, choose
+from ringfence.collectives.schedule import Action, Buffer, Dependency, Step
 from ringfence.errors import ConfigurationError
 from ringfence.link.frames import FRAME_BYTES
 from ringfence.link.segments import segment_count
 from ringfence.runtime import core, ends, memory
 from ringfence.runtime import run as python_run
+from ringfence.runtime.program import _heirs
 from tests.world import World, all_reduce, broadcast
 
 if not core.COMPILED:
@@ -66,6 +67,7 @@ def program(**changes: Any) -> Any:
         "wakes": ((),),
         "ordinals": (0,),
         "shared_by": ((),),
+        "heirs": (-1,),
         "chunks": 1,
         **changes,
     }
@@ -88,6 +90,9 @@ def program(**changes: Any) -> Any:
         {"wakes": (("x",),)},
         {"ordinals": (-1,)},
         {"shared_by": ((3,),)},
+        {"heirs": (1,)},
+        {"heirs": (-2,)},
+        {"heirs": ()},
     ],
     ids=str,
 )
@@ -196,6 +201,32 @@ def test_what_goes_to_several_is_sealed_once() -> None:
     children = sum(step.action is Action.SEND for step in schedule.steps)
     assert children > 1
     assert root.origin.counter - before == (segments if core.COMPILED else segments * children)
+
+
+def test_a_sum_that_is_only_passed_on_is_never_written_down() -> None:
+    """In a ring of four, two of three sums are; the chunk of the third is its owner's."""
+    heirs = _heirs(build(ScheduleId.ALL_REDUCE_RING, 4, 0))
+    steps = build(ScheduleId.ALL_REDUCE_RING, 4, 0).steps
+    sums = [index for index, step in enumerate(steps) if step.action is Action.REDUCE]
+    assert [heirs[index] >= 0 for index in sums] == [True, True, False]
+    for index in sums[:2]:
+        assert steps[heirs[index]].action is Action.SEND and steps[heirs[index]].chunk == steps[index].chunk
+    assert all(heirs[index] < 0 for index in set(range(len(steps))) - set(sums))
+    scattered = build(ScheduleId.REDUCE_SCATTER_RING, 4, 0)
+    assert sum(heir >= 0 for heir in _heirs(scattered)) == 2
+
+
+def test_a_sum_that_is_read_later_is_written_down() -> None:
+    for identifier in ScheduleId:
+        for rank in range(5):
+            schedule = build(identifier, 5, rank)
+            for index, heir in enumerate(_heirs(schedule)):
+                if heir < 0:
+                    continue
+                chunk = schedule.steps[index].chunk
+                later = [step for step in schedule.steps[heir + 1 :] if chunk in (step.chunk, step.other)]
+                overwritten = later and later[0].chunk == chunk != later[0].other and later[0].action != Action.SEND
+                assert overwritten or (not later and schedule.chunks[chunk].buffer is Buffer.SCRATCH)
 
 
 def test_nothing_is_left_behind() -> None:

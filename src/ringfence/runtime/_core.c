@@ -228,6 +228,7 @@ typedef struct {
     int needs, wakes, sharers;
     Need *need;
     int *wake, *sharer; /* sharers: the SENDs that write the same ciphertext, as received or as sealed by another of them */
+    int heir;           /* a REDUCE's sum goes nowhere but into this SEND; -1: it belongs in the chunk */
 } Step;
 
 typedef struct {
@@ -296,17 +297,17 @@ static int read_needs(PyObject *tuple, int limit, Step *step) {
     return 0;
 }
 
-/* compile(steps, dependencies, wakes, ordinals, shared_by, chunks) -> Program */
+/* compile(steps, dependencies, wakes, ordinals, shared_by, heirs, chunks) -> Program */
 static PyObject *core_compile(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *steps, *needs, *wakes, *ordinals, *sharers;
+    PyObject *steps, *needs, *wakes, *ordinals, *sharers, *heirs;
     int chunks;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!i", &PyTuple_Type, &steps, &PyTuple_Type, &needs, &PyTuple_Type, &wakes, &PyTuple_Type,
-                          &ordinals, &PyTuple_Type, &sharers, &chunks))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!i", &PyTuple_Type, &steps, &PyTuple_Type, &needs, &PyTuple_Type, &wakes, &PyTuple_Type,
+                          &ordinals, &PyTuple_Type, &sharers, &PyTuple_Type, &heirs, &chunks))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(steps);
     if (PyTuple_GET_SIZE(needs) != count || PyTuple_GET_SIZE(wakes) != count || PyTuple_GET_SIZE(ordinals) != count ||
-        PyTuple_GET_SIZE(sharers) != count || count > 1 << 24) {
+        PyTuple_GET_SIZE(sharers) != count || PyTuple_GET_SIZE(heirs) != count || count > 1 << 24) {
         PyErr_SetString(PyExc_ValueError, "the parts of a program differ in length");
         return NULL;
     }
@@ -336,6 +337,14 @@ static PyObject *core_compile(PyObject *module, PyObject *args) {
             read_numbers(PyTuple_GET_ITEM(wakes, i), self->count, &step->wakes, &step->wake) ||
             read_numbers(PyTuple_GET_ITEM(sharers, i), self->count, &step->sharers, &step->sharer))
             goto fail;
+        long heir = PyLong_AsLong(PyTuple_GET_ITEM(heirs, i));
+        if (heir == -1 && PyErr_Occurred())
+            goto fail;
+        if (heir < -1 || heir >= self->count) {
+            PyErr_SetString(PyExc_ValueError, "a program names a step that it does not have");
+            goto fail;
+        }
+        step->heir = (int)heir;
     }
     return (PyObject *)self;
 fail:
@@ -731,7 +740,7 @@ typedef struct {
     Pool *pool;
     Chunk *chunks;
     Progress *progress;
-    Kept *kept; /* ciphertext to pass on */
+    Kept *kept; /* ciphertext to pass on, sums to seal */
     int keeping, room;
     int left, add;
     uint32_t base;
@@ -1162,12 +1171,14 @@ static int share(Run *self, Step *step, Py_ssize_t position, Segment *segment) {
     return 0;
 }
 
-/* Write a frame's header and seal its payload, for this hop or as its origin. */
-static int seal(Run *self, int index, End *link, uint64_t counter, Segment *segment) {
+/* Write a frame's header and seal its payload, for this hop or as its origin. `inherited`: the segment holds it already. */
+static int seal(Run *self, int index, End *link, uint64_t counter, Segment *segment, int inherited) {
     Step *step = &self->program->steps[index];
     Py_ssize_t position = self->progress[index].done, length;
     const char *payload = segment_at(self, step->chunk, position, &length);
     unsigned char *frame = (unsigned char *)segment->at;
+    if (inherited)
+        payload = segment->at + HEADER_BYTES; /* sealed where it lies */
     if (step->origin < 0) {
         write_header(self, index, position, HOP, counter, length, NO_ORIGIN, 0, frame);
         link->unsent[0] = (struct iovec){frame, (size_t)(HEADER_BYTES + length + TAG_BYTES)};
@@ -1187,14 +1198,13 @@ static int seal_next(Run *self, int index, End *link) {
     uint64_t counter;
     if (read_counter(link->sealer, &counter))
         return -1;
-    Segment *segment = step->origin < 0 ? NULL : take_kept(self, index, position);
-    int failed = 0;
+    Segment *segment = take_kept(self, index, position); /* ciphertext to pass on, or a sum to seal */
+    int failed = 0, inherited = segment != NULL;
     Start start = start_clock();
-    if (segment == NULL) {
-        if ((segment = pool_take(self->pool)) == NULL)
-            return -1;
-        failed = seal(self, index, link, counter, segment);
-    }
+    if (segment == NULL && (segment = pool_take(self->pool)) == NULL)
+        return -1;
+    if (step->origin < 0 || !inherited)
+        failed = seal(self, index, link, counter, segment, inherited);
     if (!failed && step->origin >= 0)
         failed = frame_for_hop(link, step, counter, segment, HEADER_BYTES + length + TAG_BYTES);
     stop_clock(IN_SEAL, start);
@@ -1284,6 +1294,8 @@ static PyObject *core_send(PyObject *module, PyObject *object) {
         Py_ssize_t count = length / (Py_ssize_t)sizeof(type);                                                                   \
         if (out == left)                                                                                                        \
             name##_to((type *)out, (const type *)right, count);                                                                 \
+        else if (out == right)                                                                                                  \
+            name##_to((type *)out, (const type *)left, count);                                                                  \
         else                                                                                                                    \
             name((type *)out, (const type *)left, (const type *)right, count);                                                  \
     }
@@ -1362,7 +1374,8 @@ static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize
         stop_clock(IN_OPEN, start);
         if (!failed) {
             start = start_clock();
-            failed = combine(self, step, target, segment_at(self, step->other, position, &same), received, length);
+            char *sum = step->heir < 0 ? target : received; /* what is only passed on stays where the cipher wants it */
+            failed = combine(self, step, sum, segment_at(self, step->other, position, &same), received, length);
             stop_clock(IN_REDUCE, start);
         }
     } else if (step->origin < 0) {
@@ -1377,8 +1390,12 @@ static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize
         Py_DECREF(segment);
         return -1;
     }
-    failed = share(self, step, position, segment);
-    pool_give(self->pool, segment);
+    if (step->action == REDUCE && step->heir >= 0)
+        failed = keep(self, step->heir, position, segment);
+    else {
+        failed = share(self, step, position, segment);
+        pool_give(self->pool, segment);
+    }
     return failed ? -1 : advance(self, index);
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ringfence.collectives.schedule import Action, Dependency, Schedule, Step
+from ringfence.collectives.schedule import Action, Buffer, Dependency, Schedule, Step
 from ringfence.runtime.core import compile_program
 
 
@@ -54,7 +54,13 @@ def _compile(schedule: Schedule) -> Program:
             if chunk >= 0
         ),
         compiled=compile_program(
-            steps, schedule.dependencies, woken, ordinals, _sharers(steps, forwarders), len(schedule.chunks)
+            steps,
+            schedule.dependencies,
+            woken,
+            ordinals,
+            _sharers(steps, forwarders),
+            _heirs(schedule),
+            len(schedule.chunks),
         ),
     )
 
@@ -96,3 +102,29 @@ def _sharers(steps: tuple[Step, ...], forwarders: tuple[tuple[int, ...], ...]) -
         else forwarders[index]
         for index, step in enumerate(steps)
     )
+
+
+def _heirs(schedule: Schedule) -> tuple[int, ...]:
+    """For each REDUCE the SEND that is all its sum is for, because whoever touches the chunk next overwrites it; or -1."""
+    heirs = [-1] * len(schedule.steps)
+    if any(place.parts > 1 for place in schedule.chunks):  # then chunks may overlap without being the same
+        return tuple(heirs)
+    touching: dict[int, list[int]] = {}
+    for index, step in enumerate(schedule.steps):
+        for chunk in {step.chunk, step.other} - {-1}:
+            touching.setdefault(chunk, []).append(index)
+    for chunk, indices in touching.items():
+        for index, after, last in zip(indices, indices[1:], [*indices[2:], -1], strict=False):
+            step, following = schedule.steps[index], schedule.steps[after]
+            is_sum = step.action is Action.REDUCE and step.chunk == chunk
+            if is_sum and following.action is Action.SEND and following.origin < 0 and _is_lost(schedule, chunk, last):
+                heirs[index] = after
+    return tuple(heirs)
+
+
+def _is_lost(schedule: Schedule, chunk: int, index: int) -> bool:
+    """Whether nobody reads the chunk from this step on."""
+    if index < 0:
+        return schedule.chunks[chunk].buffer is Buffer.SCRATCH
+    step = schedule.steps[index]
+    return step.chunk == chunk and step.other != chunk and step.action in (Action.RECV, Action.REDUCE, Action.COPY)
