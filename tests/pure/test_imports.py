@@ -19,7 +19,8 @@ ALLOWED: dict[str, set[str]] = {
     "keys": {"errors"},
     "link": GROUND,
     "collectives": {"errors"},
-    "admission": GROUND,
+    "policy": GROUND,
+    "admission": GROUND | {"policy"},
     "settings": GROUND | {"admission"},
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
@@ -31,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": GROUND | {"__init__", "backend", "collectives", "link", "runtime", "session", "settings"},
     "cli": {"__init__", "bench", "errors", "settings"},
 }
-PURE = ("errors", "keys", "link", "collectives", "admission")
+PURE = ("errors", "keys", "link", "collectives", "policy", "admission")
 OUTSIDE = {
     "asyncio", "fcntl", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "resource",
     "secrets", "select", "selectors", "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile",
