@@ -176,7 +176,8 @@ class _Climb:
             if events & selectors.EVENT_READ:
                 peer.read()
                 self._take_messages(peer)
-                peer.check_cost()
+                if peer in self._strangers:  # neither admitted nor turned away
+                    peer.check_cost()
         except (ProtocolError, PeerLostError) as error:
             if peer.rank is not None:
                 raise AdmissionError(f"rank {peer.rank} was lost while the run was forming: {error}") from error
