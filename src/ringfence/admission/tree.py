@@ -125,6 +125,8 @@ class Tree:
 
     def attach_child(self, entry: Entry, its_proof_digest: bytes) -> None:
         """A child and this worker have admitted each other. Two workers that hold one rank end the epoch."""
+        if self.phase is not Phase.GATHER and entry.rank not in self._children:
+            raise ProtocolError(f"rank {entry.rank} came to rank {self._own.rank}, which {self.phase.value}")
         known = self._children.setdefault(entry.rank, (entry, its_proof_digest))
         if known[0] != entry:
             raise AdmissionError(
@@ -136,9 +138,11 @@ class Tree:
 
     def receive(self, peer: int, message: Message) -> list[Outgoing]:
         """The answer to an admitted worker's message."""
+        side = Side.PARENT if peer == self._parent else Side.CHILD
+        if not (self._attached if side is Side.PARENT else peer in self._children):
+            raise ProtocolError(f"rank {peer} speaks to rank {self._own.rank}, which has not admitted it")
         if isinstance(message, Failure):
             raise AdmissionError(f"rank {message.reporter} ended the join: {message.text}")
-        side = Side.PARENT if peer == self._parent else Side.CHILD
         step = TABLE.get((self.phase, side, type(message)))
         if step is None:
             name = type(message).__name__
@@ -241,7 +245,15 @@ class Tree:
         return [*self._down(welcome), *self._acknowledge_if_all()]
 
     def _find_neighbours(self, roster: Roster) -> None:
-        """Those whom this worker saw with its own eyes must stand in the roster exactly as it saw them."""
+        """Those whom this worker saw with its own eyes must stand in the roster exactly as it saw them.
+
+        Its children are among them, all of them: nobody could have listed one that did not come to this worker.
+        """
+        absent = [rank for rank in children_of(self._own.rank, self._own.world_size) if rank not in self._children]
+        if absent:
+            raise AdmissionError(
+                f"the roster shows rank {absent[0]}, which has not come to its parent, rank {self._own.rank}"
+            )
         seen = [self._own, *(entry for entry, _ in self._children.values())]
         if self._parent_entry is not None:
             seen.append(self._parent_entry)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterable
+from typing import Final
 
 from ringfence import keys
 from ringfence.admission.binding import Channel
@@ -14,6 +15,8 @@ from ringfence.admission.messages import HANDSHAKE, TREE, Frames, Message, encod
 from ringfence.control import ControlEdge
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.transport.tls import TlsStream
+
+_READ_BYTES: Final = 1 << 20  # off one neighbour before the others have their turn
 
 
 class Peer:
@@ -51,10 +54,8 @@ class Peer:
 
     def read(self) -> None:
         """Take what has arrived, from a stranger no more than it may cost. The handshake begins as soon as TLS is up."""
-        if self.rank is None:
-            data = self.stream.receive(keys.ADMISSION_BYTES - self.stream.received)
-        else:
-            data = self.stream.receive()
+        limit = keys.ADMISSION_BYTES - self.stream.received if self.rank is None else _READ_BYTES
+        data = self.stream.receive(limit)
         self.flush()  # TLS's own answers
         tls = self.stream.tls
         if tls.established and self.handshake.state is State.IDLE:
