@@ -130,7 +130,7 @@ def digest(label: bytes, *parts: bytes) -> bytes:
 
 def mac(key: Secret, label: bytes, *parts: bytes) -> bytes:
     """HMAC-SHA-256 over the digest of labelled parts."""
-    return hmac.new(key.reveal(), digest(label, *parts), hashlib.sha256).digest()
+    return hmac.digest(key.reveal(), digest(label, *parts), "sha256")
 
 
 def same(left: bytes, right: bytes) -> bool:
