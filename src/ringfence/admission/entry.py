@@ -65,8 +65,9 @@ class Entry:
     @classmethod
     def read(cls, reader: wire.Reader) -> Entry:
         run_id, generation = reader.text(RUN_ID_BYTES), reader.text(GENERATION_BYTES)
-        middle = _MIDDLE.unpack(reader.take(_MIDDLE.size))
-        return cls(run_id, generation, *middle, host=reader.text(HOST_BYTES), port=reader.number(2))
+        rank, world_size, public_key, tls_key_digest = _MIDDLE.unpack(reader.take(_MIDDLE.size))
+        host, port = reader.text(HOST_BYTES), reader.number(2)
+        return cls(run_id, generation, rank, world_size, public_key, tls_key_digest, host, port)
 
     @classmethod
     def decode(cls, data: bytes) -> Entry:

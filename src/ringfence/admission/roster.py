@@ -28,8 +28,19 @@ class Roster:
         return f"Roster({len(self.admitted)} workers, {self.digest[:4].hex()})"
 
 
+def check_size(policy: Policy, own: Entry) -> None:
+    """A world that is smaller than the policy allows is no world: a store that lies may have cut it out of a larger one."""
+    if own.world_size < policy.min_workers:
+        raise AdmissionError(
+            f"rank {own.rank} was told that the run has {own.world_size} workers; its policy asks for at least "
+            f"{policy.min_workers} (min_workers). If the run is meant to be that small, lower min_workers on every worker; "
+            "if not, whoever hands out ranks has split it"
+        )
+
+
 def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, table: bytes) -> Roster:
     """Judge every listing of a complete world; `own` says which world."""
+    check_size(policy, own)
     if [listing.entry.rank for listing in listings] != list(range(own.world_size)):
         raise AdmissionError(f"a roster that does not hold ranks 0 to {own.world_size - 1}, each once and in order")
     for listing in listings:

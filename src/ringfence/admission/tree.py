@@ -30,7 +30,7 @@ from ringfence.admission.messages import (
     Welcome,
 )
 from ringfence.admission.policy import Policy, Prover, judge
-from ringfence.admission.roster import Roster, seal
+from ringfence.admission.roster import Roster, check_size, seal
 from ringfence.errors import AdmissionError, ProtocolError
 
 _NO_PROOF: Final = bytes(keys.DIGEST_BYTES)  # rank 0 has no parent to show one to
@@ -109,7 +109,8 @@ class Tree:
     # -- events -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> list[Outgoing]:
-        """Rank 0 lists itself; a world of one is complete at once."""
+        """Before anything else: is this world large enough? Rank 0 lists itself; a world of one is complete at once."""
+        check_size(self._policy, self._own)
         if self._parent is None:
             self._listings[0] = self._endorsed(_NO_PROOF)
         return self._seal_if_complete()
@@ -165,6 +166,15 @@ class Tree:
         if self._parent is not None:
             return [rank for rank in _subtree(self._own.rank, len(ranks)) if rank not in self._known()]
         return [rank for rank in ranks if rank not in self._listings]
+
+    def awaited(self) -> str:
+        """For people: what a worker whose own subtree is complete still waits for, and from whom."""
+        own = f"rank {self._own.rank}"
+        if self.phase is Phase.SEALED:
+            silent = [rank for rank in sorted(self._children) if rank not in self._acknowledged]
+            return f"{own} waits for rank {', '.join(map(str, silent))} to acknowledge the roster"
+        what = "the roster" if self.phase is Phase.GATHER else "the go"
+        return f"{own} waits for {what} from its parent, rank {self._parent}"
 
     @property
     def waiting(self) -> Waiting | None:

@@ -115,6 +115,7 @@ class _Climb:
         self._report_at = now + _REPORT_SECONDS
         self._refused: dict[int, str] = {}  # claimed rank: why
         self._failure: Failure | None = None
+        self._judged_at: float | None = None  # the first neighbour
 
     def run(self) -> Membership:
         try:
@@ -249,6 +250,8 @@ class _Climb:
         assert handshake.admitted is not None
         assert handshake.child_proof_digest is not None
         entry = handshake.admitted.entry
+        if self._judged_at is None:
+            self._judged_at = time.monotonic()
         if handshake.role is Role.PARENT:
             self._tree.attach_child(entry, handshake.child_proof_digest)
         peer.become_neighbour(entry.rank, entry.world_size)
@@ -324,6 +327,8 @@ class _Climb:
             table=epoch.table,
             admitted_by=epoch.roster.admitted[self._entry.rank].how,
             edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
+            max_epoch_age=self._policy.max_epoch_age,
+            judged_at=time.monotonic() if self._judged_at is None else self._judged_at,
         )
 
     def _give_up(self, error: BaseException) -> None:
@@ -353,6 +358,8 @@ class _Climb:
         if missing:
             named = ", ".join(map(str, ranks[:_NAMED])) + (", ..." if missing > _NAMED else "")
             parts.append(f"{missing} of {entry.world_size} workers are missing: rank {named}")
+        elif self._search is None:
+            parts.append(self._tree.awaited())
         parts += [f"rank {entry.rank} {text}" for _, text in sorted(self._refused.items())]
         parts.append("see that all run, hold the same secret and can reach each other (RINGFENCE_INTERFACE)")
         return "; ".join(parts)
