@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NoReturn, Protocol
 
@@ -69,11 +69,17 @@ class Policy:
 
     @property
     def digest(self) -> bytes:
-        """Equal on two workers only if they would judge alike. The order of the rules does not matter, so it is not in it."""
-        parts = [wire.number(self.min_workers, 4), wire.number(self.max_epoch_age or 0, 8)]
-        for kind, content in sorted({(verifier.kind, verifier.content()) for verifier in self.verifiers}):
-            parts += [wire.number(kind, 1), content]
-        return keys.digest(keys.POLICY, *parts)
+        """Equal on two workers only if they would judge alike."""
+        rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
+        return policy_digest(rules, self.min_workers, self.max_epoch_age)
+
+
+def policy_digest(rules: Iterable[tuple[int, bytes]], min_workers: int, max_epoch_age: int | None) -> bytes:
+    """Over the kind and the content of each rule. Their order does not matter to anybody, so it is not in it."""
+    parts = [wire.number(min_workers, 4), wire.number(max_epoch_age or 0, 8)]
+    for kind, content in sorted(set(rules)):
+        parts += [wire.number(kind, 1), content]
+    return keys.digest(keys.POLICY, *parts)
 
 
 _TOKEN: Final = object()
