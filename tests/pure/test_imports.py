@@ -21,15 +21,17 @@ ALLOWED: dict[str, set[str]] = {
     "collectives": {"errors"},
     "policy": GROUND,
     "admission": GROUND | {"policy"},
-    "settings": GROUND | {"admission"},
+    "evidence": GROUND | {"admission"},
+    "settings": GROUND | {"admission", "policy"},
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
-    "join": GROUND | {"admission", "control", "settings", "transport"},
+    "join": GROUND | {"admission", "control", "policy", "settings", "transport"},
     "runtime": GROUND | {"collectives", "control", "link", "transport"},
     "session": GROUND | {"collectives", "join", "runtime", "settings", "transport"},
     "backend": {"collectives", "errors", "link", "runtime", "session"},
     "autoload": {"backend", "errors"},
-    "bench": GROUND | {"__init__", "backend", "collectives", "link", "runtime", "session", "settings"},
+    "bench": GROUND
+    | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"},
     "cli": {"__init__", "bench", "errors", "settings"},
 }
 PURE = ("errors", "keys", "link", "collectives", "policy", "admission")

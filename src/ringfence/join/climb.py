@@ -19,12 +19,12 @@ from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, Refusal, State
 from ringfence.admission.messages import Failure, Hello
 from ringfence.admission.policy import Policy, Prover
-from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, ConfigurationError, PeerLostError, ProtocolError
 from ringfence.join.membership import Membership
 from ringfence.join.parent import AddressBook, Search, Store
 from ringfence.join.peer import Peer
+from ringfence.join.policy import policy_of
 from ringfence.settings import Settings, format_address
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 
@@ -44,13 +44,19 @@ def join(
     link_address: tuple[str, int],
     timeout: float,
     table: bytes,
+    *,
+    admission: tuple[Policy, Prover] | None = None,
 ) -> Membership:
-    """Be admitted to the run; rank 0's `table` is everyone's. Blocks at most `timeout` seconds."""
+    """Be admitted to the run; rank 0's `table` is everyone's. Blocks at most `timeout` seconds.
+
+    `admission`, what judges others and what this worker shows, comes from the settings unless it is handed in: tests do,
+    with roots of their own.
+    """
     credentials, private_key = Credentials(), X25519PrivateKey.generate()
     public_key = private_key.public_key().public_bytes_raw()
     run, generation = settings.run_id, settings.generation
     entry = Entry(run, generation, rank, world_size, public_key, credentials.key_digest, *link_address)
-    return _Climb(store, settings, entry, credentials, private_key, timeout, table).run()
+    return _Climb(store, settings, entry, credentials, private_key, timeout, table, admission).run()
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -75,12 +81,6 @@ def listen(settings: Settings) -> socket.socket:
     )
 
 
-def policy_of(settings: Settings) -> tuple[Policy, Prover]:
-    """What admits to this run, and what this worker shows. Other kinds of proof come in here."""
-    shared = SharedSecret(settings.secret, settings.run_id)
-    return Policy((shared,)), shared
-
-
 class _Climb:
     def __init__(
         self,
@@ -91,6 +91,7 @@ class _Climb:
         private_key: X25519PrivateKey,
         timeout: float,
         table: bytes,
+        admission: tuple[Policy, Prover] | None,
     ) -> None:
         now = time.monotonic()
         self._settings = settings
@@ -99,7 +100,7 @@ class _Climb:
         self._private_key = private_key
         self._timeout = timeout
         self._deadline = now + timeout
-        self._policy, self._prover = policy_of(settings)
+        self._policy, self._prover = admission or policy_of(settings)
         self._hello = Hello(entry, self._policy.digest, _SUITES, self._policy.kinds)
         terms = Terms(keys.Secret(os.urandom(keys.SECRET_BYTES)), table, _SUITES)
         self._tree = Tree(entry, self._policy, self._prover, terms)

@@ -16,13 +16,14 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from ringfence import keys
 from ringfence.admission import wire
 from ringfence.admission.binding import Binding
-from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs import authorities, identity
 from ringfence.errors import AdmissionError, ProtocolError
@@ -317,6 +318,30 @@ class CertificateProver:
 
     def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
         return make(self._credential, Statement.endorsement(entry, proof_digest))
+
+
+def read_credential(chain: bytes, key: bytes) -> Credential:
+    """A certificate with those between it and its authority, and its key, in PEM form. ValueError says what is wrong."""
+    certificates = authorities.from_pem(chain)
+    try:
+        private = load_pem_private_key(key, None)
+        public = certificates[0].public_key()
+    except TypeError:
+        raise ValueError("the key is encrypted, and nobody is there to ask for its password") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("the key is not a private key in PEM form") from None
+    if not isinstance(private, PrivateKey) or not _is_strong(private.public_key()):
+        raise ValueError("the key is not P-256, P-384, P-521, Ed25519 or RSA from 2048")
+    if private.public_key() != public:
+        raise ValueError("the key is not that of the first certificate")
+    encoded = tuple(each.public_bytes(Encoding.DER) for each in certificates)
+    size = len(encode(encoded, bytes(SIGNATURE_BYTES // 2)))
+    if len(encoded) > CHAIN_LIMIT or max(map(len, encoded)) > CERTIFICATE_BYTES or size > ENDORSEMENT_BYTES:
+        raise ValueError(
+            f"{len(encoded)} certificates of {size} bytes; at most {CHAIN_LIMIT} of {ENDORSEMENT_BYTES} bytes can be shown: "
+            "leave out the authority's own, or use elliptic-curve keys"
+        )
+    return Credential(encoded, private)
 
 
 def make(credential: Credential, statement: Statement) -> bytes:
