@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "policy": GROUND,
     "admission": GROUND | {"policy"},
     "evidence": GROUND | {"admission"},
+    "evidence": GROUND | {"admission"},
     "settings": GROUND | {"admission", "policy"},
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
