@@ -18,7 +18,7 @@ from ringfence import keys
 from ringfence.admission import wire
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.policy import Evidence
+from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots, endorsement, pinned
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, Report, Tcb
 from ringfence.errors import AdmissionError, ProtocolError
@@ -257,19 +257,19 @@ def decode(proof: bytes) -> tuple[bytes, bytes]:
 
 
 class SnpVerifier:
-    """Judges workers by the rules, at the time that `clock` tells (seconds since 1970)."""
+    """Judges workers by the rules, at the time that the clock tells."""
 
     kind = KIND
     name = NAME
 
-    def __init__(self, rules: Rules, clock: Callable[[], float], *, known: Roots | None = None) -> None:
+    def __init__(self, rules: Rules, clock: Clock, *, known: Roots | None = None) -> None:
         self._rules = rules
         self._clock = clock
-        self._known = pinned() if known is None else known
+        self._known = known
 
     def content(self) -> bytes:
-        roots = b"".join(wire.blob(line.content()) for _, line in sorted(self._known.items()))
-        return self._rules.content() + roots
+        others = b"".join(line.content() for _, line in sorted((self._known or {}).items()))
+        return self._rules.content() + others
 
     def verify(self, evidence: Evidence) -> None:
         try:
