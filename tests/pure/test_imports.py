@@ -22,7 +22,6 @@ ALLOWED: dict[str, set[str]] = {
     "policy": GROUND,
     "admission": GROUND | {"policy"},
     "evidence": GROUND | {"admission"},
-    "evidence": GROUND | {"admission"},
     "settings": GROUND | {"admission", "policy"},
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
@@ -32,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "backend": {"collectives", "errors", "link", "runtime", "session"},
     "autoload": {"backend", "errors"},
     "bench": GROUND
-    | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"},
+    | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"}
+    | {"transport"},
     "cli": {"__init__", "bench", "errors", "settings"},
 }
 PURE = ("errors", "keys", "link", "collectives", "policy", "admission")

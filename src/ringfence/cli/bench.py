@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ringfence.bench import names
+from ringfence.cli import bench_admission
 from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `bench collectives` and `bench train` to the command line."""
+    """Add `bench collectives`, `bench train` and `bench admission` to the command line."""
     bench = commands.add_parser("bench", help="measure what sealing costs here", description=DESCRIPTION)
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     collectives = _add(kinds, "collectives", "single collectives by size", COLLECTIVES_EXAMPLES)
@@ -76,6 +77,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     train.add_argument("--strategy", choices=names.STRATEGIES, default="ddp")
     _add_common(train, names.DEFAULT_TRAINING, rounds=7)
     train.set_defaults(run=run_train)
+    bench_admission.add_to(kinds)
 
 
 def _add(
