@@ -32,10 +32,14 @@ def check_size(policy: Policy, own: Entry) -> None:
     """A world that is smaller than the policy allows is no world: a store that lies may have cut it out of a larger one."""
     if own.world_size < policy.min_workers:
         raise AdmissionError(
-            f"rank {own.rank} was told that the run has {own.world_size} workers; its policy asks for at least "
+            f"rank {own.rank} was told that the run has {_workers(own.world_size)}; its policy asks for at least "
             f"{policy.min_workers} (min_workers). If the run is meant to be that small, lower min_workers on every worker; "
             "if not, whoever hands out ranks has split it"
         )
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" if count == 1 else f"{count} workers"
 
 
 def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, table: bytes) -> Roster:
