@@ -4,6 +4,7 @@ RINGFENCE_POLICY            who may join; default: whoever holds the shared secr
 RINGFENCE_SECRET_FILE       the shared secret, made by `ringfence secret new FILE`
 RINGFENCE_CERTIFICATE_FILE  this worker's certificate, and those between it and its authority
 RINGFENCE_KEY_FILE          the key of that certificate
+RINGFENCE_TOKEN_COMMAND     prints a verifier's token for the nonce that it gets as its last argument
 RINGFENCE_RUN_ID            default: TORCHELASTIC_RUN_ID, else "none"
 RINGFENCE_GENERATION        default: TORCHELASTIC_RESTART_COUNT, else "0"
 RINGFENCE_INTERFACE         name or address to listen on; default: the one that reaches MASTER_ADDR, else loopback
@@ -18,6 +19,7 @@ import itertools
 import os
 import re
 import secrets
+import shlex
 import socket
 import stat
 from collections.abc import Mapping
@@ -52,6 +54,7 @@ class Settings:
     advertise: tuple[str, int] | None = None
     policy: PolicyFile | None = None  # None: whoever holds the secret is admitted
     certificate: Credential | None = None
+    token_command: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -66,6 +69,7 @@ class Settings:
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
             policy=policy,
             certificate=_certificate(environ, policy),
+            token_command=_command(environ.get("RINGFENCE_TOKEN_COMMAND", "")),
         )
 
     def link_address(self, bound: tuple[str, int]) -> tuple[str, int]:
@@ -82,15 +86,20 @@ class Settings:
 
 def new_secret_file(path: str | os.PathLike[str]) -> None:
     """Write 32 random bytes as 64 hexadecimal digits to a new file that only its owner can read."""
+    write_new(path, f"{secrets.token_hex(keys.SECRET_BYTES)}\n".encode("ascii"), 0o600, "a secret")
+
+
+def write_new(path: str | os.PathLike[str], content: bytes, mode: int, what: str) -> None:
+    """Write a new file with exactly this mode. What exists is kept, and links are not followed."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:
-        raise ConfigurationError(f"{os.fspath(path)} exists; a secret is never overwritten: name a new file") from None
+        raise ConfigurationError(f"{os.fspath(path)} exists; {what} is never overwritten: name a new file") from None
     except OSError as error:
         raise ConfigurationError(f"cannot write {os.fspath(path)}: {error.strerror}") from error
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(descriptor, 0o600)  # whatever the umask
-        file.write(secrets.token_hex(keys.SECRET_BYTES) + "\n")
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)  # whatever the umask
+        file.write(content)
         file.flush()
         os.fsync(descriptor)
 
@@ -99,9 +108,7 @@ def load_secret(path: str | os.PathLike[str]) -> keys.Secret:
     """Read a file that `new_secret_file` wrote. Anything else is refused: what can be guessed falls offline."""
     name = os.fspath(path)
     try:
-        with open(path, "rb") as file:
-            _check_owner_only("secret", name, os.fstat(file.fileno()))
-            content = file.read(66)
+        content = read_private(path, "secret")
     except OSError as error:
         raise ConfigurationError(f"cannot read the secret file {name}: {error.strerror}; {_HOW_TO_MAKE}") from error
     if not _SECRET_FORM.fullmatch(content):
@@ -110,6 +117,13 @@ def load_secret(path: str | os.PathLike[str]) -> keys.Secret:
     if not _looks_random(material):
         raise ConfigurationError(f"the secret in {name} was not drawn at random; {_HOW_TO_MAKE}")
     return keys.Secret(material)
+
+
+def read_private(path: str | os.PathLike[str], what: str) -> bytes:
+    """The content of a file that nobody else may open."""
+    with open(path, "rb") as file:
+        _check_owner_only(what, os.fspath(path), os.fstat(file.fileno()))
+        return file.read(_PEM_BYTES)
 
 
 def _check_owner_only(what: str, name: str, status: os.stat_result) -> None:
@@ -163,9 +177,7 @@ def load_credential(certificate: str | os.PathLike[str], key: str | os.PathLike[
     try:
         with open(certificate, "rb") as file:
             chain = file.read(_PEM_BYTES)
-        with open(key, "rb") as file:
-            _check_owner_only("key", os.fspath(key), os.fstat(file.fileno()))
-            secret = file.read(_PEM_BYTES)
+        secret = read_private(key, "key")
     except OSError as error:
         raise ConfigurationError(f"cannot read {error.filename}: {error.strerror}") from error
     try:
@@ -205,6 +217,14 @@ def _certificate(environ: Mapping[str, str], policy: PolicyFile | None) -> Crede
     if not certificate or not key:
         raise ConfigurationError("RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE go together: set both")
     return load_credential(certificate, key)
+
+
+def _command(value: str) -> tuple[str, ...]:
+    """Split as a shell would, and run without one."""
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise ConfigurationError(f"RINGFENCE_TOKEN_COMMAND: {error}") from None
 
 
 def _name(environ: Mapping[str, str], own: str, elastic: str, default: str, limit: int) -> str:

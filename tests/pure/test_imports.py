@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "settings": GROUND | {"admission", "policy"},
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
-    "join": GROUND | {"admission", "control", "policy", "settings", "transport"},
+    "join": GROUND | {"admission", "control", "evidence", "policy", "settings", "transport"},
     "runtime": GROUND | {"collectives", "control", "link", "transport"},
     "session": GROUND | {"collectives", "join", "runtime", "settings", "transport"},
     "backend": {"collectives", "errors", "link", "runtime", "session"},
@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": GROUND
     | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"}
     | {"transport"},
-    "cli": {"__init__", "bench", "errors", "settings"},
+    "cli": {"__init__", "admission", "bench", "errors", "join", "policy", "settings"},
 }
 PURE = ("errors", "keys", "link", "collectives", "policy", "admission")
 OUTSIDE = {

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Prover
-from ringfence.admission.proofs import bundle, catalogue, certificate
+from ringfence.admission.proofs import bundle, catalogue, certificate, nvidia, token
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError, ConfigurationError
+from ringfence.evidence import nvml
+from ringfence.evidence.token_command import fetch_with
 from ringfence.policy.file import PolicyFile, Rule
 from ringfence.settings import Settings
 
@@ -60,4 +62,23 @@ def _certificate(settings: Settings, rules: certificate.Rules, clock: Clock) -> 
     return certificate.CertificateProver(settings.certificate)
 
 
-MAKERS: Final[dict[str, Maker]] = {"secret": _secret, "certificate": _certificate}
+def _nvidia(settings: Settings, rules: nvidia.Rules, clock: Clock) -> Prover:
+    library = nvml.load()
+    found = nvml.count(library)
+    if found not in nvidia.GPUS:
+        raise ConfigurationError(f"this machine has {found} GPUs; a worker shows {nvidia.GPUS[0]} to {nvidia.GPUS[-1]}")
+    return nvidia.NvidiaProver(lambda nonce: nvml.collect(nonce, library))
+
+
+def _token(settings: Settings, rules: token.Rules, clock: Clock) -> Prover:
+    if not settings.token_command:
+        raise ConfigurationError("set RINGFENCE_TOKEN_COMMAND to a command that prints a token for a nonce")
+    return token.TokenProver(fetch_with(settings.token_command))
+
+
+MAKERS: Final[dict[str, Maker]] = {
+    "secret": _secret,
+    "certificate": _certificate,
+    "nvidia": _nvidia,
+    "token": _token,
+}

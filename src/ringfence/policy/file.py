@@ -33,7 +33,7 @@ class Rules(Protocol):
         """Canonical: equal for two tables only if they judge alike."""
 
     def explain(self) -> list[str]:
-        """What it admits, in plain words: the worker that ..."""
+        """What it admits, in plain words."""
 
 
 ReadRules = Callable[[Table], Rules]
@@ -45,10 +45,6 @@ class Rule:
 
     proofs: tuple[tuple[str, Rules], ...]  # by the name of their table
     note: str | None = None  #               for people
-
-    def explain(self) -> list[str]:
-        lines = [line for _, rules in self.proofs for line in rules.explain()]
-        return [f"# {self.note}", *lines] if self.note else lines
 
 
 @dataclass(frozen=True)
@@ -63,6 +59,34 @@ class PolicyFile:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of proof that any rule asks for."""
         return tuple(dict.fromkeys(kind for rule in self.rules for kind, _ in rule.proofs))
+
+
+def explain(policy: PolicyFile) -> list[str]:
+    """In plain words, a line each: whom a policy admits."""
+    count = len(policy.rules)
+    lines = [
+        "A worker is admitted if it meets the rule:"
+        if count == 1
+        else f"A worker is admitted if it meets any of {count} rules:"
+    ]
+    for number, rule in enumerate(policy.rules, 1):
+        lines += ["", f"{number}. {rule.note or ' and '.join(kind for kind, _ in rule.proofs)}"]
+        for kind, rules in rule.proofs:
+            lines.append(f"   {kind}")
+            lines += [f"     {line}" for line in rules.explain()]
+    lines += ["", "Nobody else is."]
+    if policy.min_workers > 1:
+        lines.append(f"A run has at least {policy.min_workers} workers, or it does not begin.")
+    if policy.max_epoch_age is not None:
+        lines.append(f"After {_words(policy.max_epoch_age)} all workers must be judged again.")
+    return lines
+
+
+def _words(seconds: int) -> str:
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+    length, name = next(unit for unit in units if seconds % unit[0] == 0)
+    count = seconds // length
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def read_policy(text: bytes, read: Read, kinds: Mapping[str, ReadRules], where: str = "the policy") -> PolicyFile:

@@ -46,6 +46,11 @@ def describe(authority: bytes) -> str:
     return f"{subject!a} until {end}, SHA-256 {hashlib.sha256(authority).hexdigest()}"
 
 
+def end_of(authority: bytes) -> float:
+    """When it expires, in seconds since 1970."""
+    return x509.load_der_x509_certificate(authority).not_valid_after_utc.timestamp()
+
+
 def _from_json(content: bytes) -> list[x509.Certificate]:
     """A SPIFFE trust bundle: a JWK set whose keys for X.509 carry one certificate each."""
     try:

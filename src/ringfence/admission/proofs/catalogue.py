@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Verifier, policy_digest
-from ringfence.admission.proofs import bundle, certificate, secret
+from ringfence.admission.proofs import bundle, certificate, nvidia, secret, snp, tdx, token
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ConfigurationError
 from ringfence.policy.file import PolicyFile, ReadRules, Rule, read_policy
@@ -30,6 +30,10 @@ class Kind:
 KINDS: Final[dict[str, Kind]] = {
     "secret": Kind(1, secret.read_rules, None),
     "certificate": Kind(2, certificate.read_rules, certificate.CertificateVerifier),
+    "tdx": Kind(tdx.KIND, tdx.read_rules, tdx.TdxVerifier),
+    "snp": Kind(snp.KIND, snp.read_rules, snp.SnpVerifier),
+    "nvidia": Kind(nvidia.KIND, nvidia.read_rules, nvidia.NvidiaVerifier),
+    "token": Kind(token.KIND, token.read_rules, token.TokenVerifier),
 }
 
 
