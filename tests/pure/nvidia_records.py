@@ -68,3 +68,8 @@ def records() -> list[Record]:
 
 def record(name: str) -> Record:
     return next(each for each in records() if each.name == name)
+
+
+TOKENS = ("hopperClaimsv3_detached_eat.json", "switch_detached_eat.json")
+RECORDED_HOPPER = record("hopper_evidence.json[0]")
+RECORDED_BLACKWELL = record("sdk_blackwellAttestationReport.txt")

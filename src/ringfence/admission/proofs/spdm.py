@@ -130,6 +130,7 @@ def _read(data: bytes) -> Report:
 def _measurements(record: bytes, blocks: int) -> dict[int, bytes]:
     cursor = _Cursor(record)
     found: dict[int, bytes] = {}
+    last = 0
     for _ in range(blocks):
         index, kind, size = cursor.number(1), cursor.number(1), cursor.number(2)
         value_type, value_size = cursor.number(1), cursor.number(2)
@@ -137,9 +138,10 @@ def _measurements(record: bytes, blocks: int) -> dict[int, bytes]:
         form = (kind, size, value_type, value_size)
         if form != (_DMTF, 3 + MEASUREMENT_BYTES, _FIRMWARE, MEASUREMENT_BYTES):
             raise AdmissionError(f"the GPU's measurement {index} is not a SHA-384 digest of firmware")
-        if index <= max(found, default=0):
+        if index <= last:
             raise AdmissionError(f"the GPU's measurement {index} is out of order")
         found[index] = value
+        last = index
     if not cursor.empty or not found:
         raise AdmissionError("the GPU's measurements are not as many as it says")
     return found
