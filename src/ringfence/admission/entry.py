@@ -115,5 +115,5 @@ class Listing:
 
 
 def _check_text(name: str, value: str, limit: int) -> None:
-    if not 1 <= len(value) <= limit or not wire.is_printable(value):
+    if not 1 <= len(value) <= limit or not (value.isascii() and value.isprintable()):
         raise ProtocolError(f"{name} must be 1 to {limit} printable ASCII characters")
