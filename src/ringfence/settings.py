@@ -4,6 +4,7 @@ RINGFENCE_POLICY            who may join; default: whoever holds the shared secr
 RINGFENCE_SECRET_FILE       the shared secret, made by `ringfence secret new FILE`
 RINGFENCE_CERTIFICATE_FILE  this worker's certificate, and those between it and its authority
 RINGFENCE_KEY_FILE          the key of that certificate
+RINGFENCE_VCEK_FILE         the certificate of this SEV-SNP machine's key, where the host does not hand it over
 RINGFENCE_TOKEN_COMMAND     prints a verifier's token for the nonce that it gets as its last argument
 RINGFENCE_RUN_ID            default: TORCHELASTIC_RUN_ID, else "none"
 RINGFENCE_GENERATION        default: TORCHELASTIC_RESTART_COUNT, else "0"
@@ -23,7 +24,7 @@ import shlex
 import socket
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +55,7 @@ class Settings:
     advertise: tuple[str, int] | None = None
     policy: PolicyFile | None = None  # None: whoever holds the secret is admitted
     certificate: Credential | None = None
+    vcek: bytes | None = field(default=None, repr=False)  # what the file holds
     token_command: tuple[str, ...] = ()
 
     @classmethod
@@ -69,6 +71,7 @@ class Settings:
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
             policy=policy,
             certificate=_certificate(environ, policy),
+            vcek=_vcek(environ.get("RINGFENCE_VCEK_FILE", "")),
             token_command=_command(environ.get("RINGFENCE_TOKEN_COMMAND", "")),
         )
 
@@ -217,6 +220,16 @@ def _certificate(environ: Mapping[str, str], policy: PolicyFile | None) -> Crede
     if not certificate or not key:
         raise ConfigurationError("RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE go together: set both")
     return load_credential(certificate, key)
+
+
+def _vcek(path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read(_PEM_BYTES)
+    except OSError as error:
+        raise ConfigurationError(f"RINGFENCE_VCEK_FILE: cannot read {path}: {error.strerror}") from error
 
 
 def _command(value: str) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +14,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from ringfence.admission.proofs import catalogue
 from ringfence.admission.proofs.certificate import CertificateProver
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.join.policy import policy_of
+from ringfence.evidence.nvml import Library
+from ringfence.evidence.tsm import KernelFiles
+from ringfence.join.policy import MAKERS, Machine, policy_of
 from ringfence.settings import Settings, load_credential, load_policy, new_secret_file
 from tests.certificates import HOUR, Authority, private_pem, spiffe
+from tests.fake_tsm import Kernel
 from tests.process.admitted_worker import run_workers
 from tests.process.join_world import World
 
@@ -175,6 +181,33 @@ def test_a_worker_that_dials_all_the_same_is_refused(site: Site, wrong: str) -> 
 def test_a_worker_with_nothing_to_show_is_told_what_each_rule_wants(site: Site) -> None:
     with pytest.raises(ConfigurationError, match="rule 1: set RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE"):
         policy_of(settings_of(site.policy(BY_CERTIFICATE)))
+
+
+class BareKernel(KernelFiles):
+    """A kernel that attests nothing."""
+
+    def make(self, folder: str) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def test_each_kind_of_evidence_says_what_it_misses() -> None:
+    def no_gpus() -> Library:
+        raise ConfigurationError("no GPU")
+
+    bare = Machine(files=BareKernel(), gpus=no_gpus)
+    other = Machine(files=Kernel("sev_guest", lambda data, level: b""))
+    for kind, machine, says in (
+        ("secret", bare, "RINGFENCE_SECRET_FILE"),
+        ("certificate", bare, "RINGFENCE_CERTIFICATE_FILE"),
+        ("tdx", bare, "no attestation by the kernel"),
+        ("tdx", other, "the kernel attests by sev_guest, and this rule asks for tdx_guest"),
+        ("snp", bare, "no attestation by the kernel"),
+        ("nvidia", bare, "no GPU"),
+        ("token", bare, "RINGFENCE_TOKEN_COMMAND"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            MAKERS[kind](Settings(), None, machine)
+    assert set(MAKERS) == set(catalogue.KINDS)
 
 
 # -- settings and files ---------------------------------------------------------------------------------------------

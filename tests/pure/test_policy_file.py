@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import inspect
+import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -146,3 +149,44 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
             assert isinstance(catalogue.read((head + text).encode("utf-8", "surrogatepass"), files), PolicyFile)
         except PolicyError:
             continue
+
+
+# -- roots ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_reaches_a_judge_as_rules_and_a_clock_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judges of hardware take other roots as keyword arguments, for tests. What reads a policy passes none."""
+    for name, kind in catalogue.KINDS.items():
+        if kind.verifier is None:
+            continue
+        parameters = list(inspect.signature(kind.verifier).parameters.values())
+        assert [each.name for each in parameters[:2]] == ["rules", "clock"]
+        for each in parameters[2:]:
+            assert each.kind is inspect.Parameter.KEYWORD_ONLY, f"{name}: {each.name}"
+            assert each.default is None, f"{name}: {each.name}"
+    passed: list[tuple[tuple[object, ...], dict[str, object]]] = []
+
+    def record(*positional: object, **named: object) -> SharedSecret:
+        passed.append((positional, named))
+        return SHARED
+
+    monkeypatch.setitem(catalogue.KINDS, "certificate", replace(catalogue.KINDS["certificate"], verifier=record))
+    file = policy(CERTIFICATE_RULE)
+    catalogue.policy_of(file, now, None)
+    assert passed == [((file.rules[0].proofs[0][1], now), {})]
+
+
+def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
+    """All files that a policy can name, by kind. Those of hardware are values to compare with, and Intel's own statements."""
+    taken = {
+        name: set(re.findall(r"table\.files?\(\"(\w+)\"", inspect.getsource(kind.read_rules)))
+        for name, kind in catalogue.KINDS.items()
+    }
+    assert taken == {
+        "secret": set(),
+        "certificate": {"ca"},
+        "tdx": {"collateral"},
+        "snp": set(),
+        "nvidia": {"golden"},
+        "token": {"keys"},
+    }
