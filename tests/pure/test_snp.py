@@ -265,7 +265,7 @@ def test_a_vlek_is_refused_unless_its_provider_is_named() -> None:
 
 def test_a_turin_report_must_say_that_it_is_one() -> None:
     mint = foundry("turin")
-    with pytest.raises(AdmissionError, match="version 2 cannot come from Turin"):
+    with pytest.raises(AdmissionError, match="report is of version 2; its certificate is for Turin"):
         judge(mint, mint.report(DATA, changes={0x00: number(2)}), mint.certificate())
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ringfence import __version__
-from ringfence.cli import bench, certificate, demo, doctor, policy, secret
+from ringfence.cli import bench, certificate, demo, doctor, evidence, policy, secret
 from ringfence.errors import RingfenceError
 
 EXIT_CODES = """\
@@ -53,6 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, doctor, secret, policy, certificate, bench):
+    for command in (demo, doctor, secret, policy, certificate, evidence, bench):
         command.add_to(commands)
     return parser

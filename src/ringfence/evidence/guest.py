@@ -66,13 +66,7 @@ def leaf_of(table: bytes, signing_key: int) -> bytes | None:
 def vcek_urls(report: snp_report.Report) -> list[str]:
     """Where AMD serves the VCEK of a report: one address, or two where the report does not say what it runs on."""
     urls = []
-    for product in snp_report.PRODUCTS.values():
-        if report.cpu is not None:
-            family, model = report.cpu
-            if family != product.family or not any(model in models for models in product.models):
-                continue
-        elif product.name == "turin":
-            continue
+    for product in report.products:
         versions = "&".join(f"{_URL_NAMES[part]}={value}" for part, value in product.tcb(report.reported_tcb).parts)
         chip = report.chip_id[: product.chip_bytes].hex()
         urls.append(f"{AMD_KEY_SERVICE}/vcek/v1/{product.name.capitalize()}/{chip}?{versions}")

@@ -112,6 +112,18 @@ class Report:
     chip_id: bytes
 
     @property
+    def products(self) -> tuple[Product, ...]:
+        """The product lines that it can come from. Before version 3 a report does not say, and Turin makes no such."""
+        if self.cpu is None:
+            return PRODUCTS["milan"], PRODUCTS["genoa"]
+        family, model = self.cpu
+        return tuple(
+            each
+            for each in PRODUCTS.values()
+            if family == each.family and any(model in models for models in each.models)
+        )
+
+    @property
     def signed(self) -> bytes:
         return self.raw[:SIGNED_BYTES]
 

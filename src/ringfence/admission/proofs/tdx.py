@@ -154,7 +154,7 @@ def authenticate(quote: bytes, collateral: tuple[Collateral, ...], now: float, *
             reason = _short(error)
             continue
         return Claims(body, fmspc, verified.status, tuple(verified.advisory_ids))
-    hint = f"; its collateral must be of this month: {FETCH}" if "expired" in reason else ""
+    hint = f"; its collateral must be of this month: {FETCH}" if "expired" in reason.lower() else ""
     raise AdmissionError(f"the quote does not verify: {reason}{hint}")
 
 
