@@ -70,6 +70,7 @@ ENTRY_PROOF: Final = _label("entry proof")
 ROSTER: Final = _label("roster")
 HELLO_DIGEST: Final = _label("hello digest")
 SECRET_PROOF: Final = _label("secret proof")
+SECRET_FINGERPRINT: Final = _label("secret fingerprint")
 CERTIFICATE_PROOF: Final = _label("certificate proof")
 CERTIFICATE_ENDORSEMENT: Final = _label("certificate endorsement")
 PROOF_DIGEST: Final = _label("proof digest")
@@ -161,6 +162,11 @@ def expand(secret: Secret, info: bytes, length: int = KEY_BYTES) -> Secret:
 def admission_key(shared: Secret, run_id: str) -> Secret:
     """What a worker shows knowledge of under the shared-secret proof; bound to the run."""
     return derive(shared, salt=run_id.encode(), info=ADMISSION_KEY)
+
+
+def secret_fingerprint(shared: Secret) -> str:
+    """What people compare to see that two files hold the same secret. Says nothing of 32 bytes that were drawn at random."""
+    return digest(SECRET_FINGERPRINT, shared.reveal())[:8].hex()
 
 
 def epoch_key(epoch_secret: Secret, roster_digest: bytes) -> Secret:

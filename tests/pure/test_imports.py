@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": GROUND
     | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"}
     | {"transport"},
-    "cli": {"__init__", "admission", "bench", "errors", "evidence", "join", "policy", "settings"},
+    "cli": GROUND | {"__init__", "admission", "bench", "evidence", "join", "policy", "settings"},
 }
 PURE = ("errors", "keys", "link", "collectives", "policy", "admission")
 OUTSIDE = {
