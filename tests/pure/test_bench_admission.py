@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfence import keys
+from ringfence.admission import tree
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.bench import admission
 from ringfence.bench.admission import STAGES, admit, depth_of, fit, predict
@@ -21,6 +22,12 @@ def test_a_world_in_memory_counts_what_its_workers_do(size: int) -> None:
     assert all(seconds > 0 for seconds in cost.cpu_mean.values())
     assert cost.bytes_mean * size > edges * size * 100, "every edge carries the whole roster"
     assert cost.way > 0
+
+
+def test_a_worker_that_comes_late_passes_up_many_entries_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose subtree was there before it: several messages go up one connection at once."""
+    monkeypatch.setattr(tree, "ENTRIES_PER_MESSAGE", 2)
+    assert admit(60, seed=1).workers == 60
 
 
 def test_a_world_whose_workers_do_not_agree_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:

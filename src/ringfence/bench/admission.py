@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -173,7 +174,8 @@ class _World:
         self.size = size
         self.workers = [_Worker(rank, size, secret) for rank in range(size)]
         self.ends: dict[tuple[int, int], _End] = {}  # (worker, peer)
-        self._under_way: list[tuple[int, int, bytes, str]] = []  # a stack: few rosters are alive at a time
+        self._wires: dict[tuple[int, int], deque[tuple[bytes, str]]] = defaultdict(deque)  # in order, as TLS demands
+        self._under_way: list[tuple[int, int]] = []  # wires, as a stack: few rosters are alive at a time
 
     def connect(self, child: int) -> None:
         """The child dials its parent; both admit each other."""
@@ -208,12 +210,14 @@ class _World:
             with end.worker.clock(stage):
                 end.tls.send(encode(message))
                 data = end.outgoing()
-            self._under_way.append((sender, peer, data, stage))
+            self._wires[sender, peer].append((data, stage))
+            self._under_way.append((sender, peer))
 
     def settle(self) -> None:
         """Until nothing is under way."""
         while self._under_way:
-            sender, peer, data, stage = self._under_way.pop()
+            sender, peer = self._under_way.pop()
+            data, stage = self._wires[sender, peer].popleft()
             end, answers = self.ends[peer, sender], []
             with end.worker.clock(stage):
                 end.frames.feed(end.tls.receive(data))
