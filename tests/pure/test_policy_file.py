@@ -6,6 +6,7 @@ import errno
 import inspect
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -190,3 +191,13 @@ def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
         "nvidia": {"golden"},
         "token": {"keys"},
     }
+
+
+@pytest.mark.parametrize("kind", catalogue.KINDS)
+def test_every_key_is_in_the_reference_under_its_table(kind: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
+    section = text.split(f"## `[admit.{kind}]`")[1].split("\n## ")[0]
+    source = inspect.getsource(catalogue.KINDS[kind].read_rules)
+    forms = "text|texts|number|flag|duration|hexes|file|files|table|tables"
+    named = set(re.findall(rf'table\.(?:{forms})\(\s*"(\w+)"', source))
+    assert {name for name in named if f"`{name}`" not in section} == set()
