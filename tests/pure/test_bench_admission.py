@@ -24,6 +24,14 @@ def test_a_world_in_memory_counts_what_its_workers_do(size: int) -> None:
     assert cost.way > 0
 
 
+def test_those_who_do_not_judge_the_roster_are_in_the_same_epoch_and_not_in_its_mean() -> None:
+    some, everyone = admit(40, judges=3), admit(40)
+    assert 3 <= some.judges <= 5
+    assert everyone.judges == 40
+    assert some.bytes_mean == pytest.approx(everyone.bytes_mean, rel=0.02)
+    assert some.cpu_mean["roster"] > everyone.cpu_mean["roster"] / 5, "the mean is over those who did the work"
+
+
 def test_a_worker_that_comes_late_passes_up_many_entries_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose subtree was there before it: several messages go up one connection at once."""
     monkeypatch.setattr(tree, "ENTRIES_PER_MESSAGE", 2)

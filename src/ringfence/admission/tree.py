@@ -248,11 +248,14 @@ class Tree:
         return self._enter(Welcome(self._terms.suites[0], self._terms.epoch_secret, self._terms.table, listings))
 
     def _enter(self, welcome: Welcome) -> list[Outgoing]:
-        roster = seal(self._policy, self._own, welcome.listings, welcome.suite, welcome.table)
+        roster = self._seal(welcome)
         self._find_neighbours(roster)
         self.epoch = Epoch(roster, welcome.suite, welcome.table, welcome.epoch_secret)
         self.phase = Phase.SEALED
         return [*self._down(welcome), *self._acknowledge_if_all()]
+
+    def _seal(self, welcome: Welcome) -> Roster:
+        return seal(self._policy, self._own, welcome.listings, welcome.suite, welcome.table)
 
     def _find_neighbours(self, roster: Roster) -> None:
         """Those whom this worker saw with its own eyes must stand in the roster exactly as it saw them.

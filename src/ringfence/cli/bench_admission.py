@@ -27,7 +27,8 @@ Needs no torch.
 EXAMPLES = """\
 examples:
   ringfence bench admission                                     64, 256 and 1,024 in memory; 16 processes
-  ringfence bench admission --workers 64,256,1024,4096          minutes
+  ringfence bench admission --workers 64,256,1024,4096          a minute or two
+  ringfence bench admission --workers 4096 --judges 0           everybody judges everybody: many minutes
   ringfence bench admission --processes 16 --rounds 10 --workers 64,256 --json
 """
 
@@ -47,6 +48,13 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--workers", type=_sizes, default=[64, 256, 1024], metavar="N,…", help="in memory; default: 64,256,1024"
     )
+    parser.add_argument(
+        "--judges",
+        type=int,
+        default=64,
+        metavar="N",
+        help="workers of each world that parse and judge the whole roster; the others compare bytes. 0: all; default: 64",
+    )
     parser.add_argument("--predict", type=int, default=16384, metavar="N", help="default: 16384")
     parser.add_argument("--processes", type=int, default=16, metavar="N", help="0: none; default: 16")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="joins of the processes; default: 5")
@@ -62,10 +70,10 @@ def run(options: argparse.Namespace) -> int:
 
     if not 0 <= options.processes <= _MOST_PROCESSES or not 1 <= options.rounds <= 1000:
         raise ConfigurationError(f"--processes goes up to {_MOST_PROCESSES}, --rounds from 1 to 1000")
-    if not 2 <= options.predict <= 1 << 20:
-        raise ConfigurationError("--predict goes from 2 to 1048576")
+    if not 2 <= options.predict <= 1 << 20 or options.judges < 0:
+        raise ConfigurationError("--predict goes from 2 to 1048576, --judges from 0")
     say = _progress()
-    costs = [admit(size, say=say) for size in options.workers]
+    costs = [admit(size, options.judges or None, say=say) for size in options.workers]
     predicted = [predict(costs, options.predict)] if len(costs) > 1 else []
     checked = predict(costs[:-1], costs[-1].workers) if len(costs) > 2 else None
     joins = measure(options.processes, options.rounds, say) if options.processes else None
