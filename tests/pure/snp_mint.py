@@ -49,7 +49,8 @@ class Foundry:
         above = [root]
         for common, key in self._signers.values():
             above.append(self._sign(common, key.public_key(), f"ARK-{line_name}", self._root_key, {}))
-        self.roots: Roots = {product: line(self.product, b"".join(each.public_bytes(Encoding.PEM) for each in above))}
+        self.pem = b"".join(each.public_bytes(Encoding.PEM) for each in above)
+        self.roots: Roots = {product: line(self.product, self.pem)}
         self.chip_key = ec.generate_private_key(ec.SECP384R1())
         self.chip = bytes(range(1, self.product.chip_bytes + 1))
 
