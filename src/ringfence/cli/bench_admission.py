@@ -109,9 +109,11 @@ def _table(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | Non
             f"{time_text(sum(cost.cpu_root.values())):>10} {time_text(cost.way):>17}"
             + ("   predicted" if cost in predicted else "")
         )
+    judges = ", ".join(f"{cost.judges:,} of {cost.workers:,}" for cost in costs)
     lines += [
         "",
         "per worker; bytes with TLS. One after another: the CPU time on the longest way, the network left out.",
+        f"every handshake was made and judged; the whole roster was judged by {judges} workers, whose mean is shown",
     ]
     if checked is not None:
         measured = costs[-1]
