@@ -246,6 +246,17 @@ def test_a_world_smaller_than_the_policy_allows_does_not_begin(rank: int) -> Non
         seal(policy, one.entry, welcome(worker(1, 2), worker(0, 2)).listings, 1, b"")
 
 
+def test_workers_that_judge_by_different_policies_do_not_share_an_epoch() -> None:
+    """Neighbours compare policies in their hellos. Whoever got past that by a neighbour's lie is found by the roster."""
+    world = World(6)
+    one = world.workers[5]
+    stricter = replace(one.policy, max_epoch_age=60)
+    world.trees[5] = Tree(one.entry, stricter, one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
+    with pytest.raises(AdmissionError, match="rank 5 holds another roster than rank 1"):
+        world.run()
+    assert not any(tree.phase is Phase.GO for tree in world.trees)
+
+
 def test_a_world_as_small_as_the_policy_allows_begins() -> None:
     one = worker(0, 2)
     Tree(one.entry, replace(one.policy, min_workers=2), one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES)).begin()

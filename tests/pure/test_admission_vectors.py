@@ -50,7 +50,7 @@ def from_code() -> dict[str, Any]:
     )
     shown = proof_digest(1, up, child.shared.prove(up))
     listings = tuple(_listing(each, digest) for each, digest in ((parent, bytes(32)), (child, shown)))
-    digest = roster_digest(listings, 1, TABLE)
+    digest = roster_digest(child.policy.digest, listings, 1, TABLE)
     return {
         "secret": SECRET.reveal().hex(),
         "exporter": EXPORTER.hex(),
@@ -174,7 +174,7 @@ def test_a_second_reading_of_the_spec_makes_the_same_vectors(vectors: Any) -> No
         entry(rank) + b"\1" + each + (32).to_bytes(4, "big") + mac(key, "entry proof", entry(rank), each)
         for rank, each in ((0, bytes(32)), (1, shown))
     ]
-    roster = digest("roster", b"\1", TABLE, *listings)
+    roster = digest("roster", POLICY, b"\1", TABLE, *listings)
     expected = {
         "admission key": key,
         "policy digest": POLICY,

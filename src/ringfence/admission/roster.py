@@ -15,7 +15,7 @@ from ringfence.errors import AdmissionError
 
 @dataclass(frozen=True)
 class Roster:
-    """Worker r is `entries[r]`. The digest covers every listing, the cipher suite and the schedule table."""
+    """Worker r is `entries[r]`. The digest covers the policy, every listing, the cipher suite and the schedule table."""
 
     admitted: tuple[Admitted, ...]
     digest: bytes
@@ -52,9 +52,10 @@ def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, ta
         if (entry.run_id, entry.generation, entry.world_size) != (own.run_id, own.generation, own.world_size):
             raise AdmissionError(f"rank {entry.rank} in the roster belongs to another run, generation or world size")
     admitted = tuple(judge(policy, listing) for listing in listings)
-    return Roster(admitted, roster_digest(listings, suite, table))
+    return Roster(admitted, roster_digest(policy.digest, listings, suite, table))
 
 
-def roster_digest(listings: Sequence[Listing], suite: int, table: bytes) -> bytes:
-    """One value that two workers share only if they agree on everything they were told."""
-    return keys.digest(keys.ROSTER, wire.number(suite, 1), table, *(listing.encode() for listing in listings))
+def roster_digest(policy_digest: bytes, listings: Sequence[Listing], suite: int, table: bytes) -> bytes:
+    """One value that two workers share only if they judge alike and agree on everything they were told."""
+    encoded = (listing.encode() for listing in listings)
+    return keys.digest(keys.ROSTER, policy_digest, wire.number(suite, 1), table, *encoded)
