@@ -113,11 +113,25 @@ def test_check_finds_authorities_at_their_end(tmp_path: Path) -> None:
     write(tmp_path, CERTIFICATE, Authority(start=NOW - 2 * HOUR, end=NOW - HOUR))
     done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 1
-    assert "expired: 'CN=test authority'" in done.stdout
+    assert "expired: authority 'CN=test authority'" in done.stdout
     write(tmp_path, CERTIFICATE, Authority(start=NOW - HOUR, end=NOW + HOUR))
     done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 0
-    assert "expires within 30 days: 'CN=test authority'" in done.stdout
+    assert "expires within 30 days: authority 'CN=test authority'" in done.stdout
+
+
+def test_check_finds_collateral_at_its_end(tmp_path: Path) -> None:
+    """Intel's own, recorded in 2025: it was good for a month."""
+    evidence = Path(__file__).parents[1] / "evidence" / "tdx"
+    (tmp_path / "collateral.json").write_bytes((evidence / "phala-tdx_quote_collateral.json").read_bytes())
+    registers = "".join(f'rtmr{number} = "{"00" * 48}"\n' for number in range(4))
+    table = f'[admit.tdx]\ncollateral = "collateral.json"\nmrtd = "{"00" * 48}"\n{registers}'
+    write(tmp_path, "version = 1\n[[admit]]\n" + table)
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "expired: TDX collateral for platforms " in done.stdout
+    explained = ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout
+    assert "A certificate beside the evidence closes that." in explained
 
 
 def test_explain_says_whom_it_admits(tmp_path: Path) -> None:

@@ -185,6 +185,13 @@ def test_another_authority_of_the_same_name_is_refused() -> None:
         assert "no authority of the policy vouches" in refusal(RULES, replace(credential, chain=chain))
 
 
+def test_a_strangers_words_do_not_reach_a_log_as_they_are() -> None:
+    stranger = Authority("end of line\r\nrank 0: admitted \x1b[2J")
+    leaf = stranger.sign("worker\nrank 0: admitted", stranger.key, [spiffe("trainer/7")])
+    credential = Credential((leaf.public_bytes(Encoding.DER), stranger.der), stranger.key)
+    assert refusal(RULES, credential).isprintable()
+
+
 @pytest.mark.parametrize(
     "key", [ec.generate_private_key(ec.SECP256K1()), rsa.generate_private_key(65537, 1024)], ids=["k1", "RSA-1024"]
 )

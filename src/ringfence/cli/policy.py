@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,7 @@ from ringfence.errors import ConfigurationError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence.policy.file import PolicyFile
+    from ringfence.policy.file import PolicyFile, Rules
 
 NEW = """\
 Write a policy to a new file: one rule for each --admit, and in it one table for each kind of proof.
@@ -37,7 +40,7 @@ Read a policy with all the files that it names, as a worker would, and say what 
 The digest covers all that decides who is admitted: two workers admit each other only if theirs are equal. The first 16
 digits are what the error says when they are not.
 
-exit codes: 0 if it is in order, 1 if it will not last (an authority that has expired), 2 if it cannot be used
+exit codes: 0 if it is in order, 1 if what it relies on has expired (an authority, TDX collateral), 2 if it cannot be used
 """
 
 EXPLAIN = """\
@@ -128,7 +131,7 @@ def run_check(options: argparse.Namespace) -> int:
 
     policy = load_policy(options.file)
     digest = digest_of(policy).hex()
-    expired, soon = _authorities(policy, time.time())
+    expired, soon = _ending(policy, time.time())
     rules = [[kind for kind, _ in rule.proofs] for rule in policy.rules]
     if options.json:
         found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "in_order": not expired}
@@ -139,24 +142,31 @@ def run_check(options: argparse.Namespace) -> int:
         print(f"!!  expired: {name}")
     for name in soon:
         print(f"    expires within {SOON_DAYS} days: {name}")
-    print(f"{options.file} is in order." if not expired else f"{options.file} names authorities that have expired.")
+    print(f"{options.file} is in order." if not expired else f"{options.file} relies on what has expired.")
     print("  admits by  " + ", or by ".join(" and ".join(rule) for rule in rules))
     print(f"  digest     {digest[:16]} {digest[16:]}")
     return 1 if expired else 0
 
 
-def _authorities(policy: PolicyFile, now: float) -> tuple[list[str], list[str]]:
-    """Those that have expired, and those that soon will have."""
-    from ringfence.admission.proofs import authorities, certificate
-
-    ends: dict[str, float] = {}
-    for rule in policy.rules:
-        for _, rules in rule.proofs:
-            if isinstance(rules, certificate.Rules):
-                ends |= {authorities.describe(each): authorities.end_of(each) for each in rules.authorities}
+def _ending(policy: PolicyFile, now: float) -> tuple[list[str], list[str]]:
+    """What a policy relies on that has expired, and what soon will have."""
+    ends = dict(end for rule in policy.rules for _, rules in rule.proofs for end in _ends(rules))
     expired = [name for name, end in ends.items() if end < now]
     soon = [name for name, end in ends.items() if now <= end < now + SOON_DAYS * 86400]
     return expired, soon
+
+
+def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
+    from ringfence.admission.proofs import authorities, certificate, tdx
+
+    if isinstance(rules, certificate.Rules):
+        for each in rules.authorities:
+            yield f"authority {authorities.describe(each)}", authorities.end_of(each)
+    elif isinstance(rules, tdx.Rules):
+        for collateral in rules.collateral:
+            with contextlib.suppress(ValueError):  # a date that cannot be read is refused when it is judged by
+                end = datetime.datetime.fromisoformat(collateral.next_update).timestamp()
+                yield f"TDX collateral for platforms {collateral.fmspc}, until {collateral.next_update}", end
 
 
 def run_explain(options: argparse.Namespace) -> int:

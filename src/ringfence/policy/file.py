@@ -24,6 +24,7 @@ from ringfence.policy.table import Read, Table, parse
 VERSION: Final = 1
 RULES: Final = 64
 WORKERS: Final = 1 << 20
+ENDORSING: Final = {"secret", "certificate"}  # proofs whose holder can sign its own entry
 
 
 class Rules(Protocol):
@@ -75,6 +76,11 @@ def explain(policy: PolicyFile) -> list[str]:
             lines.append(f"   {kind}")
             lines += [f"     {line}" for line in rules.explain()]
     lines += ["", "Nobody else is."]
+    if any(not ENDORSING & {kind for kind, _ in rule.proofs} for rule in policy.rules):
+        lines.append(
+            "Evidence of hardware signs no entry of the roster: workers that were admitted by nothing else stand in it"
+        )
+        lines.append("on the word of those who judged them. A certificate beside the evidence closes that.")
     if policy.min_workers > 1:
         lines.append(f"A run has at least {policy.min_workers} workers, or it does not begin.")
     if policy.max_epoch_age is not None:

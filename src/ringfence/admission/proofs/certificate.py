@@ -32,6 +32,7 @@ from ringfence.policy.table import Table
 CHAIN_LIMIT: Final = 4  # certificates, the worker's own included and the authority's not
 CERTIFICATE_BYTES: Final = 4096
 SIGNATURE_BYTES: Final = 1024
+_REASON_CHARACTERS: Final = 160
 RSA_BITS: Final = range(2048, 8193)
 
 PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
@@ -243,7 +244,9 @@ def _check_path(name: str, rules: Rules, leaf: x509.Certificate, others: list[x5
     try:
         verifier.verify(leaf, others)
     except (VerificationError, *_UNREADABLE) as error:
-        raise AdmissionError(f"no authority of the policy vouches for the certificate of {name}: {error}") from error
+        # The library quotes the certificate, whose text a stranger chose and people will read in a log.
+        reason = wire.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
+        raise AdmissionError(f"no authority of the policy vouches for the certificate of {name}: {reason}") from error
 
 
 @lru_cache(maxsize=16)
