@@ -110,6 +110,7 @@ def test_a_flipped_bit_in_any_byte_of_a_report_is_refused(name: str) -> None:
                 snp.authenticate(changed, certificate, now)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("record", [RECORDS["trustee"], RECORDS["vlek"]], ids=lambda each: each.name)
 def test_every_flipped_bit_of_an_endorsement_certificate_is_refused(record: Record) -> None:
     for changed in flips(record.certificate):
