@@ -40,7 +40,7 @@ COUNTER_LIMIT: Final = 1 << 52  # so that a generation fits the 32 bits it has i
 
 TREE_FANOUT: Final = 4  # children of a worker in the admission tree
 ADMISSION_SECONDS: Final = 10.0  # for one stranger to finish its handshake
-ADMISSION_BYTES: Final = 64 * 1024  # what a stranger may send before it is judged
+ADMISSION_BYTES: Final = 128 * 1024  # what a stranger may send before it is judged: TLS, a hello, a proof
 ADMISSION_PENDING: Final = 64  # strangers at once, and
 ADMISSION_PENDING_PER_ADDRESS: Final = 16
 LINK_HELLO_SECONDS: Final = 10.0  # for a dialler to say who it is
@@ -51,7 +51,7 @@ LINK_REDIAL_SECONDS: Final = 0.05
 SUSPICION_SECONDS: Final = 1.0  # between the end of a data connection and calling its worker lost
 ABORT_TEXT_BYTES: Final = 256
 REFUSAL_TEXT_BYTES: Final = 512
-PROOF_LIMIT_BYTES: Final = 48 * 1024  # a quote with its certificates; an HMAC is 32
+PROOF_LIMIT_BYTES: Final = 112 * 1024  # an HMAC is 32, a quote 5,000; 16 GPUs with their certificates are 98,000
 TABLE_LIMIT_BYTES: Final = 1 << 20  # the schedule table that comes with the roster
 
 # -- labels ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,16 +11,17 @@ from hypothesis import strategies as st
 
 from ringfence import keys
 from ringfence.admission.binding import Role
-from ringfence.admission.entry import Listing
+from ringfence.admission.entry import ENDORSEMENT_BYTES, Listing
 from ringfence.admission.handshake import Handshake, State
-from ringfence.admission.messages import Hello, Message, Proof, Reason
+from ringfence.admission.messages import HANDSHAKE, Frames, Hello, Message, Proof, Reason, encode
 from ringfence.admission.policy import Policy, Prover, judge
-from ringfence.admission.proofs import bundle
+from ringfence.admission.proofs import bundle, nvidia
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError, ConfigurationError, ProtocolError
 from tests.certificates import Authority, now, spiffe
 from tests.pure.admission_samples import SECRET, SUITES, Tamper, Worker, channels, converse, worker
+from tests.pure.nvidia_records import serialized
 
 AUTHORITY = Authority()
 RULES = Rules((AUTHORITY.der,), ("spiffe://example.org/*",), "example.org")
@@ -134,6 +136,17 @@ def test_what_is_read_encodes_to_the_same_bytes(data: bytes) -> None:
     except ProtocolError:
         return
     assert bundle.encode(found) == data
+
+
+def test_a_certificate_a_quote_and_sixteen_gpus_fit_together() -> None:
+    """Of real sizes: a recorded quote, and four times what four recorded GPUs show, who share fewer certificates then."""
+    quote = (Path(__file__).parents[1] / "evidence" / "tdx" / "phala-tdx_quote").read_bytes()
+    gpus = 4 * nvidia.encode([one.gpu for one in serialized("multi_gpu_hopper.json")])
+    shown = Proof(bundle.KIND, bundle.encode([(2, bytes(ENDORSEMENT_BYTES)), (3, quote), (5, gpus)]))
+    frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
+    frames.feed(encode(worker(1).hello) + encode(shown))
+    assert (frames.next(), frames.next()) == (worker(1).hello, shown)
+    assert len(encode(shown)) + 16 * 1024 < keys.ADMISSION_BYTES, "TLS wants its share"
 
 
 def test_a_rule_has_each_kind_once_and_holds_no_bundle() -> None:
