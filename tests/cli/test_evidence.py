@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
 import json
 import re
@@ -13,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.admission.proofs import catalogue, snp, tdx
+from ringfence.admission.proofs import catalogue, golden, nvidia, snp, tdx
 from ringfence.cli import main
 from ringfence.cli.evidence import collect
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import collateral
 from ringfence.evidence.file import FILE_BYTES, Held, read
+from ringfence.keys import PROOF_LIMIT_BYTES
 from tests.cli.command import ringfence
 from tests.fake_tsm import Kernel
-from tests.pure import snp_records, tdx_records
+from tests.pure import nvidia_records, snp_records, tdx_records
 from tests.pure.tdx_mint import foundry
 from tests.pure.test_collect import DATA, snp_kernel, tdx_kernel
 
@@ -125,6 +127,39 @@ def test_what_is_measured_from_a_quote_admits_it(
     assert "rule 1: its mrtd is" in output
 
 
+@pytest.mark.parametrize("file", ["hopper_evidence.json", "evidence_hopper_590_12.json", "multi_gpu_hopper.json"])
+def test_what_is_measured_from_gpus_is_a_file_of_golden_values(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str
+) -> None:
+    """Evidence of real GPUs, as NVIDIA's tools wrote it, under NVIDIA's root."""
+    path = str(nvidia_records.FOLDER / file)
+    code, measured = run(capsys, "measure", path)
+    assert code == 0
+    assert re.match(r"# evidence of \d NVIDIA devices?, verified\n", measured)
+    values = golden.read(measured.encode(), "measured")
+    claims = nvidia.verify_report(nvidia_records.serialized(file)[0].gpu, read_held(path).nonce, nvidia_records.NOW)
+    values.compare(claims.firmware_id, claims.measurements)
+    assert run(capsys, "verify", path)[0] == 0
+    (tmp_path / "golden.toml").write_text(measured)
+    policy = policy_from('[admit.nvidia]\ngolden = "golden.toml"\n', tmp_path)
+    code, output = run(capsys, "verify", path, "--policy", str(policy))
+    assert (code, "no worker could show it" in output) == (2, True)
+
+
+def read_held(path: str) -> Held:
+    return read(Path(path).read_bytes())
+
+
+def test_gpu_evidence_that_was_changed_is_not_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    gpus = json.loads((nvidia_records.FOLDER / "hopper_evidence.json").read_text())
+    report = bytearray(base64.b64decode(gpus[0]["evidence"]))
+    report[200] ^= 1
+    gpus[0]["evidence"] = base64.b64encode(report).decode()
+    (tmp_path / "gpus.json").write_text(json.dumps(gpus))
+    code, output = run(capsys, "measure", str(tmp_path / "gpus.json"))
+    assert (code, "not signed by its attestation key" in output) == (1, True)
+
+
 def test_what_cannot_be_verified_is_measured_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run(capsys, "measure", f"{SNP}/virtee-report_milan.hex")
     assert code == 0
@@ -187,11 +222,15 @@ def test_collect_names_what_is_missing_and_overwrites_nothing(tmp_path: Path) ->
         b"{}",
         b"{",
         b"[" * 100_000,
+        b"[]",
+        b"[{}]",
+        b'[{"nonce": "00", "evidence": "", "certificate": ""}]',
+        b"[1]",
         b"0x0",
         b"00ff",
         bytes(FILE_BYTES + 1),
         Held("tdx", b"", bytes(63)).text().encode(),
-        Held("tdx", bytes(50_000), bytes(64)).text().encode(),
+        Held("tdx", bytes(PROOF_LIMIT_BYTES + 1), bytes(64)).text().encode(),
         Held("token", b"", bytes(64)).text().encode(),
         Held("tdx", b"", bytes(64)).text().replace('"kind"', '"more": 1, "kind"').encode(),
         Held("tdx", b"", bytes(64)).text().replace('"proof": ""', '"proof": "*"').encode(),

@@ -35,8 +35,9 @@ examples:
 VERIFY = """\
 Judge evidence: is it what Intel, AMD or NVIDIA signed, and does a policy admit it?
 
-FILE is what `collect` wrote, or a bare TDX quote or SEV-SNP report, in binary or hexadecimal form. A TDX quote needs
-Intel's collateral, from the policy or by --collateral; a bare SEV-SNP report needs the certificate of its key.
+FILE is what `collect` wrote; or a bare TDX quote or SEV-SNP report, in binary or hexadecimal form; or the evidence file
+of NVIDIA's tools. A TDX quote needs Intel's collateral, from the policy or by --collateral; a bare SEV-SNP report needs
+the certificate of its key.
 """
 
 VERIFY_EXAMPLES = """\

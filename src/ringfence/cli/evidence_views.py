@@ -83,6 +83,8 @@ def _judge(held: Held, report_data: bytes, rules: object, now: float) -> View:
         found = snp.verify(held.proof, report_data, rules, now)
         return _snp(found.report, (found.product,), found.tcb, found.provider)
     assert isinstance(rules, nvidia.Rules)
+    if held.other_nonce:
+        raise ConfigurationError("another tool collected this evidence for its own nonce: no worker could show it")
     nvidia.verify(held.proof, rules, report_data, now)
     return _gpus(held, report_data, now)
 
@@ -123,15 +125,15 @@ def _tdx(body: tdx_quote.Body, fmspc: str, verified: tdx.Claims | None) -> View:
 
 
 def _gpus(held: Held, report_data: bytes, now: float) -> View:
-    nonce = nvidia.nonce_of(report_data)
+    nonce = held.other_nonce or nvidia.nonce_of(report_data)
     claims = [nvidia.verify_report(gpu, nonce, now) for gpu in nvidia.decode(held.proof)]
     lines: dict[str, str | list[str]] = {
         each.device: f"{each.model}, driver {each.driver}, VBIOS {each.vbios}, {len(each.measurements)} measurements"
         for each in claims
     }
-    files = measure.golden_files(claims)
+    files = measure.golden_files(each for each in claims if each.driver is not None)
     toml = files[0] if len(files) == 1 else "".join(f"# -- file {n}\n{text}" for n, text in enumerate(files, 1))
-    return View(f"{len(claims)} NVIDIA GPUs", lines, toml)
+    return View(f"evidence of {len(claims)} NVIDIA device{'s' * (len(claims) > 1)}", lines, toml)
 
 
 def _unverified(view: View, why: str) -> View:

@@ -1,4 +1,4 @@
-"""Evidence in a file: what a worker would show, kept for people to look at; or a quote or report as other tools store it.
+"""Evidence in a file: what a worker would show, kept for people to look at; or evidence as other tools store it.
 
 {"ringfence evidence": 1, "kind": "tdx", "report_data": "64 bytes in hexadecimal", "proof": "base64"}
 
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ringfence.admission.proofs import snp, snp_report, tdx_quote
+from ringfence.admission.proofs import gpu_chain, nvidia, snp, snp_report, spdm, tdx_quote
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.keys import PROOF_LIMIT_BYTES
 
@@ -32,7 +32,13 @@ class Held:
 
     kind: str
     proof: bytes
-    report_data: bytes  # what it was asked to be about; for a GPU, what its nonce is made from
+    report_data: bytes  #       what it was asked to be about; empty for GPUs that another tool asked
+    other_nonce: bytes = b""  # that tool's
+
+    @property
+    def nonce(self) -> bytes:
+        """What GPUs were asked to sign."""
+        return self.other_nonce or nvidia.nonce_of(self.report_data)
 
     def text(self) -> str:
         proof = base64.b64encode(self.proof).decode("ascii")
@@ -41,14 +47,16 @@ class Held:
 
 
 def read(content: bytes, certificate: bytes | None = None) -> Held:
-    """Evidence as `text` writes it; or a bare TDX quote or SEV-SNP report, in binary or hexadecimal form.
+    """Evidence as `text` writes it; a bare TDX quote or SEV-SNP report, in binary or hexadecimal form; NVIDIA's JSON.
 
-    A bare report needs the certificate of its key to be verified; without one its proof has an empty certificate.
+    A bare SEV-SNP report needs the certificate of its key to be verified; without one its proof has an empty certificate.
     """
     if len(content) > FILE_BYTES:
         raise ConfigurationError(f"an evidence file has at most {FILE_BYTES} bytes")
     if content.lstrip().startswith(b"{"):
         return _read_text(content)
+    if content.lstrip().startswith(b"["):
+        return _read_nvidia(content)
     digits = _HEX.fullmatch(content)
     if digits:
         try:
@@ -79,3 +87,21 @@ def _read_text(content: bytes) -> Held:
     except (ValueError, TypeError, RecursionError, binascii.Error) as error:
         raise ConfigurationError(f"not evidence of ringfence: {error}") from None
     return Held(found["kind"], proof, report_data)
+
+
+def _read_nvidia(content: bytes) -> Held:
+    """What NVIDIA's own tools write: a list of GPUs, each with its evidence, certificates and the nonce they were given."""
+    try:
+        found = json.loads(content)
+        nonces = {each["nonce"] for each in found}
+        gpus = [_gpu(base64.b64decode(each["evidence"]), base64.b64decode(each["certificate"])) for each in found]
+        nonce = bytes.fromhex(nonces.pop())
+        if nonces or len(nonce) != spdm.NONCE_BYTES:
+            raise ValueError("its GPUs were given several nonces, or one of the wrong size")
+        return Held("nvidia", nvidia.encode(gpus), b"", nonce)
+    except (ValueError, TypeError, KeyError, RecursionError, AdmissionError) as error:
+        raise ConfigurationError(f"not evidence of NVIDIA's tools: {type(error).__name__}: {error}") from None
+
+
+def _gpu(report: bytes, chain: bytes) -> nvidia.Gpu:
+    return nvidia.Gpu(spdm.trim(report), gpu_chain.chain_of(chain, nvidia.pinned_root()))
