@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ BINDING = Binding(b"what two workers say of one connection")
 ROOT = mint.root()
 
 
+@cache
 def claims(one: Record) -> nvidia.Claims:
     return nvidia.verify_report(one.gpu, one.nonce, NOW)
 
@@ -84,6 +86,16 @@ def test_a_flipped_bit_of_a_certificate_is_refused(full: bool) -> None:
             chain = (*one.gpu.chain[:place], changed, *one.gpu.chain[place + 1 :])
             with pytest.raises(AdmissionError):
                 nvidia.verify_report(replace(one.gpu, chain=chain), one.nonce, NOW)
+
+
+def test_the_byte_of_a_certificate_that_is_not_signed_must_be_zero() -> None:
+    one = record("sdk_blackwellAttestationReport.txt")
+    certificate = one.gpu.chain[2]
+    place = len(certificate) - len(x509.load_der_x509_certificate(certificate).signature) - 1
+    changed = certificate[:place] + b"\1" + certificate[place + 1 :]
+    chain = (*one.gpu.chain[:2], changed, *one.gpu.chain[3:])
+    with pytest.raises(AdmissionError, match="does not end with a whole byte"):
+        nvidia.verify_report(replace(one.gpu, chain=chain), one.nonce, NOW)
 
 
 def test_a_byte_that_a_driver_left_behind_is_trimmed_by_the_prover_and_refused_by_the_judge() -> None:

@@ -87,7 +87,10 @@ def verify(chain: tuple[bytes, ...], root: x509.Certificate, now: datetime) -> D
 def _load(data: bytes) -> x509.Certificate:
     if len(data) > CERTIFICATE_BYTES:
         raise AdmissionError(f"a GPU's certificate of {len(data)} bytes where {CERTIFICATE_BYTES} are allowed")
-    return x509.load_der_x509_certificate(data)
+    certificate = x509.load_der_x509_certificate(data)
+    if not data.endswith(b"\0" + certificate.signature):  # the count of its unused bits, the one byte nobody signs
+        raise AdmissionError("a GPU's certificate has a signature that does not end with a whole byte")
+    return certificate
 
 
 def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: datetime) -> Device:
