@@ -215,6 +215,25 @@ def test_a_quote_that_is_too_long_is_refused_before_it_is_read() -> None:
         tdx_quote.read(foundry().quote(DATA).ljust(tdx_quote.QUOTE_BYTES + 1, b"\0"))
 
 
+def test_collateral_ends_with_the_first_of_its_parts() -> None:
+    assert {each.collateral[0].next_update for each in RECORDS.values()} == {
+        "2025-07-19T10:00:35Z",
+        "2025-10-02T07:03:51Z",
+    }
+    parts = json.loads(RECORDS["near"].collateral[0].text)
+    parts["pck_crl"] = json.loads(RECORDS["dstack"].collateral[0].text)["pck_crl"]
+    assert Collateral.parse(json.dumps(parts).encode()).next_update.startswith("2025-07")
+
+
+@pytest.mark.parametrize("name", ["tcb_info", "qe_identity", "root_ca_crl", "pck_crl"])
+@pytest.mark.parametrize("value", ["", "{}", "00", '{"nextUpdate": 1}', 1, None, "[" * 100_000])
+def test_collateral_with_a_part_that_cannot_be_read_is_a_value_error(name: str, value: object) -> None:
+    parts = json.loads(RECORDS["near"].collateral[0].text)
+    parts[name] = value
+    with pytest.raises(ValueError):  # noqa: PT011 - which is its whole contract
+        Collateral.parse(json.dumps(parts).encode())
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"tcb_info": "{}"}', b"[" * 100_000])
 def test_what_is_no_collateral_is_a_value_error(content: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - which is its whole contract

@@ -9,8 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 KEYS: Final = frozenset(
     {
@@ -33,7 +37,7 @@ class Collateral:
 
     text: str
     fmspc: str  #       12 hexadecimal digits, lower case
-    next_update: str  # of the TCB levels
+    next_update: str  # when the first part of it expires
 
     @classmethod
     def parse(cls, content: bytes) -> Collateral:
@@ -43,14 +47,21 @@ class Collateral:
             found = json.loads(text)
             if not isinstance(found, dict) or set(found) != KEYS:
                 raise ValueError("not a collateral file: it must hold " + ", ".join(sorted(KEYS)))
-            info = json.loads(found["tcb_info"])
-            kind, fmspc, next_update = info["id"], info["fmspc"], info["nextUpdate"]
-        except (KeyError, TypeError, RecursionError) as error:
+            info, identity = json.loads(found["tcb_info"]), json.loads(found["qe_identity"])
+            if info["id"] != "TDX" or not isinstance(info["fmspc"], str):
+                raise ValueError("collateral that is not for TDX")
+            ends = [datetime.fromisoformat(each["nextUpdate"]) for each in (info, identity)]
+            ends += [_end_of_list(found[name]) for name in ("root_ca_crl", "pck_crl")]
+            return cls(text, info["fmspc"].lower(), f"{min(ends):%Y-%m-%dT%H:%M:%SZ}")
+        except (KeyError, TypeError, RecursionError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
             raise ValueError(f"not a collateral file: {type(error).__name__} {error}") from None
-        if kind != "TDX" or not isinstance(fmspc, str) or not isinstance(next_update, str):
-            raise ValueError("collateral that is not for TDX")
-        return cls(text, fmspc.lower(), next_update)
 
     @cached_property
     def digest(self) -> bytes:
         return hashlib.sha256(self.text.encode()).digest()
+
+
+def _end_of_list(digits: Any) -> datetime:
+    """When a list of revoked certificates expires."""
+    end = x509.load_der_x509_crl(bytes.fromhex(digits)).next_update_utc
+    return end or datetime.max.replace(tzinfo=UTC)
