@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
@@ -116,6 +116,7 @@ parts = st.dictionaries(st.integers(1, 6), st.binary(max_size=40), min_size=2).m
 )
 
 
+@settings(deadline=None)
 @given(parts)
 def test_what_is_encoded_comes_back(found: tuple[tuple[int, bytes], ...]) -> None:
     assert bundle.decode(bundle.encode(found), 40) == found
@@ -129,6 +130,7 @@ def test_what_is_encoded_comes_back(found: tuple[tuple[int, bytes], ...]) -> Non
             bundle.decode(wrong, 40)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_what_is_read_encodes_to_the_same_bytes(data: bytes) -> None:
     try:

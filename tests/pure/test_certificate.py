@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
@@ -223,12 +223,14 @@ def test_every_flipped_bit_of_a_proof_is_refused() -> None:
                 certificate.verify(RULES, bytes(flipped), STATEMENT, now())
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused_with_an_admission_error(data: bytes) -> None:
     with pytest.raises(AdmissionError):
         certificate.verify(RULES, data, STATEMENT, now())
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=4).map(tuple), st.binary(max_size=80))
 def test_what_is_encoded_comes_back(chain: tuple[bytes, ...], signature: bytes) -> None:
     assert certificate.decode(certificate.encode(chain, signature)) == (chain, signature)
@@ -395,6 +397,7 @@ def test_tables_that_are_refused(text: str, says: str) -> None:
         read(text, b=AUTHORITY.pem)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_characters="*"), max_size=40))
 def test_a_pattern_without_a_star_matches_itself_only(name: str) -> None:
     assert identity.matches(name, [name])

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
@@ -143,6 +143,7 @@ def test_no_word_of_the_secret_is_in_a_policy() -> None:
     assert catalogue.policy_of(file, now, SHARED).digest == catalogue.policy_of(file, now, other).digest
 
 
+@settings(deadline=None)
 @given(st.text(max_size=120))
 def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
     for head in ("", "version = 1\n", "version = 1\n" + CERTIFICATE_RULE):

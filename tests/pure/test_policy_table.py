@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import ConfigurationError, PolicyError
@@ -134,6 +134,7 @@ def test_a_policy_error_is_a_fault_of_this_machine() -> None:
     assert issubclass(PolicyError, ConfigurationError)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_table_or_a_policy_error(data: bytes) -> None:
     try:
@@ -142,6 +143,7 @@ def test_any_bytes_are_a_table_or_a_policy_error(data: bytes) -> None:
         return  # every other exception fails this test
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=64))
 def test_hexadecimal_comes_back_as_bytes(value: bytes) -> None:
     assert table(f'x = "{value.hex()}"').hexes("x", len(value)) == (value,)
