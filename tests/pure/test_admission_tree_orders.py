@@ -123,10 +123,16 @@ class Step:
         else:
             assert not isinstance(item, str)
             try:
-                for each in tree.receive(sender, item):
+                for each in tree.take(sender, item):
                     self.put(peer, each.peer, each.message)
             except AdmissionError:
                 self.end(peer, FAILED)
+        return self.done()
+
+    def check(self, rank: int) -> World:
+        """A worker judges the roster that it has passed on: it need not be quick."""
+        for each in self.tree(rank).check():
+            self.put(rank, each.peer, each.message)
         return self.done()
 
     def end(self, rank: int, how: str) -> None:
@@ -165,8 +171,11 @@ def events(world: World, deaths: bool) -> Iterator[World]:
         if not world.trees[rank]._attached and rank not in world.ended and parent not in world.ended:
             yield Step(world).attach(rank)
     for (sender, peer), queue in world.wires.items():
-        if queue and peer not in world.ended:
+        if queue and peer not in world.ended and world.trees[peer].phase is not Phase.CHECK:
             yield Step(world).deliver(sender, peer)
+    for rank, tree in enumerate(world.trees):
+        if tree.phase is Phase.CHECK and rank not in world.ended:
+            yield Step(world).check(rank)
     if world.reports and 0 not in world.ended and world.trees[0].phase is Phase.GATHER:
         yield Step(world).report()
     if deaths and not world.ended:
@@ -204,7 +213,7 @@ SHAPES = [(4, 1), (4, 2), (4, 3), (1, 3), (1, 4), (2, 4), (2, 5)]
 def test_every_order_ends_with_everybody_in_one_epoch(fanout: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "TREE_FANOUT", fanout)
     watched, ends = Watched(), 0
-    for world, quiet in explore(new_world(size, watched, reports=1), deaths=False):
+    for world, quiet in explore(new_world(size, watched, reports=int(size < 5)), deaths=False):
         check(world, watched)
         if quiet:
             ends += 1
@@ -346,6 +355,23 @@ def test_a_lying_neighbour_brings_nobody_into_an_epoch_that_was_not_agreed(attac
             assert (5, "Acknowledge of it") in path, "it began, and its child had not agreed"
             assert said[-1] == "Go of it"
     assert (began > 0) == (attached == "parent and child"), "a worker whose child is missing never begins"
+
+
+def test_a_worker_takes_nothing_while_it_checks_the_roster_and_has_acknowledged_nothing_before() -> None:
+    first, watched = honest_between()
+    first.attach_parent(worker(0, SIZE).entry, digest_of(1))
+    first.attach_child(worker(5, SIZE).entry, digest_of(5))
+    roster = dict(letters(first))["the roster"]
+    passed_on = first.take(0, roster)
+    assert passed_on == [Outgoing(5, roster)], "its children have it at once"
+    assert (first.phase, first.epoch, watched.passed) == (Phase.CHECK, None, set())
+    for name, message in letters(first):
+        for peer in (0, 5):
+            with pytest.raises((AdmissionError, ProtocolError)):
+                assert clone(first).take(peer, message) is None, name
+    assert first.check() == []  # the child has not acknowledged yet
+    assert first.phase is Phase.SEALED
+    assert first.check() == []
 
 
 def test_a_worker_that_nobody_has_admitted_takes_nothing() -> None:

@@ -1,12 +1,14 @@
 """The tree that admits: entries travel up, the roster and the epoch's secret travel down. One worker's part, no I/O.
 
     GATHER   entries come up and are passed on; rank 0 says now and then who is missing
-    SEALED   the roster has come from above (rank 0: is complete) and was sent down; acknowledgements come up
+    CHECK    the roster has come from above (rank 0: is complete) and was sent down; now this worker judges it
+    SEALED   it is in order; acknowledgements come up
     ACKED    everyone below holds it; waiting for rank 0's go
     GO       the epoch has begun
 
 A worker has at most TREE_FANOUT children and the tree is logarithmically deep, so nobody pays for the
-size of the world.
+size of the world. The roster is the exception: everybody judges all of it. So it is passed on first, and a whole tree
+judges it at the same time, not level after level. Nothing is acknowledged that was not judged.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ def is_below(rank: int, ancestor: int) -> bool:
 
 class Phase(Enum):
     GATHER = "gathers entries"
+    CHECK = "checks the roster"
     SEALED = "waits for acknowledgements"
     ACKED = "waits for the go"
     GO = "has begun its epoch"
@@ -105,6 +108,7 @@ class Tree:
         self._listings: dict[int, Listing] = {}
         self._acknowledged: set[int] = set()
         self._waiting: Waiting | None = None  # rank 0's last word on who is missing
+        self._unchecked: Welcome | None = None
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -113,7 +117,7 @@ class Tree:
         check_size(self._policy, self._own)
         if self._parent is None:
             self._listings[0] = self._endorsed(_NO_PROOF)
-        return self._seal_if_complete()
+        return [*self._complete(), *self.check()]
 
     def attach_parent(self, entry: Entry, own_proof_digest: bytes) -> list[Outgoing]:
         """The parent and this worker have admitted each other."""
@@ -138,7 +142,11 @@ class Tree:
             raise ProtocolError(f"rank {entry.rank} was attached twice")
 
     def receive(self, peer: int, message: Message) -> list[Outgoing]:
-        """The answer to an admitted worker's message."""
+        """`take` and `check` in one, for those who need not send what comes of the first before they do the second."""
+        return [*self.take(peer, message), *self.check()]
+
+    def take(self, peer: int, message: Message) -> list[Outgoing]:
+        """The answer to an admitted worker's message. If it leaves this worker in CHECK: send, then call `check()`."""
         side = Side.PARENT if peer == self._parent else Side.CHILD
         if not (self._attached if side is Side.PARENT else peer in self._children):
             raise ProtocolError(f"rank {peer} speaks to rank {self._own.rank}, which has not admitted it")
@@ -151,6 +159,17 @@ class Tree:
                 f"rank {peer}, {side.value}, sent {name} to rank {self._own.rank}, which {self.phase.value}"
             )
         return step(self, peer, message)
+
+    def check(self) -> list[Outgoing]:
+        """Judge the roster that was passed on, if there is one."""
+        welcome, self._unchecked = self._unchecked, None
+        if welcome is None:
+            return []
+        roster = self._seal(welcome)
+        self._find_neighbours(roster)
+        self.epoch = Epoch(roster, welcome.suite, welcome.table, welcome.epoch_secret)
+        self.phase = Phase.SEALED
+        return self._acknowledge_if_all()
 
     def report(self) -> list[Outgoing]:
         """Rank 0, every now and then: tell everyone who is missing."""
@@ -170,6 +189,8 @@ class Tree:
     def awaited(self) -> str:
         """For people: what a worker whose own subtree is complete still waits for, and from whom."""
         own = f"rank {self._own.rank}"
+        if self.phase is Phase.CHECK:
+            return f"{own} waits for its children to take the roster"
         if self.phase is Phase.SEALED:
             silent = [rank for rank in sorted(self._children) if rank not in self._acknowledged]
             return f"{own} waits for rank {', '.join(map(str, silent))} to acknowledge the roster"
@@ -187,7 +208,7 @@ class Tree:
         assert isinstance(message, Entries)
         for listing in message.listings:
             self._list(peer, listing)
-        return self._pass_up(list(message.listings)) if self._parent is not None else self._seal_if_complete()
+        return self._pass_up(list(message.listings)) if self._parent is not None else self._complete()
 
     def _on_waiting(self, peer: int, message: Message) -> list[Outgoing]:
         assert isinstance(message, Waiting)
@@ -200,7 +221,7 @@ class Tree:
             raise AdmissionError(
                 f"rank 0 chose cipher suite {message.suite}, which rank {self._own.rank} does not have"
             )
-        return self._enter(message)
+        return self._pass_down(message)
 
     def _on_acknowledge(self, peer: int, message: Message) -> list[Outgoing]:
         assert isinstance(message, Acknowledge)
@@ -241,18 +262,18 @@ class Tree:
         batches = range(0, len(listings), ENTRIES_PER_MESSAGE)
         return [Outgoing(self._parent, Entries(tuple(listings[i : i + ENTRIES_PER_MESSAGE]))) for i in batches]
 
-    def _seal_if_complete(self) -> list[Outgoing]:
+    def _complete(self) -> list[Outgoing]:
+        """Rank 0, when everybody is listed."""
         if len(self._listings) < self._own.world_size:
             return []
         listings = tuple(self._listings[rank] for rank in range(self._own.world_size))
-        return self._enter(Welcome(self._terms.suites[0], self._terms.epoch_secret, self._terms.table, listings))
+        return self._pass_down(Welcome(self._terms.suites[0], self._terms.epoch_secret, self._terms.table, listings))
 
-    def _enter(self, welcome: Welcome) -> list[Outgoing]:
-        roster = self._seal(welcome)
-        self._find_neighbours(roster)
-        self.epoch = Epoch(roster, welcome.suite, welcome.table, welcome.epoch_secret)
-        self.phase = Phase.SEALED
-        return [*self._down(welcome), *self._acknowledge_if_all()]
+    def _pass_down(self, welcome: Welcome) -> list[Outgoing]:
+        """Those who get it were admitted by this worker; whether it is in order each of them finds out for itself."""
+        self._unchecked = welcome
+        self.phase = Phase.CHECK
+        return self._down(welcome)
 
     def _seal(self, welcome: Welcome) -> Roster:
         return seal(self._policy, self._own, welcome.listings, welcome.suite, welcome.table)
@@ -295,9 +316,9 @@ class Tree:
 
 
 TABLE: Final[dict[tuple[Phase, Side, type[Message]], Callable[[Tree, int, Message], list[Outgoing]]]] = {
-    (Phase.GATHER, Side.CHILD, Entries): Tree._on_entries,  #         rank 0: -> SEALED when complete
+    (Phase.GATHER, Side.CHILD, Entries): Tree._on_entries,  #         rank 0: -> CHECK when complete
     (Phase.GATHER, Side.PARENT, Waiting): Tree._on_waiting,
-    (Phase.GATHER, Side.PARENT, Welcome): Tree._on_welcome,  #        -> SEALED, a leaf -> ACKED
+    (Phase.GATHER, Side.PARENT, Welcome): Tree._on_welcome,  #        -> CHECK, then SEALED, a leaf ACKED
     (Phase.SEALED, Side.CHILD, Acknowledge): Tree._on_acknowledge,  # -> ACKED when all have, rank 0 -> GO
     (Phase.ACKED, Side.PARENT, Go): Tree._on_go,  #                   -> GO
 }

@@ -7,7 +7,7 @@ the time a worker works does.
 
 That everybody parses and judges everybody's entry is n² work for one interpreter (16.8 million entries for 4,096 workers). So a
 number of judges, drawn at random, do it as a worker does and are clocked; the others compare the roster, byte by byte,
-with one that a judge has passed, and are left out of the mean of that stage. `judges=None` has everybody do it.
+with one that a judge has passed, and are left out of the means of these stages. `judges=None` has everybody do it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, 
 from ringfence.errors import RingfenceError
 from ringfence.transport.tls import Credentials, Tls
 
-STAGES: Final = ("keys", "handshakes", "entries", "roster", "go")
+STAGES: Final = ("keys", "handshakes", "entries", "roster", "check", "go")
 _RUN: Final = "bench-admission"
 _SUITES: Final = (keys.SUITE_AES_256_GCM,)
 _STAGE_OF: Final[dict[type, str]] = {Entries: "entries", Welcome: "roster"}  # else "go"
@@ -61,7 +61,7 @@ class Cost:
     handshakes_max: int
     bytes_mean: float  #                 that a worker sends, TLS included
     bytes_max: int
-    cpu_mean: dict[str, float]  #        seconds by stage; the roster's is that of the judges
+    cpu_mean: dict[str, float]  #        seconds by stage; of "roster" and "check" that of the judges
     judges: int  #                       workers that checked the whole roster by themselves
     cpu_root: dict[str, float]  #        of rank 0, which takes everybody's entry
 
@@ -73,13 +73,12 @@ class Cost:
     def way(self) -> float:
         """CPU seconds that follow on each other from the first handshake to the last worker's go, the network left out.
 
-        Handshakes are made side by side, five at most by one worker; rank 0 takes all entries; a roster is checked before
-        it is passed on, once on every level.
+        Handshakes are made side by side, five at most by one worker; rank 0 takes all entries; the roster is read and passed
+        on level by level, and then checked by all at the same time.
         """
-        handshakes = self.cpu_mean["handshakes"] / self.handshakes_mean * self.handshakes_max
-        return (
-            self.cpu_mean["keys"] + handshakes + self.cpu_root["entries"] + (self.depth + 1) * self.cpu_mean["roster"]
-        )
+        mean = self.cpu_mean
+        handshakes = mean["handshakes"] / self.handshakes_mean * self.handshakes_max
+        return mean["keys"] + handshakes + self.cpu_root["entries"] + (self.depth + 1) * mean["roster"] + mean["check"]
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "cpu_seconds": self.cpu, "way_seconds": self.way}
@@ -120,6 +119,7 @@ class _Worker:
 
     def __init__(self, rank: int, size: int, secret: keys.Secret, judge: bool) -> None:
         self.judge = judge
+        self.welcome: tuple[bytes, Welcome] | None = None  # that it is about to judge, and the bytes it came in
         self.cpu = dict.fromkeys(STAGES, 0)  # nanoseconds
         self.sent = 0
         self.handshakes = 0
@@ -241,20 +241,28 @@ class _World:
             end = self.ends[peer, sender]
             with end.worker.clock(stage):
                 answers = self._take(end, sender, end.tls.receive(data))
-            if stage == "roster":
-                end.worker.forget_the_others()
-            self.deliver(peer, answers)
+            self.deliver(peer, [*answers, *self._check(end.worker)])
 
     def _take(self, end: _End, sender: int, plain: bytes) -> list[Outgoing]:
         worker, answers = end.worker, list[Outgoing]()
         if self._judged is not None and not worker.judge and plain == self._judged[0]:
             worker.tree.verdict = self._judged[2]
-            return worker.tree.receive(sender, self._judged[1])
+            return worker.tree.take(sender, self._judged[1])
         end.frames.feed(plain)
         while (message := end.frames.next()) is not None:
-            answers += worker.tree.receive(sender, message)
-            if isinstance(message, Welcome) and worker.tree.epoch is not None:
-                worker.judge, self._judged = True, (plain, message, worker.tree.epoch.roster)
+            answers += worker.tree.take(sender, message)
+            if isinstance(message, Welcome):
+                worker.judge, worker.welcome = True, (plain, message)
+        return answers
+
+    def _check(self, worker: _Worker) -> list[Outgoing]:
+        if worker.tree.phase is not Phase.CHECK:
+            return []
+        with worker.clock("check"):
+            answers = worker.tree.check()
+        if worker.welcome is not None and worker.tree.epoch is not None:
+            self._judged, worker.welcome = (*worker.welcome, worker.tree.epoch.roster), None
+        worker.forget_the_others()
         return answers
 
     def cost(self) -> Cost:
@@ -274,7 +282,7 @@ class _World:
         )
 
     def _mean(self, stage: str) -> float:
-        counted = [worker for worker in self.workers if worker.judge or stage != "roster"]
+        counted = [worker for worker in self.workers if worker.judge or stage not in ("roster", "check")]
         return statistics.fmean(worker.cpu[stage] for worker in counted) / 1e9
 
 
@@ -344,6 +352,7 @@ def predict(costs: Sequence[Cost], workers: int) -> Cost:
             "handshakes": one_handshake * handshakes,
             "entries": by_depth(lambda cost: cost.cpu_mean["entries"]),
             "roster": by_size(lambda cost: cost.cpu_mean["roster"]),
+            "check": by_size(lambda cost: cost.cpu_mean["check"]),
             "go": same(lambda cost: cost.cpu_mean["go"]),
         },
         judges=0,
@@ -352,6 +361,7 @@ def predict(costs: Sequence[Cost], workers: int) -> Cost:
             "handshakes": one_handshake * len(children_of(0, workers)),
             "entries": by_size(lambda cost: cost.cpu_root["entries"]),
             "roster": by_size(lambda cost: cost.cpu_root["roster"]),
+            "check": by_size(lambda cost: cost.cpu_root["check"]),
             "go": same(lambda cost: cost.cpu_root["go"]),
         },
     )

@@ -100,12 +100,17 @@ def _table(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | Non
     from ringfence.bench.units import size_text, time_text
 
     head = f"{'workers':>8} {'depth':>5} {'handshakes':>10} {'sent, mean':>11} {'most':>10} {'CPU, mean':>10}"
-    lines = ["", f"{head}   {'keys + handshakes + entries + roster':38} {'rank 0':>10} {'one after another':>17}"]
+    lines = [
+        "",
+        f"{head}   {'keys + handshakes + entries + roster + check':52} {'rank 0':>10} {'one after another':>17}",
+    ]
     for cost in (*costs, *predicted):
-        parts = " + ".join(time_text(cost.cpu_mean[stage]) for stage in ("keys", "handshakes", "entries", "roster"))
+        parts = " + ".join(
+            time_text(cost.cpu_mean[stage]) for stage in ("keys", "handshakes", "entries", "roster", "check")
+        )
         lines.append(
             f"{cost.workers:>8,} {cost.depth:>5} {cost.handshakes_mean:>10.2f} {size_text(cost.bytes_mean):>11} "
-            f"{size_text(cost.bytes_max):>10} {time_text(cost.cpu):>10}   {parts:38} "
+            f"{size_text(cost.bytes_max):>10} {time_text(cost.cpu):>10}   {parts:52} "
             f"{time_text(sum(cost.cpu_root.values())):>10} {time_text(cost.way):>17}"
             + ("   predicted" if cost in predicted else "")
         )

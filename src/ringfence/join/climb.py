@@ -8,7 +8,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -34,6 +34,9 @@ _SUITES: Final = (keys.SUITE_AES_256_GCM,)
 _REPORT_SECONDS: Final = 1.0
 _BACKLOG: Final = 128
 _NAMED: Final = 16  # ranks in an error
+# While the roster goes down nobody is listened to: what they say is about a roster that is not judged yet. After the go,
+# what follows on a connection is the control plane's.
+_DEAF: Final = (Phase.CHECK, Phase.GO)
 
 
 def join(
@@ -141,6 +144,8 @@ class _Climb:
             self._expire(now)
             self._dial_if_due(now)
             self._report_if_due(now)
+            if self._check_when_passed_on():
+                continue
             self._watch()
             for key, events in self._selector.select(self._pause(now)):
                 if key.data is None:
@@ -158,7 +163,7 @@ class _Climb:
         """Select for what each connection waits for."""
         for peer in (*self._strangers, *self._edges.values()):
             writing = peer.connecting or peer.stream.wants_write
-            reading = not peer.connecting and self._tree.phase is not Phase.GO
+            reading = not peer.connecting and self._tree.phase not in _DEAF
             events = (selectors.EVENT_WRITE if writing else 0) | (selectors.EVENT_READ if reading else 0)
             known = self._selector.get_map().get(peer.fileno())
             if known is None and events:
@@ -169,8 +174,8 @@ class _Climb:
                 self._selector.modify(peer, events, peer)
 
     def _serve(self, peer: Peer, events: int) -> None:
-        """One connection has something for us. A stranger's fault costs the stranger; a neighbour's ends the epoch."""
-        try:
+        """One connection has something for us."""
+        with self._blame(peer):
             if peer.connecting:
                 peer.connected()
             elif events & selectors.EVENT_WRITE:
@@ -180,18 +185,23 @@ class _Climb:
                 self._take_messages(peer)
                 if peer in self._strangers:  # neither admitted nor turned away
                     peer.check_cost()
+
+    @contextlib.contextmanager
+    def _blame(self, peer: Peer) -> Iterator[None]:
+        """A stranger's fault costs the stranger; a neighbour's ends the epoch."""
+        try:
+            yield
         except (ProtocolError, PeerLostError) as error:
             if peer.rank is not None:
                 raise AdmissionError(f"rank {peer.rank} was lost while the run was forming: {error}") from error
             self._drop(peer, str(error))
 
     def _take_messages(self, peer: Peer) -> None:
-        # After the go, what follows on this connection is the control plane's.
-        while self._tree.phase is not Phase.GO and (message := peer.frames.next()) is not None:
+        while self._tree.phase not in _DEAF and (message := peer.frames.next()) is not None:
             if peer.rank is not None:
                 if isinstance(message, Failure):
                     self._failure = message  # passed on as it came
-                self._deliver(self._tree.receive(peer.rank, message))
+                self._deliver(self._tree.take(peer.rank, message))
                 continue
             peer.send(peer.handshake.receive(message))
             if peer.handshake.state is State.DONE:
@@ -199,6 +209,16 @@ class _Climb:
             elif peer.handshake.refusal is not None:
                 self._turn_away(peer, peer.handshake.refusal)
                 return
+
+    def _check_when_passed_on(self) -> bool:
+        """When the children have the roster, as far as the kernel is concerned: judge it while they do."""
+        if self._tree.phase is not Phase.CHECK or any(peer.stream.wants_write for peer in self._edges.values()):
+            return False
+        self._deliver(self._tree.check())
+        for peer in self._edges.values():
+            with self._blame(peer):
+                self._take_messages(peer)  # what came meanwhile
+        return True
 
     def _deliver(self, outgoing: Iterable[Outgoing]) -> None:
         for peer, message in outgoing:
