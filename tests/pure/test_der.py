@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.admission.proofs import der
@@ -27,6 +27,7 @@ def take_all(data: bytes, tag: int) -> None:
 
 
 @given(st.integers(0, 0xFF), st.binary(max_size=700))
+@settings(deadline=None)
 def test_a_value_is_read_as_it_was_written(tag: int, content: bytes) -> None:
     written = value(tag, content)
     assert der.Reader(written).take(tag) == content
@@ -57,6 +58,7 @@ def test_what_is_not_in_its_shortest_form_is_refused(wrong: str) -> None:
 
 
 @given(st.binary(max_size=300))
+@settings(deadline=None)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     reader = der.Reader(data)
     rest = data
@@ -101,6 +103,7 @@ def test_times_of_another_form_are_refused(wrong: bytes) -> None:
 
 
 @given(st.integers(0, 255))
+@settings(deadline=None)
 def test_small_numbers_have_one_form(number: int) -> None:
     content = bytes([number]) if number < 0x80 else bytes([0, number])
     assert der.small_number(value(der.INTEGER, content)) == number

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.admission.proofs import snp
@@ -144,12 +144,14 @@ def test_versions_that_were_never_tested_are_refused(version: int) -> None:
 
 
 @given(st.binary(max_size=3000))
+@settings(deadline=None)
 def test_any_bytes_are_a_proof_or_refused(proof: bytes) -> None:
     with pytest.raises(AdmissionError):
         snp.verify(proof, DATA, foundry().rules, 0.0)
 
 
 @given(st.binary(max_size=2000))
+@settings(deadline=None)
 def test_any_bytes_are_a_certificate_or_refused(leaf: bytes) -> None:
     with pytest.raises(AdmissionError):
         snp.authenticate(RECORDS["trustee"].report, leaf, RECORDS["trustee"].now)

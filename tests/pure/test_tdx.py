@@ -11,7 +11,7 @@ from dataclasses import replace
 import dcap_qvl
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.admission.proofs import tdx, tdx_quote
@@ -179,12 +179,14 @@ def test_padding_must_be_zeros_and_is_no_part_of_a_proof(record: Record) -> None
 
 
 @given(st.binary(max_size=6000))
+@settings(deadline=None)
 def test_any_bytes_are_a_quote_or_refused(proof: bytes) -> None:
     with pytest.raises(AdmissionError):
         tdx.verify(proof, DATA, foundry().rules, 0.0)
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_a_quote_that_is_cut_or_longer_is_refused(data: st.DataObject) -> None:
     quote = foundry().quote(DATA)
     cut = data.draw(st.integers(0, len(quote) - 1))
@@ -417,6 +419,18 @@ def test_without_dcap_qvl_a_judge_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("ConfigurationError to judge TDX quotes, dcap-qvl is needed")
     assert 'pip install "ringfence[tdx]"' in done.stdout, done.stderr
+
+
+def test_a_panic_of_the_library_is_a_refusal_and_an_interrupt_is_not() -> None:
+    panic = type("PanicException", (BaseException,), {})
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    with pytest.raises(ValueError, match="gave up: index out of bounds"):
+        tdx.asked(fail, panic("index out of bounds"))
+    with pytest.raises(KeyboardInterrupt):
+        tdx.asked(fail, KeyboardInterrupt())
 
 
 def test_minted_collateral_has_the_form_of_the_recorded() -> None:

@@ -47,7 +47,7 @@ def look_unverified(held: Held, collateral: Sequence[bytes]) -> View | None:
     if held.kind == "tdx" and not collateral:
         body = tdx_quote.read(held.proof)
         try:
-            fmspc = tdx.load_library().parse_quote(held.proof).fmspc().lower()
+            fmspc = tdx.asked(tdx.load_library().parse_quote, held.proof).fmspc().lower()
         except ValueError as error:
             raise AdmissionError(f"the quote cannot be read: {error}") from None
         return _unverified(_tdx(body, fmspc, None), "no --collateral was given")

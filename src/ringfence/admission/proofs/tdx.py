@@ -138,7 +138,7 @@ def authenticate(quote: bytes, collateral: tuple[Collateral, ...], now: float, *
     body = tdx_quote.read(quote)
     _check_attributes(body)
     try:
-        fmspc = library.parse_quote(quote).fmspc().lower()
+        fmspc = asked(library.parse_quote, quote).fmspc().lower()
     except ValueError as error:
         raise AdmissionError(f"the quote cannot be read: {_short(error)}") from None
     fitting = [each for each in collateral if each.fmspc == fmspc]
@@ -148,8 +148,8 @@ def authenticate(quote: bytes, collateral: tuple[Collateral, ...], now: float, *
     reason = ""
     for each in fitting:  # there are two where a platform's keys come from two authorities
         try:
-            terms = library.QuoteCollateralV3.from_json(each.text)
-            verified = library.verify_with_root_ca(quote, terms, root or pinned_root(), int(now))
+            terms = asked(library.QuoteCollateralV3.from_json, each.text)
+            verified = asked(library.verify_with_root_ca, quote, terms, root or pinned_root(), int(now))
         except ValueError as error:
             reason = _short(error)
             continue
@@ -211,6 +211,16 @@ def load_library() -> Any:
             f'to judge TDX quotes, dcap-qvl is needed ({error}): python -m pip install "ringfence[tdx]"'
         ) from None
     return dcap_qvl
+
+
+def asked(call: Callable[..., Any], *arguments: object) -> Any:
+    """What the library says. A panic inside it is no Exception in Python; over a stranger's bytes it is a refusal."""
+    try:
+        return call(*arguments)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"dcap-qvl gave up: {error}") from None
 
 
 def _short(error: Exception) -> str:
