@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,11 +92,13 @@ def guided(name: str, progress: Progress, number: int) -> NoReturn:
     with atheris.instrument_imports(include=["ringfence"]):
         target: Target = importlib.import_module("tests.fuzz.catalogue").TARGETS[name]
     folder = Path(tempfile.mkdtemp(prefix="ringfence-fuzz-"))
+    corpus = folder / "corpus"
+    corpus.mkdir()
     for place, seed in enumerate(target.seeds()):
-        (folder / str(place)).write_bytes(seed)
+        (corpus / str(place)).write_bytes(seed)
     options = [f"-max_len={target.longest}", f"-seed={number + 1}", "-verbosity=0", "-rss_limit_mb=2048"]
     if target.words:
-        words = folder.with_suffix(".words")
+        words = folder / "words"
         escaped = ("".join(f"\\x{byte:02x}" for byte in word) for word in target.words if word)
         words.write_text("".join(f'"{word}"\n' for word in escaped))
         options.append(f"-dict={words}")
@@ -104,9 +107,10 @@ def guided(name: str, progress: Progress, number: int) -> NoReturn:
         progress.attempt(target, data)
         if progress.done == progress.inputs:
             progress.say()
+            shutil.rmtree(folder)
             os._exit(0)  # libFuzzer would run on
 
-    atheris.Setup([sys.argv[0], *options, str(folder)], one)
+    atheris.Setup([sys.argv[0], *options, str(corpus)], one)
     atheris.Fuzz()
     raise AssertionError("the fuzzer came back")
 

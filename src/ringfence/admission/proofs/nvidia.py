@@ -78,6 +78,7 @@ class Rules:
         if self.revoked:
             lines.append(f"{len(self.revoked)} certificates are refused as revoked")
         lines.append("nobody is asked whether NVIDIA has revoked a GPU since")
+        lines.append("a GPU does not say which machine it is in: ask for tdx or snp in the same rule")
         return lines
 
 
