@@ -171,12 +171,13 @@ def verify(
     proof: bytes, rules: Rules, binding_digest: bytes, now: float, *, root: x509.Certificate | None = None
 ) -> tuple[Claims, ...]:
     """Every GPU of the proof, against the rules. A third party can judge a stored preimage and proof the same way."""
+    gpus = decode(proof)
+    if rules.gpus is not None and len(gpus) != rules.gpus:  # before the work that a stranger could cause
+        raise AdmissionError(f"{len(gpus)} GPUs are shown where the policy asks for exactly {rules.gpus}")
     nonce = nonce_of(binding_digest)
-    claims = tuple(verify_report(gpu, nonce, now, root=root) for gpu in decode(proof))
+    claims = tuple(verify_report(gpu, nonce, now, root=root) for gpu in gpus)
     if len({each.device for each in claims}) != len(claims):
         raise AdmissionError("one GPU is shown twice: show each once")
-    if rules.gpus is not None and len(claims) != rules.gpus:
-        raise AdmissionError(f"{len(claims)} GPUs are shown where the policy asks for exactly {rules.gpus}")
     for each in claims:
         _check(each, rules)
     return claims
