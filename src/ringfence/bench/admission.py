@@ -309,15 +309,12 @@ class Line:
 
 
 def fit(xs: Sequence[float], ys: Sequence[float]) -> Line:
-    """By least squares of the relative error: a small world counts as much as a large one."""
-    weights = [1 / max(y, 1e-12) ** 2 for y in ys]
-    total = sum(weights)
-    x_mean = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
-    y_mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
-    spread = sum(w * (x - x_mean) ** 2 for w, x in zip(weights, xs, strict=True))
+    """By least squares of the error itself, not of its share: large worlds weigh most, and larger ones are foretold."""
+    x_mean, y_mean = statistics.fmean(xs), statistics.fmean(ys)
+    spread = sum((x - x_mean) ** 2 for x in xs)
     if not spread:
         return Line(y_mean, 0.0)
-    slope = sum(w * (x - x_mean) * (y - y_mean) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
     return Line(y_mean - slope * x_mean, slope)
 
 

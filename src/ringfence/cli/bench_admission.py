@@ -73,10 +73,10 @@ def run(options: argparse.Namespace) -> int:
     if not 2 <= options.predict <= 1 << 20 or options.judges < 0:
         raise ConfigurationError("--predict goes from 2 to 1048576, --judges from 0")
     say = _progress()
+    joins = measure(options.processes, options.rounds, say) if options.processes else None
     costs = [admit(size, options.judges or None, say=say) for size in options.workers]
     predicted = [predict(costs, options.predict)] if len(costs) > 1 else []
     checked = predict(costs[:-1], costs[-1].workers) if len(costs) > 2 else None
-    joins = measure(options.processes, options.rounds, say) if options.processes else None
     say("")
     facts = machine.facts()
     if options.json:
