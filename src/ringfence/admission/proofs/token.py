@@ -322,6 +322,9 @@ def _bytes(token: str) -> bytes:
 
 
 def _expectations(table: Table) -> dict[str, Expected]:
+    for name in table.names:  # the author's own words, which go to terminals and into errors
+        if not 1 <= len(name) <= NAME_CHARACTERS or not name.isprintable():
+            raise table.error(f"{shown(name)} must be the name of a claim, 1 to {NAME_CHARACTERS} printable characters")
     return {name: _expectation(table, name) for name in table.names}
 
 
