@@ -7,7 +7,7 @@ import pytest
 from ringfence import keys
 from ringfence.admission import tree
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.bench import admission
+from ringfence.bench import admission_proofs
 from ringfence.bench.admission import STAGES, admit, depth_of, fit, predict
 from ringfence.errors import RingfenceError
 
@@ -22,6 +22,12 @@ def test_a_world_in_memory_counts_what_its_workers_do(size: int) -> None:
     assert all(seconds > 0 for seconds in cost.cpu_mean.values())
     assert cost.bytes_mean * size > edges * size * 100, "every edge carries the whole roster"
     assert cost.way > 0
+
+
+def test_workers_with_certificates_are_admitted_too_and_pay_for_signatures() -> None:
+    by_certificate, by_secret = admit(21, proof="certificate"), admit(21)
+    assert by_certificate.cpu_mean["check"] > 3 * by_secret.cpu_mean["check"]
+    assert by_certificate.bytes_mean > 2 * by_secret.bytes_mean
 
 
 def test_those_who_do_not_judge_the_roster_are_in_the_same_epoch_and_not_in_its_mean() -> None:
@@ -45,7 +51,7 @@ def test_a_world_whose_workers_do_not_agree_is_no_result(monkeypatch: pytest.Mon
             made.append(1)
 
     made: list[int] = []
-    monkeypatch.setattr(admission, "SharedSecret", Torn)
+    monkeypatch.setattr(admission_proofs, "SharedSecret", Torn)
     with pytest.raises(RingfenceError, match="refuse each other"):
         admit(2)
 

@@ -38,10 +38,9 @@ from ringfence.admission.messages import (
     encode,
     tree_frame_limit,
 )
-from ringfence.admission.policy import Policy
-from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
+from ringfence.bench.admission_proofs import PROOFS, Admission
 from ringfence.errors import RingfenceError
 from ringfence.transport.tls import Credentials, Tls
 
@@ -84,12 +83,18 @@ class Cost:
         return {**asdict(self), "cpu_seconds": self.cpu, "way_seconds": self.way}
 
 
-def admit(size: int, judges: int | None = None, seed: int = 0, say: Callable[[str], None] = lambda what: None) -> Cost:
-    """Admit a world of `size` workers and see that everyone came into one epoch."""
+def admit(
+    size: int,
+    judges: int | None = None,
+    proof: str = "secret",
+    seed: int = 0,
+    say: Callable[[str], None] = lambda what: None,
+) -> Cost:
+    """Admit a world of `size` workers by one kind of proof, and see that everyone came into one epoch."""
     say(f"{size} workers: keys")
     draw = random.Random(seed)  # noqa: S311 (the order in which workers happen to come)
     chosen = range(size) if judges is None or judges >= size else draw.sample(range(size), judges)
-    world = _World(size, frozenset(chosen))
+    world = _World(size, frozenset(chosen), PROOFS[proof](_RUN))
     order = list(range(1, size))
     draw.shuffle(order)
     world.deliver(0, world.workers[0].tree.begin())
@@ -117,22 +122,21 @@ class _Twin(Tree):
 class _Worker:
     """One worker: its keys, its place in the tree, what it has done so far."""
 
-    def __init__(self, rank: int, size: int, secret: keys.Secret, judge: bool) -> None:
+    def __init__(self, rank: int, size: int, admission: Admission, judge: bool) -> None:
         self.judge = judge
         self.welcome: tuple[bytes, Welcome] | None = None  # that it is about to judge, and the bytes it came in
         self.cpu = dict.fromkeys(STAGES, 0)  # nanoseconds
         self.sent = 0
         self.handshakes = 0
+        self.policy, self.prover = admission(rank)
         with self.clock("keys"):
             self.credentials = Credentials()
             public_key = X25519PrivateKey.generate().public_key().public_bytes_raw()
             address = (f"10.{rank >> 16 & 255}.{rank >> 8 & 255}.{rank & 255}", 20000)
             self.entry = Entry(_RUN, "0", rank, size, public_key, self.credentials.key_digest, *address)
-            self.shared = SharedSecret(secret, _RUN)
-            self.policy = Policy((self.shared,))
             self.hello = Hello(self.entry, self.policy.digest, _SUITES, self.policy.kinds)
             terms = Terms(keys.Secret(public_key), b"", _SUITES)
-            self.tree = _Twin(self.entry, self.policy, self.shared, terms)
+            self.tree = _Twin(self.entry, self.policy, self.prover, terms)
 
     @contextmanager
     def clock(self, stage: str) -> Iterator[None]:
@@ -143,7 +147,7 @@ class _Worker:
             self.cpu[stage] += time.thread_time_ns() - start
 
     def handshake(self, role: Role, peers: frozenset[int]) -> Handshake:
-        return Handshake(role, self.hello, peers, self.policy, self.shared)
+        return Handshake(role, self.hello, peers, self.policy, self.prover)
 
     def forget_the_others(self) -> None:
         """A worker on a machine of its own keeps its roster; thousands in one process keep its digest."""
@@ -188,10 +192,9 @@ class _End:
 
 
 class _World:
-    def __init__(self, size: int, judges: frozenset[int]) -> None:
-        secret = keys.Secret(bytes(range(keys.SECRET_BYTES)))
+    def __init__(self, size: int, judges: frozenset[int], admission: Admission) -> None:
         self.size = size
-        self.workers = [_Worker(rank, size, secret, rank in judges) for rank in range(size)]
+        self.workers = [_Worker(rank, size, admission, rank in judges) for rank in range(size)]
         self._judged: tuple[bytes, Welcome, Roster] | None = None  # a roster's frame, and what a judge made of it
         self.ends: dict[tuple[int, int], _End] = {}  # (worker, peer)
         self._wires: dict[tuple[int, int], deque[tuple[bytes, str]]] = defaultdict(deque)  # in order, as TLS demands

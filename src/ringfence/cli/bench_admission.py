@@ -29,6 +29,7 @@ examples:
   ringfence bench admission                                     64, 256 and 1,024 in memory; 16 processes
   ringfence bench admission --workers 64,256,1024,4096          a minute or two
   ringfence bench admission --workers 4096 --judges 0           everybody judges everybody: many minutes
+  ringfence bench admission --workers 64,256 --proof certificate
   ringfence bench admission --processes 16 --rounds 10 --workers 64,256 --json
 """
 
@@ -47,6 +48,12 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--workers", type=_sizes, default=[64, 256, 1024], metavar="N,…", help="in memory; default: 64,256,1024"
+    )
+    parser.add_argument(
+        "--proof",
+        choices=("secret", "certificate"),
+        default="secret",
+        help="that workers in memory show; default: secret",
     )
     parser.add_argument(
         "--judges",
@@ -74,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("--predict goes from 2 to 1048576, --judges from 0")
     say = _progress()
     joins = measure(options.processes, options.rounds, say) if options.processes else None
-    costs = [admit(size, options.judges or None, say=say) for size in options.workers]
+    costs = [admit(size, options.judges or None, options.proof, say=say) for size in options.workers]
     predicted = [predict(costs, options.predict)] if len(costs) > 1 else []
     checked = predict(costs[:-1], costs[-1].workers) if len(costs) > 2 else None
     say("")
@@ -82,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         document = {
             "machine": facts,
+            "proof": options.proof,
             "worlds": [cost.as_json() for cost in costs],
             "predicted": [cost.as_json() for cost in predicted],
             "last_world_predicted_from_the_others": checked.as_json() if checked else None,
