@@ -15,16 +15,16 @@ from tests.fuzz.mutate import inputs
 from tests.fuzz.target import Target
 
 FOUND = Path(__file__).parent / "found"
-SLOW_SECONDS = 5.0
+SLOW_SECONDS = 5.0  # of CPU time
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_no_crash_no_hang_no_surprise(target: Target, full: bool) -> None:
     count = target.bounded * (50 if full else 1)
     for data in itertools.islice(inputs(target.seeds(), target.longest, target.words), count):
-        before = time.monotonic()
+        before = time.process_time()
         target.attempt(data)
-        assert time.monotonic() - before < SLOW_SECONDS, f"slow on {data.hex()}"
+        assert time.process_time() - before < SLOW_SECONDS, f"slow on {data.hex()}"
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
