@@ -11,6 +11,7 @@ from ringfence.admission.policy import Evidence, Policy, judge
 from ringfence.admission.proofs.token import TokenProver, TokenVerifier, nonce_of
 from ringfence.errors import ConfigurationError
 from ringfence.evidence.token_command import fetch_with
+from ringfence.keys import PROOF_LIMIT_BYTES
 from tests.pure.admission_samples import worker
 from tests.pure.mint_token import ES384, NOW, claims, rules
 
@@ -34,7 +35,7 @@ def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
         (["/no/such/command"], "does not start: No such file"),
         (python("import sys; sys.exit('the service is\\ndown')"), r"ended with 1: 'the service is\\ndown'"),
         (python(""), "printed 0 bytes"),
-        (python("print('x' * 100_000)"), "printed 100001 bytes"),
+        (python(f"print('x' * {PROOF_LIMIT_BYTES})"), f"printed {PROOF_LIMIT_BYTES + 1} bytes"),
     ],
 )
 def test_what_goes_wrong_is_named(command: list[str], reason: str) -> None:
