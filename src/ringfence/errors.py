@@ -2,6 +2,7 @@
 
 RingfenceError
  ├─ ConfigurationError       ours to fix: environment, arguments, files on this machine
+ │   └─ PolicyError          the policy file, or a file that it names
  ├─ UnsupportedError         this backend does not do what was asked
  ├─ AdmissionError           this worker, or a peer, was not admitted to the run
  ├─ ProtocolError            a peer's bytes are not what the protocol allows
@@ -23,6 +24,10 @@ class RingfenceError(RuntimeError):
 
 class ConfigurationError(RingfenceError):
     """Something on this machine must be changed; the message says what."""
+
+
+class PolicyError(ConfigurationError):
+    """The policy file says something that cannot be meant; the message names the place."""
 
 
 class UnsupportedError(RingfenceError):

@@ -18,6 +18,7 @@ import hmac
 from typing import Final, NoReturn
 
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 VERSION: Final = 1
@@ -39,7 +40,7 @@ COUNTER_LIMIT: Final = 1 << 52  # so that a generation fits the 32 bits it has i
 
 TREE_FANOUT: Final = 4  # children of a worker in the admission tree
 ADMISSION_SECONDS: Final = 10.0  # for one stranger to finish its handshake
-ADMISSION_BYTES: Final = 64 * 1024  # what a stranger may send before it is judged
+ADMISSION_BYTES: Final = 128 * 1024  # what a stranger may send before it is judged: TLS, a hello, a proof
 ADMISSION_PENDING: Final = 64  # strangers at once, and
 ADMISSION_PENDING_PER_ADDRESS: Final = 16
 LINK_HELLO_SECONDS: Final = 10.0  # for a dialler to say who it is
@@ -50,7 +51,7 @@ LINK_REDIAL_SECONDS: Final = 0.05
 SUSPICION_SECONDS: Final = 1.0  # between the end of a data connection and calling its worker lost
 ABORT_TEXT_BYTES: Final = 256
 REFUSAL_TEXT_BYTES: Final = 512
-PROOF_LIMIT_BYTES: Final = 48 * 1024  # a quote with its certificates; an HMAC is 32
+PROOF_LIMIT_BYTES: Final = 112 * 1024  # an HMAC is 32, a quote 5,000; 16 GPUs with their certificates are 98,000
 TABLE_LIMIT_BYTES: Final = 1 << 20  # the schedule table that comes with the roster
 
 # -- labels ---------------------------------------------------------------------------------------------------------
@@ -69,6 +70,9 @@ ENTRY_PROOF: Final = _label("entry proof")
 ROSTER: Final = _label("roster")
 HELLO_DIGEST: Final = _label("hello digest")
 SECRET_PROOF: Final = _label("secret proof")
+SECRET_FINGERPRINT: Final = _label("secret fingerprint")
+CERTIFICATE_PROOF: Final = _label("certificate proof")
+CERTIFICATE_ENDORSEMENT: Final = _label("certificate endorsement")
 PROOF_DIGEST: Final = _label("proof digest")
 POLICY: Final = _label("policy")
 STORE_KEY: Final = _label("store key")
@@ -90,14 +94,21 @@ ORIGIN: Final = _label("aes-256-gcm origin")
 class Secret:
     """Key material: cannot be printed, pickled or compared by accident."""
 
-    __slots__ = ("_bytes",)
+    __slots__ = ("_bytes", "_keyed")
 
     def __init__(self, material: bytes) -> None:
         self._bytes = bytes(material)
+        self._keyed: HMAC | None = None
 
     def reveal(self) -> bytes:
         """The bytes, for a primitive that needs them."""
         return self._bytes
+
+    def keyed(self) -> HMAC:
+        """An HMAC-SHA-256 under this key that has seen nothing yet. Kept: to set one up costs three times its use."""
+        if self._keyed is None:
+            self._keyed = HMAC(self._bytes, hashes.SHA256())
+        return self._keyed.copy()
 
     def __repr__(self) -> str:
         return "Secret(<redacted>)"
@@ -128,7 +139,9 @@ def digest(label: bytes, *parts: bytes) -> bytes:
 
 def mac(key: Secret, label: bytes, *parts: bytes) -> bytes:
     """HMAC-SHA-256 over the digest of labelled parts."""
-    return hmac.new(key.reveal(), digest(label, *parts), hashlib.sha256).digest()
+    state = key.keyed()
+    state.update(digest(label, *parts))
+    return state.finalize()
 
 
 def same(left: bytes, right: bytes) -> bool:
@@ -149,6 +162,11 @@ def expand(secret: Secret, info: bytes, length: int = KEY_BYTES) -> Secret:
 def admission_key(shared: Secret, run_id: str) -> Secret:
     """What a worker shows knowledge of under the shared-secret proof; bound to the run."""
     return derive(shared, salt=run_id.encode(), info=ADMISSION_KEY)
+
+
+def secret_fingerprint(shared: Secret) -> str:
+    """What people compare to see that two files hold the same secret. Says nothing of 32 bytes that were drawn at random."""
+    return digest(SECRET_FINGERPRINT, shared.reveal())[:8].hex()
 
 
 def epoch_key(epoch_secret: Secret, roster_digest: bytes) -> Secret:

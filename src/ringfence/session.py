@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import re
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from ringfence import keys
 from ringfence.collectives import Table
-from ringfence.join import join, listen
+from ringfence.errors import AbortedError, ProtocolError
+from ringfence.join import Membership, join, listen
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.fork import in_child
 from ringfence.runtime.loop import Loop
@@ -56,6 +60,7 @@ class Session:
         )
         self.loop = Loop(self.engine, self.network, member.edges)
         self.left = False
+        self._age_limit = self._limit_age(member)
         self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
         atexit.register(self.leave)
         if rank == 0:
@@ -77,7 +82,30 @@ class Session:
         if not self.left and not in_child():
             self.left = True
             atexit.unregister(self.leave)
+            if self._age_limit is not None:
+                self._age_limit.cancel()
             self.loop.leave(_GOODBYE_SECONDS)
+
+    def _limit_age(self, member: Membership) -> threading.Timer | None:
+        """Who was judged long ago may have lost what it was judged by. So the policy may say how long a judgement lasts.
+
+        Every worker keeps the time by its own clock; the first one to reach it ends the epoch for all.
+        """
+        if member.max_epoch_age is None:
+            return None
+        left = min(max(0.0, member.expires_at - time.monotonic()), threading.TIMEOUT_MAX)
+        timer = threading.Timer(left, self._expire, (member.max_epoch_age,))
+        timer.name, timer.daemon = "ringfence age", True
+        timer.start()
+        return timer
+
+    def _expire(self, age: int) -> None:
+        text = (
+            f"this epoch has reached {age} s, the policy's max_epoch_age: all workers must be judged again. "
+            "Destroy the process group and initialise it anew, with a higher RINGFENCE_GENERATION"
+        )
+        with contextlib.suppress(ProtocolError):  # this worker is leaving already
+            self.loop.abort(AbortedError(text))
 
 
 def _warn_of_open_rendezvous() -> None:

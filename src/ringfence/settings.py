@@ -1,11 +1,16 @@
-"""What the environment says: which secret, which run, which interface and ports; and the secret's file.
+"""What the environment says: which policy and credentials, which run, which interface and ports; and their files.
 
-RINGFENCE_SECRET_FILE  the shared secret, made by `ringfence secret new FILE`
-RINGFENCE_RUN_ID       default: TORCHELASTIC_RUN_ID, else "none"
-RINGFENCE_GENERATION   default: TORCHELASTIC_RESTART_COUNT, else "0"
-RINGFENCE_INTERFACE    name or address to listen on; default: the one that reaches MASTER_ADDR, else loopback
-RINGFENCE_PORTS        "20000-20100": listen only there; default: any port
-RINGFENCE_ADVERTISE    "host:port" that peers dial for links, where that differs from what is bound
+RINGFENCE_POLICY            who may join; default: whoever holds the shared secret
+RINGFENCE_SECRET_FILE       the shared secret, made by `ringfence secret new FILE`
+RINGFENCE_CERTIFICATE_FILE  this worker's certificate, and those between it and its authority
+RINGFENCE_KEY_FILE          the key of that certificate
+RINGFENCE_VCEK_FILE         the certificate of this SEV-SNP machine's key, where the host does not hand it over
+RINGFENCE_TOKEN_COMMAND     prints a verifier's token for the nonce that it gets as its last argument
+RINGFENCE_RUN_ID            default: TORCHELASTIC_RUN_ID, else "none"
+RINGFENCE_GENERATION        default: TORCHELASTIC_RESTART_COUNT, else "0"
+RINGFENCE_INTERFACE         name or address to listen on; default: the one that reaches MASTER_ADDR, else loopback
+RINGFENCE_PORTS             "20000-20100": listen only there; default: any port
+RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that differs from what is bound
 """
 
 from __future__ import annotations
@@ -15,20 +20,26 @@ import itertools
 import os
 import re
 import secrets
+import shlex
 import socket
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from ringfence import keys
 from ringfence.admission.entry import GENERATION_BYTES, HOST_BYTES, RUN_ID_BYTES
+from ringfence.admission.proofs import catalogue
+from ringfence.admission.proofs.certificate import Credential, read_credential
 from ringfence.admission.wire import is_printable
-from ringfence.errors import ConfigurationError
+from ringfence.errors import ConfigurationError, PolicyError
+from ringfence.policy.file import PolicyFile
+from ringfence.policy.table import POLICY_BYTES
 
 _SECRET_FORM: Final = re.compile(rb"[0-9a-f]{64}\n")
 _HOW_TO_MAKE: Final = "make one with `ringfence secret new FILE` and give every worker the same file"
+_PEM_BYTES: Final = 1 << 20
 _FEWEST_DISTINCT: Final = 16  # 32 random bytes have fewer distinct values once in 10**14
 
 
@@ -36,23 +47,32 @@ _FEWEST_DISTINCT: Final = 16  # 32 random bytes have fewer distinct values once 
 class Settings:
     """One worker's settings, checked."""
 
-    secret: keys.Secret
+    secret: keys.Secret | None = None
     run_id: str = "none"
     generation: str = "0"
     host: str = "127.0.0.1"  # bound, and advertised unless `advertise` says otherwise
     ports: range | None = None
     advertise: tuple[str, int] | None = None
+    policy: PolicyFile | None = None  # None: whoever holds the secret is admitted
+    certificate: Credential | None = None
+    vcek: bytes | None = field(default=None, repr=False)  # what the file holds
+    token_command: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
         """Raises ConfigurationError, which says what to set."""
+        policy = _policy(environ)
         return cls(
-            secret=_secret(environ),
+            secret=_secret(environ, policy),
             run_id=_name(environ, "RINGFENCE_RUN_ID", "TORCHELASTIC_RUN_ID", "none", RUN_ID_BYTES),
             generation=_name(environ, "RINGFENCE_GENERATION", "TORCHELASTIC_RESTART_COUNT", "0", GENERATION_BYTES),
             host=_host(environ),
             ports=_ports(environ.get("RINGFENCE_PORTS", "")),
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
+            policy=policy,
+            certificate=_certificate(environ, policy),
+            vcek=_vcek(environ.get("RINGFENCE_VCEK_FILE", "")),
+            token_command=_command(environ.get("RINGFENCE_TOKEN_COMMAND", "")),
         )
 
     def link_address(self, bound: tuple[str, int]) -> tuple[str, int]:
@@ -69,15 +89,20 @@ class Settings:
 
 def new_secret_file(path: str | os.PathLike[str]) -> None:
     """Write 32 random bytes as 64 hexadecimal digits to a new file that only its owner can read."""
+    write_new(path, f"{secrets.token_hex(keys.SECRET_BYTES)}\n".encode("ascii"), 0o600, "a secret")
+
+
+def write_new(path: str | os.PathLike[str], content: bytes, mode: int, what: str) -> None:
+    """Write a new file with exactly this mode. What exists is kept, and links are not followed."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:
-        raise ConfigurationError(f"{os.fspath(path)} exists; a secret is never overwritten: name a new file") from None
+        raise ConfigurationError(f"{os.fspath(path)} exists; {what} is never overwritten: name a new file") from None
     except OSError as error:
         raise ConfigurationError(f"cannot write {os.fspath(path)}: {error.strerror}") from error
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(descriptor, 0o600)  # whatever the umask
-        file.write(secrets.token_hex(keys.SECRET_BYTES) + "\n")
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)  # whatever the umask
+        file.write(content)
         file.flush()
         os.fsync(descriptor)
 
@@ -86,9 +111,7 @@ def load_secret(path: str | os.PathLike[str]) -> keys.Secret:
     """Read a file that `new_secret_file` wrote. Anything else is refused: what can be guessed falls offline."""
     name = os.fspath(path)
     try:
-        with open(path, "rb") as file:
-            _check_owner_only(name, os.fstat(file.fileno()))
-            content = file.read(66)
+        content = read_private(path, "secret")
     except OSError as error:
         raise ConfigurationError(f"cannot read the secret file {name}: {error.strerror}; {_HOW_TO_MAKE}") from error
     if not _SECRET_FORM.fullmatch(content):
@@ -99,13 +122,20 @@ def load_secret(path: str | os.PathLike[str]) -> keys.Secret:
     return keys.Secret(material)
 
 
-def _check_owner_only(name: str, status: os.stat_result) -> None:
+def read_private(path: str | os.PathLike[str], what: str) -> bytes:
+    """The content of a file that nobody else may open."""
+    with open(path, "rb") as file:
+        _check_owner_only(what, os.fspath(path), os.fstat(file.fileno()))
+        return file.read(_PEM_BYTES)
+
+
+def _check_owner_only(what: str, name: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigurationError(f"the secret file {name} is not a regular file")
+        raise ConfigurationError(f"the {what} file {name} is not a regular file")
     if status.st_mode & 0o077:
-        raise ConfigurationError(f"others can open the secret file {name}: run `chmod 600 {name}`")
+        raise ConfigurationError(f"others can open the {what} file {name}: run `chmod 600 {name}`")
     if status.st_uid not in (os.geteuid(), 0):
-        raise ConfigurationError(f"the secret file {name} belongs to another user (uid {status.st_uid})")
+        raise ConfigurationError(f"the {what} file {name} belongs to another user (uid {status.st_uid})")
 
 
 def _looks_random(material: bytes) -> bool:
@@ -115,20 +145,99 @@ def _looks_random(material: bytes) -> bool:
     return len(set(material)) >= _FEWEST_DISTINCT and len(steps) >= _FEWEST_DISTINCT and not is_text
 
 
+# -- the policy and the certificate -----------------------------------------------------------------------------------
+
+
+def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
+    """Read a policy file and all that it names, relative to its own folder."""
+    name, folder = os.fspath(path), Path(path).parent
+
+    def read(file: str, limit: int) -> bytes:
+        return _read_unshared(folder / file, limit)
+
+    try:
+        text = _read_unshared(Path(path), POLICY_BYTES + 1)
+    except OSError as error:
+        raise PolicyError(
+            f"cannot read the policy {name}: {error.strerror}; `ringfence policy new` makes one"
+        ) from error
+    return catalogue.read(text, read, name)
+
+
+def _read_unshared(path: Path, limit: int) -> bytes:
+    """A file that says who is admitted must not be one that everybody on the machine can change."""
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise PolicyError(f"{path} is not a regular file")
+        if status.st_mode & 0o002:
+            raise PolicyError(f"everybody on this machine can change {path}: run `chmod o-w {path}`")
+        return file.read(limit)
+
+
+def load_credential(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Credential:
+    """Read a worker's certificate, with those between it and its authority, and its key; both in PEM form."""
+    try:
+        with open(certificate, "rb") as file:
+            chain = file.read(_PEM_BYTES)
+        secret = read_private(key, "key")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {error.filename}: {error.strerror}") from error
+    try:
+        return read_credential(chain, secret)
+    except ValueError as error:
+        raise ConfigurationError(f"{os.fspath(certificate)} and {os.fspath(key)}: {error}") from error
+
+
 # -- one setting each -----------------------------------------------------------------------------------------------
 
 
-def _secret(environ: Mapping[str, str]) -> keys.Secret:
-    if environ.get("RINGFENCE_POLICY"):
-        raise ConfigurationError(
-            "RINGFENCE_POLICY is reserved and not supported yet: unset it, and set RINGFENCE_SECRET_FILE"
-        )
+def _policy(environ: Mapping[str, str]) -> PolicyFile | None:
+    path = environ.get("RINGFENCE_POLICY")
+    return load_policy(path) if path else None
+
+
+def _secret(environ: Mapping[str, str], policy: PolicyFile | None) -> keys.Secret | None:
+    if policy is not None and "secret" not in policy.kinds:
+        return None  # not asked for, so not read
     path = environ.get("RINGFENCE_SECRET_FILE")
     if not path:
         raise ConfigurationError(
             "RINGFENCE_SECRET_FILE is not set, so nobody could tell this run's workers from strangers; " + _HOW_TO_MAKE
         )
     return load_secret(path)
+
+
+def _certificate(environ: Mapping[str, str], policy: PolicyFile | None) -> Credential | None:
+    certificate, key = environ.get("RINGFENCE_CERTIFICATE_FILE"), environ.get("RINGFENCE_KEY_FILE")
+    if not certificate and not key:
+        return None
+    if policy is None or "certificate" not in policy.kinds:
+        raise ConfigurationError(
+            "RINGFENCE_CERTIFICATE_FILE or RINGFENCE_KEY_FILE is set, and no policy asks for certificates: "
+            "set RINGFENCE_POLICY to one that does, or unset them"
+        )
+    if not certificate or not key:
+        raise ConfigurationError("RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE go together: set both")
+    return load_credential(certificate, key)
+
+
+def _vcek(path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read(_PEM_BYTES)
+    except OSError as error:
+        raise ConfigurationError(f"RINGFENCE_VCEK_FILE: cannot read {path}: {error.strerror}") from error
+
+
+def _command(value: str) -> tuple[str, ...]:
+    """Split as a shell would, and run without one."""
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise ConfigurationError(f"RINGFENCE_TOKEN_COMMAND: {error}") from None
 
 
 def _name(environ: Mapping[str, str], own: str, elastic: str, default: str, limit: int) -> str:

@@ -18,7 +18,7 @@ from ringfence.admission.messages import Hello, Proof, Refuse, encode
 from ringfence.join import Membership
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
-from ringfence.transport.tls import Credentials, _self_signed
+from ringfence.transport.tls import Credentials, TlsStream, _self_signed
 from tests.attack.admission_strangers import Stranger, channel_of, with_key
 from tests.process.join_world import SECRET, MemoryStore, World
 from tests.pure.admission_samples import Worker, worker
@@ -124,6 +124,39 @@ def test_a_stranger_that_talks_too_much_is_sent_away() -> None:
     started = time.monotonic()
     assert caller.hear() is None
     assert time.monotonic() - started < keys.ADMISSION_SECONDS / 2, "it was sent away for its silence"
+    finish(world)
+
+
+def test_a_stranger_that_is_refused_and_talks_on_costs_nobody_else() -> None:
+    """A refusal and the limit on bytes fall together: a proof that fails, and more than a stranger may say, in one piece."""
+    world, address = waiting_root()
+    credentials, stranger = credentials_of(1)
+    caller = Stranger.dial(address, credentials)
+    assert isinstance(caller.hear(), Hello)
+    caller.say_bytes(encode(stranger.hello) + encode(Proof(1, bytes(32))) + bytes(2 * keys.ADMISSION_BYTES))
+    while caller.hear() is not None:
+        continue
+    finish(world)
+
+
+def test_no_more_is_taken_off_the_network_than_a_stranger_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds while reading, not after it: whatever the kernel has ready, the rest is left there."""
+    taken: list[int] = []
+    receive = TlsStream.receive
+
+    def counted(stream: TlsStream, limit: int = 1 << 20) -> bytes:
+        try:
+            return receive(stream, limit)
+        finally:
+            taken.append(stream.received)
+
+    monkeypatch.setattr(TlsStream, "receive", counted)
+    world, address = waiting_root()
+    caller = Stranger.dial(address)
+    assert isinstance(caller.hear(), Hello)
+    caller.say_bytes(b"\1" + keys.ADMISSION_BYTES.to_bytes(4, "big") + bytes(8 * keys.ADMISSION_BYTES))
+    assert caller.hear() is None
+    assert max(taken) == keys.ADMISSION_BYTES
     finish(world)
 
 

@@ -78,11 +78,43 @@ def test_cpu_flags_are_those_of_the_first_cpu(tmp_path: Path) -> None:
     assert "slow" in checks.cpu_flags(tmp_path).text
 
 
-def test_tee_devices_are_found(tmp_path: Path) -> None:
-    assert checks.tee_devices(tmp_path).value == []
+@pytest.mark.parametrize(
+    ("device", "kind", "name"), [("tdx_guest", "tdx", "Intel TDX"), ("sev-guest", "snp", "AMD SEV-SNP")]
+)
+def test_it_says_which_tee_this_machine_is_a_guest_of(tmp_path: Path, device: str, kind: str, name: str) -> None:
+    found = checks.tee(tmp_path)
+    assert (found.value, found.good) == (None, None)
     (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/tdx_guest").touch()
-    assert checks.tee_devices(tmp_path).value == ["/dev/tdx_guest"]
+    (tmp_path / "dev" / device).touch()
+    found = checks.tee(tmp_path)
+    assert (found.value, found.good) == (kind, None)
+    assert f"guest of {name} (/dev/{device})" in found.text
+    assert "mount -t configfs" in found.fix
+    (tmp_path / checks.TSM).mkdir(parents=True)
+    found = checks.tee(tmp_path)
+    assert (found.value, found.good) == (kind, True)
+
+
+def test_with_a_policy_it_says_what_this_worker_would_show(secret: Path) -> None:
+    policy = secret.parent / "policy.toml"
+    policy.write_text("version = 1\n[[admit]]\n[admit.secret]\n")
+    environ = {"RINGFENCE_POLICY": str(policy), "RINGFENCE_SECRET_FILE": str(secret)}
+    found = checks.admission(environ)
+    assert found.good is True
+    assert "this worker shows shared secret" in found.text
+    assert checks.admission({"RINGFENCE_SECRET_FILE": str(secret)}).name == "secret"
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"), [("[admit.secret]", "RINGFENCE_SECRET_FILE"), ("[admit.none]", "unknown key 'none'")]
+)
+def test_a_policy_that_this_worker_cannot_meet_is_found(tmp_path: Path, table: str, reason: str) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f"version = 1\n[[admit]]\n{table}\n")
+    found = checks.admission({"RINGFENCE_POLICY": str(policy)})
+    assert found.good is False
+    assert reason in found.text
+    assert found.fix == f"ringfence policy check {policy}"
 
 
 @pytest.mark.parametrize(

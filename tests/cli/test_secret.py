@@ -1,13 +1,16 @@
-"""`ringfence secret new`: a fresh secret, for the owner's eyes only, never over an old one."""
+"""`ringfence secret`: a fresh secret, for the owner's eyes only, never over an old one unless it is to be replaced."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import stat
 from pathlib import Path
 
+from ringfence.settings import Settings, load_secret
 from tests.cli.command import ringfence
+from tests.process.join_world import World
 
 
 def test_a_new_secret_is_64_hex_digits_that_only_the_owner_reads(tmp_path: Path) -> None:
@@ -27,7 +30,9 @@ def test_the_secret_is_not_printed_and_the_next_step_is(tmp_path: Path) -> None:
 
 def test_json_names_the_file(tmp_path: Path) -> None:
     done = ringfence("secret", "new", "--json", "run.secret", folder=tmp_path)
-    assert json.loads(done.stdout) == {"file": str(tmp_path / "run.secret")}
+    found = json.loads(done.stdout)
+    assert found["file"] == str(tmp_path / "run.secret")
+    assert set(found) == {"file", "fingerprint"}
 
 
 def test_two_secrets_differ(tmp_path: Path) -> None:
@@ -57,3 +62,82 @@ def test_a_missing_folder_is_one_line_that_names_it(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "no/such/folder" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+# -- check and rotate -------------------------------------------------------------------------------------------------
+
+
+def fingerprint(folder: Path, name: str = "run.secret") -> str:
+    done = ringfence("secret", "check", "--json", name, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["fingerprint"])
+
+
+def test_two_copies_have_one_fingerprint_and_two_secrets_have_two(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        ringfence("secret", "new", name, folder=tmp_path)
+    shutil.copy2(tmp_path / "one", tmp_path / "copy")
+    assert fingerprint(tmp_path, "one") == fingerprint(tmp_path, "copy") != fingerprint(tmp_path, "two")
+    assert re.fullmatch(r"[0-9a-f]{16}", fingerprint(tmp_path, "one"))
+    assert fingerprint(tmp_path, "one") not in (tmp_path / "one").read_text()
+
+
+def test_a_file_that_workers_would_refuse_does_not_pass_the_check(tmp_path: Path) -> None:
+    ringfence("secret", "new", "run.secret", folder=tmp_path)
+    (tmp_path / "run.secret").chmod(0o644)
+    done = ringfence("secret", "check", "run.secret", folder=tmp_path)
+    assert done.returncode == 2
+    assert "chmod 600" in done.stderr
+
+
+def test_rotation_replaces_the_secret_and_names_both_fingerprints(tmp_path: Path) -> None:
+    ringfence("secret", "new", "run.secret", folder=tmp_path)
+    file = tmp_path / "run.secret"
+    content, old = file.read_text(), fingerprint(tmp_path)
+    done = ringfence("secret", "rotate", "run.secret", folder=tmp_path)
+    new = fingerprint(tmp_path)
+    assert done.returncode == 0
+    assert new != old
+    assert old in done.stdout
+    assert new in done.stdout
+    assert content.strip() not in done.stdout
+    assert file.read_text().strip() not in done.stdout
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["run.secret"], "the old secret lies about"
+
+
+def test_rotation_replaces_nothing_that_is_no_secret(tmp_path: Path) -> None:
+    file = tmp_path / "thesis.txt"
+    file.write_text("precious")
+    file.chmod(0o600)
+    for name in ("thesis.txt", "missing"):
+        assert ringfence("secret", "rotate", name, folder=tmp_path).returncode == 2
+    assert file.read_text() == "precious"
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_rotation_goes_through_a_symbolic_link_to_the_file(tmp_path: Path) -> None:
+    ringfence("secret", "new", "real", folder=tmp_path)
+    (tmp_path / "link").symlink_to("real")
+    before = fingerprint(tmp_path, "real")
+    assert ringfence("secret", "rotate", "link", folder=tmp_path).returncode == 0
+    assert (tmp_path / "link").is_symlink()
+    assert fingerprint(tmp_path, "real") == fingerprint(tmp_path, "link") != before
+
+
+def test_a_rotated_secret_and_the_old_one_refuse_each_other(tmp_path: Path) -> None:
+    """What the guide says of the time in between: workers with different files do not form a run, and are told why."""
+    ringfence("secret", "new", "run.secret", folder=tmp_path)
+    old = load_secret(tmp_path / "run.secret")
+    ringfence("secret", "rotate", "run.secret", folder=tmp_path)
+    world = World(2, timeout=4.5)
+    world.start([0, 1], {0: Settings(old), 1: Settings(load_secret(tmp_path / "run.secret"))})
+    assert "does not hold the shared secret" in world.error(1)
+
+
+def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/secrets.md").read_text()
+    commands = re.findall(r"^ringfence (.+)$", "\n".join(re.findall(r"```sh\n(.*?)```", guide, re.S)), re.M)
+    assert [command.split()[1] for command in commands] == ["new", "check", "rotate"]
+    for command in commands:
+        assert ringfence(*command.split(), folder=tmp_path).returncode == 0

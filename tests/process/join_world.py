@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from ringfence import keys
+from ringfence.admission.policy import Policy, Prover
 from ringfence.join import Membership, join
 from ringfence.settings import Settings
 
@@ -60,10 +61,17 @@ class World:
         self.outcomes: dict[int, Membership | BaseException] = {}
         self._threads: dict[int, threading.Thread] = {}
 
-    def start(self, ranks: Iterable[int], settings: Mapping[int, Settings] | None = None) -> None:
+    def start(
+        self,
+        ranks: Iterable[int],
+        settings: Mapping[int, Settings] | None = None,
+        admission: Mapping[int, tuple[Policy, Prover]] | None = None,
+    ) -> None:
+        """`admission` overrules what a worker's settings say of how it judges and what it shows."""
         for rank in ranks:
             chosen = (settings or {}).get(rank, Settings(SECRET))
-            thread = threading.Thread(target=self._join, args=(rank, chosen), daemon=True)
+            judging = (admission or {}).get(rank)
+            thread = threading.Thread(target=self._join, args=(rank, chosen, judging), daemon=True)
             self._threads[rank] = thread
             thread.start()
 
@@ -100,10 +108,12 @@ class World:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _join(self, rank: int, settings: Settings) -> None:
+    def _join(self, rank: int, settings: Settings, admission: tuple[Policy, Prover] | None) -> None:
         try:
             address = ("127.0.0.1", 30000 + rank)
             table = f"table of {rank}".encode()
-            self.outcomes[rank] = join(self.store, rank, self.size, settings, address, self.timeout, table)
+            self.outcomes[rank] = join(
+                self.store, rank, self.size, settings, address, self.timeout, table, admission=admission
+            )
         except BaseException as error:
             self.outcomes[rank] = error

@@ -126,11 +126,6 @@ def test_settings_show_no_secret(secret_file: Path) -> None:
 # -- the rest -------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_file_is_refused_until_there_are_policies(secret_file: Path) -> None:
-    with pytest.raises(ConfigurationError, match="RINGFENCE_POLICY is reserved"):
-        settings(secret_file, RINGFENCE_POLICY="policy.toml")
-
-
 def test_run_and_generation_come_from_us_then_from_torchrun_then_from_nowhere(secret_file: Path) -> None:
     nothing = settings(secret_file)
     assert (nothing.run_id, nothing.generation) == ("none", "0")

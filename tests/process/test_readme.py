@@ -22,16 +22,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(commands: str, folder: Path) -> str:
-    """Run shell commands as a new user would: nothing of ours in the environment, an empty home."""
-    (folder / "examples").symlink_to(ROOT / "examples")
+def environment(folder: Path) -> dict[str, str]:
+    """What a new user has: nothing of ours, and an empty home."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
     binaries = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**inherited, "PATH": binaries, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def run(commands: str, folder: Path) -> str:
+    """Run shell commands as a new user would."""
+    (folder / "examples").symlink_to(ROOT / "examples")
     script = commands.replace("29500", str(free_port()))  # the well-known port may be taken by another run
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=folder,
-        env={**inherited, "PATH": binaries, "HOME": str(folder), "OMP_NUM_THREADS": "1"},
+        env=environment(folder),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -86,12 +86,14 @@ def test_a_roster_is_complete_ordered_and_of_one_world() -> None:
 
 
 def test_the_roster_digest_covers_everything() -> None:
-    base = roster_digest(world(3), 1, b"table")
+    policy, changed = bytes(32), replace(world(3)[2], proof_digest=b"\1" * 32)
+    base = roster_digest(policy, world(3), 1, b"table")
     others = {
-        roster_digest(world(3), 2, b"table"),
-        roster_digest(world(3), 1, b"tables"),
-        roster_digest(world(2), 1, b"table"),
-        roster_digest([*world(3)[:2], replace(world(3)[2], proof_digest=b"\1" * 32)], 1, b"table"),
+        roster_digest(b"\1" * 32, world(3), 1, b"table"),
+        roster_digest(policy, world(3), 2, b"table"),
+        roster_digest(policy, world(3), 1, b"tables"),
+        roster_digest(policy, world(2), 1, b"table"),
+        roster_digest(policy, [*world(3)[:2], changed], 1, b"table"),
     }
-    assert len(others) == 4
+    assert len(others) == 5
     assert base not in others

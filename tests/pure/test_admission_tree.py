@@ -11,6 +11,7 @@ import pytest
 from ringfence import keys
 from ringfence.admission.entry import Listing
 from ringfence.admission.messages import Acknowledge, Entries, Failure, Go, Message, Waiting, Welcome
+from ringfence.admission.roster import seal
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, is_below, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 from tests.pure.admission_samples import SUITES, Worker, worker
@@ -227,3 +228,51 @@ def test_there_is_one_parent() -> None:
         leaf().attach_parent(worker(0, 2).entry, bytes(32))
     with pytest.raises(ProtocolError, match="second parent"):
         tree_of(worker(0, 2)).attach_parent(worker(1, 2).entry, bytes(32))
+
+
+# -- the size of a world ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_world_smaller_than_the_policy_allows_does_not_begin(rank: int) -> None:
+    one = worker(rank, 2)
+    policy = replace(one.policy, min_workers=3)
+    tree = Tree(one.entry, policy, one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
+    with pytest.raises(
+        AdmissionError, match=rf"rank {rank} was told that the run has 2 workers.* at least 3.*min_workers"
+    ):
+        tree.begin()
+    with pytest.raises(AdmissionError, match="at least 3"):
+        seal(policy, one.entry, welcome(worker(1, 2), worker(0, 2)).listings, 1, b"")
+
+
+def test_workers_that_judge_by_different_policies_do_not_share_an_epoch() -> None:
+    """Neighbours compare policies in their hellos. Whoever got past that by a neighbour's lie is found by the roster."""
+    world = World(6)
+    one = world.workers[5]
+    stricter = replace(one.policy, max_epoch_age=60)
+    world.trees[5] = Tree(one.entry, stricter, one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
+    with pytest.raises(AdmissionError, match="rank 5 holds another roster than rank 1"):
+        world.run()
+    assert not any(tree.phase is Phase.GO for tree in world.trees)
+
+
+def test_a_world_as_small_as_the_policy_allows_begins() -> None:
+    one = worker(0, 2)
+    Tree(one.entry, replace(one.policy, min_workers=2), one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES)).begin()
+
+
+def test_workers_that_ask_for_different_sizes_have_different_policies() -> None:
+    policy = worker(0).policy
+    assert len({replace(policy, min_workers=size).digest for size in (1, 2, 1000)}) == 3
+    assert len({replace(policy, max_epoch_age=age).digest for age in (None, 60, 3600)}) == 3
+
+
+def test_a_worker_can_say_whom_it_waits_for() -> None:
+    tree = leaf()
+    assert tree.awaited() == "rank 1 waits for the roster from its parent, rank 0"
+    tree.receive(0, welcome(worker(1, 2), worker(0, 2)))
+    assert tree.awaited() == "rank 1 waits for the go from its parent, rank 0"
+    root = root_with_child(2)
+    root.receive(1, Entries((endorsed(worker(1, 2), bytes(32)),)))
+    assert root.awaited() == "rank 0 waits for rank 1 to acknowledge the roster"

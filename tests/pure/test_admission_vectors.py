@@ -50,7 +50,7 @@ def from_code() -> dict[str, Any]:
     )
     shown = proof_digest(1, up, child.shared.prove(up))
     listings = tuple(_listing(each, digest) for each, digest in ((parent, bytes(32)), (child, shown)))
-    digest = roster_digest(listings, 1, TABLE)
+    digest = roster_digest(child.policy.digest, listings, 1, TABLE)
     return {
         "secret": SECRET.reveal().hex(),
         "exporter": EXPORTER.hex(),
@@ -141,8 +141,11 @@ def entry(rank: int) -> bytes:
     return text("run-7") + text("3") + numbers + public_keys + text("10.0.0.7") + (20000 + rank).to_bytes(2, "big")
 
 
+POLICY = digest("policy", (1).to_bytes(4, "big"), bytes(8), b"\1", b"shared secret")  # any number of workers, any age
+
+
 def hello(rank: int) -> bytes:
-    return b"RFA\1" + entry(rank) + digest("policy", b"\1", b"shared secret") + b"\1\1" + b"\1\1"
+    return b"RFA\1" + entry(rank) + POLICY + b"\1\1" + b"\1\1"
 
 
 def preimage(role: int, prover: int, verifier: int) -> bytes:
@@ -171,10 +174,10 @@ def test_a_second_reading_of_the_spec_makes_the_same_vectors(vectors: Any) -> No
         entry(rank) + b"\1" + each + (32).to_bytes(4, "big") + mac(key, "entry proof", entry(rank), each)
         for rank, each in ((0, bytes(32)), (1, shown))
     ]
-    roster = digest("roster", b"\1", TABLE, *listings)
+    roster = digest("roster", POLICY, b"\1", TABLE, *listings)
     expected = {
         "admission key": key,
-        "policy digest": digest("policy", b"\1", b"shared secret"),
+        "policy digest": POLICY,
         "child's proof": proof,
         "parent's proof": mac(key, "secret proof", hashlib.sha512(down).digest()),
         "child's proof digest": shown,

@@ -19,19 +19,23 @@ ALLOWED: dict[str, set[str]] = {
     "keys": {"errors"},
     "link": GROUND,
     "collectives": {"errors"},
-    "admission": GROUND,
-    "settings": GROUND | {"admission"},
+    "policy": GROUND,
+    "admission": GROUND | {"policy"},
+    "evidence": GROUND | {"admission"},
+    "settings": GROUND | {"admission", "policy"},
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
-    "join": GROUND | {"admission", "control", "settings", "transport"},
+    "join": GROUND | {"admission", "control", "evidence", "policy", "settings", "transport"},
     "runtime": GROUND | {"collectives", "control", "link", "transport"},
     "session": GROUND | {"collectives", "join", "runtime", "settings", "transport"},
     "backend": {"collectives", "errors", "link", "runtime", "session"},
     "autoload": {"backend", "errors"},
-    "bench": GROUND | {"__init__", "backend", "collectives", "link", "runtime", "session", "settings"},
-    "cli": {"__init__", "bench", "errors", "settings"},
+    "bench": GROUND
+    | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"}
+    | {"transport"},
+    "cli": GROUND | {"__init__", "admission", "bench", "evidence", "join", "policy", "settings"},
 }
-PURE = ("errors", "keys", "link", "collectives", "admission")
+PURE = ("errors", "keys", "link", "collectives", "policy", "admission")
 OUTSIDE = {
     "asyncio", "fcntl", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "resource",
     "secrets", "select", "selectors", "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile",

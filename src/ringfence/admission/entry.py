@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -17,6 +18,8 @@ ENDORSEMENT_BYTES: Final = 4096  # an HMAC is 32; certificates' signatures, late
 ENTRY_BYTES: Final = RUN_ID_BYTES + GENERATION_BYTES + HOST_BYTES + 3 * 2 + 2 * 4 + 2 * keys.DIGEST_BYTES + 2
 LISTING_BYTES: Final = 4 + ENTRY_BYTES + 1 + keys.DIGEST_BYTES + 4 + ENDORSEMENT_BYTES
 WORLD_LIMIT: Final = 1 << 20
+
+_MIDDLE: Final = struct.Struct(f">II{keys.KEY_BYTES}s{keys.DIGEST_BYTES}s")  # rank, world size, keys
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,16 @@ class Entry:
             raise ProtocolError("a key of the wrong length")
 
     def encode(self) -> bytes:
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        """Made once: a roster's entries are checked, digested and passed on, in every worker."""
         return b"".join(
             (
                 wire.text(self.run_id),
                 wire.text(self.generation),
-                wire.number(self.rank, 4),
-                wire.number(self.world_size, 4),
-                self.public_key,
-                self.tls_key_digest,
+                _MIDDLE.pack(self.rank, self.world_size, self.public_key, self.tls_key_digest),
                 wire.text(self.host),
                 wire.number(self.port, 2),
             )
@@ -59,16 +64,10 @@ class Entry:
 
     @classmethod
     def read(cls, reader: wire.Reader) -> Entry:
-        return cls(
-            run_id=reader.text(RUN_ID_BYTES),
-            generation=reader.text(GENERATION_BYTES),
-            rank=reader.number(4),
-            world_size=reader.number(4),
-            public_key=reader.take(keys.KEY_BYTES),
-            tls_key_digest=reader.take(keys.DIGEST_BYTES),
-            host=reader.text(HOST_BYTES),
-            port=reader.number(2),
-        )
+        run_id, generation = reader.text(RUN_ID_BYTES), reader.text(GENERATION_BYTES)
+        rank, world_size, public_key, tls_key_digest = _MIDDLE.unpack(reader.take(_MIDDLE.size))
+        host, port = reader.text(HOST_BYTES), reader.number(2)
+        return cls(run_id, generation, rank, world_size, public_key, tls_key_digest, host, port)
 
     @classmethod
     def decode(cls, data: bytes) -> Entry:
@@ -116,5 +115,5 @@ class Listing:
 
 
 def _check_text(name: str, value: str, limit: int) -> None:
-    if not 1 <= len(value) <= limit or not wire.is_printable(value):
+    if not 1 <= len(value) <= limit or not (value.isascii() and value.isprintable()):
         raise ProtocolError(f"{name} must be 1 to {limit} printable ASCII characters")

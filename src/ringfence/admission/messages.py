@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import ClassVar, Final, Protocol, Self
 
 from ringfence import keys
@@ -214,6 +215,11 @@ class Welcome:
     listings: tuple[Listing, ...]
 
     def body(self) -> bytes:
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        """Made once for all children: the roster is the one message that grows with the world."""
         return b"".join(
             (
                 wire.number(self.suite, 1),

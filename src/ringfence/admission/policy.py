@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NoReturn, Protocol
 
@@ -10,6 +11,8 @@ from ringfence.admission import wire
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.errors import AdmissionError
+
+Clock = Callable[[], float]  # seconds since 1970; a judge is handed one, for nothing here reads a clock
 
 
 @dataclass(frozen=True)
@@ -54,20 +57,29 @@ class Prover(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """The kinds of proof that admit a worker: any one of them does."""
+    """What admits a worker: any one of the verifiers does (one that asks for several proofs is a `bundle.All`)."""
 
     verifiers: tuple[Verifier, ...]
+    min_workers: int = 1  # a store that lies must not split a job into smaller worlds
+    max_epoch_age: int | None = None  # seconds until everyone must be admitted anew
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        return tuple(sorted(verifier.kind for verifier in self.verifiers))
+        return tuple(sorted({verifier.kind for verifier in self.verifiers}))
 
     @property
     def digest(self) -> bytes:
-        parts = []
-        for verifier in sorted(self.verifiers, key=lambda each: each.kind):
-            parts += [wire.number(verifier.kind, 1), verifier.content()]
-        return keys.digest(keys.POLICY, *parts)
+        """Equal on two workers only if they would judge alike."""
+        rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
+        return policy_digest(rules, self.min_workers, self.max_epoch_age)
+
+
+def policy_digest(rules: Iterable[tuple[int, bytes]], min_workers: int, max_epoch_age: int | None) -> bytes:
+    """Over the kind and the content of each rule. Their order does not matter to anybody, so it is not in it."""
+    parts = [wire.number(min_workers, 4), wire.number(max_epoch_age or 0, 8)]
+    for kind, content in sorted(set(rules)):
+        parts += [wire.number(kind, 1), content]
+    return keys.digest(keys.POLICY, *parts)
 
 
 _TOKEN: Final = object()
@@ -99,15 +111,22 @@ class Admitted:
 
 def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
     """Admit a worker, or raise an AdmissionError that says why not."""
+    objections = []
     for verifier in policy.verifiers:
         if verifier.kind != shown.kind:
             continue
-        if isinstance(shown, Evidence):
-            verifier.verify(shown)
-        else:
-            verifier.verify_listing(shown)
+        try:
+            if isinstance(shown, Evidence):
+                verifier.verify(shown)
+            else:
+                verifier.verify_listing(shown)
+        except AdmissionError as error:
+            objections.append(str(error))
+            continue
         return Admitted(shown.entry, verifier.name, _TOKEN)
-    accepted = ", ".join(verifier.name for verifier in policy.verifiers)
+    if objections:
+        raise AdmissionError("; or: ".join(dict.fromkeys(objections)))
+    accepted = ", or ".join(dict.fromkeys(verifier.name for verifier in policy.verifiers))
     raise AdmissionError(
         f"rank {shown.entry.rank} shows a proof of kind {shown.kind}; this worker's policy accepts: {accepted}"
     )

@@ -15,7 +15,7 @@ from ringfence.errors import AdmissionError
 
 @dataclass(frozen=True)
 class Roster:
-    """Worker r is `entries[r]`. The digest covers every listing, the cipher suite and the schedule table."""
+    """Worker r is `entries[r]`. The digest covers the policy, every listing, the cipher suite and the schedule table."""
 
     admitted: tuple[Admitted, ...]
     digest: bytes
@@ -28,8 +28,23 @@ class Roster:
         return f"Roster({len(self.admitted)} workers, {self.digest[:4].hex()})"
 
 
+def check_size(policy: Policy, own: Entry) -> None:
+    """A world that is smaller than the policy allows is no world: a store that lies may have cut it out of a larger one."""
+    if own.world_size < policy.min_workers:
+        raise AdmissionError(
+            f"rank {own.rank} was told that the run has {_workers(own.world_size)}; its policy asks for at least "
+            f"{policy.min_workers} (min_workers). If the run is meant to be that small, lower min_workers on every worker; "
+            "if not, whoever hands out ranks has split it"
+        )
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" if count == 1 else f"{count} workers"
+
+
 def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, table: bytes) -> Roster:
     """Judge every listing of a complete world; `own` says which world."""
+    check_size(policy, own)
     if [listing.entry.rank for listing in listings] != list(range(own.world_size)):
         raise AdmissionError(f"a roster that does not hold ranks 0 to {own.world_size - 1}, each once and in order")
     for listing in listings:
@@ -37,9 +52,10 @@ def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, ta
         if (entry.run_id, entry.generation, entry.world_size) != (own.run_id, own.generation, own.world_size):
             raise AdmissionError(f"rank {entry.rank} in the roster belongs to another run, generation or world size")
     admitted = tuple(judge(policy, listing) for listing in listings)
-    return Roster(admitted, roster_digest(listings, suite, table))
+    return Roster(admitted, roster_digest(policy.digest, listings, suite, table))
 
 
-def roster_digest(listings: Sequence[Listing], suite: int, table: bytes) -> bytes:
-    """One value that two workers share only if they agree on everything they were told."""
-    return keys.digest(keys.ROSTER, wire.number(suite, 1), table, *(listing.encode() for listing in listings))
+def roster_digest(policy_digest: bytes, listings: Sequence[Listing], suite: int, table: bytes) -> bytes:
+    """One value that two workers share only if they judge alike and agree on everything they were told."""
+    encoded = (listing.encode() for listing in listings)
+    return keys.digest(keys.ROSTER, policy_digest, wire.number(suite, 1), table, *encoded)

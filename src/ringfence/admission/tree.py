@@ -1,12 +1,14 @@
 """The tree that admits: entries travel up, the roster and the epoch's secret travel down. One worker's part, no I/O.
 
     GATHER   entries come up and are passed on; rank 0 says now and then who is missing
-    SEALED   the roster has come from above (rank 0: is complete) and was sent down; acknowledgements come up
+    CHECK    the roster has come from above (rank 0: is complete) and was sent down; now this worker judges it
+    SEALED   it is in order; acknowledgements come up
     ACKED    everyone below holds it; waiting for rank 0's go
     GO       the epoch has begun
 
 A worker has at most TREE_FANOUT children and the tree is logarithmically deep, so nobody pays for the
-size of the world.
+size of the world. The roster is the exception: everybody judges all of it. So it is passed on first, and a whole tree
+judges it at the same time, not level after level. Nothing is acknowledged that was not judged.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from ringfence.admission.messages import (
     Welcome,
 )
 from ringfence.admission.policy import Policy, Prover, judge
-from ringfence.admission.roster import Roster, seal
+from ringfence.admission.roster import Roster, check_size, seal
 from ringfence.errors import AdmissionError, ProtocolError
 
 _NO_PROOF: Final = bytes(keys.DIGEST_BYTES)  # rank 0 has no parent to show one to
@@ -54,6 +56,7 @@ def is_below(rank: int, ancestor: int) -> bool:
 
 class Phase(Enum):
     GATHER = "gathers entries"
+    CHECK = "checks the roster"
     SEALED = "waits for acknowledgements"
     ACKED = "waits for the go"
     GO = "has begun its epoch"
@@ -105,14 +108,16 @@ class Tree:
         self._listings: dict[int, Listing] = {}
         self._acknowledged: set[int] = set()
         self._waiting: Waiting | None = None  # rank 0's last word on who is missing
+        self._unchecked: Welcome | None = None
 
     # -- events -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> list[Outgoing]:
-        """Rank 0 lists itself; a world of one is complete at once."""
+        """Before anything else: is this world large enough? Rank 0 lists itself; a world of one is complete at once."""
+        check_size(self._policy, self._own)
         if self._parent is None:
             self._listings[0] = self._endorsed(_NO_PROOF)
-        return self._seal_if_complete()
+        return [*self._complete(), *self.check()]
 
     def attach_parent(self, entry: Entry, own_proof_digest: bytes) -> list[Outgoing]:
         """The parent and this worker have admitted each other."""
@@ -125,6 +130,8 @@ class Tree:
 
     def attach_child(self, entry: Entry, its_proof_digest: bytes) -> None:
         """A child and this worker have admitted each other. Two workers that hold one rank end the epoch."""
+        if self.phase is not Phase.GATHER and entry.rank not in self._children:
+            raise ProtocolError(f"rank {entry.rank} came to rank {self._own.rank}, which {self.phase.value}")
         known = self._children.setdefault(entry.rank, (entry, its_proof_digest))
         if known[0] != entry:
             raise AdmissionError(
@@ -135,10 +142,16 @@ class Tree:
             raise ProtocolError(f"rank {entry.rank} was attached twice")
 
     def receive(self, peer: int, message: Message) -> list[Outgoing]:
-        """The answer to an admitted worker's message."""
+        """`take` and `check` in one, for those who need not send what comes of the first before they do the second."""
+        return [*self.take(peer, message), *self.check()]
+
+    def take(self, peer: int, message: Message) -> list[Outgoing]:
+        """The answer to an admitted worker's message. If it leaves this worker in CHECK: send, then call `check()`."""
+        side = Side.PARENT if peer == self._parent else Side.CHILD
+        if not (self._attached if side is Side.PARENT else peer in self._children):
+            raise ProtocolError(f"rank {peer} speaks to rank {self._own.rank}, which has not admitted it")
         if isinstance(message, Failure):
             raise AdmissionError(f"rank {message.reporter} ended the join: {message.text}")
-        side = Side.PARENT if peer == self._parent else Side.CHILD
         step = TABLE.get((self.phase, side, type(message)))
         if step is None:
             name = type(message).__name__
@@ -146,6 +159,17 @@ class Tree:
                 f"rank {peer}, {side.value}, sent {name} to rank {self._own.rank}, which {self.phase.value}"
             )
         return step(self, peer, message)
+
+    def check(self) -> list[Outgoing]:
+        """Judge the roster that was passed on, if there is one."""
+        welcome, self._unchecked = self._unchecked, None
+        if welcome is None:
+            return []
+        roster = self._seal(welcome)
+        self._find_neighbours(roster)
+        self.epoch = Epoch(roster, welcome.suite, welcome.table, welcome.epoch_secret)
+        self.phase = Phase.SEALED
+        return self._acknowledge_if_all()
 
     def report(self) -> list[Outgoing]:
         """Rank 0, every now and then: tell everyone who is missing."""
@@ -162,6 +186,17 @@ class Tree:
             return [rank for rank in _subtree(self._own.rank, len(ranks)) if rank not in self._known()]
         return [rank for rank in ranks if rank not in self._listings]
 
+    def awaited(self) -> str:
+        """For people: what a worker whose own subtree is complete still waits for, and from whom."""
+        own = f"rank {self._own.rank}"
+        if self.phase is Phase.CHECK:
+            return f"{own} waits for its children to take the roster"
+        if self.phase is Phase.SEALED:
+            silent = [rank for rank in sorted(self._children) if rank not in self._acknowledged]
+            return f"{own} waits for rank {', '.join(map(str, silent))} to acknowledge the roster"
+        what = "the roster" if self.phase is Phase.GATHER else "the go"
+        return f"{own} waits for {what} from its parent, rank {self._parent}"
+
     @property
     def waiting(self) -> Waiting | None:
         """Who is missing from the whole world, as far as rank 0 has said."""
@@ -173,7 +208,7 @@ class Tree:
         assert isinstance(message, Entries)
         for listing in message.listings:
             self._list(peer, listing)
-        return self._pass_up(list(message.listings)) if self._parent is not None else self._seal_if_complete()
+        return self._pass_up(list(message.listings)) if self._parent is not None else self._complete()
 
     def _on_waiting(self, peer: int, message: Message) -> list[Outgoing]:
         assert isinstance(message, Waiting)
@@ -186,7 +221,7 @@ class Tree:
             raise AdmissionError(
                 f"rank 0 chose cipher suite {message.suite}, which rank {self._own.rank} does not have"
             )
-        return self._enter(message)
+        return self._pass_down(message)
 
     def _on_acknowledge(self, peer: int, message: Message) -> list[Outgoing]:
         assert isinstance(message, Acknowledge)
@@ -227,21 +262,32 @@ class Tree:
         batches = range(0, len(listings), ENTRIES_PER_MESSAGE)
         return [Outgoing(self._parent, Entries(tuple(listings[i : i + ENTRIES_PER_MESSAGE]))) for i in batches]
 
-    def _seal_if_complete(self) -> list[Outgoing]:
+    def _complete(self) -> list[Outgoing]:
+        """Rank 0, when everybody is listed."""
         if len(self._listings) < self._own.world_size:
             return []
         listings = tuple(self._listings[rank] for rank in range(self._own.world_size))
-        return self._enter(Welcome(self._terms.suites[0], self._terms.epoch_secret, self._terms.table, listings))
+        return self._pass_down(Welcome(self._terms.suites[0], self._terms.epoch_secret, self._terms.table, listings))
 
-    def _enter(self, welcome: Welcome) -> list[Outgoing]:
-        roster = seal(self._policy, self._own, welcome.listings, welcome.suite, welcome.table)
-        self._find_neighbours(roster)
-        self.epoch = Epoch(roster, welcome.suite, welcome.table, welcome.epoch_secret)
-        self.phase = Phase.SEALED
-        return [*self._down(welcome), *self._acknowledge_if_all()]
+    def _pass_down(self, welcome: Welcome) -> list[Outgoing]:
+        """Those who get it were admitted by this worker; whether it is in order each of them finds out for itself."""
+        self._unchecked = welcome
+        self.phase = Phase.CHECK
+        return self._down(welcome)
+
+    def _seal(self, welcome: Welcome) -> Roster:
+        return seal(self._policy, self._own, welcome.listings, welcome.suite, welcome.table)
 
     def _find_neighbours(self, roster: Roster) -> None:
-        """Those whom this worker saw with its own eyes must stand in the roster exactly as it saw them."""
+        """Those whom this worker saw with its own eyes must stand in the roster exactly as it saw them.
+
+        Its children are among them, all of them: nobody could have listed one that did not come to this worker.
+        """
+        absent = [rank for rank in children_of(self._own.rank, self._own.world_size) if rank not in self._children]
+        if absent:
+            raise AdmissionError(
+                f"the roster shows rank {absent[0]}, which has not come to its parent, rank {self._own.rank}"
+            )
         seen = [self._own, *(entry for entry, _ in self._children.values())]
         if self._parent_entry is not None:
             seen.append(self._parent_entry)
@@ -270,9 +316,9 @@ class Tree:
 
 
 TABLE: Final[dict[tuple[Phase, Side, type[Message]], Callable[[Tree, int, Message], list[Outgoing]]]] = {
-    (Phase.GATHER, Side.CHILD, Entries): Tree._on_entries,  #         rank 0: -> SEALED when complete
+    (Phase.GATHER, Side.CHILD, Entries): Tree._on_entries,  #         rank 0: -> CHECK when complete
     (Phase.GATHER, Side.PARENT, Waiting): Tree._on_waiting,
-    (Phase.GATHER, Side.PARENT, Welcome): Tree._on_welcome,  #        -> SEALED, a leaf -> ACKED
+    (Phase.GATHER, Side.PARENT, Welcome): Tree._on_welcome,  #        -> CHECK, then SEALED, a leaf ACKED
     (Phase.SEALED, Side.CHILD, Acknowledge): Tree._on_acknowledge,  # -> ACKED when all have, rank 0 -> GO
     (Phase.ACKED, Side.PARENT, Go): Tree._on_go,  #                   -> GO
 }

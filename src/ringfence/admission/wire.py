@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ringfence.errors import ProtocolError
-
-_PRINTABLE: Final = frozenset(range(0x20, 0x7F))
 
 
 def number(value: int, width: int) -> bytes:
@@ -46,11 +42,11 @@ class Reader:
         self._at = 0
 
     def take(self, count: int) -> bytes:
-        end = self._at + count
-        if end > len(self._data):
-            raise ProtocolError(f"message ends early: {count} bytes wanted, {len(self._data) - self._at} left")
-        part = self._data[self._at : end]
-        self._at = end
+        at = self._at
+        self._at = end = at + count
+        part = self._data[at:end]
+        if len(part) != count:
+            raise ProtocolError(f"message ends early: {count} bytes wanted, {len(part)} left")
         return part
 
     def number(self, width: int) -> int:
@@ -60,10 +56,10 @@ class Reader:
         length = self.number(2)
         if length > limit:
             raise ProtocolError(f"text of {length} bytes where {limit} are allowed")
-        raw = self.take(length)
-        if not _PRINTABLE.issuperset(raw):
+        value = self.take(length).decode("latin-1")  # one character a byte, so that none is lost before it is looked at
+        if not is_printable(value):
             raise ProtocolError("text that is not printable ASCII")
-        return raw.decode("ascii")
+        return value
 
     def blob(self, limit: int) -> bytes:
         length = self.number(4)

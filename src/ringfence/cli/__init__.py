@@ -1,4 +1,4 @@
-"""The `ringfence` command: make a secret, look at this machine, see the protection at work, measure its price."""
+"""The `ringfence` command: say who may join, look at this machine, see the protection at work, measure its price."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ringfence import __version__
-from ringfence.cli import bench, demo, doctor, secret
+from ringfence.cli import bench, certificate, demo, doctor, evidence, policy, secret
 from ringfence.errors import RingfenceError
 
 EXIT_CODES = """\
@@ -24,6 +24,9 @@ examples:
   ringfence bench collectives --workers 2           what does sealing cost here?
   ringfence secret new run.secret                   what the workers of a run prove knowledge of
   export RINGFENCE_SECRET_FILE=$PWD/run.secret      then train with backend="ringfence"
+  ringfence certificate new site node-0 node-1      certificates in place of a secret, and
+  ringfence policy new site/policy.toml             a policy that asks for them
+  ringfence policy explain site/policy.toml         whom does it admit?
 
 """
 
@@ -50,6 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, doctor, secret, bench):
+    for command in (demo, doctor, secret, policy, certificate, evidence, bench):
         command.add_to(commands)
     return parser

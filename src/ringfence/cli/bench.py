@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ringfence.bench import names
+from ringfence.cli import bench_admission
 from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `bench collectives`, `train`, `link` and `memory` to the command line."""
+    """Add `bench collectives`, `train`, `link`, `memory` and `admission` to the command line."""
     bench = commands.add_parser("bench", help="measure what sealing costs here", description=DESCRIPTION)
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     collectives = _add(kinds, "collectives", "single collectives by size", COLLECTIVES_EXAMPLES)
@@ -107,6 +108,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     train.set_defaults(run=run_train)
     _add_link(kinds)
     _add_memory(kinds)
+    bench_admission.add_to(kinds)
 
 
 def _add_link(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -24,7 +24,8 @@ MEASURED_SECONDS: Final = 0.15  # for each size
 CPU_FLAGS: Final = ("aes", "vaes", "vpclmulqdq")  # what AES-256-GCM is fast with
 TESTED_TORCH: Final = "2.13"
 INSTALL_TORCH: Final = f'python -m pip install "torch=={TESTED_TORCH}.*"'
-TEE_DEVICES: Final = ("dev/tdx_guest", "dev/sev-guest", "sys/kernel/config/tsm")
+TEES: Final = {"tdx": ("Intel TDX", "dev/tdx_guest"), "snp": ("AMD SEV-SNP", "dev/sev-guest")}
+TSM: Final = "sys/kernel/config/tsm/report"
 
 Value = str | int | bool | list[str] | dict[str, float] | None
 
@@ -52,8 +53,8 @@ def everything(environ: Mapping[str, str], root: Path) -> list[Check]:
         cores(),
         cpu_flags(root),
         throughput(),
-        tee_devices(root),
-        secret_file(environ),
+        tee(root),
+        admission(environ),
     ]
 
 
@@ -208,13 +209,37 @@ def sealing_rate(size: int, seconds: float = MEASURED_SECONDS, clock: Callable[[
             return best
 
 
-def tee_devices(root: Path) -> Check:
-    """Trusted execution environments. Nothing here needs one yet."""
-    present = [f"/{device}" for device in TEE_DEVICES if (root / device).exists()]
-    return Check("TEE", ", ".join(present) if present else "none found (none is needed)", list(present))
+def tee(root: Path) -> Check:
+    """Which trusted execution environment this machine is a guest of, and whether the kernel attests to it."""
+    for kind, (name, device) in TEES.items():
+        if not (root / device).exists():
+            continue
+        if (root / TSM).is_dir():
+            return Check("TEE", f"guest of {name}, and the kernel attests to it (/{TSM})", kind, True)
+        text = f"guest of {name} (/{device}), but /{TSM} is not there: no evidence can be collected"
+        fix = "use Linux 6.7 or later, and: mount -t configfs none /sys/kernel/config"
+        return Check("TEE", text, kind, None, fix)
+    return Check("TEE", "none found: policies that ask for tdx or snp cannot be met here", None)
 
 
 # -- configuration --------------------------------------------------------------------------------------------------
+
+
+def admission(environ: Mapping[str, str]) -> Check:
+    """Whether a worker started from here has what its policy asks for; without a policy, the secret."""
+    path = environ.get("RINGFENCE_POLICY", "")
+    if not path:
+        return secret_file(environ)
+    try:
+        from ringfence.join.policy import policy_of
+        from ringfence.settings import Settings
+
+        policy, prover = policy_of(Settings.from_environment(environ))
+    except (ImportError, RingfenceError) as error:
+        return Check("policy", str(error), None, False, f"ringfence policy check {path}")
+    shown = next(each.name for each in policy.verifiers if each.kind == prover.kind)
+    digest = policy.digest[:8].hex()
+    return Check("policy", f"{path} (digest {digest}): this worker shows {shown}", digest, True)
 
 
 def secret_file(environ: Mapping[str, str]) -> Check:

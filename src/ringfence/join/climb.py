@@ -8,7 +8,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -19,12 +19,12 @@ from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, Refusal, State
 from ringfence.admission.messages import Failure, Hello
 from ringfence.admission.policy import Policy, Prover
-from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, ConfigurationError, PeerLostError, ProtocolError
 from ringfence.join.membership import Membership
 from ringfence.join.parent import AddressBook, Search, Store
 from ringfence.join.peer import Peer
+from ringfence.join.policy import policy_of
 from ringfence.settings import Settings, format_address
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 
@@ -34,6 +34,9 @@ _SUITES: Final = (keys.SUITE_AES_256_GCM,)
 _REPORT_SECONDS: Final = 1.0
 _BACKLOG: Final = 128
 _NAMED: Final = 16  # ranks in an error
+# While the roster goes down nobody is listened to: what they say is about a roster that is not judged yet. After the go,
+# what follows on a connection is the control plane's.
+_DEAF: Final = (Phase.CHECK, Phase.GO)
 
 
 def join(
@@ -44,13 +47,19 @@ def join(
     link_address: tuple[str, int],
     timeout: float,
     table: bytes,
+    *,
+    admission: tuple[Policy, Prover] | None = None,
 ) -> Membership:
-    """Be admitted to the run; rank 0's `table` is everyone's. Blocks at most `timeout` seconds."""
+    """Be admitted to the run; rank 0's `table` is everyone's. Blocks at most `timeout` seconds.
+
+    `admission`, what judges others and what this worker shows, comes from the settings unless it is handed in: tests do,
+    with roots of their own.
+    """
     credentials, private_key = Credentials(), X25519PrivateKey.generate()
     public_key = private_key.public_key().public_bytes_raw()
     run, generation = settings.run_id, settings.generation
     entry = Entry(run, generation, rank, world_size, public_key, credentials.key_digest, *link_address)
-    return _Climb(store, settings, entry, credentials, private_key, timeout, table).run()
+    return _Climb(store, settings, entry, credentials, private_key, timeout, table, admission).run()
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -75,12 +84,6 @@ def listen(settings: Settings) -> socket.socket:
     )
 
 
-def policy_of(settings: Settings) -> tuple[Policy, Prover]:
-    """What admits to this run, and what this worker shows. Other kinds of proof come in here."""
-    shared = SharedSecret(settings.secret, settings.run_id)
-    return Policy((shared,)), shared
-
-
 class _Climb:
     def __init__(
         self,
@@ -91,6 +94,7 @@ class _Climb:
         private_key: X25519PrivateKey,
         timeout: float,
         table: bytes,
+        admission: tuple[Policy, Prover] | None,
     ) -> None:
         now = time.monotonic()
         self._settings = settings
@@ -99,7 +103,7 @@ class _Climb:
         self._private_key = private_key
         self._timeout = timeout
         self._deadline = now + timeout
-        self._policy, self._prover = policy_of(settings)
+        self._policy, self._prover = admission or policy_of(settings)
         self._hello = Hello(entry, self._policy.digest, _SUITES, self._policy.kinds)
         terms = Terms(keys.Secret(os.urandom(keys.SECRET_BYTES)), table, _SUITES)
         self._tree = Tree(entry, self._policy, self._prover, terms)
@@ -115,6 +119,7 @@ class _Climb:
         self._report_at = now + _REPORT_SECONDS
         self._refused: dict[int, str] = {}  # claimed rank: why
         self._failure: Failure | None = None
+        self._judged_at: float | None = None  # the first neighbour
 
     def run(self) -> Membership:
         try:
@@ -139,6 +144,8 @@ class _Climb:
             self._expire(now)
             self._dial_if_due(now)
             self._report_if_due(now)
+            if self._check_when_passed_on():
+                continue
             self._watch()
             for key, events in self._selector.select(self._pause(now)):
                 if key.data is None:
@@ -156,7 +163,7 @@ class _Climb:
         """Select for what each connection waits for."""
         for peer in (*self._strangers, *self._edges.values()):
             writing = peer.connecting or peer.stream.wants_write
-            reading = not peer.connecting and self._tree.phase is not Phase.GO
+            reading = not peer.connecting and self._tree.phase not in _DEAF
             events = (selectors.EVENT_WRITE if writing else 0) | (selectors.EVENT_READ if reading else 0)
             known = self._selector.get_map().get(peer.fileno())
             if known is None and events:
@@ -167,8 +174,8 @@ class _Climb:
                 self._selector.modify(peer, events, peer)
 
     def _serve(self, peer: Peer, events: int) -> None:
-        """One connection has something for us. A stranger's fault costs the stranger; a neighbour's ends the epoch."""
-        try:
+        """One connection has something for us."""
+        with self._blame(peer):
             if peer.connecting:
                 peer.connected()
             elif events & selectors.EVENT_WRITE:
@@ -176,19 +183,25 @@ class _Climb:
             if events & selectors.EVENT_READ:
                 peer.read()
                 self._take_messages(peer)
-                peer.check_cost()
+                if peer in self._strangers:  # neither admitted nor turned away
+                    peer.check_cost()
+
+    @contextlib.contextmanager
+    def _blame(self, peer: Peer) -> Iterator[None]:
+        """A stranger's fault costs the stranger; a neighbour's ends the epoch."""
+        try:
+            yield
         except (ProtocolError, PeerLostError) as error:
             if peer.rank is not None:
                 raise AdmissionError(f"rank {peer.rank} was lost while the run was forming: {error}") from error
             self._drop(peer, str(error))
 
     def _take_messages(self, peer: Peer) -> None:
-        # After the go, what follows on this connection is the control plane's.
-        while self._tree.phase is not Phase.GO and (message := peer.frames.next()) is not None:
+        while self._tree.phase not in _DEAF and (message := peer.frames.next()) is not None:
             if peer.rank is not None:
                 if isinstance(message, Failure):
                     self._failure = message  # passed on as it came
-                self._deliver(self._tree.receive(peer.rank, message))
+                self._deliver(self._tree.take(peer.rank, message))
                 continue
             peer.send(peer.handshake.receive(message))
             if peer.handshake.state is State.DONE:
@@ -196,6 +209,16 @@ class _Climb:
             elif peer.handshake.refusal is not None:
                 self._turn_away(peer, peer.handshake.refusal)
                 return
+
+    def _check_when_passed_on(self) -> bool:
+        """When the children have the roster, as far as the kernel is concerned: judge it while they do."""
+        if self._tree.phase is not Phase.CHECK or any(peer.stream.wants_write for peer in self._edges.values()):
+            return False
+        self._deliver(self._tree.check())
+        for peer in self._edges.values():
+            with self._blame(peer):
+                self._take_messages(peer)  # what came meanwhile
+        return True
 
     def _deliver(self, outgoing: Iterable[Outgoing]) -> None:
         for peer, message in outgoing:
@@ -248,6 +271,8 @@ class _Climb:
         assert handshake.admitted is not None
         assert handshake.child_proof_digest is not None
         entry = handshake.admitted.entry
+        if self._judged_at is None:
+            self._judged_at = time.monotonic()
         if handshake.role is Role.PARENT:
             self._tree.attach_child(entry, handshake.child_proof_digest)
         peer.become_neighbour(entry.rank, entry.world_size)
@@ -323,6 +348,8 @@ class _Climb:
             table=epoch.table,
             admitted_by=epoch.roster.admitted[self._entry.rank].how,
             edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
+            max_epoch_age=self._policy.max_epoch_age,
+            judged_at=time.monotonic() if self._judged_at is None else self._judged_at,
         )
 
     def _give_up(self, error: BaseException) -> None:
@@ -352,6 +379,8 @@ class _Climb:
         if missing:
             named = ", ".join(map(str, ranks[:_NAMED])) + (", ..." if missing > _NAMED else "")
             parts.append(f"{missing} of {entry.world_size} workers are missing: rank {named}")
+        elif self._search is None:
+            parts.append(self._tree.awaited())
         parts += [f"rank {entry.rank} {text}" for _, text in sorted(self._refused.items())]
         parts.append("see that all run, hold the same secret and can reach each other (RINGFENCE_INTERFACE)")
         return "; ".join(parts)

@@ -24,3 +24,10 @@ class Membership:
     table: bytes = field(repr=False)  # rank 0's schedule table
     admitted_by: str  #                 for people: "shared secret"
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
+    max_epoch_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
+    judged_at: float = 0.0  #           time.monotonic() of the first judgement, which is the oldest
+
+    @property
+    def expires_at(self) -> float:
+        """The moment, on time.monotonic()'s clock, when this epoch must have ended."""
+        return float("inf") if self.max_epoch_age is None else self.judged_at + self.max_epoch_age

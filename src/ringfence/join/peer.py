@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterable
+from typing import Final
 
 from ringfence import keys
 from ringfence.admission.binding import Channel
@@ -14,6 +15,8 @@ from ringfence.admission.messages import HANDSHAKE, TREE, Frames, Message, encod
 from ringfence.control import ControlEdge
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.transport.tls import TlsStream
+
+_READ_BYTES: Final = 1 << 20  # off one neighbour before the others have their turn
 
 
 class Peer:
@@ -50,8 +53,9 @@ class Peer:
         self.flush()
 
     def read(self) -> None:
-        """Take what has arrived. The handshake begins as soon as TLS is up."""
-        data = self.stream.receive()
+        """Take what has arrived, from a stranger no more than it may cost. The handshake begins as soon as TLS is up."""
+        limit = keys.ADMISSION_BYTES - self.stream.received if self.rank is None else _READ_BYTES
+        data = self.stream.receive(limit)
         self.flush()  # TLS's own answers
         tls = self.stream.tls
         if tls.established and self.handshake.state is State.IDLE:
@@ -59,9 +63,9 @@ class Peer:
         self.frames.feed(data)
 
     def check_cost(self) -> None:
-        """How many bytes a stranger may make us take."""
-        if self.rank is None and self.stream.received > keys.ADMISSION_BYTES:
-            raise ProtocolError(f"more than {keys.ADMISSION_BYTES} bytes before being admitted")
+        """After its messages were taken: who has used up a stranger's bytes and is still one, is sent away."""
+        if self.rank is None and self.stream.received >= keys.ADMISSION_BYTES:
+            raise ProtocolError(f"{keys.ADMISSION_BYTES} bytes, and still not admitted")
 
     def become_neighbour(self, rank: int, world_size: int) -> None:
         """Both sides have admitted. A silent host is noticed by its kernel, so that a busy Python is not silent."""

@@ -144,12 +144,12 @@ class TlsStream:
         return self.socket.fileno()
 
     def receive(self, limit: int = 1 << 20) -> bytes:
-        """What has arrived, about `limit` bytes at most. PeerLostError: the end; ProtocolError: not TLS."""
+        """What has arrived, taking at most `limit` bytes off the network. PeerLostError: the end; ProtocolError: not TLS."""
         plain = bytearray()
         taken = 0
         while taken < limit and not self.tls.peer_closed:
             try:
-                data = self.socket.recv(_READ_BYTES)
+                data = self.socket.recv(min(_READ_BYTES, limit - taken))
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:

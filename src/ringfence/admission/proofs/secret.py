@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Evidence
 from ringfence.errors import AdmissionError
+from ringfence.policy.table import Table
+
+NAME: Final = "shared secret"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`[admit.secret]` has no keys: the secret itself comes from RINGFENCE_SECRET_FILE and stands in no policy."""
+
+    def content(self) -> bytes:
+        # Nothing of the secret: policy digests go to whomever the store named.
+        return NAME.encode()
+
+    def explain(self) -> list[str]:
+        return ["holds the run's shared secret (RINGFENCE_SECRET_FILE)"]
+
+
+def read_rules(table: Table) -> Rules:
+    table.done()
+    return Rules()
 
 
 class SharedSecret:
     """Prover and verifier in one, because both sides hold the same key."""
 
     kind = 1
-    name = "shared secret"
+    name = NAME
 
     def __init__(self, secret: keys.Secret, run_id: str) -> None:
         self._key = keys.admission_key(secret, run_id)
 
     def content(self) -> bytes:
-        # Nothing of the secret: policy digests go to whomever the store named.
-        return self.name.encode()
+        return Rules().content()
 
     def prove(self, binding: Binding) -> bytes:
         return keys.mac(self._key, keys.SECRET_PROOF, binding.digest)

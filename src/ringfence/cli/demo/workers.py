@@ -39,10 +39,12 @@ class Workers:
         ours, theirs = socket.socketpair()
         ours.settimeout(ANSWER_SECONDS)
         command = [sys.executable, "-m", "ringfence.cli.demo.worker", backend, str(rank), str(store)]
+        # A policy and credentials that the user has set are for the user's runs.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
         with theirs:
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 [*command, str(theirs.fileno())],
-                env={**os.environ, "OMP_NUM_THREADS": "1", **extra},
+                env={**inherited, "OMP_NUM_THREADS": "1", **extra},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

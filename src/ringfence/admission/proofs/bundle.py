@@ -1,0 +1,105 @@
+"""Several proofs together: for rules that ask for a certificate and a quote, and every GPU besides.
+
+All parts cover the same binding, so they come from the worker at the other end of this very connection, each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from ringfence import keys
+from ringfence.admission import wire
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
+from ringfence.admission.policy import Evidence, Prover, Verifier
+from ringfence.errors import AdmissionError, ConfigurationError, ProtocolError
+
+KIND: Final = 7
+
+Parts = Sequence[tuple[int, bytes]]
+
+
+def encode(parts: Parts) -> bytes:
+    """u8 count, then for each part: u8 kind, blob. Kinds ascend, so that there is one form."""
+    encoded = [wire.number(kind, 1) + wire.blob(data) for kind, data in parts]
+    return wire.number(len(parts), 1) + b"".join(encoded)
+
+
+def decode(data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
+    """The parts of a bundle: two or more, of different kinds, none of them a bundle."""
+    reader = wire.Reader(data)
+    parts = tuple((reader.number(1), reader.blob(limit)) for _ in range(reader.number(1)))
+    reader.end()
+    kinds = [kind for kind, _ in parts]
+    if len(kinds) < 2 or kinds != sorted(set(kinds)) or not 1 <= kinds[0] <= kinds[-1] < KIND:
+        raise ProtocolError(f"a bundle of kinds {kinds}")
+    return parts
+
+
+class All:
+    """Admits whoever satisfies every part."""
+
+    kind = KIND
+
+    def __init__(self, parts: Sequence[Verifier]) -> None:
+        self._parts = tuple(sorted(parts, key=lambda part: part.kind))
+        _check_kinds([part.kind for part in self._parts])
+        self.name = " and ".join(part.name for part in self._parts)
+
+    def content(self) -> bytes:
+        return encode([(part.kind, part.content()) for part in self._parts])
+
+    def verify(self, evidence: Evidence) -> None:
+        shown = self._split(evidence.entry, evidence.proof, keys.PROOF_LIMIT_BYTES)
+        for part, (kind, proof) in zip(self._parts, shown, strict=True):
+            part.verify(replace(evidence, kind=kind, proof=proof))
+
+    def verify_listing(self, listing: Listing) -> None:
+        shown = self._split(listing.entry, listing.endorsement, ENDORSEMENT_BYTES)
+        for part, (kind, endorsement) in zip(self._parts, shown, strict=True):
+            part.verify_listing(replace(listing, kind=kind, endorsement=endorsement))
+
+    def _split(self, entry: Entry, data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
+        try:
+            parts = decode(data, limit)
+        except ProtocolError as error:
+            raise AdmissionError(f"rank {entry.rank} shows a bundle of proofs that cannot be read: {error}") from error
+        wanted, found = [part.kind for part in self._parts], [kind for kind, _ in parts]
+        if wanted != found:
+            raise AdmissionError(
+                f"rank {entry.rank} shows proofs of kinds {found}; {self.name} together are kinds {wanted}"
+            )
+        return parts
+
+
+class Together:
+    """Shows one proof of each kind that a rule asks for."""
+
+    kind = KIND
+
+    def __init__(self, provers: Sequence[Prover]) -> None:
+        self._provers = tuple(sorted(provers, key=lambda prover: prover.kind))
+        _check_kinds([prover.kind for prover in self._provers])
+
+    def prove(self, binding: Binding) -> bytes:
+        return encode([(prover.kind, prover.prove(binding)) for prover in self._provers])
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return encode([(prover.kind, prover.endorse(entry, proof_digest)) for prover in self._provers])
+
+
+def all_of(parts: Sequence[Verifier]) -> Verifier:
+    """The judge of one rule: a proof that is alone travels alone."""
+    return parts[0] if len(parts) == 1 else All(parts)
+
+
+def together(provers: Sequence[Prover]) -> Prover:
+    """The maker for one rule."""
+    return provers[0] if len(provers) == 1 else Together(provers)
+
+
+def _check_kinds(kinds: list[int]) -> None:
+    if len(kinds) < 2 or len(set(kinds)) != len(kinds) or KIND in kinds:
+        raise ConfigurationError(f"a rule that asks for proofs of kinds {kinds}")

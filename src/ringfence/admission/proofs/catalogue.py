@@ -1,0 +1,75 @@
+"""Every kind of proof that a policy can ask for: its number, its name, who reads its table and who judges it.
+
+This is the only way from a policy file to a judge, and it hands over rules and a clock, nothing else: whatever a constructor
+takes besides (the roots that tests mint evidence under) no policy can reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ringfence.admission.policy import Clock, Policy, Verifier, policy_digest
+from ringfence.admission.proofs import bundle, certificate, nvidia, secret, snp, tdx, token
+from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.errors import ConfigurationError
+from ringfence.policy.file import PolicyFile, ReadRules, Rule, read_policy
+from ringfence.policy.table import Read
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of proof. The shared secret has no judge here: it is made with a secret, not from rules alone."""
+
+    number: int
+    read_rules: ReadRules
+    verifier: Callable[[Any, Clock], Verifier] | None
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "secret": Kind(1, secret.read_rules, None),
+    "certificate": Kind(2, certificate.read_rules, certificate.CertificateVerifier),
+    "tdx": Kind(tdx.KIND, tdx.read_rules, tdx.TdxVerifier),
+    "snp": Kind(snp.KIND, snp.read_rules, snp.SnpVerifier),
+    "nvidia": Kind(nvidia.KIND, nvidia.read_rules, nvidia.NvidiaVerifier),
+    "token": Kind(token.KIND, token.read_rules, token.TokenVerifier),
+}
+
+
+def read(text: bytes, files: Read, where: str = "the policy") -> PolicyFile:
+    """Read a policy file that may ask for any kind of proof."""
+    return read_policy(text, files, {name: kind.read_rules for name, kind in KINDS.items()}, where)
+
+
+def digest_of(file: PolicyFile) -> bytes:
+    """The digest of the policy that `policy_of` makes, without a secret or a clock."""
+    rules = [_content(rule) for rule in file.rules]
+    return policy_digest(rules, file.min_workers, file.max_epoch_age)
+
+
+def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Policy:
+    """The judge that a policy file describes."""
+    verifiers = tuple(bundle.all_of(_verifiers(rule, clock, shared)) for rule in file.rules)
+    return Policy(verifiers, file.min_workers, file.max_epoch_age)
+
+
+def _verifiers(rule: Rule, clock: Clock, shared: SharedSecret | None) -> list[Verifier]:
+    found: list[Verifier] = []
+    for name, rules in rule.proofs:
+        make = KINDS[name].verifier
+        if make is not None:
+            found.append(make(rules, clock))
+        elif shared is not None:
+            found.append(shared)
+        else:
+            raise ConfigurationError(
+                "the policy has a rule with [admit.secret], and who judges by a secret must hold it: "
+                "set RINGFENCE_SECRET_FILE on every worker"
+            )
+    return found
+
+
+def _content(rule: Rule) -> tuple[int, bytes]:
+    parts = sorted((KINDS[name].number, rules.content()) for name, rules in rule.proofs)
+    return parts[0] if len(parts) == 1 else (bundle.KIND, bundle.encode(parts))

@@ -1,0 +1,361 @@
+"""Certificates: a worker is admitted if an authority of the policy vouches for its name, and it holds the certificate's key.
+
+The certificate takes no part in TLS. Its key signs the binding, so that the signature is good for one worker, on one
+connection, in one direction; and it signs the worker's entry, so that all others can check the roster.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+
+from ringfence import keys
+from ringfence.admission import wire
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
+from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.proofs import authorities, identity
+from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.policy.table import Table
+
+CHAIN_LIMIT: Final = 4  # certificates, the worker's own included and the authority's not
+CERTIFICATE_BYTES: Final = 4096
+SIGNATURE_BYTES: Final = 1024
+_REASON_CHARACTERS: Final = 160
+RSA_BITS: Final = range(2048, 8193)
+
+PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
+PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
+
+_CURVES: Final[dict[str, hashes.HashAlgorithm]] = {
+    "secp256r1": hashes.SHA256(),
+    "secp384r1": hashes.SHA384(),
+    "secp521r1": hashes.SHA512(),
+}
+_PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), hashes.SHA256.digest_size)
+# What TLS 1.3 puts before its own signed contexts, and longer than any random value that TLS 1.2 signs: the same key may
+# serve TLS elsewhere, and nothing that is signed there can be taken for a proof here, nor the other way round.
+_SPACES: Final = b" " * 64
+_UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What `[admit.certificate]` says."""
+
+    authorities: tuple[bytes, ...]  # DER, sorted
+    ids: tuple[str, ...]  #           patterns
+    trust_domain: str | None = None  # of SPIFFE; None: any URI or DNS name that a pattern matches
+
+    def content(self) -> bytes:
+        return b"".join(
+            (
+                wire.text(self.trust_domain or ""),
+                wire.number(len(self.ids), 2),
+                *map(wire.text, sorted(self.ids)),
+                *map(wire.blob, self.authorities),
+            )
+        )
+
+    def explain(self) -> list[str]:
+        what = f"a SPIFFE identity of {self.trust_domain}" if self.trust_domain else "a certificate"
+        lines = [f"shows {what} named " + " or ".join(self.ids)]
+        return lines + [f"  issued by {authorities.describe(each)}" for each in self.authorities]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a certificate that passed says."""
+
+    id: str
+    not_after: float  # seconds since 1970
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A worker's own certificate, with those that lead to an authority, and its key."""
+
+    chain: tuple[bytes, ...]  # DER, the worker's own first
+    key: PrivateKey = field(repr=False)
+
+
+def read_rules(table: Table) -> Rules:
+    trust_domain = table.text("trust_domain", None)
+    if trust_domain is not None and not identity.is_trust_domain(trust_domain):
+        raise table.error("trust_domain must be a SPIFFE trust domain such as example.org, without spiffe://")
+    ids = table.texts("ids")
+    for pattern in ids:
+        if (objection := identity.object_to(pattern, trust_domain)) is not None:
+            raise table.error(f"ids: {pattern!a} {objection}")
+    found: set[bytes] = set()
+    for content in table.files("ca"):
+        try:
+            found |= set(authorities.read(content, spiffe=trust_domain is not None))
+        except ValueError as error:
+            raise table.error(f"ca: {error}") from None
+    table.done()
+    return Rules(tuple(sorted(found)), ids, trust_domain)
+
+
+# -- what is on the wire --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a certificate's key signs: that a worker is at the other end of a connection, or stands in the roster."""
+
+    label: bytes
+    covered: tuple[bytes, ...]
+
+    @classmethod
+    def proof(cls, binding: Binding) -> Statement:
+        return cls(keys.CERTIFICATE_PROOF, (binding.digest,))
+
+    @classmethod
+    def endorsement(cls, entry: Entry, proof_digest: bytes) -> Statement:
+        return cls(keys.CERTIFICATE_ENDORSEMENT, (entry.encode(), proof_digest))
+
+    def message(self, chain: tuple[bytes, ...]) -> bytes:
+        """The certificates are covered too, to the bit: some bits of a certificate are not under its own signature."""
+        return _SPACES + self.label + keys.digest(self.label, _encode_chain(chain), *self.covered)
+
+
+def encode(chain: tuple[bytes, ...], signature: bytes) -> bytes:
+    """u8 count, that many certificates as blobs, the signature as a blob."""
+    return _encode_chain(chain) + wire.blob(signature)
+
+
+def _encode_chain(chain: tuple[bytes, ...]) -> bytes:
+    return wire.number(len(chain), 1) + b"".join(map(wire.blob, chain))
+
+
+def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
+    reader = wire.Reader(data)
+    count = reader.number(1)
+    if not 1 <= count <= CHAIN_LIMIT:
+        raise ProtocolError(f"{count} certificates where 1 to {CHAIN_LIMIT} are allowed")
+    chain = tuple(reader.blob(CERTIFICATE_BYTES) for _ in range(count))
+    signature = reader.blob(SIGNATURE_BYTES)
+    reader.end()
+    return chain, signature
+
+
+# -- judging --------------------------------------------------------------------------------------------------------
+
+
+def verify(rules: Rules, shown: bytes, statement: Statement, now: float) -> Claims:
+    """Judge certificates and the signature of a statement by the first one's key. AdmissionError says what is wrong."""
+    try:
+        chain, signature = decode(shown)
+    except ProtocolError as error:
+        raise AdmissionError(f"a certificate proof that cannot be read: {error}") from error
+    claims, key = verify_chain(rules, chain, now)
+    if not _signed(key, signature, statement.message(chain)):
+        raise AdmissionError(
+            f"the signature with the certificate of {claims.id} is not over this connection and this worker's entry: "
+            "it was made elsewhere, or with another key"
+        )
+    return claims
+
+
+def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Claims, PublicKey]:
+    """Whether an authority of the policy vouches for the first certificate now, and for which name."""
+    try:
+        leaf, *others = (x509.load_der_x509_certificate(each) for each in chain)
+        extensions = leaf.extensions
+        key = leaf.public_key()
+    except _UNREADABLE as error:
+        raise AdmissionError("a certificate that cannot be read") from error
+    name = identity.of(extensions, rules.trust_domain)
+    if not identity.matches(name, rules.ids):
+        raise AdmissionError(f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}")
+    _check_times(name, leaf, now)
+    _check_use(name, extensions)
+    if not _is_strong(key):
+        raise AdmissionError(
+            f"the key of the certificate of {name} is not P-256, P-384, P-521, Ed25519 or RSA from 2048"
+        )
+    _check_path(name, rules, leaf, others, now)
+    assert isinstance(key, PublicKey)
+    return Claims(name, leaf.not_valid_after_utc.timestamp()), key
+
+
+def _check_times(name: str, leaf: x509.Certificate, now: float) -> None:
+    if now > leaf.not_valid_after_utc.timestamp():
+        raise AdmissionError(
+            f"the certificate of {name} expired at {leaf.not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC: renew it"
+        )
+    if now < leaf.not_valid_before_utc.timestamp():
+        raise AdmissionError(
+            f"the certificate of {name} is valid from {leaf.not_valid_before_utc:%Y-%m-%d %H:%M:%S} UTC: "
+            "look at the clocks of both machines"
+        )
+
+
+def _check_use(name: str, extensions: x509.Extensions) -> None:
+    """A certificate that may sign certificates, or may not sign anything else, is no worker's."""
+    try:
+        usage = extensions.get_extension_for_class(x509.KeyUsage).value
+    except x509.ExtensionNotFound:
+        raise AdmissionError(f"the certificate of {name} has no key usage; digitalSignature is needed") from None
+    if not usage.digital_signature or usage.key_cert_sign or usage.crl_sign:
+        raise AdmissionError(
+            f"the key usage of the certificate of {name} must have digitalSignature, and neither keyCertSign nor cRLSign"
+        )
+    try:
+        purposes = set(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:
+        return
+    if not {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH} <= purposes:
+        raise AdmissionError(
+            f"the extended key usage of the certificate of {name} must have clientAuth and serverAuth, or be absent: "
+            "a worker is both"
+        )
+
+
+def _check_path(name: str, rules: Rules, leaf: x509.Certificate, others: list[x509.Certificate], now: float) -> None:
+    """The path itself is judged by the library: signatures, names, constraints, extensions, validity."""
+    moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
+    verifier = (
+        PolicyBuilder()
+        .store(_store(rules.authorities))
+        .time(moment)
+        .max_chain_depth(CHAIN_LIMIT)
+        .build_client_verifier()
+    )
+    try:
+        verifier.verify(leaf, others)
+    except (VerificationError, *_UNREADABLE) as error:
+        # The library quotes the certificate, whose text a stranger chose and people will read in a log.
+        reason = wire.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
+        raise AdmissionError(f"no authority of the policy vouches for the certificate of {name}: {reason}") from error
+
+
+@lru_cache(maxsize=16)
+def _store(authorities: tuple[bytes, ...]) -> Store:
+    return Store([x509.load_der_x509_certificate(each) for each in authorities])
+
+
+def _is_strong(key: object) -> bool:
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return key.curve.name in _CURVES
+    if isinstance(key, rsa.RSAPublicKey):
+        return key.key_size in RSA_BITS
+    return isinstance(key, ed25519.Ed25519PublicKey)
+
+
+def _signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, message, ec.ECDSA(_CURVES[key.curve.name]))
+        elif isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, message, _PSS, hashes.SHA256())
+        else:
+            key.verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
+
+
+class CertificateVerifier:
+    """Judges by the rules of one table, at the time that its clock says."""
+
+    kind = 2
+    name = "certificate"
+
+    def __init__(self, rules: Rules, clock: Clock) -> None:
+        self._rules = rules
+        self._clock = clock
+        self._passed: set[bytes] = set()  # listings: rank 0 meets each twice, and a signature is dear
+
+    def content(self) -> bytes:
+        return self._rules.content()
+
+    def verify(self, evidence: Evidence) -> None:
+        self._judge(evidence.entry, evidence.proof, Statement.proof(evidence.binding))
+
+    def verify_listing(self, listing: Listing) -> None:
+        fingerprint = hashlib.sha256(listing.encode()).digest()
+        if fingerprint not in self._passed:
+            self._judge(listing.entry, listing.endorsement, Statement.endorsement(listing.entry, listing.proof_digest))
+            self._passed.add(fingerprint)
+
+    def _judge(self, entry: Entry, shown: bytes, statement: Statement) -> None:
+        try:
+            verify(self._rules, shown, statement, self._clock())
+        except AdmissionError as error:
+            raise AdmissionError(f"rank {entry.rank}: {error}") from error
+
+
+# -- proving --------------------------------------------------------------------------------------------------------
+
+
+class CertificateProver:
+    """Signs with the worker's own key."""
+
+    kind = 2
+
+    def __init__(self, credential: Credential) -> None:
+        self._credential = credential
+
+    def prove(self, binding: Binding) -> bytes:
+        return make(self._credential, Statement.proof(binding))
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return make(self._credential, Statement.endorsement(entry, proof_digest))
+
+
+def read_credential(chain: bytes, key: bytes) -> Credential:
+    """A certificate with those between it and its authority, and its key, in PEM form. ValueError says what is wrong."""
+    certificates = authorities.from_pem(chain)
+    try:
+        private = load_pem_private_key(key, None)
+        public = certificates[0].public_key()
+    except TypeError:
+        raise ValueError("the key is encrypted, and nobody is there to ask for its password") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("the key is not a private key in PEM form") from None
+    if not isinstance(private, PrivateKey) or not _is_strong(private.public_key()):
+        raise ValueError("the key is not P-256, P-384, P-521, Ed25519 or RSA from 2048")
+    if private.public_key() != public:
+        raise ValueError("the key is not that of the first certificate")
+    encoded = tuple(each.public_bytes(Encoding.DER) for each in certificates)
+    size = len(encode(encoded, bytes(SIGNATURE_BYTES // 2)))
+    if len(encoded) > CHAIN_LIMIT or max(map(len, encoded)) > CERTIFICATE_BYTES or size > ENDORSEMENT_BYTES:
+        raise ValueError(
+            f"{len(encoded)} certificates of {size} bytes; at most {CHAIN_LIMIT} of {ENDORSEMENT_BYTES} bytes can be shown: "
+            "leave out the authority's own, or use elliptic-curve keys"
+        )
+    return Credential(encoded, private)
+
+
+def make(credential: Credential, statement: Statement) -> bytes:
+    """A statement, signed, with the certificates that say by whom."""
+    return encode(credential.chain, sign(credential.key, statement.message(credential.chain)))
+
+
+def sign(key: PrivateKey, message: bytes) -> bytes:
+    """The one algorithm that goes with a key: none is named on the wire, so none can be chosen by an attacker."""
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return key.sign(message, ec.ECDSA(_CURVES[key.curve.name]))
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(message, _PSS, hashes.SHA256())
+    return key.sign(message)

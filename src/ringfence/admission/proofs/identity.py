@@ -1,0 +1,99 @@
+"""The name in a certificate, and the patterns of a policy that it must match.
+
+A SPIFFE identity is the only URI of its certificate. Without a trust domain the name is the only URI, or, if there is none,
+the only DNS name; the subject's common name is never looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+from cryptography import x509
+
+from ringfence.admission import wire
+from ringfence.errors import AdmissionError
+
+ID_CHARACTERS: Final = 2048
+
+_TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
+_SEGMENT: Final = re.compile(r"[a-zA-Z0-9._-]+")
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*]+/.+")
+
+
+def is_trust_domain(value: str) -> bool:
+    return _TRUST_DOMAIN.fullmatch(value) is not None
+
+
+def of(extensions: x509.Extensions, trust_domain: str | None) -> str:
+    """The one name of a certificate. Two names would let its holder be whomever each judge prefers."""
+    try:
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        hosts = names.get_values_for_type(x509.DNSName)
+    except x509.ExtensionNotFound:
+        raise AdmissionError("the certificate has no subject alternative name") from None
+    if len(uris) > 1:
+        raise AdmissionError(f"the certificate has {len(uris)} URIs, and exactly one is allowed")
+    if trust_domain is not None:
+        return _spiffe_id(uris, trust_domain)
+    found = uris or [host.lower() for host in hosts]
+    if len(found) != 1:
+        raise AdmissionError("the certificate must have exactly one URI, or no URI and exactly one DNS name")
+    if not 1 <= len(found[0]) <= ID_CHARACTERS or not wire.is_printable(found[0]) or "*" in found[0]:
+        raise AdmissionError("the name in the certificate is not a plain one")
+    return found[0]
+
+
+def _spiffe_id(uris: list[str], trust_domain: str) -> str:
+    if not uris:
+        raise AdmissionError("the certificate has no URI, so it is no SPIFFE identity")
+    found = uris[0]
+    scheme, _, rest = found.partition("://")
+    domain, slash, path = rest.partition("/")
+    segments = path.split("/")
+    well_formed = scheme == "spiffe" and slash and len(found) <= ID_CHARACTERS and is_trust_domain(domain)
+    if not well_formed or not all(_SEGMENT.fullmatch(each) and each not in (".", "..") for each in segments):
+        raise AdmissionError(f"the certificate's URI {found[:80]!a} is not a SPIFFE identity")
+    if domain != trust_domain:
+        raise AdmissionError(f"{found} is of trust domain {domain}, and this rule is for {trust_domain}")
+    return found
+
+
+# -- patterns -------------------------------------------------------------------------------------------------------
+
+
+def object_to(pattern: str, trust_domain: str | None) -> str | None:
+    """What is wrong with a pattern of the policy; None if it can be used."""
+    if not wire.is_printable(pattern) or " " in pattern or len(pattern) > ID_CHARACTERS:
+        return "must be printable ASCII without spaces"
+    if "**" in pattern.removesuffix("/**"):
+        return "has ** elsewhere than at its end, after a slash"
+    if trust_domain is not None:
+        start = f"spiffe://{trust_domain}/"
+        return None if pattern.startswith(start) and pattern != start else f"must begin with {start} and go on"
+    if pattern.startswith("spiffe:"):
+        return "is a SPIFFE identity: say which trust_domain the authorities of this rule stand for"
+    if "/" in pattern or ":" in pattern:
+        return None if _SCHEME.fullmatch(pattern) else "must be a URI with a plain scheme and host, or a DNS name"
+    return None if pattern == pattern.lower() else "must be in lower case, as DNS names are compared"
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches any of the patterns.
+
+    `*` stands for one or more characters within one part of a URI's path, or one label of a DNS name; `/**` at the end of a URI
+    for everything below.
+    """
+    return any(_expression(pattern).fullmatch(name) for pattern in patterns)
+
+
+@lru_cache(maxsize=256)
+def _expression(pattern: str) -> re.Pattern[str]:
+    deep = pattern.endswith("/**")
+    body = pattern.removesuffix("**") if deep else pattern
+    stop = "/" if "://" in pattern else "."
+    parts = [re.escape(part) for part in body.split("*")]
+    return re.compile(f"[^{re.escape(stop)}]+".join(parts) + (".+" if deep else ""))

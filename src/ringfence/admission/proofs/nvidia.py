@@ -1,0 +1,292 @@
+"""NVIDIA GPUs: a worker is admitted if each GPU it shows signs our nonce, and measures what the policy expects of it.
+
+    report (SPDM) ── signed by ──► attestation key ── certified, with its firmware ──► NVIDIA's root (pinned)
+      ├ nonce = SHA-256 of the binding: these GPUs, on this connection, now
+      └ model, driver, VBIOS, measurements: as one of the policy's files of golden values says
+
+proof = certificates, each once · GPUs: which of the certificates, leaf first and without the root; report
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+
+from ringfence import keys
+from ringfence.admission import roots, wire
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.proofs import golden, gpu_chain, spdm
+from ringfence.admission.proofs.golden import Golden
+from ringfence.admission.proofs.gpu_chain import Device
+from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.policy.table import Table
+
+KIND: Final = 5
+GPUS: Final = range(1, 17)  # of one worker
+_SERIAL_BYTES: Final = 20
+_PROTECTED_PCIE_ON: Final = b"\xaa"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What one GPU hands out: its report, and the chain of certificates, leaf first and without the root."""
+
+    report: bytes
+    chain: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a policy asks of a worker's GPUs."""
+
+    golden: tuple[Golden, ...]
+    gpus: int | None = None  #     exactly so many; None: at least one
+    protected_pcie: bool = False  # may what travels between GPUs be in the clear?
+    revoked: frozenset[int] = frozenset()  # serial numbers of certificates
+
+    def content(self) -> bytes:
+        return b"".join(
+            (
+                wire.number(len(self.golden), 2),
+                *sorted(wire.blob(each.content()) for each in self.golden),
+                wire.number(self.gpus or 0, 1),
+                wire.number(self.protected_pcie, 1),
+                *(wire.number(serial, _SERIAL_BYTES) for serial in sorted(self.revoked)),
+            )
+        )
+
+    def explain(self) -> list[str]:
+        count = "every GPU that it shows, at least one," if self.gpus is None else f"exactly {self.gpus} GPUs, each"
+        lines = [f"it shows {count} with a report signed under NVIDIA's root and measuring as known for one of:"]
+        lines += [f"  {each}" for each in sorted(map(str, self.golden))]
+        if self.protected_pcie:
+            lines.append(
+                "GPUs in protected-PCIe mode are accepted: what travels between them over NVLink is in the clear"
+            )
+        if self.revoked:
+            lines.append(f"{len(self.revoked)} certificates are refused as revoked")
+        lines.append("nobody is asked whether NVIDIA has revoked a GPU since")
+        lines.append("a GPU does not say which machine it is in: ask for tdx or snp in the same rule")
+        return lines
+
+
+def read_rules(table: Table) -> Rules:
+    """The policy's table [admit.nvidia]."""
+    files = [
+        golden.read(content, f"{table.where}, golden values {count}")
+        for count, content in enumerate(table.files("golden"), 1)
+    ]
+    if len({each.key for each in files}) != len(files):
+        raise table.error("two files hold golden values for one model, driver and VBIOS: put both values into one")
+    rules = Rules(
+        golden=tuple(files),
+        gpus=table.number("gpus", None, least=GPUS[0], most=GPUS[-1]),
+        protected_pcie=table.flag("protected_pcie", False),
+        revoked=frozenset(_serial(table, each) for each in table.texts("revoked", ())),
+    )
+    table.done()
+    return rules
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What one verified report says."""
+
+    device: str
+    model: str
+    driver: str | None  # a switch has none
+    vbios: str
+    firmware_id: bytes
+    measurements: dict[int, bytes]
+    protected_pcie: bool
+    serials: tuple[int, ...]
+
+    def golden(self) -> Golden:
+        """The values that a policy would need to admit this very GPU."""
+        if self.driver is None:
+            raise AdmissionError(f"{self.device} is not a GPU: it names no driver")
+        values: dict[int, tuple[bytes, ...]] = {index: (value,) for index, value in self.measurements.items()}
+        return Golden(self.model, self.driver, self.vbios, (self.firmware_id,), values)
+
+
+def nonce_of(binding_digest: bytes) -> bytes:
+    """What the GPUs sign: 32 bytes, so the binding's 64 are hashed."""
+    return hashlib.sha256(binding_digest).digest()
+
+
+@cache
+def pinned_root() -> x509.Certificate:
+    """The NVIDIA Device Identity CA, as it comes with this package."""
+    return gpu_chain.load_root(roots.read("nvidia-device-root.pem"))
+
+
+# -- judging --------------------------------------------------------------------------------------------------------
+
+
+def verify_report(gpu: Gpu, nonce: bytes, now: float, *, root: x509.Certificate | None = None) -> Claims:
+    """One device: the chain holds, the report is signed by the leaf's key, over this nonce. Any model, any measurement."""
+    device = gpu_chain.verify(gpu.chain, root or pinned_root(), datetime.fromtimestamp(now, UTC))
+    return claims_of(device, gpu.report, nonce)
+
+
+def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
+    """What `device` says, and signed, about itself in answer to `nonce`."""
+    report = spdm.read(report_bytes)
+    half = spdm.SIGNATURE_BYTES // 2
+    r, s = (int.from_bytes(part, "big") for part in (report.signature[:half], report.signature[half:]))
+    try:
+        device.key.verify(encode_dss_signature(r, s), report.signed, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        raise AdmissionError(f"the report of {device.name} is not signed by its attestation key") from None
+    if not keys.same(report.nonce, nonce):
+        raise AdmissionError(f"the report of {device.name} answers another nonce: it was not made for this connection")
+    firmware_id = report.opaque.get(spdm.FIRMWARE_ID, device.firmware_id)  # older drivers leave it to the certificate
+    if firmware_id != device.firmware_id:
+        raise AdmissionError(f"the report of {device.name} comes from other firmware than its key was certified for")
+    return Claims(
+        device=device.name,
+        model=device.model,
+        driver=spdm.driver_version(report),
+        vbios=spdm.vbios_version(report),
+        firmware_id=firmware_id,
+        measurements=report.measurements,
+        protected_pcie=report.opaque.get(spdm.PROTECTED_PCIE) == _PROTECTED_PCIE_ON,
+        serials=device.serials,
+    )
+
+
+def verify(
+    proof: bytes, rules: Rules, binding_digest: bytes, now: float, *, root: x509.Certificate | None = None
+) -> tuple[Claims, ...]:
+    """Every GPU of the proof, against the rules. A third party can judge a stored preimage and proof the same way."""
+    gpus = decode(proof)
+    if rules.gpus is not None and len(gpus) != rules.gpus:  # before the work that a stranger could cause
+        raise AdmissionError(f"{len(gpus)} GPUs are shown where the policy asks for exactly {rules.gpus}")
+    nonce = nonce_of(binding_digest)
+    claims = tuple(verify_report(gpu, nonce, now, root=root) for gpu in gpus)
+    if len({each.device for each in claims}) != len(claims):
+        raise AdmissionError("one GPU is shown twice: show each once")
+    for each in claims:
+        _check(each, rules)
+    return claims
+
+
+def _check(claims: Claims, rules: Rules) -> None:
+    revoked = [serial for serial in claims.serials if serial in rules.revoked]
+    if revoked:
+        raise AdmissionError(f"the policy lists certificate {revoked[0]:X} of {claims.device} as revoked")
+    if claims.protected_pcie and not rules.protected_pcie:
+        raise AdmissionError(
+            f"{claims.device} is in protected-PCIe mode, in which GPUs exchange data in the clear: set its mode to "
+            "confidential computing, or accept this with `protected_pcie = true` in the policy"
+        )
+    wanted = (claims.model, claims.driver, claims.vbios)
+    for each in rules.golden:
+        if each.key == wanted:
+            each.compare(claims.firmware_id, claims.measurements)
+            return
+    known = "; ".join(sorted(map(str, rules.golden)))
+    raise AdmissionError(
+        f"{claims.device} runs driver {claims.driver or 'none'} and VBIOS {claims.vbios}, for which the policy has no "
+        f"golden values. It has: {known}"
+    )
+
+
+class NvidiaVerifier:
+    """The judge. `root` is for tests: nothing that reads a policy passes it."""
+
+    kind = KIND
+    name = "NVIDIA GPU attestation"
+
+    def __init__(self, rules: Rules, clock: Clock, *, root: x509.Certificate | None = None) -> None:
+        self._rules = rules
+        self._clock = clock
+        self._root = root
+
+    def content(self) -> bytes:
+        return self._rules.content()
+
+    def verify(self, evidence: Evidence) -> None:
+        try:
+            verify(evidence.proof, self._rules, evidence.binding.digest, self._clock(), root=self._root)
+        except AdmissionError as error:
+            raise AdmissionError(f"rank {evidence.entry.rank}: {error}") from None
+
+    def verify_listing(self, listing: Listing) -> None:
+        """A GPU signs no entries: whoever did not see the proof relies on the admitted parent that did."""
+        if listing.endorsement:
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and a GPU makes none")
+
+
+class NvidiaProver:
+    """The maker. `collect` asks every GPU of this worker for a report over a nonce."""
+
+    kind = KIND
+
+    def __init__(self, collect: Callable[[bytes], Sequence[Gpu]]) -> None:
+        self._collect = collect
+
+    def prove(self, binding: Binding) -> bytes:
+        return encode(self._collect(nonce_of(binding.digest)))
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return b""
+
+
+# -- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def encode(gpus: Sequence[Gpu]) -> bytes:
+    """GPUs of one machine share most of their certificates, so each travels once, in the order of its first use."""
+    if len(gpus) not in GPUS:
+        raise AdmissionError(f"a worker shows {GPUS[0]} to {GPUS[-1]} GPUs, not {len(gpus)}")
+    table = list(dict.fromkeys(certificate for gpu in gpus for certificate in gpu.chain))
+    parts = [wire.number(len(table), 1), *map(wire.blob, table), wire.number(len(gpus), 1)]
+    for gpu in gpus:
+        places = [table.index(certificate) for certificate in gpu.chain]
+        parts += [wire.number(len(places), 1), bytes(places), wire.blob(gpu.report)]
+    return b"".join(parts)
+
+
+def decode(proof: bytes) -> tuple[Gpu, ...]:
+    """The GPUs of a proof, which has one form only."""
+    try:
+        gpus = _decode(wire.Reader(proof))
+    except ProtocolError as error:
+        raise AdmissionError(f"a GPU proof is malformed: {error}") from None
+    if encode(gpus) != proof:
+        raise AdmissionError("a GPU proof is malformed: its certificates are not in order")
+    return gpus
+
+
+def _decode(reader: wire.Reader) -> tuple[Gpu, ...]:
+    table = [reader.blob(gpu_chain.CERTIFICATE_BYTES) for _ in range(reader.number(1))]
+    gpus = []
+    for _ in range(reader.number(1)):
+        places = reader.take(reader.number(1))
+        if any(place >= len(table) for place in places):
+            raise AdmissionError("a GPU proof is malformed: it points to a certificate that is not there")
+        gpus.append(Gpu(reader.blob(spdm.REPORT_BYTES), tuple(table[place] for place in places)))
+    reader.end()
+    return tuple(gpus)
+
+
+def _serial(table: Table, text: str) -> int:
+    try:
+        serial = int(text, 16)
+        serial.to_bytes(_SERIAL_BYTES, "big")
+    except (ValueError, OverflowError):
+        raise table.error("revoked must list serial numbers in hexadecimal digits") from None
+    return serial

@@ -1,0 +1,292 @@
+"""AMD SEV-SNP: a worker is admitted if AMD's hardware says that it runs in a guest with the measurement of the policy.
+
+proof = blob report (1,184 bytes) ‖ blob endorsement certificate (VCEK or VLEK, DER). REPORT_DATA is the binding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+
+from ringfence import keys
+from ringfence.admission import wire
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots, endorsement, pinned
+from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, Report, Tcb
+from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.policy.table import Table
+
+KIND: Final = 4
+NAME: Final = "SEV-SNP"
+MEASURE: Final = "`ringfence evidence measure` prints what a policy wants"
+
+_VLEK: Final = 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the policy's [admit.snp] says. A product line is admitted if its minimum TCB is given, else not."""
+
+    measurements: tuple[bytes, ...]
+    minimum_tcb: tuple[tuple[str, Tcb], ...]
+    vmpl: int = 0
+    guest_svn: int = 0
+    host_data: tuple[bytes, ...] = ()  #          empty: any
+    id_key_digests: tuple[bytes, ...] = ()  #     empty: any
+    author_key_digests: tuple[bytes, ...] = ()  # empty: any
+    chip_ids: tuple[bytes, ...] = ()  #           empty: any genuine chip
+    vlek_providers: tuple[str, ...] = ()  #       empty: no VLEK
+    allow_smt: bool = True
+    allow_migration: bool = False
+    allow_cxl: bool = False
+    require_single_socket: bool = False
+    require_ciphertext_hiding: bool = False
+
+    def content(self) -> bytes:
+        """The rules in one form, whatever the order of the policy's lists."""
+        lists: list[tuple[bytes, ...]] = [self.measurements, self.host_data, self.id_key_digests]
+        lists += [self.author_key_digests, self.chip_ids, tuple(each.encode() for each in self.vlek_providers)]
+        lists.append(tuple(f"{name}: {tcb}".encode() for name, tcb in self.minimum_tcb))
+        flags = [self.allow_smt, self.allow_migration, self.allow_cxl]
+        flags += [self.require_single_socket, self.require_ciphertext_hiding]
+        numbers = wire.number(self.vmpl, 1) + wire.number(self.guest_svn, 4) + bytes(flags)
+        return numbers + b"".join(
+            wire.number(len(each), 4) + b"".join(wire.blob(value) for value in sorted(each)) for each in lists
+        )
+
+    def explain(self) -> list[str]:
+        """In plain words: whom this admits."""
+        lines = ["an AMD SEV-SNP guest, never one that its host may debug"]
+        lines.append("launched with measurement " + " or ".join(each.hex() for each in self.measurements))
+        lines += [f"on {name.capitalize()} with firmware of at least {tcb}" for name, tcb in self.minimum_tcb]
+        lines.append(f"attested from VMPL {self.vmpl}")
+        named = (
+            ("guest SVN of at least", (str(self.guest_svn),) if self.guest_svn else ()),
+            ("HOST_DATA", tuple(each.hex() for each in self.host_data)),
+            ("identity key", tuple(each.hex() for each in self.id_key_digests)),
+            ("author key", tuple(each.hex() for each in self.author_key_digests)),
+            ("chip", tuple(each.hex() for each in self.chip_ids)),
+        )
+        lines += [f"{name} {' or '.join(values)}" for name, values in named if values]
+        if self.vlek_providers:
+            lines.append("endorsed by its chip's key, or by a key that AMD gave to " + " or ".join(self.vlek_providers))
+        else:
+            lines.append("endorsed by its chip's own key (VCEK)")
+        flags = (
+            (not self.allow_smt, "without simultaneous multithreading"),
+            (not self.allow_migration, "that cannot migrate"),
+            (self.allow_migration, "that a migration agent may move to another machine"),
+            (self.allow_cxl, "that may use CXL memory"),
+            (self.require_single_socket, "kept to one socket"),
+            (self.require_ciphertext_hiding, "with ciphertext hiding"),
+        )
+        return lines + [text for is_said, text in flags if is_said]
+
+
+def read_rules(table: Table) -> Rules:
+    """[admit.snp] of a policy. There is no key for another root than AMD's."""
+    inner = table.table("minimum_tcb")
+    minimum = []
+    for product in PRODUCTS.values():
+        values = inner.table(product.name, None)
+        if values is not None:
+            parts = tuple((part, values.number(part, most=255)) for part in product.tcb_parts)
+            minimum.append((product.name, Tcb(parts)))
+    if not minimum:
+        raise table.error("minimum_tcb must name at least one of " + ", ".join(PRODUCTS) + f"; {MEASURE}")
+    rules = Rules(
+        measurements=table.hexes("measurement", 48),
+        minimum_tcb=tuple(minimum),
+        vmpl=table.number("vmpl", 0, most=3),
+        guest_svn=table.number("guest_svn", 0, most=(1 << 32) - 1),
+        host_data=table.hexes("host_data", 32, ()),
+        id_key_digests=table.hexes("id_key_digest", 48, ()),
+        author_key_digests=table.hexes("author_key_digest", 48, ()),
+        chip_ids=table.hexes("chip_id", 64, ()),
+        vlek_providers=table.texts("vlek_providers", ()),
+        allow_smt=table.flag("allow_smt", True),
+        allow_migration=table.flag("allow_migration", False),
+        allow_cxl=table.flag("allow_cxl", False),
+        require_single_socket=table.flag("require_single_socket", False),
+        require_ciphertext_hiding=table.flag("require_ciphertext_hiding", False),
+    )
+    if rules.chip_ids and rules.vlek_providers:
+        raise table.error("chip_id and vlek_providers exclude each other: a VLEK is not bound to a chip")
+    table.done()
+    return rules
+
+
+# -- the verdict ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What is known of a guest after its report has verified."""
+
+    report: Report
+    product: Product
+    tcb: Tcb
+    provider: str | None  # None: endorsed by its own chip's VCEK
+
+
+def authenticate(report: bytes, certificate: bytes, now: float, *, known: Roots | None = None) -> Claims:
+    """The report is AMD's word about a guest, whatever that guest is. Raises AdmissionError."""
+    shown = Report.decode(report)
+    if shown.is_masked:
+        raise AdmissionError(
+            "its host masks the chip's key, so the report is not signed: have it unmasked (MASK_CHIP_KEY)"
+        )
+    endorsed = endorsement(certificate, pinned() if known is None else known, now)
+    try:
+        endorsed.key.verify(encode_dss_signature(*shown.signature), shown.signed, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        raise AdmissionError(
+            "the report was not signed by the key of its certificate: the VCEK of another chip, or changed on its way"
+        ) from None
+    _check_key(shown, endorsed)
+    _check_product(shown, endorsed.product)
+    tcb = endorsed.product.tcb(shown.reported_tcb)
+    if tcb != endorsed.tcb:
+        raise AdmissionError(f"the report is of TCB {tcb}, its certificate of {endorsed.tcb}: fetch the one that fits")
+    return Claims(shown, endorsed.product, tcb, endorsed.provider)
+
+
+def _check_key(report: Report, endorsed: Endorsement) -> None:
+    if report.signing_key != (0 if endorsed.provider is None else _VLEK):
+        raise AdmissionError("the report names another kind of key (VCEK or VLEK) than its certificate")
+    if endorsed.chip is not None:
+        chip = endorsed.chip.ljust(len(report.chip_id), b"\0")
+        if report.chip_id != chip:
+            raise AdmissionError(f"the report is of chip {report.chip_id[:8].hex()}, its VCEK of {chip[:8].hex()}")
+
+
+def _check_product(report: Report, product: Product) -> None:
+    if product in report.products:
+        return
+    said = f"version {report.version}" if report.cpu is None else "CPU family {:#x}, model {:#x}".format(*report.cpu)
+    raise AdmissionError(f"the report is of {said}; its certificate is for {product.name.capitalize()}")
+
+
+def check(claims: Claims, rules: Rules) -> None:
+    """Whether the policy wants this guest. Raises AdmissionError, which says what to do."""
+    report = claims.report
+    minimum = dict(rules.minimum_tcb).get(claims.product.name)
+    if minimum is None:
+        wanted = " or ".join(name.capitalize() for name, _ in rules.minimum_tcb)
+        raise AdmissionError(
+            f"it runs on {claims.product.name.capitalize()}, and the policy admits {wanted}; {MEASURE}"
+        )
+    if old := claims.tcb.below(minimum):
+        raise AdmissionError(f"its firmware is out of date: {', '.join(old)}; update the host")
+    if claims.provider is not None and claims.provider not in rules.vlek_providers:
+        raise AdmissionError(f"it is endorsed by a VLEK of {claims.provider!r}, which vlek_providers does not name")
+    _check_guest_policy(report.policy, rules)
+    if report.vmpl != rules.vmpl:
+        raise AdmissionError(f"the report was asked for at VMPL {report.vmpl}, the policy wants {rules.vmpl}")
+    if report.guest_svn < rules.guest_svn:
+        raise AdmissionError(f"its guest SVN is {report.guest_svn}, the policy wants at least {rules.guest_svn}")
+    values = (
+        ("measurement", report.measurement, rules.measurements),
+        ("host_data", report.host_data, rules.host_data or (report.host_data,)),
+        ("id_key_digest", report.id_key_digest, rules.id_key_digests or (report.id_key_digest,)),
+        ("author_key_digest", report.author_key_digest, rules.author_key_digests or (report.author_key_digest,)),
+        ("chip_id", report.chip_id, rules.chip_ids or (report.chip_id,)),
+    )
+    for name, value, allowed in values:
+        if value not in allowed:
+            raise AdmissionError(f"its {name} is {value.hex()}, which the policy does not list; {MEASURE}")
+
+
+def _check_guest_policy(policy: GuestPolicy, rules: Rules) -> None:
+    if policy.debug:
+        raise AdmissionError("its host may debug the guest and read its memory: launch it with a policy without debug")
+    if not policy.is_known:
+        raise AdmissionError(f"its guest policy {policy.bits:#x} has bits that this release does not know")
+    wanted = (
+        (rules.allow_smt or not policy.smt, "allows simultaneous multithreading"),
+        (rules.allow_migration or not policy.migration, "allows a migration agent"),
+        (rules.allow_cxl or not policy.cxl, "allows CXL memory"),
+        (policy.single_socket or not rules.require_single_socket, "is not kept to a single socket"),
+        (policy.ciphertext_hiding or not rules.require_ciphertext_hiding, "does not ask for ciphertext hiding"),
+    )
+    for is_met, text in wanted:
+        if not is_met:
+            raise AdmissionError(f"its guest policy {text}, and the rules do not: launch it with another guest policy")
+
+
+def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, known: Roots | None = None) -> Claims:
+    """Judge a proof for the 64 bytes that it must be about. `known` is for tests: no policy reaches it."""
+    report, certificate = decode(proof)
+    claims = authenticate(report, certificate, now, known=known)
+    check(claims, rules)
+    if not keys.same(claims.report.report_data, report_data):
+        raise AdmissionError("the report was made for another connection or another worker (REPORT_DATA differs)")
+    return claims
+
+
+# -- the proof ------------------------------------------------------------------------------------------------------
+
+
+def encode(report: bytes, certificate: bytes) -> bytes:
+    return wire.blob(report) + wire.blob(certificate)
+
+
+def decode(proof: bytes) -> tuple[bytes, bytes]:
+    """Report and certificate of a proof."""
+    reader = wire.Reader(proof)
+    try:
+        report, certificate = reader.blob(REPORT_BYTES), reader.blob(LEAF_BYTES)
+        reader.end()
+    except ProtocolError as error:
+        raise AdmissionError(f"a proof of the wrong form: {error}") from None
+    return report, certificate
+
+
+class SnpVerifier:
+    """Judges workers by the rules, at the time that the clock tells."""
+
+    kind = KIND
+    name = NAME
+
+    def __init__(self, rules: Rules, clock: Clock, *, known: Roots | None = None) -> None:
+        self._rules = rules
+        self._clock = clock
+        self._known = known
+
+    def content(self) -> bytes:
+        others = b"".join(line.content() for _, line in sorted((self._known or {}).items()))
+        return self._rules.content() + others
+
+    def verify(self, evidence: Evidence) -> None:
+        try:
+            verify(evidence.proof, evidence.binding.digest, self._rules, self._clock(), known=self._known)
+        except AdmissionError as error:
+            raise AdmissionError(f"{NAME} refuses rank {evidence.entry.rank}: {error}") from None
+
+    def verify_listing(self, listing: Listing) -> None:
+        """A report signs nothing but itself: the entry stands on the word of the parent, which was admitted itself."""
+        if listing.endorsement:
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} knows none")
+
+
+class SnpProver:
+    """Shows reports. `collect` asks the hardware: 64 bytes in, report and endorsement certificate out."""
+
+    kind = KIND
+
+    def __init__(self, collect: Callable[[bytes], tuple[bytes, bytes]]) -> None:
+        self._collect = collect
+
+    def prove(self, binding: Binding) -> bytes:
+        return encode(*self._collect(binding.digest))
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return b""

@@ -1,0 +1,167 @@
+"""An SEV-SNP attestation report: 1,184 bytes in the layout of AMD's firmware ABI, read strictly, not yet believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ringfence.errors import AdmissionError
+
+REPORT_BYTES: Final = 0x4A0
+SIGNED_BYTES: Final = 0x2A0
+REPORT_DATA: Final = slice(0x50, 0x90)
+VERSIONS: Final = (2, 3, 5)
+
+_R: Final = slice(0x2A0, 0x2E8)  # the signature's numbers, little-endian,
+_S: Final = slice(0x2E8, 0x330)  # with room for more than P-384 needs
+_NUMBER_BYTES: Final = 48
+_ECDSA_P384_SHA384: Final = 1
+
+TCB_PARTS: Final = ("bootloader", "tee", "snp", "microcode")
+TCB_PARTS_TURIN: Final = ("fmc", *TCB_PARTS)
+_PLACES: Final = (0, 1, 6, 7)  # of the parts in the 8 bytes; all others are zero
+_PLACES_TURIN: Final = (0, 1, 2, 3, 7)
+
+_POLICY_KNOWN: Final = (1 << 26) - 1
+_POLICY_ONE: Final = 1 << 17  # reserved, always set
+
+
+@dataclass(frozen=True)
+class Product:
+    """A line of AMD processors: its own root, its own layout of TCB versions."""
+
+    name: str
+    family: int
+    models: tuple[range, ...]
+    tcb_parts: tuple[str, ...]
+    tcb_places: tuple[int, ...]
+    chip_bytes: int  # of the chip's identity, at the front of CHIP_ID
+
+    def tcb(self, raw: bytes) -> Tcb:
+        """The versions in the 8 bytes of a TCB_VERSION."""
+        if any(byte for place, byte in enumerate(raw) if place not in self.tcb_places):
+            raise AdmissionError(f"a TCB version of the wrong form for {self.name}: {raw.hex()}")
+        return Tcb(tuple(zip(self.tcb_parts, (raw[place] for place in self.tcb_places), strict=True)))
+
+
+PRODUCTS: Final = {
+    product.name: product
+    for product in (
+        Product("milan", 0x19, (range(0x10),), TCB_PARTS, _PLACES, 64),
+        Product("genoa", 0x19, (range(0x10, 0x20), range(0xA0, 0xB0)), TCB_PARTS, _PLACES, 64),
+        Product("turin", 0x1A, (range(0x20),), TCB_PARTS_TURIN, _PLACES_TURIN, 8),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Tcb:
+    """Security versions of the firmware, each part for itself: a newer microcode makes up for no older bootloader."""
+
+    parts: tuple[tuple[str, int], ...]
+
+    def below(self, minimum: Tcb) -> tuple[str, ...]:
+        """What is too old, in words."""
+        least = dict(minimum.parts)
+        return tuple(f"{part} {value} (at least {least[part]})" for part, value in self.parts if value < least[part])
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {value}" for part, value in self.parts)
+
+
+def _bit(place: int) -> property:
+    return property(lambda policy: bool(policy.bits >> place & 1))
+
+
+@dataclass(frozen=True)
+class GuestPolicy:
+    """What the guest's owner allowed the host to do with it, fixed at launch."""
+
+    bits: int
+
+    smt = _bit(16)
+    migration = _bit(18)
+    debug = _bit(19)
+    single_socket = _bit(20)
+    cxl = _bit(21)
+    ciphertext_hiding = _bit(24)
+
+    @property
+    def is_known(self) -> bool:
+        return not self.bits & ~_POLICY_KNOWN and bool(self.bits & _POLICY_ONE)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The fields that a verdict looks at. Whoever has only decoded one knows nothing yet: see `snp.authenticate`."""
+
+    raw: bytes
+    version: int
+    guest_svn: int
+    policy: GuestPolicy
+    vmpl: int
+    is_masked: bool  #    the host withholds the chip's key: nothing is signed
+    signing_key: int  #   0 VCEK, 1 VLEK
+    report_data: bytes
+    measurement: bytes
+    host_data: bytes
+    id_key_digest: bytes
+    author_key_digest: bytes
+    reported_tcb: bytes
+    cpu: tuple[int, int] | None  # family and model, from version 3 on
+    chip_id: bytes
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The product lines that it can come from. Before version 3 a report does not say, and Turin makes no such."""
+        if self.cpu is None:
+            return PRODUCTS["milan"], PRODUCTS["genoa"]
+        family, model = self.cpu
+        return tuple(
+            each
+            for each in PRODUCTS.values()
+            if family == each.family and any(model in models for models in each.models)
+        )
+
+    @property
+    def signed(self) -> bytes:
+        return self.raw[:SIGNED_BYTES]
+
+    @property
+    def signature(self) -> tuple[int, int]:
+        return int.from_bytes(self.raw[_R], "little"), int.from_bytes(self.raw[_S], "little")
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Report:
+        """Raises AdmissionError. What no signature covers must be zero, so that no two reports say the same."""
+        if len(raw) != REPORT_BYTES:
+            raise AdmissionError(f"a report has {REPORT_BYTES} bytes, this has {len(raw)}")
+        version, algorithm, flags = _number(raw, 0x00), _number(raw, 0x34), _number(raw, 0x48)
+        if version not in VERSIONS:
+            known = ", ".join(map(str, VERSIONS))
+            raise AdmissionError(f"a report of version {version}; this release reads versions {known}")
+        if algorithm != _ECDSA_P384_SHA384:
+            raise AdmissionError(f"a report signed by algorithm {algorithm}, not by ECDSA P-384")
+        if any(raw[_R][_NUMBER_BYTES:]) or any(raw[_S][_NUMBER_BYTES:]) or any(raw[_S.stop :]):
+            raise AdmissionError("the report holds bytes behind its signature, where there must be zeros")
+        return cls(
+            raw=raw,
+            version=version,
+            guest_svn=_number(raw, 0x04),
+            policy=GuestPolicy(int.from_bytes(raw[0x08:0x10], "little")),
+            vmpl=_number(raw, 0x30),
+            is_masked=bool(flags >> 1 & 1),
+            signing_key=flags >> 2 & 7,
+            report_data=raw[REPORT_DATA],
+            measurement=raw[0x90:0xC0],
+            host_data=raw[0xC0:0xE0],
+            id_key_digest=raw[0xE0:0x110],
+            author_key_digest=raw[0x110:0x140],
+            reported_tcb=raw[0x180:0x188],
+            cpu=(raw[0x188], raw[0x189]) if version >= 3 else None,
+            chip_id=raw[0x1A0:0x1E0],
+        )
+
+
+def _number(raw: bytes, place: int) -> int:
+    return int.from_bytes(raw[place : place + 4], "little")

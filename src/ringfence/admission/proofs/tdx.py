@@ -1,0 +1,272 @@
+"""Intel TDX: a worker is admitted if Intel's hardware says that it runs in a TD with the measurements of the policy.
+
+proof = the quote, without padding. Its REPORTDATA is the binding. Signatures, TCB levels and revocations are judged by
+`dcap-qvl`, under the pinned root of Intel; the form of the quote and the rules of the policy are judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from ringfence import keys
+from ringfence.admission import roots, wire
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.proofs import tdx_quote
+from ringfence.admission.proofs.tdx_collateral import Collateral
+from ringfence.errors import AdmissionError, ConfigurationError
+from ringfence.policy.table import Table
+
+KIND: Final = 3
+NAME: Final = "TDX"
+MEASURE: Final = "`ringfence evidence measure` prints what a policy wants"
+FETCH: Final = "`ringfence evidence collateral` fetches it"
+
+REGISTERS: Final = ("rtmr0", "rtmr1", "rtmr2", "rtmr3")
+UP_TO_DATE: Final = "UpToDate"
+STATUSES: Final = (
+    UP_TO_DATE,
+    "SWHardeningNeeded",
+    "ConfigurationNeeded",
+    "ConfigurationAndSWHardeningNeeded",
+    "OutOfDate",
+    "OutOfDateConfigurationNeeded",
+)  # a platform that is revoked is never accepted, so it has no name here
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the policy's [admit.tdx] says."""
+
+    mrtd: tuple[bytes, ...]
+    rtmrs: tuple[tuple[bytes, ...], ...]  #   four of them; an empty one: any value, said so by the policy
+    collateral: tuple[Collateral, ...]
+    statuses: tuple[str, ...] = (UP_TO_DATE,)
+    advisories: tuple[str, ...] = ()  #       that a platform which is not up to date may have
+    mr_config_id: tuple[bytes, ...] = ()  #   empty: any
+    mr_owner: tuple[bytes, ...] = ()  #       empty: any
+    mr_owner_config: tuple[bytes, ...] = ()  # empty: any
+
+    def content(self) -> bytes:
+        """The rules in one form, whatever the order of the policy's lists."""
+        lists = [self.mrtd, *self.rtmrs, self.mr_config_id, self.mr_owner, self.mr_owner_config]
+        lists += [tuple(each.encode() for each in names) for names in (self.statuses, self.advisories)]
+        lists.append(tuple(each.digest for each in self.collateral))
+        return b"".join(
+            wire.number(len(each), 4) + b"".join(wire.blob(value) for value in sorted(each)) for each in lists
+        )
+
+    def explain(self) -> list[str]:
+        """In plain words: whom this admits."""
+        lines = ["an Intel TDX guest, never one that its host may debug or migrate"]
+        lines.append("with firmware of MRTD " + " or ".join(each.hex() for each in self.mrtd))
+        for name, values in zip(REGISTERS, self.rtmrs, strict=True):
+            text = " or ".join(each.hex() for each in values)
+            lines.append(f"{name.upper()} {text}" if values else f"any {name.upper()}: the policy does not pin it")
+        named = (
+            ("MRCONFIGID", self.mr_config_id),
+            ("MROWNER", self.mr_owner),
+            ("MROWNERCONFIG", self.mr_owner_config),
+        )
+        lines += [f"{name} {' or '.join(each.hex() for each in values)}" for name, values in named if values]
+        lines.append("on a platform whose TCB is " + " or ".join(self.statuses))
+        if self.advisories:
+            lines.append("and which, if it is not up to date, has no advisory but " + ", ".join(self.advisories))
+        for each in self.collateral:
+            lines.append(f"judged by Intel's collateral for FMSPC {each.fmspc}, good until {each.next_update}")
+        return lines
+
+
+def read_rules(table: Table) -> Rules:
+    """[admit.tdx] of a policy. There is no key for another root than Intel's."""
+    size = tdx_quote.REGISTER_BYTES
+    unpinned = table.texts("unpinned", (), allowed=REGISTERS)
+    pinned = {name: table.hexes(name, size, None) for name in REGISTERS}
+    for name, values in pinned.items():
+        if (values is None) != (name in unpinned):
+            raise table.error(f"{name} must be pinned, or named in `unpinned`, and not both; {MEASURE}")
+    rules = Rules(
+        mrtd=table.hexes("mrtd", size),
+        rtmrs=tuple(values or () for values in pinned.values()),
+        collateral=tuple(_collateral(table, each) for each in table.files("collateral")),
+        statuses=table.texts("tcb_status", (UP_TO_DATE,), allowed=STATUSES),
+        advisories=table.texts("advisories", ()),
+        mr_config_id=table.hexes("mr_config_id", size, ()),
+        mr_owner=table.hexes("mr_owner", size, ()),
+        mr_owner_config=table.hexes("mr_owner_config", size, ()),
+    )
+    table.done()
+    return rules
+
+
+def _collateral(table: Table, content: bytes) -> Collateral:
+    try:
+        return Collateral.parse(content)
+    except ValueError as error:
+        raise table.error(f"collateral: {error}; {FETCH}") from None
+
+
+# -- the verdict ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What is known of a TD after its quote has verified."""
+
+    body: tdx_quote.Body
+    fmspc: str
+    status: str
+    advisories: tuple[str, ...]
+
+
+@cache
+def pinned_root() -> bytes:
+    """Intel's own, from the package, in DER. The only one that a policy file can lead to."""
+    return x509.load_pem_x509_certificate(roots.read("intel-sgx-root.pem")).public_bytes(Encoding.DER)
+
+
+def authenticate(quote: bytes, collateral: tuple[Collateral, ...], now: float, *, root: bytes | None = None) -> Claims:
+    """The quote is Intel's word about a TD, whatever that TD is, on a platform whatever its state. Or AdmissionError."""
+    library = load_library()
+    body = tdx_quote.read(quote)
+    _check_attributes(body)
+    try:
+        fmspc = asked(library.parse_quote, quote).fmspc().lower()
+    except ValueError as error:
+        raise AdmissionError(f"the quote cannot be read: {_short(error)}") from None
+    fitting = [each for each in collateral if each.fmspc == fmspc]
+    if not fitting:
+        known = ", ".join(each.fmspc for each in collateral) or "none"
+        raise AdmissionError(f"there is no collateral for its platform, FMSPC {fmspc} (there is: {known}); {FETCH}")
+    reason = ""
+    for each in fitting:  # there are two where a platform's keys come from two authorities
+        try:
+            terms = asked(library.QuoteCollateralV3.from_json, each.text)
+            verified = asked(library.verify_with_root_ca, quote, terms, root or pinned_root(), int(now))
+        except ValueError as error:
+            reason = _short(error)
+            continue
+        return Claims(body, fmspc, verified.status, tuple(verified.advisory_ids))
+    hint = f"; its collateral must be of this month: {FETCH}" if "expired" in reason.lower() else ""
+    raise AdmissionError(f"the quote does not verify: {reason}{hint}")
+
+
+def _check_attributes(body: tdx_quote.Body) -> None:
+    """What no policy can allow. dcap-qvl refuses it too; here it comes with what to do."""
+    if body.is_debug:
+        raise AdmissionError("its host may debug the TD and read its memory: launch it without the debug attribute")
+    if not body.has_sept_ve_disabled:
+        raise AdmissionError("its host can inject faults into the TD: launch it with SEPT_VE_DISABLE")
+    if body.is_migratable or any(body.mr_service_td):
+        raise AdmissionError("its host may migrate the TD: launch it without that attribute and without a service TD")
+
+
+def check(claims: Claims, rules: Rules) -> None:
+    """Whether the policy wants this TD. Raises AdmissionError, which says what to do."""
+    body = claims.body
+    if claims.status not in rules.statuses:
+        named = ", ".join(claims.advisories) or "no advisory named"
+        raise AdmissionError(
+            f"its platform's TCB is {claims.status} ({named}): update the host, or accept it in tcb_status"
+        )
+    unknown = [each for each in claims.advisories if each not in rules.advisories]
+    if claims.status != UP_TO_DATE and unknown:
+        raise AdmissionError(
+            f"its platform's TCB is {claims.status}, with {', '.join(unknown)}: update the host, or name them in advisories"
+        )
+    values = [
+        ("mrtd", body.mrtd, rules.mrtd),
+        *zip(REGISTERS, body.rtmrs, rules.rtmrs, strict=True),
+        ("mr_config_id", body.mr_config_id, rules.mr_config_id),
+        ("mr_owner", body.mr_owner, rules.mr_owner),
+        ("mr_owner_config", body.mr_owner_config, rules.mr_owner_config),
+    ]
+    for name, value, allowed in values:
+        if allowed and value not in allowed:
+            raise AdmissionError(f"its {name} is {value.hex()}, which the policy does not list; {MEASURE}")
+
+
+def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, root: bytes | None = None) -> Claims:
+    """Judge a proof for the 64 bytes that it must be about. `root` is for tests: no policy reaches it."""
+    claims = authenticate(proof, rules.collateral, now, root=root)
+    check(claims, rules)
+    if not keys.same(claims.body.report_data, report_data):
+        raise AdmissionError("the quote was made for another connection or another worker (REPORTDATA differs)")
+    return claims
+
+
+def load_library() -> Any:
+    """dcap-qvl, which only those who judge TDX guests need."""
+    try:
+        import dcap_qvl
+    except ImportError as error:
+        raise ConfigurationError(
+            f'to judge TDX quotes, dcap-qvl is needed ({error}): python -m pip install "ringfence[tdx]"'
+        ) from None
+    return dcap_qvl
+
+
+def asked(call: Callable[..., Any], *arguments: object) -> Any:
+    """What the library says. A panic inside it is no Exception in Python; over a stranger's bytes it is a refusal."""
+    try:
+        return call(*arguments)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"dcap-qvl gave up: {error}") from None
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].removeprefix("Verification failed: ")
+
+
+# -- the proof ------------------------------------------------------------------------------------------------------
+
+
+class TdxVerifier:
+    """Judges workers by the rules, at the time that the clock tells."""
+
+    kind = KIND
+    name = NAME
+
+    def __init__(self, rules: Rules, clock: Clock, *, root: bytes | None = None) -> None:
+        load_library()  # a worker that cannot judge says so at once, not when the first peer arrives
+        self._rules = rules
+        self._clock = clock
+        self._root = root
+
+    def content(self) -> bytes:
+        return self._rules.content() + (self._root or b"")
+
+    def verify(self, evidence: Evidence) -> None:
+        try:
+            verify(evidence.proof, evidence.binding.digest, self._rules, self._clock(), root=self._root)
+        except AdmissionError as error:
+            raise AdmissionError(f"{NAME} refuses rank {evidence.entry.rank}: {error}") from None
+
+    def verify_listing(self, listing: Listing) -> None:
+        """A quote signs nothing but itself: the entry stands on the word of the parent, which was admitted itself."""
+        if listing.endorsement:
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} knows none")
+
+
+class TdxProver:
+    """Shows quotes. `collect` asks the hardware: 64 bytes in, a quote out."""
+
+    kind = KIND
+
+    def __init__(self, collect: Callable[[bytes], bytes]) -> None:
+        self._collect = collect
+
+    def prove(self, binding: Binding) -> bytes:
+        return self._collect(binding.digest)
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return b""

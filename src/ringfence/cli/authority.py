@@ -1,0 +1,156 @@
+"""An authority in a folder: what `ringfence certificate` issues certificates with."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ringfence.admission.proofs.identity import is_trust_domain
+from ringfence.errors import ConfigurationError
+from ringfence.settings import read_private, write_new
+
+_AUTHORITY_DAYS = 3650
+_BEFORE = datetime.timedelta(minutes=5)  # clocks of workers differ
+
+
+class Authority:
+    """Its certificate names its trust domain, as SPIFFE's authorities do."""
+
+    def __init__(self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self.folder = folder
+        self.file = folder / "ca.pem"
+        self._certificate = certificate
+        self._key = key
+        self.trust_domain = trust_domain_of(certificate) or ""
+
+    @classmethod
+    def open_or_make(cls, folder: Path, trust_domain: str | None, default: str) -> Authority:
+        if (folder / "ca.pem").exists() or (folder / "ca.key").exists():
+            return cls._open(folder, trust_domain)
+        return cls._make(folder, trust_domain or default)
+
+    @classmethod
+    def _open(cls, folder: Path, trust_domain: str | None) -> Authority:
+        try:
+            certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+            key = load_pem_private_key(read_private(folder / "ca.key", "key"), None)
+            found = trust_domain_of(certificate)
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {error.filename}: {error.strerror}") from error
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise ConfigurationError(f"{folder} holds an authority that cannot be read: {error}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key() or not found:
+            raise ConfigurationError(f"ca.pem and ca.key in {folder} were not made together by this command")
+        if trust_domain not in (None, found):
+            raise ConfigurationError(f"the authority in {folder} is for trust domain {found}, not {trust_domain}")
+        return cls(folder, certificate, key)
+
+    @classmethod
+    def _make(cls, folder: Path, trust_domain: str) -> Authority:
+        if not is_trust_domain(trust_domain):
+            raise ConfigurationError(f"{trust_domain!a} is no trust domain: use a name such as example.org")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"cannot make {folder}: {error.strerror}") from error
+        key = ec.generate_private_key(ec.SECP384R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ringfence authority of {trust_domain}"[:64])])
+        builder = _builder(name, name, key.public_key(), key.public_key(), f"spiffe://{trust_domain}", _AUTHORITY_DAYS)
+        certificate = (
+            builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(issues=True), critical=True)
+            .sign(key, hashes.SHA384())
+        )
+        _write(folder, "ca", certificate, key)
+        return cls(folder, certificate, key)
+
+    def issue(self, names: Sequence[str], days: int) -> list[dict[str, str]]:
+        """A certificate for each name; none if a file of any of them exists."""
+        taken = [path for name in names for path in _paths(self.folder, name) if path.exists()]
+        if taken:
+            raise ConfigurationError(f"{taken[0]} exists; certificates are never overwritten: choose another name")
+        return [self._issue(name, days) for name in names]
+
+    def _issue(self, name: str, days: int) -> dict[str, str]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        identity = f"spiffe://{self.trust_domain}/worker/{name}"
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer = self._certificate.subject
+        builder = _builder(subject, issuer, key.public_key(), self._key.public_key(), identity, days)
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        certificate = (
+            builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(issues=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            .sign(self._key, hashes.SHA384())
+        )
+        _write(self.folder, name, certificate, key)
+        chain, secret = (str(path.absolute()) for path in _paths(self.folder, name))
+        return {"id": identity, "certificate": chain, "key": secret}
+
+
+def trust_domain_of(certificate: x509.Certificate) -> str | None:
+    """The trust domain that an authority names as its own."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return None
+    found = names.get_values_for_type(x509.UniformResourceIdentifier)
+    domain = found[0].removeprefix("spiffe://") if len(found) == 1 and found[0].startswith("spiffe://") else ""
+    return domain if is_trust_domain(domain) else None
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    issuer_key: ec.EllipticCurvePublicKey,
+    uri: str,
+    days: int,
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BEFORE)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False)
+    )
+
+
+def _usage(*, issues: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not issues,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=issues,
+        crl_sign=issues,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.pem", folder / f"{name}.key"
+
+
+def _write(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    """The key first: a certificate without its key would be in the way of a second try."""
+    chain, secret = _paths(folder, name)
+    write_new(secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600, "a key")
+    write_new(chain, certificate.public_bytes(Encoding.PEM), 0o644, "a certificate")

@@ -1,0 +1,171 @@
+"""`ringfence bench admission`: what it costs to let workers in, and what it will cost when there are more of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringfence.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ringfence.bench.admission import Cost
+    from ringfence.bench.admission_processes import Joins
+
+DESCRIPTION = """\
+Admit whole worlds of workers and say what each worker pays. Worlds in memory have real TLS, real proofs and a real roster,
+and no network: read them for CPU time, bytes and handshakes per worker. From two or more of them it is fitted, stage by
+stage, what a larger world costs. Processes join over real sockets: read them for the time that passes.
+Needs no torch.
+"""
+
+EXAMPLES = """\
+examples:
+  ringfence bench admission                                     64, 256 and 1,024 in memory; 16 processes
+  ringfence bench admission --workers 64,256,1024,4096          a minute or two
+  ringfence bench admission --workers 4096 --judges 0           everybody judges everybody: many minutes
+  ringfence bench admission --workers 64,256 --proof certificate
+  ringfence bench admission --processes 16 --rounds 10 --workers 64,256 --json
+"""
+
+_MOST_PROCESSES = 256
+_MOST_WORKERS = 1 << 16
+
+
+def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `bench admission` to the command line."""
+    parser = kinds.add_parser(
+        "admission",
+        help="letting workers in, and what it costs when there are thousands",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--workers", type=_sizes, default=[64, 256, 1024], metavar="N,…", help="in memory; default: 64,256,1024"
+    )
+    parser.add_argument(
+        "--proof",
+        choices=("secret", "certificate"),
+        default="secret",
+        help="that workers in memory show; default: secret",
+    )
+    parser.add_argument(
+        "--judges",
+        type=int,
+        default=64,
+        metavar="N",
+        help="workers of each world that parse and judge the whole roster; the others compare bytes. 0: all; default: 64",
+    )
+    parser.add_argument("--predict", type=int, default=16384, metavar="N", help="default: 16384")
+    parser.add_argument("--processes", type=int, default=16, metavar="N", help="0: none; default: 16")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="joins of the processes; default: 5")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    from ringfence.bench import machine  # late, so that `doctor` starts where cryptography is missing
+    from ringfence.bench.admission import admit, predict
+    from ringfence.bench.admission_processes import measure
+
+    if not 0 <= options.processes <= _MOST_PROCESSES or not 1 <= options.rounds <= 1000:
+        raise ConfigurationError(f"--processes goes up to {_MOST_PROCESSES}, --rounds from 1 to 1000")
+    if not 2 <= options.predict <= 1 << 20 or options.judges < 0:
+        raise ConfigurationError("--predict goes from 2 to 1048576, --judges from 0")
+    say = _progress()
+    joins = measure(options.processes, options.rounds, say) if options.processes else None
+    costs = [admit(size, options.judges or None, options.proof, say=say) for size in options.workers]
+    predicted = [predict(costs, options.predict)] if len(costs) > 1 else []
+    checked = predict(costs[:-1], costs[-1].workers) if len(costs) > 2 else None
+    say("")
+    facts = machine.facts()
+    if options.json:
+        document = {
+            "machine": facts,
+            "proof": options.proof,
+            "worlds": [cost.as_json() for cost in costs],
+            "predicted": [cost.as_json() for cost in predicted],
+            "last_world_predicted_from_the_others": checked.as_json() if checked else None,
+            "processes": joins.as_json() if joins else None,
+        }
+        print(json.dumps(document, indent=2))
+        return 0
+    print(f"{facts['cpu']}, {facts['cores']} cores, {facts['kernel']}, Python {facts['python']}, {facts['openssl']}")
+    print("\n".join(_table(costs, predicted, checked)))
+    if joins is not None:
+        print(_joins_text(joins))
+    return 0
+
+
+def _table(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | None) -> list[str]:
+    from ringfence.bench.units import size_text, time_text
+
+    head = f"{'workers':>8} {'depth':>5} {'handshakes':>10} {'sent, mean':>11} {'most':>10} {'CPU, mean':>10}"
+    lines = [
+        "",
+        f"{head}   {'keys + handshakes + entries + roster + check':52} {'rank 0':>10} {'one after another':>17}",
+    ]
+    for cost in (*costs, *predicted):
+        parts = " + ".join(
+            time_text(cost.cpu_mean[stage]) for stage in ("keys", "handshakes", "entries", "roster", "check")
+        )
+        lines.append(
+            f"{cost.workers:>8,} {cost.depth:>5} {cost.handshakes_mean:>10.2f} {size_text(cost.bytes_mean):>11} "
+            f"{size_text(cost.bytes_max):>10} {time_text(cost.cpu):>10}   {parts:52} "
+            f"{time_text(sum(cost.cpu_root.values())):>10} {time_text(cost.way):>17}"
+            + ("   predicted" if cost in predicted else "")
+        )
+    judges = ", ".join(f"{cost.judges:,} of {cost.workers:,}" for cost in costs)
+    lines += [
+        "",
+        "per worker; bytes with TLS. One after another: the CPU time on the longest way, the network left out.",
+        f"every handshake was made and judged; the whole roster was judged by {judges} workers, whose mean is shown",
+    ]
+    if checked is not None:
+        measured = costs[-1]
+        lines.append(
+            f"the fit, tried on {measured.workers:,}: from the smaller worlds {time_text(checked.cpu)} of CPU and "
+            f"{size_text(checked.bytes_mean)} a worker, measured {time_text(measured.cpu)} and {size_text(measured.bytes_mean)}"
+        )
+    return lines
+
+
+def _joins_text(joins: Joins) -> str:
+    seconds = sorted(each.seconds for each in joins.rounds)
+    cpu = statistics.median(each.cpu for each in joins.rounds) / joins.workers
+    return (
+        f"{joins.workers} processes over sockets, {len(seconds)} joins: median {statistics.median(seconds):.3f} s until the "
+        f"last is in (fastest {seconds[0]:.3f}, slowest {seconds[-1]:.3f}), {cpu * 1e3:.1f} ms of CPU a worker; "
+        f"their interpreters took {joins.start_seconds:.2f} s to start"
+    )
+
+
+def _progress() -> Callable[[str], None]:
+    """One line on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return lambda what: None
+
+    def say(what: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{what}")
+        sys.stderr.flush()
+
+    return say
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes: list[Any] = sorted({int(each) for each in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or not 2 <= sizes[0] <= sizes[-1] <= _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write numbers of workers from 2 to {_MOST_WORKERS}, such as 64,256"
+        )
+    return sizes

@@ -1,0 +1,147 @@
+"""What evidence says, for people and scripts: one view for each kind, verified, or with the reason why it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringfence.admission.proofs import nvidia, snp, tdx, tdx_quote
+from ringfence.admission.proofs.snp_report import Product, Report, Tcb
+from ringfence.admission.proofs.tdx_collateral import Collateral
+from ringfence.errors import AdmissionError, ConfigurationError
+from ringfence.evidence import measure
+from ringfence.evidence.file import Held
+from ringfence.policy.file import PolicyFile
+
+
+@dataclass(frozen=True)
+class View:
+    """Claims by name, and the text that a policy wants."""
+
+    title: str
+    claims: dict[str, str | list[str]]
+    toml: str
+    is_verified: bool = True
+    why_not: str = ""
+
+
+def look(held: Held, report_data: bytes, collateral: Sequence[bytes], now: float) -> View:
+    """Verify evidence, whatever it says. Raises AdmissionError if it does not verify."""
+    if held.kind == "nvidia":
+        return _gpus(held, report_data, now)
+    if held.kind == "snp":
+        claims = snp.authenticate(*snp.decode(held.proof), now)
+        found, view = claims.report.report_data, _snp(claims.report, (claims.product,), claims.tcb, claims.provider)
+    else:
+        if not collateral:
+            raise ConfigurationError("a TDX quote is verified with Intel's collateral: name it with --collateral")
+        verified = tdx.authenticate(held.proof, _parse(collateral), now)
+        found, view = verified.body.report_data, _tdx(verified.body, verified.fmspc, verified)
+    if found != report_data:
+        raise AdmissionError(f"it is genuine, and about other bytes than it should be: {found.hex()}")
+    return view
+
+
+def look_unverified(held: Held, collateral: Sequence[bytes]) -> View | None:
+    """What evidence says that cannot be verified with what is at hand; None if it can."""
+    if held.kind == "tdx" and not collateral:
+        body = tdx_quote.read(held.proof)
+        try:
+            fmspc = tdx.asked(tdx.load_library().parse_quote, held.proof).fmspc().lower()
+        except ValueError as error:
+            raise AdmissionError(f"the quote cannot be read: {error}") from None
+        return _unverified(_tdx(body, fmspc, None), "no --collateral was given")
+    if held.kind == "snp":
+        report, certificate = snp.decode(held.proof)
+        if not certificate:
+            shown = Report.decode(report)
+            return _unverified(_snp(shown, shown.products, None, None), "no --certificate was given")
+    return None
+
+
+def judge(held: Held, report_data: bytes, policy: PolicyFile, now: float) -> tuple[View, int]:
+    """The first rule of a policy whose part for this kind is met, counted from 1. Raises AdmissionError with all reasons."""
+    reasons = []
+    for number, rule in enumerate(policy.rules, 1):
+        for kind, rules in rule.proofs:
+            if kind != held.kind:
+                continue
+            try:
+                return _judge(held, report_data, rules, now), number
+            except AdmissionError as error:
+                reasons.append(f"rule {number}: {error}")
+    if not reasons:
+        raise AdmissionError(f"no rule of the policy asks for {held.kind}")
+    raise AdmissionError("; ".join(reasons))
+
+
+def _judge(held: Held, report_data: bytes, rules: object, now: float) -> View:
+    if isinstance(rules, tdx.Rules):
+        claims = tdx.verify(held.proof, report_data, rules, now)
+        return _tdx(claims.body, claims.fmspc, claims)
+    if isinstance(rules, snp.Rules):
+        found = snp.verify(held.proof, report_data, rules, now)
+        return _snp(found.report, (found.product,), found.tcb, found.provider)
+    assert isinstance(rules, nvidia.Rules)
+    if held.other_nonce:
+        raise ConfigurationError("another tool collected this evidence for its own nonce: no worker could show it")
+    nvidia.verify(held.proof, rules, report_data, now)
+    return _gpus(held, report_data, now)
+
+
+# -- one kind each --------------------------------------------------------------------------------------------------
+
+
+def _snp(report: Report, products: Sequence[Product], tcb: Tcb | None, provider: str | None) -> View:
+    names = " or ".join(product.name.capitalize() for product in products) or "an unknown processor"
+    policy = report.policy
+    allowed = [name for name in ("debug", "migration", "smt", "cxl") if getattr(policy, name)]
+    claims: dict[str, str | list[str]] = {
+        "product": names,
+        "report version": str(report.version),
+        "endorsed by": "VCEK of its chip" if provider is None else f"VLEK of {provider}",
+        "measurement": report.measurement.hex(),
+        "report data": report.report_data.hex(),
+        "guest policy": f"{policy.bits:#x}: allows {', '.join(allowed) or 'nothing'}",
+        "vmpl": str(report.vmpl),
+        "chip": report.chip_id.hex(),
+    }
+    if tcb is not None:
+        claims["tcb"] = str(tcb)
+    return View(f"SEV-SNP report from {names}", claims, measure.snp_table(report, products, provider))
+
+
+def _tdx(body: tdx_quote.Body, fmspc: str, verified: tdx.Claims | None) -> View:
+    claims: dict[str, str | list[str]] = {"platform (FMSPC)": fmspc}
+    if verified is not None:
+        claims["tcb status"] = verified.status
+        if verified.advisories:
+            claims["advisories"] = list(verified.advisories)
+    claims["mrtd"] = body.mrtd.hex()
+    claims |= {name: value.hex() for name, value in zip(tdx.REGISTERS, body.rtmrs, strict=True)}
+    claims["attributes"] = f"{body.attributes:#x}" + (": DEBUG" if body.is_debug else "")
+    claims["report data"] = body.report_data.hex()
+    return View("TDX quote", claims, measure.tdx_table(body, fmspc))
+
+
+def _gpus(held: Held, report_data: bytes, now: float) -> View:
+    nonce = held.other_nonce or nvidia.nonce_of(report_data)
+    claims = [nvidia.verify_report(gpu, nonce, now) for gpu in nvidia.decode(held.proof)]
+    lines: dict[str, str | list[str]] = {
+        each.device: f"{each.model}, driver {each.driver}, VBIOS {each.vbios}, {len(each.measurements)} measurements"
+        for each in claims
+    }
+    files = measure.golden_files(each for each in claims if each.driver is not None)
+    toml = files[0] if len(files) == 1 else "".join(f"# -- file {n}\n{text}" for n, text in enumerate(files, 1))
+    return View(f"evidence of {len(claims)} NVIDIA device{'s' * (len(claims) > 1)}", lines, toml)
+
+
+def _unverified(view: View, why: str) -> View:
+    return View(view.title, view.claims, view.toml, is_verified=False, why_not=why)
+
+
+def _parse(collateral: Sequence[bytes]) -> tuple[Collateral, ...]:
+    try:
+        return tuple(Collateral.parse(each) for each in collateral)
+    except ValueError as error:
+        raise ConfigurationError(f"--collateral: {error}") from None

@@ -1,0 +1,178 @@
+"""`ringfence policy new | check | explain`: write a policy, see that it is in order, and read what it means."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringfence.cli.templates import HEAD, RULE, TABLES
+from ringfence.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ringfence.policy.file import PolicyFile, Rules
+
+NEW = """\
+Write a policy to a new file: one rule for each --admit, and in it one table for each kind of proof.
+
+Any one rule admits a worker; inside a rule all its proofs are needed. Kinds: {kinds}.
+What only you can know is marked FILL IN, and `ringfence policy check` says what is still missing.
+"""
+
+NEW_EXAMPLES = """\
+examples:
+  ringfence policy new policy.toml                                      by certificate
+  ringfence policy new policy.toml --admit secret
+  ringfence policy new policy.toml --admit certificate+tdx+nvidia       all three
+  ringfence policy new policy.toml --admit tdx --admit snp              either
+"""
+
+CHECK = """\
+Read a policy with all the files that it names, as a worker would, and say what is wrong with it.
+
+The digest covers all that decides who is admitted: two workers admit each other only if theirs are equal. The first 16
+digits are what the error says when they are not.
+
+exit codes: 0 if it is in order, 1 if what it relies on has expired (an authority, TDX collateral), 2 if it cannot be used
+"""
+
+EXPLAIN = """\
+Say in plain words whom a policy admits.
+"""
+
+SOON_DAYS = 30
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `policy new`, `policy check` and `policy explain` to the command line."""
+    policy = commands.add_parser("policy", help="say who may join a run")
+    actions = policy.add_subparsers(title="actions", metavar="ACTION", required=True)
+    form = argparse.RawDescriptionHelpFormatter
+    description = NEW.format(kinds=", ".join(TABLES))
+    new = actions.add_parser(
+        "new", help="write a new policy", description=description, epilog=NEW_EXAMPLES, formatter_class=form
+    )
+    new.add_argument("file", type=Path, metavar="FILE", help="where to write it; must not exist")
+    new.add_argument(
+        "--admit",
+        action="append",
+        metavar="KIND[+KIND...]",
+        help="a rule: the proofs it asks for (default: certificate)",
+    )
+    new.add_argument(
+        "--ca", default="ca.pem", metavar="FILE", help="authorities, relative to the policy (default: ca.pem)"
+    )
+    new.add_argument("--trust-domain", metavar="NAME", help="of the authorities (default: what they say themselves)")
+    new.set_defaults(run=run_new)
+    check = actions.add_parser("check", help="see that a policy is in order", description=CHECK, formatter_class=form)
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("--json", action="store_true", help="print the result as JSON")
+    check.set_defaults(run=run_check)
+    explain = actions.add_parser("explain", help="say whom it admits", description=EXPLAIN, formatter_class=form)
+    explain.add_argument("file", type=Path, metavar="FILE")
+    explain.set_defaults(run=run_explain)
+
+
+# -- new ------------------------------------------------------------------------------------------------------------
+
+
+def run_new(options: argparse.Namespace) -> int:
+    """Write the policy and say what comes next."""
+    from ringfence.admission.proofs.identity import is_trust_domain
+    from ringfence.settings import write_new
+
+    rules = [_kinds(rule) for rule in options.admit or ["certificate"]]
+    trust_domain = options.trust_domain or _trust_domain(options.file.parent / options.ca)
+    if not is_trust_domain(trust_domain):
+        raise ConfigurationError(f"{trust_domain!a} is no trust domain: use a name such as example.org")
+    words = {"ca": json.dumps(options.ca), "trust_domain": trust_domain}
+    text = HEAD + "".join(RULE + "".join(TABLES[kind].format(**words) for kind in rule) for rule in rules)
+    write_new(options.file, text.encode(), 0o644, "a policy")
+    print(f"Wrote {options.file}: look through it, and give it to every worker with the files that it names.")
+    print(f"  ringfence policy check {options.file}")
+    print(f"  export RINGFENCE_POLICY={options.file.absolute()}")
+    return 0
+
+
+def _kinds(rule: str) -> list[str]:
+    kinds = rule.split("+")
+    if not set(kinds) <= set(TABLES) or len(set(kinds)) != len(kinds):
+        raise ConfigurationError(f"--admit {rule}: join different kinds by +, from {', '.join(TABLES)}")
+    return [kind for kind in TABLES if kind in kinds]
+
+
+def _trust_domain(ca: Path) -> str:
+    """What an authority that lies there already says of itself; else an example to be changed."""
+    from cryptography import x509
+
+    from ringfence.cli.authority import trust_domain_of
+
+    try:
+        certificates = x509.load_pem_x509_certificates(ca.read_bytes())
+    except (OSError, ValueError):
+        return "example.org"
+    return next(filter(None, map(trust_domain_of, certificates)), "example.org")
+
+
+# -- check and explain ----------------------------------------------------------------------------------------------
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Read it as a worker would."""
+    from ringfence.admission.proofs.catalogue import digest_of
+    from ringfence.settings import load_policy
+
+    policy = load_policy(options.file)
+    digest = digest_of(policy).hex()
+    expired, soon = _ending(policy, time.time())
+    rules = [[kind for kind, _ in rule.proofs] for rule in policy.rules]
+    if options.json:
+        found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "in_order": not expired}
+        limits = {"min_workers": policy.min_workers, "max_epoch_age": policy.max_epoch_age}
+        print(json.dumps({**found, **limits}))
+        return 1 if expired else 0
+    for name in expired:
+        print(f"!!  expired: {name}")
+    for name in soon:
+        print(f"    expires within {SOON_DAYS} days: {name}")
+    print(f"{options.file} is in order." if not expired else f"{options.file} relies on what has expired.")
+    print("  admits by  " + ", or by ".join(" and ".join(rule) for rule in rules))
+    print(f"  digest     {digest[:16]} {digest[16:]}")
+    return 1 if expired else 0
+
+
+def _ending(policy: PolicyFile, now: float) -> tuple[list[str], list[str]]:
+    """What a policy relies on that has expired, and what soon will have."""
+    ends = dict(end for rule in policy.rules for _, rules in rule.proofs for end in _ends(rules))
+    expired = [name for name, end in ends.items() if end < now]
+    soon = [name for name, end in ends.items() if now <= end < now + SOON_DAYS * 86400]
+    return expired, soon
+
+
+def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
+    from ringfence.admission.proofs import authorities, certificate, tdx
+
+    if isinstance(rules, certificate.Rules):
+        for each in rules.authorities:
+            yield f"authority {authorities.describe(each)}", authorities.end_of(each)
+    elif isinstance(rules, tdx.Rules):
+        for collateral in rules.collateral:
+            with contextlib.suppress(ValueError):  # a date that cannot be read is refused when it is judged by
+                end = datetime.datetime.fromisoformat(collateral.next_update).timestamp()
+                yield f"TDX collateral for platforms {collateral.fmspc}, until {collateral.next_update}", end
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """Say it in words."""
+    from ringfence.policy.file import explain
+    from ringfence.settings import load_policy
+
+    print("\n".join(explain(load_policy(options.file))))
+    return 0

@@ -1,0 +1,63 @@
+"""What `ringfence policy new` writes: a table for each kind of proof, with a word on every key that must be filled in."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FILL_IN: Final = "FILL IN"
+
+HEAD: Final = """\
+# Who may join the run. Every worker needs a copy that says the same, with the files that it names beside it:
+# workers with different policies refuse each other. `ringfence policy explain` says in words whom this admits.
+version = 1
+# min_workers = 8          # a run of fewer workers does not begin, so that nobody can split it
+# max_epoch_age = "24h"    # after which all workers must be judged again
+"""
+
+RULE: Final = """
+# Any one rule admits. Inside a rule, all proofs are needed.
+[[admit]]
+"""
+
+TABLES: Final[dict[str, str]] = {
+    "secret": """\
+[admit.secret]             # RINGFENCE_SECRET_FILE, made by `ringfence secret new`
+""",
+    "certificate": """\
+[admit.certificate]        # RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE
+ca = {ca}              # authorities in PEM form, or a SPIFFE trust bundle
+trust_domain = "{trust_domain}"
+ids = ["spiffe://{trust_domain}/worker/*"]   # * is one part of a path, /** at the end is all below
+""",
+    "tdx": """\
+[admit.tdx]                # Intel TDX; `ringfence evidence measure` prints the values
+collateral = ["FILL IN: file"]
+mrtd = ["FILL IN"]
+rtmr0 = ["FILL IN"]
+rtmr1 = ["FILL IN"]
+rtmr2 = ["FILL IN"]
+unpinned = ["rtmr3"]       # registers whose value does not matter
+# tcb_status = ["UpToDate"]
+""",
+    "snp": """\
+[admit.snp]                # AMD SEV-SNP; `ringfence evidence measure` prints the values
+measurement = ["FILL IN"]
+# allow_smt = true
+# vlek_providers = []
+[admit.snp.minimum_tcb]    # a product line that is not named here is not admitted
+genoa = {{ bootloader = "FILL IN", tee = "FILL IN", snp = "FILL IN", microcode = "FILL IN" }}
+""",
+    "nvidia": """\
+[admit.nvidia]             # every GPU of the worker's machine
+golden = ["FILL IN: file"] # one for each model, driver and VBIOS; `ringfence evidence measure` writes it
+# gpus = 8                 # exactly so many
+""",
+    "token": """\
+[admit.token]              # a verifier's token; RINGFENCE_TOKEN_COMMAND fetches it
+issuer = "FILL IN"
+keys = "FILL IN: file"     # the service's public keys, a JWK set
+# audience = "FILL IN"
+[admit.token.claims]       # what the token must say, such as:
+# x-nvidia-overall-att-result = true
+""",
+}

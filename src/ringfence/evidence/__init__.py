@@ -1,0 +1,1 @@
+"""Collecting evidence on this machine: from its TEE, from its GPUs, from a verifier's service."""

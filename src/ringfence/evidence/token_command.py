@@ -1,0 +1,49 @@
+"""Get a token from a verifier's service, by a command of the user's own that knows how to speak to it.
+
+The command gets the nonce as its last argument and prints the service's answer: a JWT, or NVIDIA's list of a JWT and its
+detached submodules. Services differ in what they want and how they are paid; what must hold of a token is the same.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ringfence.errors import ConfigurationError
+from ringfence.keys import PROOF_LIMIT_BYTES
+
+SECONDS: Final = 60.0
+
+
+def fetch_with(command: Sequence[str], seconds: float = SECONDS) -> Callable[[str], bytes]:
+    """What a `TokenProver` calls with its nonce."""
+
+    def fetch(nonce: str) -> bytes:
+        return run([*command, nonce], seconds)
+
+    return fetch
+
+
+def run(command: Sequence[str], seconds: float) -> bytes:
+    """What the command prints."""
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own command, and no shell reads it
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigurationError(f"the token command {command[0]} gave no token within {seconds:.0f} s") from None
+    except OSError as error:
+        raise ConfigurationError(f"the token command {command[0]} does not start: {error.strerror}") from error
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        raise ConfigurationError(f"the token command {command[0]} ended with {done.returncode}: {said!a}")
+    if not 0 < len(done.stdout) <= PROOF_LIMIT_BYTES:
+        raise ConfigurationError(
+            f"the token command {command[0]} printed {len(done.stdout)} bytes; a token has 1 to {PROOF_LIMIT_BYTES}"
+        )
+    return done.stdout

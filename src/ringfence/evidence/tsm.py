@@ -1,0 +1,198 @@
+"""Ask the kernel for a report of this guest: configfs-tsm, the one interface to TDX and SEV-SNP (Linux 6.7 and later).
+
+    mkdir  ──►  generation = g  ──►  write inblob  ──►  generation = g + 1?  ──►  read outblob, auxblob
+                                                                            ──►  generation still the same?  ──►  rmdir
+
+The kernel takes a binary attribute over when its file is closed, and drops the error that this may meet. So a report is
+believed to be ours only if nobody else wrote in between and it carries the 64 bytes that it was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ringfence.admission.proofs import snp_report, tdx_quote
+from ringfence.errors import AdmissionError, ConfigurationError
+
+FOLDER: Final = "/sys/kernel/config/tsm/report"
+TDX: Final = "tdx_guest"
+SNP: Final = "sev_guest"
+REPORT_DATA_BYTES: Final = 64
+ATTEMPTS: Final = 5
+BLOB_BYTES: Final = 32 * 1024  # the kernel's own limit for what it hands out
+
+_AGAIN: Final = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EEXIST)
+_ADVICE: Final = {
+    errno.ENOENT: "this is no confidential VM, or its kernel is older than 6.7, or configfs is not mounted "
+    "(mount -t configfs none /sys/kernel/config)",
+    errno.ENXIO: "no driver for it is loaded: modprobe tdx_guest, or modprobe sev-guest",
+    errno.EACCES: "only root may ask: run the worker as root, or collect the evidence for it",
+    errno.EPERM: "only root may ask: run the worker as root, or collect the evidence for it",
+    errno.EINVAL: "the kernel does not take the request: see the privilege level (VMPL) of this guest",
+    errno.ETIMEDOUT: "the host does not answer: see that its quoting service runs",
+    errno.EIO: "the host answers with an error: see its quoting service",
+}
+
+
+class Files(Protocol):
+    """As much of a file system as configfs-tsm needs; a plain folder cannot stand in for the kernel, an object can."""
+
+    def make(self, folder: str) -> None: ...
+
+    def remove(self, folder: str) -> None: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def read(self, path: str, limit: int) -> bytes: ...
+
+    def write(self, path: str, content: bytes) -> None: ...
+
+
+class KernelFiles:
+    """The real one."""
+
+    def make(self, folder: str) -> None:
+        os.mkdir(folder)
+
+    def remove(self, folder: str) -> None:
+        os.rmdir(folder)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def read(self, path: str, limit: int) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            content = b""
+            while len(content) <= limit and (part := file.read(limit + 1 - len(content))):
+                content += part
+            return content
+
+    def write(self, path: str, content: bytes) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, content)
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What the kernel gave for 64 bytes."""
+
+    provider: str
+    outblob: bytes
+    auxblob: bytes
+
+
+class _TryAgain(Exception):
+    """Somebody else was in between."""
+
+
+def collect(
+    report_data: bytes,
+    files: Files,
+    *,
+    level: int | None = None,
+    draw: Callable[[], str] = lambda: secrets.token_hex(8),
+) -> Collected:
+    """A report that carries `report_data`. `level`: the VMPL to ask for, where there are any (SEV-SNP)."""
+    if len(report_data) != REPORT_DATA_BYTES:
+        raise ValueError(f"a report carries {REPORT_DATA_BYTES} bytes")
+    reason = ""
+    for _ in range(ATTEMPTS):
+        try:
+            return _attempt(report_data, files, level, f"{FOLDER}/ringfence-{draw()}")
+        except _TryAgain as error:
+            reason = str(error)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno not in _AGAIN:
+                advice = _ADVICE.get(error.errno or 0, "see the kernel's log")
+                raise ConfigurationError(f"no attestation report from the kernel: {reason}; {advice}") from error
+    raise ConfigurationError(f"no attestation report from the kernel in {ATTEMPTS} attempts: {reason}")
+
+
+def provider(files: Files, draw: Callable[[], str] = lambda: secrets.token_hex(8)) -> str:
+    """Which kind of guest this is; asks for no report."""
+    folder = f"{FOLDER}/ringfence-{draw()}"
+    try:
+        files.make(folder)
+        try:
+            return _text(files, folder, "provider")
+        finally:
+            _remove(files, folder)
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "see the kernel's log")
+        raise ConfigurationError(f"no attestation by the kernel: {error.strerror}; {advice}") from error
+
+
+def _attempt(report_data: bytes, files: Files, level: int | None, folder: str) -> Collected:
+    files.make(folder)
+    try:
+        generation = _generation(files, folder)
+        if _set_level(files, folder, level):
+            generation += 1
+        files.write(f"{folder}/inblob", report_data)
+        generation += 1
+        if _generation(files, folder) != generation:
+            raise _TryAgain("the kernel did not take the request over, or somebody else wrote too")
+        outblob = _blob(files, f"{folder}/outblob")
+        auxblob = _blob(files, f"{folder}/auxblob") if files.exists(f"{folder}/auxblob") else b""
+        collected = Collected(_text(files, folder, "provider"), outblob, auxblob)
+        if _generation(files, folder) != generation:
+            raise _TryAgain("somebody else wrote while the report was read")
+        if _report_data(collected) != report_data:
+            raise _TryAgain("the report carries other bytes than it was asked for")
+        return collected
+    finally:
+        _remove(files, folder)
+
+
+def _set_level(files: Files, folder: str, level: int | None) -> bool:
+    """Whether a privilege level had to be written: only where the kernel knows of any, and it is not 0."""
+    if not files.exists(f"{folder}/privlevel_floor"):
+        return False
+    floor = int(_text(files, folder, "privlevel_floor"))
+    if level is not None and level < floor:
+        raise ConfigurationError(f"this guest runs at VMPL {floor} and cannot ask for a report of VMPL {level}")
+    wanted = floor if level is None else level
+    if wanted:
+        files.write(f"{folder}/privlevel", str(wanted).encode())
+    return bool(wanted)
+
+
+def _report_data(collected: Collected) -> bytes:
+    if collected.provider == SNP:
+        return collected.outblob[snp_report.REPORT_DATA]
+    if collected.provider == TDX:
+        try:
+            return tdx_quote.report_data(collected.outblob)
+        except AdmissionError as error:
+            raise ConfigurationError(f"the kernel gave a quote that cannot be read: {error}") from error
+    raise ConfigurationError(f"the kernel's provider {collected.provider!a} is neither {TDX} nor {SNP}")
+
+
+def _generation(files: Files, folder: str) -> int:
+    return int(_text(files, folder, "generation"))
+
+
+def _text(files: Files, folder: str, name: str) -> str:
+    return files.read(f"{folder}/{name}", 4096).decode("ascii").strip()
+
+
+def _blob(files: Files, path: str) -> bytes:
+    content = files.read(path, BLOB_BYTES)
+    if len(content) > BLOB_BYTES:
+        raise ConfigurationError(f"{path} has more than {BLOB_BYTES} bytes")
+    return content
+
+
+def _remove(files: Files, folder: str) -> None:
+    with contextlib.suppress(OSError):  # what was asked for is there, or its error is on its way
+        files.remove(folder)

@@ -1,0 +1,121 @@
+"""From a worker's settings: what admits to this run, and what this worker shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ringfence.admission.policy import Clock, Policy, Prover
+from ringfence.admission.proofs import bundle, catalogue, certificate, nvidia, snp, tdx, token
+from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.errors import AdmissionError, ConfigurationError
+from ringfence.evidence import guest, nvml, tsm
+from ringfence.evidence.token_command import fetch_with
+from ringfence.policy.file import PolicyFile, Rule
+from ringfence.settings import Settings
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine can be asked for evidence through, and the time it has."""
+
+    clock: Clock = time.time
+    files: tsm.Files = field(default_factory=tsm.KernelFiles)
+    gpus: Callable[[], nvml.Library] = nvml.load
+
+
+Maker = Callable[
+    [Settings, Any, Machine], Prover
+]  # of a proof that these rules may admit; ConfigurationError: there is none
+
+
+def policy_of(settings: Settings, machine: Machine | None = None) -> tuple[Policy, Prover]:
+    """The judge and the prover of one worker. ConfigurationError if it has nothing that its own policy would admit."""
+    machine = machine or Machine()
+    shared = None if settings.secret is None else SharedSecret(settings.secret, settings.run_id)
+    if settings.policy is not None:
+        policy = catalogue.policy_of(settings.policy, machine.clock, shared)
+        return policy, prover_of(settings, settings.policy, machine)
+    if shared is None:
+        raise ConfigurationError("neither a policy nor a secret: set RINGFENCE_POLICY or RINGFENCE_SECRET_FILE")
+    return Policy((shared,)), shared
+
+
+def prover_of(settings: Settings, policy: PolicyFile, machine: Machine) -> Prover:
+    """For the first rule that this worker has everything for."""
+    missing = []
+    for number, rule in enumerate(policy.rules, 1):
+        try:
+            return bundle.together(_provers(settings, rule, machine))
+        except ConfigurationError as error:
+            missing.append(f"rule {number}: {error}")
+    raise ConfigurationError("this worker has nothing that its own policy admits. " + "; ".join(missing))
+
+
+def _provers(settings: Settings, rule: Rule, machine: Machine) -> list[Prover]:
+    return [MAKERS[kind](settings, rules, machine) for kind, rules in rule.proofs]
+
+
+# -- one kind each --------------------------------------------------------------------------------------------------
+
+
+def _secret(settings: Settings, rules: object, machine: Machine) -> Prover:
+    if settings.secret is None:
+        raise ConfigurationError("set RINGFENCE_SECRET_FILE")
+    return SharedSecret(settings.secret, settings.run_id)
+
+
+def _certificate(settings: Settings, rules: certificate.Rules, machine: Machine) -> Prover:
+    if settings.certificate is None:
+        raise ConfigurationError("set RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE")
+    try:
+        certificate.verify_chain(rules, settings.certificate.chain, machine.clock())
+    except AdmissionError as error:
+        raise ConfigurationError(f"this worker's own certificate would be refused: {error}") from error
+    return certificate.CertificateProver(settings.certificate)
+
+
+def _tdx(settings: Settings, rules: tdx.Rules, machine: Machine) -> Prover:
+    _check_guest(machine, tsm.TDX)
+    return tdx.TdxProver(lambda report_data: guest.tdx(report_data, machine.files))
+
+
+def _snp(settings: Settings, rules: snp.Rules, machine: Machine) -> Prover:
+    _check_guest(machine, tsm.SNP)
+    try:
+        own = None if settings.vcek is None else guest.read_certificate(settings.vcek)
+    except ValueError as error:
+        raise ConfigurationError(f"RINGFENCE_VCEK_FILE is not a certificate: {error}") from error
+    return snp.SnpProver(lambda report_data: guest.snp(report_data, machine.files, certificate=own, level=rules.vmpl))
+
+
+def _check_guest(machine: Machine, wanted: str) -> None:
+    found = tsm.provider(machine.files)
+    if found != wanted:
+        raise ConfigurationError(f"the kernel attests by {found}, and this rule asks for {wanted}")
+
+
+def _nvidia(settings: Settings, rules: nvidia.Rules, machine: Machine) -> Prover:
+    library = machine.gpus()
+    found = nvml.count(library)
+    if found not in nvidia.GPUS:
+        raise ConfigurationError(f"this machine has {found} GPUs; a worker shows {nvidia.GPUS[0]} to {nvidia.GPUS[-1]}")
+    return nvidia.NvidiaProver(lambda nonce: nvml.collect(nonce, library))
+
+
+def _token(settings: Settings, rules: token.Rules, machine: Machine) -> Prover:
+    if not settings.token_command:
+        raise ConfigurationError("set RINGFENCE_TOKEN_COMMAND to a command that prints a token for a nonce")
+    return token.TokenProver(fetch_with(settings.token_command))
+
+
+MAKERS: Final[dict[str, Maker]] = {
+    "secret": _secret,
+    "certificate": _certificate,
+    "tdx": _tdx,
+    "snp": _snp,
+    "nvidia": _nvidia,
+    "token": _token,
+}

@@ -1,0 +1,124 @@
+"""The policy file: who may join a run, in one TOML file that all its workers have a copy of.
+
+    version = 1
+    min_workers = 8
+    max_epoch_age = "24h"
+
+    [[admit]]                  # any one rule admits
+    [admit.certificate]        # inside a rule all proofs are needed
+    ca = "ca.pem"
+    trust_domain = "example.org"
+    ids = "spiffe://example.org/trainer/*"
+
+What stands in the table of one kind of proof is read where that kind is judged; here they are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ringfence.policy.table import Read, Table, parse
+
+VERSION: Final = 1
+RULES: Final = 64
+WORKERS: Final = 1 << 20
+ENDORSING: Final = {"secret", "certificate"}  # proofs whose holder can sign its own entry
+
+
+class Rules(Protocol):
+    """What the table of one kind of proof says, with all that it names read in."""
+
+    def content(self) -> bytes:
+        """Canonical: equal for two tables only if they judge alike."""
+
+    def explain(self) -> list[str]:
+        """What it admits, in plain words."""
+
+
+ReadRules = Callable[[Table], Rules]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One `[[admit]]`: a worker is admitted if it shows every one of these proofs."""
+
+    proofs: tuple[tuple[str, Rules], ...]  # by the name of their table
+    note: str | None = None  #               for people
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """A policy as it is written, resolved."""
+
+    rules: tuple[Rule, ...]
+    min_workers: int = 1
+    max_epoch_age: int | None = None  # seconds
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of proof that any rule asks for."""
+        return tuple(dict.fromkeys(kind for rule in self.rules for kind, _ in rule.proofs))
+
+
+def explain(policy: PolicyFile) -> list[str]:
+    """In plain words, a line each: whom a policy admits."""
+    count = len(policy.rules)
+    lines = [
+        "A worker is admitted if it meets the rule:"
+        if count == 1
+        else f"A worker is admitted if it meets any of {count} rules:"
+    ]
+    for number, rule in enumerate(policy.rules, 1):
+        lines += ["", f"{number}. {rule.note or ' and '.join(kind for kind, _ in rule.proofs)}"]
+        for kind, rules in rule.proofs:
+            lines.append(f"   {kind}")
+            lines += [f"     {line}" for line in rules.explain()]
+    lines += ["", "Nobody else is."]
+    if any(not ENDORSING & {kind for kind, _ in rule.proofs} for rule in policy.rules):
+        lines.append(
+            "Evidence of hardware signs no entry of the roster: workers that were admitted by nothing else stand in it"
+        )
+        lines.append("on the word of those who judged them. A certificate beside the evidence closes that.")
+    if policy.min_workers > 1:
+        lines.append(f"A run has at least {policy.min_workers} workers, or it does not begin.")
+    if policy.max_epoch_age is not None:
+        lines.append(f"After {_words(policy.max_epoch_age)} all workers must be judged again.")
+    return lines
+
+
+def _words(seconds: int) -> str:
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+    length, name = next(unit for unit in units if seconds % unit[0] == 0)
+    count = seconds // length
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
+
+
+def read_policy(text: bytes, read: Read, kinds: Mapping[str, ReadRules], where: str = "the policy") -> PolicyFile:
+    """Read a policy; `kinds` maps the name of a table to who reads it. PolicyError names the place of a mistake."""
+    root = parse(text, read, where)
+    root.number("version", least=VERSION, most=VERSION)
+    min_workers = root.number("min_workers", 1, least=1, most=WORKERS)
+    max_epoch_age = root.duration("max_epoch_age", None)
+    tables = root.tables("admit")
+    if len(tables) > RULES:
+        raise root.error(f"{len(tables)} rules, and {RULES} are allowed")
+    rules = tuple(_rule(table, kinds) for table in tables)
+    root.done()
+    return PolicyFile(rules, min_workers, max_epoch_age)
+
+
+def _rule(table: Table, kinds: Mapping[str, ReadRules]) -> Rule:
+    note = table.text("note", None)
+    proofs = []
+    for kind, read_rules in kinds.items():
+        inner = table.table(kind, None)
+        if inner is not None:
+            proofs.append((kind, read_rules(inner)))
+    table.done()
+    if not proofs:
+        raise table.error(
+            "a rule that asks for nothing would admit everybody; ask for one or more of " + ", ".join(kinds)
+        )
+    return Rule(tuple(proofs), note)

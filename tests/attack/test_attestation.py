@@ -1,0 +1,356 @@
+"""Attacks on admission by TDX and SEV-SNP: genuine evidence, used where, when or by whom it must not be. TLS is real."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from ringfence.admission.binding import Channel, Role
+from ringfence.admission.entry import Listing
+from ringfence.admission.handshake import Handshake, State
+from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason
+from ringfence.admission.policy import Policy, Prover, judge
+from ringfence.admission.proofs import snp, tdx
+from ringfence.errors import AdmissionError
+from ringfence.transport.tls import Credentials
+from tests.attack.admission_strangers import channel_of, tls_pair
+from tests.pure import snp_mint, tdx_mint
+from tests.pure.admission_samples import SUITES, Tamper, converse, fixed_bytes, worker
+
+DAY = 86400
+Make = Callable[[bytes], bytes]  # a proof for 64 bytes
+
+
+@dataclass(frozen=True)
+class Technology:
+    """One kind of evidence: who judges it, and how the test's own hardware makes it."""
+
+    kind: int
+    policy: Policy
+    make: Make
+    later: Policy  # the same judge, when collateral or certificate has expired
+
+
+@cache
+def technology(name: str) -> Technology:
+    def later() -> float:
+        return time.time() + 60 * DAY
+
+    if name == "tdx":
+        td = tdx_mint.foundry()
+        judges = [Policy((tdx.TdxVerifier(td.rules, clock, root=td.root),)) for clock in (time.time, later)]
+        return Technology(tdx.KIND, judges[0], td.quote, judges[1])
+    vm = snp_mint.foundry()
+    judges = [Policy((snp.SnpVerifier(vm.rules, clock, known=vm.roots),)) for clock in (time.time, later)]
+    certificate = vm.certificate()
+    return Technology(snp.KIND, judges[0], lambda data: snp.encode(vm.report(data), certificate), judges[1])
+
+
+both = pytest.mark.parametrize("name", ["tdx", "snp"])
+
+
+@dataclass(frozen=True)
+class Party:
+    """A worker, or somebody who would like to be one: a rank, a TLS key, a judge, and how it makes proofs."""
+
+    rank: int
+    tls: Credentials
+    policy: Policy
+    prover: Prover
+
+    @property
+    def hello(self) -> Hello:
+        entry = worker(self.rank, tls_key_digest=self.tls.key_digest).entry
+        return Hello(entry, self.policy.digest, SUITES, self.policy.kinds)
+
+    def handshake(self, role: Role, peer: int) -> Handshake:
+        return Handshake(role, self.hello, frozenset({peer}), self.policy, self.prover)
+
+
+def prover(kind: int, make: Make) -> Prover:
+    if kind == tdx.KIND:
+        return tdx.TdxProver(make)
+    return snp.SnpProver(lambda data: snp.decode(make(data)))
+
+
+def party(rank: int, name: str, make: Make | None = None, policy: Policy | None = None) -> Party:
+    used = technology(name)
+    return Party(rank, Credentials(), policy or used.policy, prover(used.kind, make or used.make))
+
+
+def meet(child: Party, parent: Party, tamper: Tamper = lambda role, message: message) -> tuple[Handshake, Handshake]:
+    near, far = tls_pair(child.tls, parent.tls)
+    one, two = child.handshake(Role.CHILD, parent.rank), parent.handshake(Role.PARENT, child.rank)
+    converse(one, two, (channel_of(near), channel_of(far)), tamper)
+    return one, two
+
+
+def told(handshake: Handshake) -> str:
+    """Why a worker refused; nobody was admitted."""
+    assert handshake.admitted is None
+    assert handshake.state is State.REFUSED
+    assert handshake.refusal is not None
+    assert handshake.refusal.reason is Reason.PROOF
+    return handshake.refusal.text
+
+
+@both
+def test_two_attested_workers_admit_each_other(name: str) -> None:
+    for each in meet(party(1, name), party(0, name)):
+        assert each.state is State.DONE
+        assert each.admitted is not None
+        assert each.admitted.how == {"tdx": "TDX", "snp": "SEV-SNP"}[name]
+
+
+# -- genuine evidence in the wrong place ----------------------------------------------------------------------------
+
+
+@both
+def test_evidence_replayed_on_another_connection_is_refused(name: str) -> None:
+    """Same keys and hellos on both connections: only the TLS exporter differs."""
+    child, parent = party(1, name), party(0, name)
+    heard: list[Message] = []
+
+    def record(role: Role, message: Message) -> Message:
+        heard.append(message)
+        return message
+
+    meet(child, parent, record)
+    recorded = next(message for message in heard if isinstance(message, Proof))
+
+    def replay(role: Role, message: Message) -> Message:
+        return recorded if role is Role.CHILD and isinstance(message, Proof) else message
+
+    _, two = meet(child, parent, replay)
+    assert "made for another connection or another worker" in told(two)
+
+
+@both
+def test_evidence_reflected_to_its_maker_is_refused(name: str) -> None:
+    """The parent shows the child its own proof back."""
+    child, parent = party(1, name), party(0, name)
+    shown: list[Proof] = []
+
+    def reflect(role: Role, message: Message) -> Message:
+        if isinstance(message, Proof):
+            if role is Role.PARENT:
+                return shown[0]
+            shown.append(message)
+        return message
+
+    one, _ = meet(child, parent, reflect)
+    assert "made for another connection or another worker" in told(one)
+
+
+@both
+def test_evidence_for_the_wrong_role_is_refused(name: str) -> None:
+    """Somebody who got a parent's evidence for these very two workers cannot show it as the child's."""
+    used, child, parent = technology(name), party(1, name), party(0, name)
+    near, far = tls_pair(child.tls, parent.tls)
+    as_parent = Handshake(Role.PARENT, child.hello, frozenset({0}), used.policy, child.prover)
+    as_parent.begin(channel_of(near))
+    as_parent.receive(parent.hello)
+    proofs: list[bytes] = []
+    wrong = replace(child, prover=prover(used.kind, lambda data: proofs[0]))
+    binding = as_parent._binding(of_peer=False)
+    proofs.append(used.make(binding.digest))
+    two = parent.handshake(Role.PARENT, 1)
+    one = wrong.handshake(Role.CHILD, 0)
+    converse(one, two, (channel_of(near), channel_of(far)))
+    assert "made for another connection or another worker" in told(two)
+
+
+@both
+def test_evidence_relayed_from_an_honest_worker_is_refused(name: str) -> None:
+    """Somebody in the middle has an honest worker attest to him, and shows that to the real parent as his own."""
+    honest, parent = party(1, name), party(0, name)
+    middle = party(0, name)  # plays the parent towards the honest worker
+    caught: list[bytes] = []
+    near, _ = tls_pair(honest.tls, middle.tls)
+    towards = honest.handshake(Role.CHILD, 0)
+    towards.begin(channel_of(near))
+    caught += [each.proof for each in towards.receive(middle.hello) if isinstance(each, Proof)]
+    assert len(caught) == 1
+    relay = replace(party(1, name), prover=prover(technology(name).kind, lambda data: caught[0]))
+    _, two = meet(relay, parent)
+    assert "made for another connection or another worker" in told(two)
+
+
+@both
+def test_a_parent_that_swaps_the_childs_key_has_no_evidence_for_it(name: str) -> None:
+    """The entry with the key for links is in the binding: evidence does not pass for another entry."""
+    child, parent = party(1, name), party(0, name)
+
+    def swap(role: Role, message: Message) -> Message:
+        if role is Role.CHILD and isinstance(message, Hello):
+            return replace(message, entry=replace(message.entry, public_key=fixed_bytes("another key")))
+        return message
+
+    _, two = meet(child, parent, swap)
+    assert "made for another connection or another worker" in told(two)
+
+
+@both
+def test_a_stranger_without_evidence_gets_none_to_see(name: str) -> None:
+    """The child proves first, and no report is asked for on behalf of whoever has not."""
+    asked: list[bytes] = []
+
+    def ask(data: bytes) -> bytes:
+        asked.append(data)
+        return technology(name).make(data)
+
+    parent = party(0, name, make=ask)
+    heard: list[Message] = []
+    _, two = meet(
+        party(1, name, make=lambda data: snp.encode(b"", b"") if name == "snp" else b""),
+        parent,
+        lambda role, message: (heard.append(message) if role is Role.PARENT else None) or message,
+    )
+    told(two)
+    assert not asked
+    assert not any(isinstance(message, Proof | Admit) for message in heard)
+
+
+# -- evidence of the wrong guest ------------------------------------------------------------------------------------
+
+
+def tdx_quote_with(**changes: object) -> Make:
+    return lambda data: tdx_mint.foundry().quote(data, **changes)  # type: ignore[arg-type]
+
+
+def snp_proof_with(certificate: Callable[[], bytes] | None = None, **changes: object) -> Make:
+    vm = snp_mint.foundry()
+    made = certificate or vm.certificate
+    return lambda data: snp.encode(vm.report(data, **changes), made())  # type: ignore[arg-type]
+
+
+def older() -> dict[str, int]:
+    return {**snp_mint.VERSIONS, "microcode": 200}
+
+
+WRONG: dict[str, tuple[str, Callable[[], Make], str]] = {
+    "a debug TD": ("tdx", lambda: tdx_quote_with(changes={120: b"\1\0\0\x10"}), "may debug the TD"),
+    "a debug guest": ("snp", lambda: snp_proof_with(changes={0x0A: b"\x0b"}), "may debug the guest"),
+    "a TD of another firmware": ("tdx", lambda: tdx_quote_with(changes={136: bytes(48)}), "its mrtd is 00"),
+    "a TD of another kernel": ("tdx", lambda: tdx_quote_with(changes={376: bytes(48)}), "its rtmr1 is 00"),
+    "a guest of another image": ("snp", lambda: snp_proof_with(changes={0x90: bytes(48)}), "its measurement is 00"),
+    "a quote of another key": (
+        "tdx",
+        lambda: tdx_quote_with(key=ec.generate_private_key(ec.SECP256R1())),
+        "does not verify",
+    ),
+    "another chip's VCEK": (
+        "snp",
+        lambda: snp_proof_with(key=ec.generate_private_key(ec.SECP384R1())),
+        "VCEK of another chip",
+    ),
+    "a VCEK that names another chip": (
+        "snp",
+        lambda: snp_proof_with(lambda: snp_mint.foundry().certificate(chip=bytes(64))),
+        "its VCEK of 0000",
+    ),
+    "out-of-date firmware": (
+        "snp",
+        lambda: snp_proof_with(lambda: snp_mint.foundry().certificate(versions=older()), versions=older()),
+        "out of date: microcode 200",
+    ),
+    "an expired VCEK": (
+        "snp",
+        lambda: snp_proof_with(lambda: snp_mint.foundry().certificate(days=(-9, -1))),
+        "is valid from",
+    ),
+    "a VLEK of a cloud that nobody named": (
+        "snp",
+        lambda: snp_proof_with(lambda: snp_mint.foundry().certificate("vlek"), changes={0x48: b"\4"}),
+        "vlek_providers does not name",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_genuine_evidence_of_the_wrong_guest_is_refused_by_parents_and_by_children(case: str) -> None:
+    name, make, reason = WRONG[case]
+    _, two = meet(party(1, name, make()), party(0, name))
+    assert reason in told(two)
+    one, two = meet(party(1, name), party(0, name, make()))
+    assert reason in told(one)
+    assert two.admitted is None, "whoever was refused has admitted nobody"
+
+
+@pytest.mark.parametrize("status", ["OutOfDate", "Revoked"])
+def test_a_td_on_an_out_of_date_or_revoked_platform_is_refused(status: str) -> None:
+    td = tdx_mint.foundry()
+    rules = replace(td.rules, collateral=(td.collateral(status=status),))
+    policy = Policy((tdx.TdxVerifier(rules, time.time, root=td.root),))
+    _, two = meet(party(1, "tdx", policy=policy), party(0, "tdx", policy=policy))
+    assert status in told(two)
+
+
+@both
+def test_evidence_is_refused_when_what_vouches_for_it_has_expired(name: str) -> None:
+    later = technology(name).later
+    _, two = meet(party(1, name, policy=later), party(0, name, policy=later))
+    assert "expired" in told(two).lower() or "is valid from" in told(two)
+
+
+def test_evidence_of_one_kind_is_no_evidence_of_the_other() -> None:
+    policy = Policy((*technology("tdx").policy.verifiers, *technology("snp").policy.verifiers))
+    for name, other in (("tdx", "snp"), ("snp", "tdx")):
+        used = technology(name)
+
+        class Mixed:
+            kind = technology(other).kind
+            endorse = staticmethod(lambda entry, digest: b"")
+            prove = staticmethod(lambda binding, make=used.make: make(binding.digest))
+
+        child = replace(party(1, name, policy=policy), prover=Mixed())
+        _, two = meet(child, party(0, name, policy=policy))
+        told(two)
+
+
+def test_workers_with_other_golden_values_or_another_root_have_other_policies() -> None:
+    td = tdx_mint.foundry()
+    other = Policy((tdx.TdxVerifier(replace(td.rules, rtmrs=((), (), (), ())), time.time, root=td.root),))
+    production = Policy((tdx.TdxVerifier(td.rules, time.time),))
+    assert len({each.digest for each in (technology("tdx").policy, other, production)}) == 3
+    one, two = meet(party(1, "tdx", policy=other), party(0, "tdx"))
+    assert one.admitted is None and two.admitted is None
+    assert two.refusal is not None
+    assert two.refusal.reason is Reason.POLICY
+
+
+# -- the roster -----------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_listing_stands_on_the_parents_word_and_carries_nothing_else(name: str) -> None:
+    used = technology(name)
+    entry = worker(1).entry
+    assert judge(used.policy, Listing(entry, used.kind, bytes(32), b"")).entry == entry
+    with pytest.raises(AdmissionError, match="has an endorsement"):
+        judge(used.policy, Listing(entry, used.kind, bytes(32), b"x"))
+
+
+@both
+def test_a_third_party_judges_a_stored_preimage_and_proof(name: str) -> None:
+    """Everything but the channel: what a record keeps is enough to run the verdict again."""
+    used, child, parent = technology(name), party(1, name), party(0, name)
+    near, far = tls_pair(child.tls, parent.tls)
+    one = child.handshake(Role.CHILD, 0)
+    one.begin(Channel(child.tls.key_digest, parent.tls.key_digest, channel_of(near).exporter))
+    shown = one.receive(parent.hello)[0]
+    assert isinstance(shown, Proof)
+    preimage = one._binding(of_peer=False)
+    if name == "tdx":
+        td = tdx_mint.foundry()
+        assert tdx.verify(shown.proof, preimage.digest, td.rules, time.time(), root=td.root).status == "UpToDate"
+    else:
+        vm = snp_mint.foundry()
+        assert snp.verify(shown.proof, preimage.digest, vm.rules, time.time(), known=vm.roots).product.name == "milan"
+    assert used.kind == shown.kind
+    assert channel_of(far).exporter == channel_of(near).exporter

@@ -1,0 +1,49 @@
+"""`ringfence bench admission` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.command import ringfence
+
+QUICK = ("bench", "admission", "--workers", "4,16,32", "--processes", "3", "--rounds", "2", "--predict", "1000")
+
+
+def test_it_says_what_was_measured_and_what_is_predicted() -> None:
+    done = ringfence(*QUICK)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no progress where nobody watches
+    assert "1,000" in done.stdout
+    assert "predicted" in done.stdout
+    assert "the fit, tried on 32" in done.stdout
+    assert "the whole roster was judged by 4 of 4, 16 of 16, 32 of 32 workers" in done.stdout
+    assert "3 processes over sockets, 2 joins" in done.stdout
+
+
+def test_scripts_read_it_as_json() -> None:
+    done = ringfence(*QUICK, "--json")
+    found = json.loads(done.stdout)
+    assert [world["workers"] for world in found["worlds"]] == [4, 16, 32]
+    assert found["predicted"][0]["workers"] == 1000
+    assert found["processes"]["workers"] == 3
+    assert len(found["processes"]["rounds"]) == 2
+    assert all(each["seconds"] > 0 and each["cpu"] > 0 for each in found["processes"]["rounds"])
+    assert found["machine"]["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--workers", "one"), "write numbers of workers"),
+        (("--workers", "1"), "write numbers of workers"),
+        (("--processes", "9999"), "--processes goes up to"),
+        (("--rounds", "0"), "--rounds from 1"),
+        (("--predict", "1"), "--predict goes from 2"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    done = ringfence("bench", "admission", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr

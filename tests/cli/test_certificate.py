@@ -1,0 +1,91 @@
+"""`ringfence certificate new`: an authority once, certificates as often as one likes, nothing ever overwritten."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from ringfence.admission.proofs import certificate
+from ringfence.settings import Settings, load_credential, load_policy
+from tests.cli.command import ringfence
+
+
+def test_certificates_are_good_for_the_policy_that_goes_with_them(tmp_path: Path) -> None:
+    assert ringfence("certificate", "new", "site", "node-0", "node-1", folder=tmp_path).returncode == 0
+    assert ringfence("policy", "new", "site/policy.toml", folder=tmp_path).returncode == 0
+    site = tmp_path / "site"
+    ((_, rules),) = load_policy(site / "policy.toml").rules[0].proofs
+    assert isinstance(rules, certificate.Rules)
+    for name in ("node-0", "node-1"):
+        credential = load_credential(site / f"{name}.pem", site / f"{name}.key")
+        start = (site / f"{name}.pem").stat().st_mtime
+        claims, _ = certificate.verify_chain(rules, credential.chain, start)
+        assert claims.id == f"spiffe://ringfence.internal/worker/{name}"
+        assert claims.not_after == pytest.approx(start + 30 * 86400, abs=60)
+
+
+def test_keys_are_for_the_owner_and_are_never_printed(tmp_path: Path) -> None:
+    done = ringfence("certificate", "new", "site", "node-0", folder=tmp_path)
+    for name in ("ca", "node-0"):
+        file = tmp_path / "site" / f"{name}.key"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert file.read_text().splitlines()[1] not in done.stdout + done.stderr
+
+
+def test_the_printed_lines_are_a_workers_environment(tmp_path: Path) -> None:
+    done = ringfence("certificate", "new", "site", "node-0", folder=tmp_path)
+    assert ringfence("policy", "new", "site/policy.toml", folder=tmp_path).returncode == 0
+    exports = [word for line in done.stdout.splitlines() if line.startswith("  export ") for word in line.split()[1:]]
+    settings = Settings.from_environment(dict(word.split("=", 1) for word in exports))
+    assert settings.certificate is not None
+    assert settings.policy is not None
+
+
+def test_more_names_come_from_the_same_authority(tmp_path: Path) -> None:
+    ringfence("certificate", "new", "site", "a", "--trust-domain", "example.org", folder=tmp_path)
+    before = (tmp_path / "site" / "ca.pem").read_bytes()
+    done = ringfence("certificate", "new", "site", "b", "--days", "7", "--json", folder=tmp_path)
+    made = json.loads(done.stdout)
+    assert made["trust_domain"] == "example.org"
+    assert made["certificates"] == [
+        {
+            "id": "spiffe://example.org/worker/b",
+            "certificate": str(tmp_path / "site" / "b.pem"),
+            "key": str(tmp_path / "site" / "b.key"),
+        }
+    ]
+    assert (tmp_path / "site" / "ca.pem").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("site", "b", "a"), "a.pem exists; certificates are never overwritten"),
+        (("site", "../b"), "cannot name a worker"),
+        (("site", "ca"), "cannot name a worker"),
+        (("site", "b", "--days", "0"), "--days must be 1 to 825"),
+        (("site", "b", "--trust-domain", "example.com"), "is for trust domain ringfence.internal, not example.com"),
+        (("other", "b", "--trust-domain", "Example.com"), "is no trust domain"),
+        (("site/a.pem/x", "b"), "cannot make"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    ringfence("certificate", "new", "site", "a", folder=tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    done = ringfence("certificate", "new", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_authority_that_others_can_use_is_not_used(tmp_path: Path) -> None:
+    ringfence("certificate", "new", "site", "a", folder=tmp_path)
+    (tmp_path / "site" / "ca.key").chmod(0o644)
+    done = ringfence("certificate", "new", "site", "b", folder=tmp_path)
+    assert done.returncode == 2
+    assert "others can open the key file" in done.stderr
+    (tmp_path / "site" / "ca.key").unlink()
+    assert "cannot read site/ca.key" in ringfence("certificate", "new", "site", "b", folder=tmp_path).stderr

@@ -1,0 +1,151 @@
+"""`ringfence policy new | check | explain`: what is written can be filled in, what is wrong is named, what it means is said."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ringfence.admission.proofs import catalogue
+from ringfence.cli.templates import TABLES
+from ringfence.errors import PolicyError
+from ringfence.settings import load_policy
+from tests.certificates import HOUR, Authority
+from tests.cli.command import ringfence
+
+NOW = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+
+
+def write(folder: Path, text: str, authority: Authority | None = None) -> None:
+    (folder / "policy.toml").write_text(text)
+    (folder / "ca.pem").write_bytes((authority or Authority(start=NOW, end=NOW + 24 * 365 * HOUR)).pem)
+
+
+CERTIFICATE = 'version = 1\n[[admit]]\n[admit.certificate]\nca = "ca.pem"\nids = "*.nodes.example.org"\n'
+
+
+def test_there_is_a_template_for_every_kind_of_proof() -> None:
+    assert list(TABLES) == list(catalogue.KINDS)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_template_names_known_keys_and_is_refused_until_it_is_filled_in(tmp_path: Path, kind: str) -> None:
+    assert ringfence("certificate", "new", ".", "a", folder=tmp_path).returncode == 0
+    assert ringfence("policy", "new", "policy.toml", "--admit", kind, folder=tmp_path).returncode == 0
+    text = (tmp_path / "policy.toml").read_text()
+    assert list(tomllib.loads(text)["admit"][0]) == [kind]
+    if "FILL IN" not in text:
+        assert load_policy(tmp_path / "policy.toml").kinds == (kind,)
+        return
+    with pytest.raises(PolicyError) as caught:
+        load_policy(tmp_path / "policy.toml")
+    assert "unknown key" not in str(caught.value)
+
+
+def test_rules_and_their_proofs_are_written_as_asked(tmp_path: Path) -> None:
+    arguments = (
+        "--admit",
+        "tdx+certificate",
+        "--admit",
+        "secret",
+        "--ca",
+        'a "strange" name.pem',
+        "--trust-domain",
+        "x.org",
+    )
+    assert ringfence("policy", "new", "policy.toml", *arguments, folder=tmp_path).returncode == 0
+    written = tomllib.loads((tmp_path / "policy.toml").read_text())
+    assert [list(rule) for rule in written["admit"]] == [["certificate", "tdx"], ["secret"]]
+    assert written["admit"][0]["certificate"]["ca"] == 'a "strange" name.pem'
+    assert written["admit"][0]["certificate"]["ids"] == ["spiffe://x.org/worker/*"]
+
+
+@pytest.mark.parametrize("rule", ["sercet", "tdx+tdx", "", "tdx+"])
+def test_a_rule_of_unknown_kinds_writes_nothing(tmp_path: Path, rule: str) -> None:
+    done = ringfence("policy", "new", "policy.toml", "--admit", rule, folder=tmp_path)
+    assert done.returncode == 2
+    assert "join different kinds by +, from secret, certificate" in done.stderr
+    assert not (tmp_path / "policy.toml").exists()
+
+
+def test_a_policy_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("precious")
+    done = ringfence("policy", "new", "policy.toml", folder=tmp_path)
+    assert done.returncode == 2
+    assert "a policy is never overwritten" in done.stderr
+    assert (tmp_path / "policy.toml").read_text() == "precious"
+
+
+def test_check_prints_the_digest_that_workers_compare(tmp_path: Path) -> None:
+    write(tmp_path, CERTIFICATE + "[[admit]]\n[admit.secret]\n")
+    digest = catalogue.digest_of(load_policy(tmp_path / "policy.toml")).hex()
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert done.returncode == 0
+    assert f"digest     {digest[:16]} {digest[16:]}" in done.stdout
+    assert "admits by  certificate, or by secret" in done.stdout
+    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    assert found["digest"] == digest
+    assert found["rules"] == [["certificate"], ["secret"]]
+    assert found["in_order"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("version = 1\n[[admit]]\n[admit.certifcate]\n", "unknown key 'certifcate'"),
+        (CERTIFICATE.replace("ca.pem", "gone.pem"), "cannot read gone.pem"),
+        ("version = 1\n", "admit is missing"),
+    ],
+)
+def test_check_names_what_is_wrong_in_one_line(tmp_path: Path, text: str, says: str) -> None:
+    write(tmp_path, text)
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ringfence: policy.toml")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_check_finds_authorities_at_their_end(tmp_path: Path) -> None:
+    write(tmp_path, CERTIFICATE, Authority(start=NOW - 2 * HOUR, end=NOW - HOUR))
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert done.returncode == 1
+    assert "expired: authority 'CN=test authority'" in done.stdout
+    write(tmp_path, CERTIFICATE, Authority(start=NOW - HOUR, end=NOW + HOUR))
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert done.returncode == 0
+    assert "expires within 30 days: authority 'CN=test authority'" in done.stdout
+
+
+def test_check_finds_collateral_at_its_end(tmp_path: Path) -> None:
+    """Intel's own, recorded in 2025: it was good for a month."""
+    evidence = Path(__file__).parents[1] / "evidence" / "tdx"
+    (tmp_path / "collateral.json").write_bytes((evidence / "phala-tdx_quote_collateral.json").read_bytes())
+    registers = "".join(f'rtmr{number} = "{"00" * 48}"\n' for number in range(4))
+    table = f'[admit.tdx]\ncollateral = "collateral.json"\nmrtd = "{"00" * 48}"\n{registers}'
+    write(tmp_path, "version = 1\n[[admit]]\n" + table)
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "expired: TDX collateral for platforms " in done.stdout
+    explained = ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout
+    assert "A certificate beside the evidence closes that." in explained
+
+
+def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
+    note = 'note = "the cluster in Turin"\n'
+    text = CERTIFICATE.replace("[[admit]]\n", 'min_workers = 8\nmax_epoch_age = "36h"\n[[admit]]\n' + note)
+    write(tmp_path, text + "[admit.secret]\n[[admit]]\n[admit.secret]\n")
+    lines = ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout.splitlines()
+    assert lines[0] == "A worker is admitted if it meets any of 2 rules:"
+    assert "1. the cluster in Turin" in lines
+    assert "     holds the run's shared secret (RINGFENCE_SECRET_FILE)" in lines
+    assert "     shows a certificate named *.nodes.example.org" in lines
+    assert "2. secret" in lines
+    assert lines[-3:] == [
+        "Nobody else is.",
+        "A run has at least 8 workers, or it does not begin.",
+        "After 36 hours all workers must be judged again.",
+    ]

@@ -1,0 +1,1 @@
+"""Evidence recorded on real hardware; each folder's SOURCES.md says where every file comes from."""

@@ -1,0 +1,140 @@
+"""What an administrator writes, and files that a policy names: read completely and strictly, or refused by a PolicyError."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ringfence.admission.proofs import catalogue, golden, jose, nvidia, snp, tdx, token
+from ringfence.admission.proofs.tdx_collateral import Collateral
+from ringfence.errors import PolicyError
+from ringfence.policy.file import explain
+from ringfence.policy.table import parse
+from tests.certificates import Authority
+from tests.fuzz.target import Target
+from tests.pure import mint_token, nvidia_records, tdx_records
+
+REFUSED = (PolicyError,)
+READERS = {"tdx": tdx.read_rules, "snp": snp.read_rules, "nvidia": nvidia.read_rules, "token": token.read_rules}
+WORDS = (
+    b"[", b"]", b"[[", b"]]", b"=", b'"', b"'", b'"""', b"\n", b"#", b",", b".", b"{", b"}", b"true", b"false", b"1", b"-1",
+    b"0x1", b"1e9", b"inf", b"nan", b"1979-05-27", b"version", b"admit", b"note", b"secret", b"certificate", b"tdx", b"snp",
+    b"nvidia", b"token", b"ca", b"ids", b"trust_domain", b"golden", b"gpus", b"keys", b"issuer", b"claims", b"mrtd",
+    b"measurement", b'"90s"', b'"24h"', b"\\u0000", b"\\ud800",
+)  # fmt: skip
+TEXT = """version = 1
+min_workers = 8
+max_epoch_age = "24h"
+
+[[admit]]
+note = "trainers"
+[admit.certificate]
+ca = "ca.pem"
+trust_domain = "example.org"
+ids = ["spiffe://example.org/trainer/*"]
+[admit.secret]
+
+[[admit]]
+[admit.nvidia]
+golden = ["golden.toml"]
+gpus = 8
+protected_pcie = true
+revoked = ["41AD48FF92CDC93D9A"]
+[admit.token]
+issuer = "https://verifier.example"
+keys = "keys.json"
+audience = "me"
+submodules = 8
+claims = { "x-nvidia-overall-att-result" = true, ver = ["2.0", "3.0"], tee = { level = 3 } }
+submodule_claims = { measres = "success" }
+
+[[admit]]
+[admit.secret]
+"""
+
+
+@cache
+def _files() -> dict[str, bytes]:
+    return {
+        "ca.pem": Authority().pem,
+        "golden.toml": _golden()[0],
+        "keys.json": mint_token.key_set(*mint_token.SIGNERS),
+        "collateral.json": (tdx_records.FOLDER / tdx_records.RECORDS["dstack"].collateral_file).read_bytes(),
+    }
+
+
+def _read(path: str, limit: int) -> bytes:
+    try:
+        return _files()[path][:limit]
+    except KeyError:
+        raise FileNotFoundError(2, "No such file or directory") from None
+
+
+def _policies() -> list[bytes]:
+    return [TEXT.encode(), b"version = 1\n[[admit]]\n[admit.secret]\n"]
+
+
+def _read_policy(data: bytes) -> None:
+    file = catalogue.read(data, _read)
+    assert len(catalogue.digest_of(file)) == 32
+    assert all(line.isprintable() for line in explain(file))
+    assert catalogue.digest_of(catalogue.read(data, _read)) == catalogue.digest_of(file)
+
+
+@cache
+def _tables() -> list[bytes]:
+    """A line with the kind, then that kind's table."""
+    registers = "\n".join(f'rtmr{place} = "{"00" * 48}"' for place in range(4))
+    inner = TEXT.split("[admit.nvidia]")[1].split("[admit.token]")
+    return [
+        b"nvidia\n" + inner[0].encode(),
+        b"token\n" + inner[1].split("[[admit]]")[0].encode(),
+        f'tdx\nmrtd = "{"00" * 48}"\n{registers}\ncollateral = "collateral.json"\n'.encode(),
+        f'snp\nmeasurement = "{"00" * 48}"\nvmpl = 0\n[minimum_tcb.milan]\nsnp = 1\n'.encode(),
+    ]
+
+
+def _read_table(data: bytes) -> None:
+    kind, _, text = data.partition(b"\n")
+    reader = READERS.get(kind.decode("latin-1"))
+    if reader is None:
+        raise PolicyError("another kind")
+    rules = reader(parse(text, _read))
+    assert isinstance(rules.content(), bytes)
+    assert all(isinstance(line, str) for line in rules.explain())
+
+
+@cache
+def _golden() -> list[bytes]:
+    records = (nvidia_records.RECORDED_HOPPER, nvidia_records.RECORDED_BLACKWELL)
+    claims = [nvidia.verify_report(one.gpu, one.nonce, nvidia_records.NOW) for one in records]
+    return [golden.write(each.golden()).encode() for each in claims]
+
+
+def _read_golden(data: bytes) -> None:
+    found = golden.read(data, "the file")
+    assert golden.read(golden.write(found).encode(), "the file") == found
+
+
+def _key_sets() -> list[bytes]:
+    return [mint_token.key_set(*mint_token.SIGNERS), (nvidia_records.FOLDER / "nras_recovered_jwks.json").read_bytes()]
+
+
+def _read_keys(data: bytes) -> None:
+    for key in jose.read_keys(data, "the file"):
+        assert key.algorithm in ("ES256", "ES384", "RS256")
+        assert key.spki
+
+
+def _collaterals() -> list[bytes]:
+    return [(tdx_records.FOLDER / each.collateral_file).read_bytes() for each in tdx_records.RECORDS.values()]
+
+
+TARGETS = (
+    Target("policy", _policies, _read_policy, REFUSED, bounded=1000, words=WORDS),
+    Target("policy-tables", _tables, _read_table, REFUSED, bounded=1000, words=WORDS),
+    Target("golden", _golden, _read_golden, REFUSED, bounded=500, longest=16384, words=WORDS),
+    Target(
+        "key-set", _key_sets, _read_keys, REFUSED, bounded=1000, words=(b'"kty"', b'"oct"', b'"d"', b'"e"', b"null")
+    ),
+    Target("collateral", _collaterals, Collateral.parse, (ValueError,), bounded=500, longest=32768),
+)

@@ -1,0 +1,48 @@
+"""A user's own command fetches the token; what it prints is judged, and what goes wrong with it is named."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ringfence.admission.binding import Binding
+from ringfence.admission.policy import Evidence, Policy, judge
+from ringfence.admission.proofs.token import TokenProver, TokenVerifier, nonce_of
+from ringfence.errors import ConfigurationError
+from ringfence.evidence.token_command import fetch_with
+from ringfence.keys import PROOF_LIMIT_BYTES
+from tests.pure.admission_samples import worker
+from tests.pure.mint_token import ES384, NOW, claims, rules
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
+    binding = Binding(b"one connection")
+    signed = ES384.sign(claims(eat_nonce=nonce_of(binding.digest)))
+    program = f"import sys; print({signed!r} if sys.argv[-1] == {nonce_of(binding.digest)!r} else 'no')"
+    prover = TokenProver(fetch_with(python(program)))
+    policy = Policy((TokenVerifier(rules(), lambda: NOW),))
+    assert judge(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["/no/such/command"], "does not start: No such file"),
+        (python("import sys; sys.exit('the service is\\ndown')"), r"ended with 1: 'the service is\\ndown'"),
+        (python(""), "printed 0 bytes"),
+        (python(f"print('x' * {PROOF_LIMIT_BYTES})"), f"printed {PROOF_LIMIT_BYTES + 1} bytes"),
+    ],
+)
+def test_what_goes_wrong_is_named(command: list[str], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        fetch_with(command)("00")
+
+
+def test_a_command_that_never_ends_is_ended() -> None:
+    with pytest.raises(ConfigurationError, match="gave no token within"):
+        fetch_with(python("import threading; threading.Event().wait()"), seconds=0.3)("00")
