@@ -10,10 +10,10 @@ import pytest
 from ringfence.bench.crew import Crew, Seat
 from ringfence.bench.intervals import ratios
 
-LIMIT = 1.5
+LIMIT = 1.25
 SIZE = 25 << 20
 ROUNDS = 11
-ATTEMPTS = 3  # a machine with other work to do may disturb one of them, or two
+ATTEMPTS = 6  # a machine with other work to do may disturb some of them
 SLOWED = "tests.process.slowed:SlowedSession"
 
 
