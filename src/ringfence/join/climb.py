@@ -382,5 +382,5 @@ class _Climb:
         elif self._search is None:
             parts.append(self._tree.awaited())
         parts += [f"rank {entry.rank} {text}" for _, text in sorted(self._refused.items())]
-        parts.append("see that all run, hold the same secret and can reach each other (RINGFENCE_INTERFACE)")
+        parts.append("see that all run, hold the same secret or policy and can reach each other (RINGFENCE_INTERFACE)")
         return "; ".join(parts)
