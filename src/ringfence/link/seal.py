@@ -40,17 +40,17 @@ class _Direction:
     def _nonce(self) -> bytes:
         """The next nonce; steps the key first where a generation ends, so take it before looking at the cipher."""
         counter = self.counter
+        if counter >= COUNTER_LIMIT:
+            raise ProtocolError("a connection has used up its counters")
+        self.counter = counter + 1  # first of all: whoever interrupts what follows must not get it again
         if counter >> GENERATION_SHIFT != self.generation:
-            if counter >= COUNTER_LIMIT:
-                raise ProtocolError("a connection has used up its counters")
-            self._ratchet()
-        self.counter = counter + 1
+            self._ratchet(counter >> GENERATION_SHIFT)
         return (self._iv ^ counter).to_bytes(IV_BYTES, "big")
 
-    def _ratchet(self) -> None:
-        self._secret = keys.expand(self._secret, keys.RATCHET)
-        self._cipher, self._iv = _cipher(self._secret)
-        self.generation += 1
+    def _ratchet(self, generation: int) -> None:
+        secret = keys.expand(self._secret, keys.RATCHET)
+        cipher, iv = _cipher(secret)
+        self._secret, self._cipher, self._iv, self.generation = secret, cipher, iv, generation
 
     def upcoming_generation(self) -> int:
         """The key generation of the next frame, which its header announces."""

@@ -9,6 +9,7 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <endian.h>
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@
 #include <sys/uio.h>
 #include <time.h>
 
+#define INTERFACE 1 /* core.py's calls of this module; a change of either changes both */
 #define HEADER_BYTES 88
 #define HOP_BYTES 16
 #define TAG_BYTES 16
@@ -77,7 +79,7 @@ static inline void stop_clock(int stage, Start start) {
 
 /* -- names that are looked up often --------------------------------------------------------------------------------- */
 
-static PyObject *s_add, *s_append, *s_check, *s_counter, *s_discard, *s_fileno, *s_inbox, *s_open_into, *s_origin, *s_outbox,
+static PyObject *s_add, *s_append, *s_check, *s_counter, *s_fileno, *s_inbox, *s_open_into, *s_origin, *s_outbox,
     *s_popleft, *s_recv_into, *s_seal_into, *s_send, *s_tag, *s_take, *s_ended;
 static PyObject *deque_type, *socket_type, *segment_bytes_of, *combine_bytes, *divide_bytes;
 
@@ -88,6 +90,7 @@ typedef struct {
     char *memory;
     char *at; /* the frame; its payload is aligned to a cache line */
     PyObject *view;
+    char idle; /* in a pool */
 } Segment;
 
 static PyTypeObject SegmentType;
@@ -97,6 +100,7 @@ static Segment *new_segment(void) {
     if (self == NULL)
         return NULL;
     self->view = NULL;
+    self->idle = 0;
     if (posix_memalign((void **)&self->memory, 64, 128 + FRAME_BYTES)) {
         self->memory = NULL;
         Py_DECREF(self);
@@ -145,8 +149,10 @@ typedef struct {
 static PyTypeObject PoolType;
 
 static Segment *pool_take(Pool *self) {
-    if (self->count)
-        return self->idle[--self->count];
+    if (self->count) {
+        self->idle[--self->count]->idle = 0;
+        return self->idle[self->count];
+    }
     Segment *segment = new_segment();
     if (segment != NULL)
         self->made++;
@@ -155,9 +161,10 @@ static Segment *pool_take(Pool *self) {
 
 /* Takes over the caller's reference. A segment that others still send stays with them. */
 static void pool_give(Pool *self, Segment *segment) {
-    if (Py_REFCNT(segment) == 1 && self->count < self->most)
+    if (Py_REFCNT(segment) == 1 && self->count < self->most) {
+        segment->idle = 1;
         self->idle[self->count++] = segment;
-    else
+    } else
         Py_DECREF(segment);
 }
 
@@ -189,8 +196,14 @@ static PyObject *pool_give_method(Pool *self, PyObject *segment) {
         PyErr_SetString(PyExc_TypeError, "a pool takes segments");
         return NULL;
     }
-    if (self->count < self->most)
+    if (((Segment *)segment)->idle) {
+        PyErr_SetString(PyExc_ValueError, "a segment is given back once");
+        return NULL;
+    }
+    if (self->count < self->most) {
+        ((Segment *)segment)->idle = 1;
         self->idle[self->count++] = (Segment *)Py_NewRef(segment);
+    }
     Py_RETURN_NONE;
 }
 
@@ -297,6 +310,13 @@ static int read_needs(PyObject *tuple, int limit, Step *step) {
     return 0;
 }
 
+static int writes_same(Program *self, Step *step, int other, int sealed_once) {
+    Step *writer = &self->steps[other];
+    if (writer->action != SEND || writer->chunk != step->chunk)
+        return 0;
+    return sealed_once ? writer->origin >= 0 && writer->origin == step->origin && writer->label == step->label : writer->origin < 0;
+}
+
 /* compile(steps, dependencies, wakes, ordinals, shared_by, heirs, chunks) -> Program */
 static PyObject *core_compile(PyObject *module, PyObject *args) {
     (void)module;
@@ -345,6 +365,16 @@ static PyObject *core_compile(PyObject *module, PyObject *args) {
             goto fail;
         }
         step->heir = (int)heir;
+    }
+    for (int i = 0; i < self->count; i++) { /* whoever inherits or shares writes what this step has, and nothing else */
+        Step *step = &self->steps[i];
+        int same = step->heir < 0 || (step->action == REDUCE && writes_same(self, step, step->heir, 0));
+        for (int k = 0; same && k < step->sharers; k++)
+            same = step->action != REDUCE && writes_same(self, step, step->sharer[k], 1);
+        if (!same) {
+            PyErr_SetString(PyExc_ValueError, "a program passes a chunk on as another");
+            goto fail;
+        }
     }
     return (PyObject *)self;
 fail:
@@ -445,7 +475,7 @@ static PyObject *end_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 static int end_init(End *self, PyObject *args, PyObject *keywords) {
     static char *names[] = {"ready", "blocked", "pool", NULL};
     PyObject *ready, *blocked, *pool;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO!", names, &ready, &blocked, &PoolType, &pool))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!O!", names, &ready, &PySet_Type, &blocked, &PoolType, &pool))
         return -1;
     Py_XSETREF(self->ready, Py_NewRef(ready));
     Py_XSETREF(self->blocked, Py_NewRef(blocked));
@@ -470,7 +500,7 @@ static int end_set_stream(End *self, PyObject *stream, void *unused) {
     long descriptor = -1;
     if (stream == NULL)
         stream = Py_None;
-    if (PyObject_TypeCheck(stream, (PyTypeObject *)socket_type)) {
+    if (Py_IS_TYPE(stream, (PyTypeObject *)socket_type)) {
         PyObject *number = PyObject_CallMethodNoArgs(stream, s_fileno);
         if (number == NULL)
             return -1;
@@ -612,7 +642,7 @@ static Py_ssize_t read_some(End *self, char *at, Py_ssize_t room) {
 /* Strike what the kernel took. -1: it took more than there was. */
 static int strike(End *self, size_t sent) {
     int first = 0;
-    while (first < self->pieces && sent >= self->unsent[first].iov_len)
+    while (first < self->pieces && sent >= self->unsent[first].iov_len) /* an empty piece goes too */
         sent -= self->unsent[first++].iov_len;
     self->pieces -= first;
     memmove(self->unsent, self->unsent + first, (size_t)self->pieces * sizeof(struct iovec));
@@ -641,7 +671,7 @@ static int flush(End *self) {
         Start start = start_clock();
         Py_ssize_t sent = write_some(self);
         stop_clock(IN_SEND, start);
-        if (sent == -1 || (sent > 0 && strike(self, (size_t)sent)))
+        if (sent == -1 || (sent >= 0 && strike(self, (size_t)sent)))
             return -1;
         if (sent < 0 || (size_t)sent < offered)
             self->writable = 0; /* the buffer is full: the next edge says when to go on */
@@ -731,6 +761,8 @@ typedef struct {
     Segment *segment;
 } Kept;
 
+#define MOST_KEPT 8 /* sums that wait to be sealed; further ones are written to the chunk, where there is room for them */
+
 enum { ADD_NOT, ADD_F32, ADD_F64, ADD_I32, ADD_I64 };
 
 typedef struct {
@@ -743,6 +775,7 @@ typedef struct {
     Kept *kept; /* ciphertext to pass on, sums to seal */
     int keeping, room;
     int left, add;
+    char broken; /* something failed half-way: no further segment of it may be sealed or opened, whoever asks */
     uint32_t base;
     unsigned char header[HEADER_BYTES]; /* what all frames of the run share */
 } Run;
@@ -790,12 +823,12 @@ static void run_dealloc(Run *self) {
 }
 
 static void put32(unsigned char *at, uint32_t value) {
-    value = __builtin_bswap32(value);
+    value = htobe32(value);
     memcpy(at, &value, 4);
 }
 
 static void put64(unsigned char *at, uint64_t value) {
-    value = __builtin_bswap64(value);
+    value = htobe64(value);
     memcpy(at, &value, 8);
 }
 
@@ -906,6 +939,8 @@ static inline char *segment_at(Run *self, int chunk, Py_ssize_t position, Py_ssi
 
 /* Whether the step's next segment may be done. */
 static int is_ready(Run *self, int index) {
+    if (self->broken)
+        return 0;
     Step *step = &self->program->steps[index];
     Py_ssize_t segment = self->progress[index].done;
     for (int i = 0; i < step->needs; i++) {
@@ -1045,6 +1080,20 @@ static int read_counter(PyObject *owner, uint64_t *counter) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* After a failure: a traceback may keep these views longer than their memory lives. */
+static void release_views(PyObject **views, int count) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    for (int i = 0; i < count; i++)
+        if (views[i] != NULL) {
+            PyObject *done = PyObject_CallMethod(views[i], "release", NULL);
+            if (done == NULL)
+                PyErr_Clear(); /* somebody has a view of the view; it reads what is there */
+            Py_XDECREF(done);
+        }
+    PyErr_Restore(type, value, trace);
+}
+
 /* owner.method([number,] header, data, target): all as views of our memory. */
 static int with_views(PyObject *owner, PyObject *method, PyObject *const *numbers, int count, const void *header,
                       Py_ssize_t header_length, const void *data, Py_ssize_t length, void *target, Py_ssize_t target_length) {
@@ -1062,6 +1111,8 @@ static int with_views(PyObject *owner, PyObject *method, PyObject *const *number
         result = done == NULL ? -1 : 0;
         Py_XDECREF(done);
     }
+    if (result)
+        release_views(views, 3);
     Py_XDECREF(views[0]);
     Py_XDECREF(views[1]);
     Py_XDECREF(views[2]);
@@ -1097,6 +1148,8 @@ static int frame_for_hop(End *link, Step *step, uint64_t counter, const Segment 
     if (view == NULL)
         return -1;
     PyObject *tag = PyObject_CallMethodOneArg(link->sealer, s_tag, view);
+    if (tag == NULL)
+        release_views(&view, 1);
     Py_DECREF(view);
     if (tag == NULL)
         return -1;
@@ -1149,7 +1202,7 @@ static Segment *take_kept(Run *self, int index, Py_ssize_t position) {
 static int keep(Run *self, int index, Py_ssize_t position, Segment *segment) {
     if (self->keeping == self->room) {
         int room = self->room ? 2 * self->room : 8;
-        Kept *kept = PyMem_Resize(self->kept, Kept, room);
+        Kept *kept = PyMem_Realloc(self->kept, (size_t)room * sizeof(Kept));
         if (kept == NULL) {
             Py_DECREF(segment);
             PyErr_NoMemory();
@@ -1214,12 +1267,12 @@ static int seal_next(Run *self, int index, End *link) {
     }
     if (step->origin < 0)
         link->pieces = 1;
-    link->sending = segment;
-    return advance(self, index);
+    Py_XSETREF(link->sending, segment);
+    return 0;
 }
 
 /* The head of the queue. 1: there is one (`run` is a new reference); 0: none; -1: an error is set. */
-static int head_of_queue(End *link, Run **run, int *index) {
+static int head_of_queue(End *link, int sends, Run **run, int *index) {
     Py_ssize_t length = PyObject_Size(link->queue);
     if (length <= 0)
         return (int)length;
@@ -1227,8 +1280,15 @@ static int head_of_queue(End *link, Run **run, int *index) {
     if (entry == NULL)
         return -1;
     int understood = PyArg_ParseTuple(entry, "O!i", &RunType, run, index);
-    if (understood)
-        Py_INCREF(*run);
+    if (understood) {
+        int known = *index >= 0 && *index < (*run)->program->count && (*run)->program->steps[*index].action <= REDUCE;
+        if (known && ((*run)->program->steps[*index].action == SEND) == sends)
+            Py_INCREF(*run);
+        else {
+            PyErr_SetString(PyExc_ValueError, "a step stands in the queue of a link that it does not belong to");
+            understood = 0;
+        }
+    }
     Py_DECREF(entry);
     return understood ? 1 : -1;
 }
@@ -1252,7 +1312,7 @@ static PyObject *core_send(PyObject *module, PyObject *object) {
         return NULL;
     if (!flushed)
         Py_RETURN_NONE;
-    int found = head_of_queue(link, &run, &index);
+    int found = head_of_queue(link, 1, &run, &index);
     if (found < 0)
         return NULL;
     if (!found)
@@ -1262,8 +1322,11 @@ static PyObject *core_send(PyObject *module, PyObject *object) {
         Py_RETURN_NONE;
     }
     int failed = seal_next(run, index, link);
-    if (!failed && run->progress[index].done == run->progress[index].segments && PyObject_Size(link->queue) > 0)
+    if (!failed && run->progress[index].done + 1 == run->progress[index].segments)
         failed = leave_queue(link);
+    if (!failed)
+        failed = advance(run, index);
+    run->broken |= failed != 0;
     Py_DECREF(run);
     if (failed)
         return NULL;
@@ -1321,7 +1384,8 @@ static int combine_in_python(Run *self, Step *step, char *target, char *operand,
 }
 
 static int combine(Run *self, Step *step, char *target, char *operand, char *received, Py_ssize_t length) {
-    int aligned = !(((uintptr_t)target | (uintptr_t)operand | (uintptr_t)received) & 7);
+    uintptr_t size = self->add == ADD_F32 || self->add == ADD_I32 ? 4 : 8;
+    int aligned = !(((uintptr_t)target | (uintptr_t)operand | (uintptr_t)received) & (size - 1));
     switch (aligned ? self->add : ADD_NOT) {
     case ADD_F32: add_f32_bytes(target, operand, received, length); return 0;
     case ADD_F64: add_f64_bytes(target, operand, received, length); return 0;
@@ -1336,18 +1400,20 @@ static int open_forwarded(Run *self, Step *step, End *link, unsigned char *frame
     unsigned char covered[HEADER_BYTES + TAG_BYTES];
     memcpy(covered, frame, HEADER_BYTES);
     memcpy(covered + HEADER_BYTES, frame + end - TAG_BYTES, TAG_BYTES);
-    PyObject *what = readable_view(covered, sizeof covered), *tag = readable_view(frame + end, TAG_BYTES);
+    PyObject *views[2] = {readable_view(covered, sizeof covered), readable_view(frame + end, TAG_BYTES)};
     PyObject *done = NULL;
-    if (what != NULL && tag != NULL)
-        done = PyObject_CallMethodObjArgs(link->opener, s_check, what, tag, NULL);
-    Py_XDECREF(what);
-    Py_XDECREF(tag);
+    if (views[0] != NULL && views[1] != NULL)
+        done = PyObject_CallMethodObjArgs(link->opener, s_check, views[0], views[1], NULL);
+    if (done == NULL)
+        release_views(views, 2);
+    Py_XDECREF(views[0]);
+    Py_XDECREF(views[1]);
     if (done == NULL)
         return -1;
     Py_DECREF(done);
     uint64_t counter;
     memcpy(&counter, frame + COUNTER_AT, 8);
-    PyObject *numbers[2] = {PyLong_FromLongLong(step->origin), PyLong_FromUnsignedLongLong(__builtin_bswap64(counter))};
+    PyObject *numbers[2] = {PyLong_FromLongLong(step->origin), PyLong_FromUnsignedLongLong(be64toh(counter))};
     PyObject *origin = PyObject_GetAttr(self->group, s_origin);
     int failed = -1;
     if (numbers[0] != NULL && numbers[1] != NULL && origin != NULL)
@@ -1365,7 +1431,7 @@ static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize
     Py_ssize_t position = self->progress[index].done, length, same;
     char *target = segment_at(self, step->chunk, position, &length);
     unsigned char *frame = (unsigned char *)segment->at;
-    int failed;
+    int failed, inherits = 0;
     Start start = start_clock();
     if (step->action == REDUCE) { /* opened where it lies, then added to the local operand */
         char *received = (char *)frame + HEADER_BYTES;
@@ -1374,8 +1440,8 @@ static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize
         stop_clock(IN_OPEN, start);
         if (!failed) {
             start = start_clock();
-            char *sum = step->heir < 0 ? target : received; /* what is only passed on stays where the cipher wants it */
-            failed = combine(self, step, sum, segment_at(self, step->other, position, &same), received, length);
+            inherits = step->heir >= 0 && self->keeping < MOST_KEPT; /* what is only passed on stays where the cipher wants it */
+            failed = combine(self, step, inherits ? received : target, segment_at(self, step->other, position, &same), received, length);
             stop_clock(IN_REDUCE, start);
         }
     } else if (step->origin < 0) {
@@ -1387,10 +1453,12 @@ static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize
         stop_clock(IN_OPEN, start);
     }
     if (failed) {
+        if (step->action == RECV) /* the opener has wiped it, unless an interrupt kept it from doing so */
+            memset(target, 0, (size_t)length);
         Py_DECREF(segment);
         return -1;
     }
-    if (step->action == REDUCE && step->heir >= 0)
+    if (inherits)
         failed = keep(self, step->heir, position, segment);
     else {
         failed = share(self, step, position, segment);
@@ -1448,6 +1516,10 @@ static int length_of_other(End *link) {
 /* 1: the frame is complete; 0: not yet; -1: an error is set. */
 static int read_on(End *link) {
     Py_ssize_t before = link->have, wanted = link->total - before;
+    if (wanted <= 0) {
+        PyErr_SetString(PyExc_RuntimeError, "a frame that was not expected is waiting to be refused");
+        return -1;
+    }
     Start start = start_clock();
     Py_ssize_t got = read_some(link, link->receiving->at + before, wanted);
     stop_clock(IN_RECEIVE, start);
@@ -1487,11 +1559,15 @@ static PyObject *core_receive(PyObject *module, PyObject *object) {
         Py_RETURN_NONE;
     Run *run;
     int index;
-    int found = head_of_queue(link, &run, &index);
+    int found = head_of_queue(link, 0, &run, &index);
     if (found < 0)
         return NULL;
     if (!found)
         Py_RETURN_NONE;
+    if (run->broken) {
+        Py_DECREF(run);
+        Py_RETURN_NONE;
+    }
     int state = link->expecting ? 1 : expect(run, index, link);
     if (state > 0)
         state = read_on(link);
@@ -1515,6 +1591,7 @@ static PyObject *core_receive(PyObject *module, PyObject *object) {
         Py_DECREF(segment);
     else
         failed = open_next(run, index, link, segment, link->total);
+    run->broken |= failed != 0;
     Py_DECREF(run);
     if (failed || (PyObject_Size(link->queue) > 0 && poke(link)))
         return NULL;
@@ -1562,7 +1639,7 @@ PyMODINIT_FUNC PyInit__core(void) {
         const char *text;
     } names[] = {
         {&s_add, "add"},           {&s_append, "append"},   {&s_check, "check"},         {&s_counter, "counter"},
-        {&s_discard, "discard"},   {&s_fileno, "fileno"},   {&s_inbox, "inbox"},         {&s_open_into, "open_into"},
+        {&s_fileno, "fileno"},   {&s_inbox, "inbox"},         {&s_open_into, "open_into"},
         {&s_origin, "origin"},     {&s_outbox, "outbox"},   {&s_popleft, "popleft"},     {&s_recv_into, "recv_into"},
         {&s_seal_into, "seal_into"}, {&s_send, "send"},     {&s_tag, "tag"},             {&s_take, "take"},
         {&s_ended, "stream_ended"},
@@ -1588,7 +1665,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             goto fail;
-    PyObject *layout = Py_BuildValue("iiiiii", HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT, GENERATION_SHIFT, FRAME_BYTES);
+    PyObject *layout = Py_BuildValue("iiiiiii", INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT, GENERATION_SHIFT, FRAME_BYTES);
     if (layout == NULL || PyModule_AddObject(module, "LAYOUT", layout) < 0) {
         Py_XDECREF(layout);
         goto fail;

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 # What the compiled plane adds by itself; all else it leaves to torch. The numbers are those of _core.c.
 _ADDERS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 4}
-_LAYOUT = (HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, GENERATION_SHIFT, FRAME_BYTES)
+_INTERFACE = 1
+_LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, GENERATION_SHIFT, FRAME_BYTES)
 
 
 def _load() -> Any:
@@ -89,9 +90,11 @@ def make_run(
     combine: run.Combine | None,
     base: int,
     finished: Callable[[], None],
+    keep: Any = None,
 ) -> Run:
-    """One pass of a collective over its memory."""
-    views, keeper = _bind(program, parts)
+    """One pass of a collective over its memory. `keep` owns that memory: the run holds it for as long as it may touch it."""
+    views, scratched = _bind(program, parts)
+    keeper = (scratched, keep)
     if not COMPILED:
         return Run(group, program, sequence, call, views, keeper, dtype, combine, base, finished)
     add = _ADDERS.get(dtype, 0) if combine is torch.add else 0

@@ -417,10 +417,12 @@ class Engine:
         self.failure = ProtocolError("this is a forked child: the process group belongs to its parent")
         streams = [stream for parked in self._parked.values() for _, stream, _ in parked]
         streams += [doorway.stream for doorway in self.doorways if doorway.stream is not None]
-        for group in (*self.groups.values(), *self._removed):
-            streams += [link.stream for link in group.links() if link.stream is not None]
+        links = [link for group in (*self.groups.values(), *self._removed) for link in group.links()]
+        streams += [link.stream for link in links if link.stream is not None]
         for stream in streams:
             stream.close()
+        for link in links:
+            link.stream = None  # its number will be somebody else's
         nothing = Secret(b"")
         self.epoch_key = nothing
         self._shared.clear()

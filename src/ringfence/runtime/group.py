@@ -97,7 +97,7 @@ class Group:
 
     def _pump(self) -> None:
         """Start what may start: passes in order, a few at a time."""
-        if self.engine.failure is not None:  # what waits here has ended, and its memory is no longer ours
+        if self.engine.failure is not None or self.removed:  # what waits here has ended; its memory is no longer ours
             return
         if not self._opened:
             self._open()
@@ -141,6 +141,7 @@ class Group:
             operation.combine,
             operation.first_segment(index),
             finished,
+            operation.keep,
         )
         run.operation = operation
         self._active.append(run)

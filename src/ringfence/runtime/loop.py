@@ -143,6 +143,12 @@ class Loop:
                     self._drive(enough, limit)
             else:
                 self._drive(enough, limit)
+        except (
+            BaseException
+        ) as error:  # what it interrupted is half done: nobody may drive on before the epoch has ended
+            failure = AbortedError(f"worker {self.engine.rank} was interrupted ({type(error).__name__})")
+            self._asked.appendleft(lambda: self.engine.fail(failure, self.engine.rank))
+            raise
         finally:
             self._driver = 0
             self._lock.release()

@@ -1,0 +1,157 @@
+"""A data plane that is interrupted half-way: by Ctrl-C, by a handler that leaves the run, by a peer that stalls."""
+
+from __future__ import annotations
+
+import socket
+import weakref
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+
+from ringfence.collectives.schedule import Action, Step
+from ringfence.keys import GENERATION_SHIFT, Secret
+from ringfence.link import seal
+from ringfence.link.seal import OriginKeys, Sealer
+from ringfence.runtime import _core, core
+from tests.world import World, all_reduce
+
+COUNT = 600_000
+
+
+def begin(world: World, tensors: list[torch.Tensor]) -> list[Any]:
+    return [
+        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(world.size)
+    ]
+
+
+def drive(world: World, rounds: int = 300) -> int:
+    """Drive on whatever happens, as a careless driver would; how often somebody was interrupted."""
+    interrupted = 0
+    for _ in range(rounds):
+        for engine in world.engines:
+            try:
+                engine.run_ready()
+            except KeyboardInterrupt:
+                interrupted += 1
+                for link in world.groups[engine.rank].links():
+                    link.poke()
+        world.wires.deliver(None)
+    return interrupted
+
+
+@pytest.mark.parametrize("when", range(1, 40, 3))
+def test_an_interrupted_seal_never_leads_to_a_wrong_sum(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+    """A sum that waits to be sealed lies nowhere else: once sealing it was interrupted, nothing of the run goes on."""
+    world = World(3)
+    tensors = [torch.full((COUNT,), float(10**rank)) for rank in range(3)]
+    genuine, calls = Sealer.seal_into, 0
+
+    def seal_into(self: Sealer, *arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == when:
+            raise KeyboardInterrupt
+        genuine(self, *arguments)
+
+    operations = begin(world, tensors)
+    monkeypatch.setattr(seal.Sealer, "seal_into", seal_into)
+    drive(world)
+    for tensor, operation in zip(tensors, operations, strict=True):
+        if operation.done and operation.error is None:
+            assert bool(tensor.eq(111).all())
+    if core.COMPILED and calls >= when:
+        assert not all(operation.done for operation in operations)
+
+
+def test_a_run_keeps_the_memory_that_it_writes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler leaves the run in the middle of opening a segment; the tensor was the operation's alone."""
+    world = World(3)
+    tensors = [torch.full((COUNT,), float(10**rank)) for rank in range(3)]
+    operations = begin(world, tensors)
+    tensor = weakref.ref(tensors[1])
+    del tensors
+    genuine, alive = OriginKeys.open_into, []
+
+    def open_into(self: OriginKeys, *arguments: Any) -> None:
+        if self is world.groups[1].__dict__.get("origin") and not alive:
+            world.engines[1].leave()
+            alive.append(tensor() is not None)
+        genuine(self, *arguments)
+
+    monkeypatch.setattr(seal.OriginKeys, "open_into", open_into)
+    del operations[1]
+    drive(world)
+    assert alive == [True]
+
+
+def test_a_peer_that_stalls_costs_a_bounded_number_of_segments() -> None:
+    size = 8
+    world = World(size)
+    world.run(begin(world, [torch.ones(size * 65_536) for _ in range(size)]))
+    before = world.engines[1].pool.made
+
+    class Stuck:
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def send(self, data: memoryview) -> int:
+            raise BlockingIOError
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+    link = world.groups[1].outboxes[2]
+    link.stream = Stuck(link.stream)
+    world.run(begin(world, [torch.ones(size << 20) for _ in range(size)]))
+    assert world.engines[1].pool.made - before <= 12
+
+
+def test_a_frame_that_is_waiting_to_be_refused_is_not_read_over() -> None:
+    """The surprise was shorter than what had been read; an interrupt kept its receiver from closing the link."""
+    here, there = socket.socketpair()
+    there.setblocking(False)
+
+    class Receiver(_core.End):  # type: ignore[misc,name-defined]
+        def length_of_other(self, header: memoryview) -> int:
+            return 104
+
+    class Counter:
+        counter = 0
+
+    class Group:
+        def inbox(self, peer: int) -> Any:
+            return end
+
+    pool = _core.Pool()
+    end = Receiver(deque(), set(), pool)
+    program = _core.compile((Step(Action.RECV, 0, peer=1),), ((),), ((),), (0,), ((),), (-1,), 1)
+    memory = memoryview(bytearray(100))
+    run = _core.Run(Group(), program, 1, bytes(24), [memory], None, None, None, 0, lambda: None, 0, bytes(16), pool, 1)
+    end.stream, end.open, end.readable, end.opener = there, True, True, Counter()
+    run.start()
+    with here, there:
+        here.send(b"\6" * 204)
+        assert len(_core.receive(end)) == 104
+        here.send(b"A" * 100_000)
+        end.readable = True
+        with pytest.raises(RuntimeError, match="waiting to be refused"):
+            _core.receive(end)
+
+
+def test_whoever_interrupts_a_ratchet_gets_a_counter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sealer = Sealer(Secret(bytes(32)))
+    sealer.counter = (1 << GENERATION_SHIFT) - 1
+    nonces: list[bytes] = [sealer._nonce()]
+    genuine = seal._cipher
+
+    def interrupted(secret: Secret) -> Any:
+        monkeypatch.setattr(seal, "_cipher", genuine)
+        nonces.append(sealer._nonce())
+        return genuine(secret)
+
+    monkeypatch.setattr(seal, "_cipher", interrupted)
+    nonces.append(sealer._nonce())
+    assert sealer.counter == (1 << GENERATION_SHIFT) + 2 and sealer.generation == 1
+    assert len(set(nonces[1:])) == 2
