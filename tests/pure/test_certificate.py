@@ -23,7 +23,7 @@ from ringfence.admission.proofs import certificate, identity
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules, Statement
 from ringfence.errors import AdmissionError, PolicyError, ProtocolError
 from ringfence.policy.table import parse
-from tests.certificates import HOUR, NOW, Authority, key_usage, now, spiffe
+from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, key_usage, now, spiffe
 from tests.pure.admission_samples import worker
 
 AUTHORITY = Authority()
@@ -339,6 +339,7 @@ def test_a_spiffe_trust_bundle_is_read_and_keys_for_other_uses_are_left() -> Non
 
 
 TEXT = 'ca = "b"\ntrust_domain = "example.org"\nids = "spiffe://example.org/**"'
+ODD = AUTHORITY.sign("odd", AUTHORITY.key, (), ca=True, extra=[ODD_FEATURE])
 LEAF = AUTHORITY.issue(spiffe("trainer/1")).chain[0]
 
 
@@ -359,6 +360,7 @@ LEAF = AUTHORITY.issue(spiffe("trainer/1")).chain[0]
         (b"[" * 100_000, "not a file of certificates"),
         (b'{"keys":' + b"[" * 100_000, "not a SPIFFE trust bundle"),
         (AUTHORITY.pem * 65, "65 certificates"),
+        (ODD.public_bytes(Encoding.PEM), "extensions cannot be read"),
     ],
     ids=str,
 )

@@ -19,6 +19,7 @@ from ringfence.admission.proofs import golden, gpu_chain, nvidia, spdm
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.table import parse
+from tests.certificates import ODD_FEATURE
 from tests.pure import mint_nvidia as mint
 from tests.pure.admission_samples import worker
 from tests.pure.flips import flips
@@ -416,6 +417,14 @@ def test_leaves_of_the_wrong_form_are_refused() -> None:
         refused(replace(top, leaf=rom.issue("GH100 A01 GSP FMC LF", extensions)).gpu(bytes(32)), reason)
     expired = rom.issue("GH100 A01 GSP FMC LF", good, end=datetime(2026, 1, 1, tzinfo=UTC))
     refused(replace(top, leaf=expired).gpu(bytes(32)), "to 2026-01-01, and now is 2026-11-01")
+
+
+def test_an_extension_that_the_library_trips_over_is_a_refusal() -> None:
+    top = mint.root()
+    device = mint.Device.under(top)
+    device.rom = device.above[0].issue("odd", [*mint.issuing(), (ODD_FEATURE, False)])
+    with pytest.raises(AdmissionError, match="not one of NVIDIA's: KeyError"):
+        gpu_chain.verify(device.boot().chain, top.certificate, mint.BEGIN)
 
 
 def test_chains_of_the_wrong_length_or_under_another_root_are_refused() -> None:

@@ -123,6 +123,13 @@ def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
         except AdmissionError as error:
             objections.append(str(error))
             continue
+        except BaseException as error:
+            # Libraries raise what they do not announce, over bytes that a stranger chose. Whoever shows such bytes is
+            # refused, and nobody else pays. A panic inside a library is no Exception in Python.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            objections.append(f"rank {shown.entry.rank} shows evidence that cannot be judged ({type(error).__name__})")
+            continue
         return Admitted(shown.entry, verifier.name, _TOKEN)
     if objections:
         raise AdmissionError("; or: ".join(dict.fromkeys(objections)))

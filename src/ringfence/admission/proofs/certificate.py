@@ -50,6 +50,7 @@ _SPACES: Final = b" " * 64
 _UNREADABLE: Final = (
     ValueError,
     TypeError,
+    KeyError,  # a TLS feature that the library does not know
     UnsupportedAlgorithm,
     x509.DuplicateExtension,
     x509.InvalidVersion,
