@@ -6,6 +6,8 @@ import base64
 import datetime
 import errno
 import json
+import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
@@ -405,6 +407,36 @@ def test_a_pattern_without_a_star_matches_itself_only(name: str) -> None:
     assert identity.matches(name, [name])
     assert not identity.matches(name + "x", [name])
     assert not identity.matches("x" + name, [name])
+
+
+@pytest.mark.parametrize("stars", [2, 3, 8, 1000])
+def test_the_time_that_matching_takes_does_not_explode(stars: int) -> None:
+    """An expression with three stars takes minutes over such a name; this takes so little that no limit is close."""
+    pattern = "spiffe://example.org/" + "-".join(["*"] * stars) + "-gpu"
+    assert identity.object_to(pattern, "example.org") is None
+    before = time.process_time()
+    assert not identity.matches("spiffe://example.org/" + "-" * 2000, [pattern])
+    assert time.process_time() - before < 1.0
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.text("ab*/.", max_size=8), st.text("ab/.", max_size=8), st.booleans(), st.booleans())
+def test_patterns_match_as_their_expressions_would(pattern: str, name: str, is_uri: bool, is_deep: bool) -> None:
+    """Against the definition: `*` is one or more characters of one part, `/**` one or more of any."""
+    start, stop = ("x://h/", "/") if is_uri else ("", ".")
+    deep = is_uri and is_deep
+    literals = [re.escape(each) for each in (start + pattern).split("*")]
+    expression = f"[^{stop}]+".join(literals) + ("/.+" if deep else "")
+    assume("**" not in pattern and not (deep and pattern.endswith("*/")))
+    found = identity.matches(start + name, [start + pattern + ("/**" if deep else "")])
+    assert found == (re.fullmatch(expression, start + name) is not None)
+
+
+def test_the_name_is_matched_after_everything_else() -> None:
+    """So that nobody whom no authority knows can make a worker compare names, or learn which it admits."""
+    stranger = Authority().issue(spiffe("viewer/7"))
+    assert "no authority of the policy vouches" in refusal(RULES, stranger)
+    assert "trainer" not in refusal(RULES, stranger)
 
 
 def test_times_are_of_the_clock_that_was_handed_in() -> None:

@@ -186,8 +186,6 @@ def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Cl
     except _UNREADABLE as error:
         raise AdmissionError("a certificate that cannot be read") from error
     name = identity.of(extensions, rules.trust_domain)
-    if not identity.matches(name, rules.ids):
-        raise AdmissionError(f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}")
     _check_times(name, leaf, now)
     _check_use(name, extensions)
     if not _is_strong(key):
@@ -195,6 +193,8 @@ def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Cl
             f"the key of the certificate of {name} is not P-256, P-384, P-521, Ed25519 or RSA from 2048"
         )
     _check_path(name, rules, leaf, others, now)
+    if not identity.matches(name, rules.ids):  # only now: before, anybody could have made up the name
+        raise AdmissionError(f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}")
     assert isinstance(key, PublicKey)
     return Claims(name, leaf.not_valid_after_utc.timestamp()), key
 
