@@ -128,6 +128,22 @@ def test_names_that_are_refused(names: tuple[x509.GeneralName, ...], says: str) 
         ((URI("https://example.org/v"), DNS("a.nodes.example.org")), False),
         ((x509.RFC822Name("a.nodes.example.org"),), False),
         ((spiffe("trainer/7"),), False),
+        ((spiffe("x.nodes.example.org"),), False),
+        ((URI("https://evil.example/a.nodes.example.org"),), False),
+        ((URI("a.nodes.example.org"),), False),
+        ((URI("urn:a.nodes.example.org"),), False),
+        ((DNS("a:b.nodes.example.org"),), False),
+        ((DNS("a/b.nodes.example.org"),), False),
+        ((DNS("a b.nodes.example.org"),), False),
+        ((DNS("https://example.org/w/a"),), False),
+        ((URI("https://example.org/w/../admin"),), False),
+        ((URI("https://example.org/w/./a"),), False),
+        ((URI("https://example.org/w//a"),), False),
+        ((URI("https://example.org/w/a/"),), False),
+        ((URI("https://example.org/w/%2e%2e/admin"),), False),
+        ((URI("https://example.org/w/a?b"),), False),
+        ((URI("https://example.org/w/a#b"),), False),
+        ((URI("https://evil.example?/example.org/w/a"),), False),
     ],
 )
 def test_names_without_a_trust_domain(names: tuple[x509.GeneralName, ...], admitted: bool) -> None:
@@ -136,6 +152,15 @@ def test_names_without_a_trust_domain(names: tuple[x509.GeneralName, ...], admit
         assert certificate.verify(PLAIN, shown(credential), STATEMENT, now())
     else:
         assert "certificate" in refusal(PLAIN, credential)
+
+
+def test_a_pattern_for_hosts_is_none_for_uris() -> None:
+    """A star that stands for one label once stood for a whole URI, which the same authority may give to anybody."""
+    rules = replace(PLAIN, ids=("*", "*.example.org"))
+    assert certificate.verify(rules, shown(AUTHORITY.issue(DNS("node"))), STATEMENT, now())
+    for name in (URI("https://evil/any/path"), URI("https://evil/x.example.org")):
+        assert "the policy admits" in refusal(rules, AUTHORITY.issue(name))
+    assert "no trust_domain" in refusal(rules, AUTHORITY.issue(spiffe("trainer/7")))
 
 
 def test_a_certificate_counts_from_its_first_second_to_its_last() -> None:
@@ -392,6 +417,11 @@ def test_bundles_that_are_refused(content: bytes, says: str) -> None:
         ('ca = "b"\nids = "*://example.org/x"', "a URI with a plain scheme"),
         ('ca = "b"\nids = "https://*/x"', "a URI with a plain scheme"),
         ('ca = "b"\nids = "A.example"', "lower case"),
+        ('ca = "b"\nids = "a@example"', "or a DNS name of a-z"),
+        ('ca = "b"\nids = "https://example.org/a/../b"', "no such name is admitted"),
+        ('ca = "b"\nids = "https://example.org/a//b"', "no such name is admitted"),
+        ('ca = "b"\nids = "https://example.org/a%41"', "no such name is admitted"),
+        ('ca = "b"\nids = "spiffe://example.org/a/"\ntrust_domain = "example.org"', "no such name is admitted"),
         ('ca = "b"\nids = "a b"', "without spaces"),
         ('ca = "b"\nids = "a.example"\nroot = "x"', "unknown key 'root'; known here: trust_domain, ids, ca"),
     ],

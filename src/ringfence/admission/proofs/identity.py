@@ -19,7 +19,10 @@ ID_CHARACTERS: Final = 2048
 
 _TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
 _SEGMENT: Final = re.compile(r"[a-zA-Z0-9._-]+")
-_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*]+/.+")
+_URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*%?#]+/([^%?#]+)")
+_START: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*]+/.")
+_NO_NAME: Final = "has a part that is empty, '.' or '..', or one of % ? #: no such name is admitted"
+_HOST: Final = re.compile(r"[a-z0-9._-]+")
 
 
 def is_trust_domain(value: str) -> bool:
@@ -43,7 +46,17 @@ def of(extensions: x509.Extensions, trust_domain: str | None) -> str:
         raise AdmissionError("the certificate must have exactly one URI, or no URI and exactly one DNS name")
     if not 1 <= len(found[0]) <= ID_CHARACTERS or not wire.is_printable(found[0]) or "*" in found[0]:
         raise AdmissionError("the name in the certificate is not a plain one")
+    if found[0].startswith("spiffe:"):
+        raise AdmissionError("the certificate is a SPIFFE identity, and this rule says no trust_domain")
+    if not (_is_plain_uri(found[0]) if uris else _HOST.fullmatch(found[0])):
+        raise AdmissionError("the name in the certificate is not a plain one")
     return found[0]
+
+
+def _is_plain_uri(value: str) -> bool:
+    """With a path that has one reading: no part that is empty, points elsewhere or stands for other characters."""
+    match = _URI.fullmatch(value)
+    return match is not None and all(part not in ("", ".", "..") for part in match[1].split("/"))
 
 
 def _spiffe_id(uris: list[str], trust_domain: str) -> str:
@@ -72,16 +85,26 @@ def object_to(pattern: str, trust_domain: str | None) -> str | None:
         return "has ** elsewhere than at its end, after a slash"
     if trust_domain is not None:
         start = f"spiffe://{trust_domain}/"
-        return None if pattern.startswith(start) and pattern != start else f"must begin with {start} and go on"
+        if not pattern.startswith(start) or pattern == start:
+            return f"must begin with {start} and go on"
+        return None if _is_plain_uri(pattern) else _NO_NAME
     if pattern.startswith("spiffe:"):
         return "is a SPIFFE identity: say which trust_domain the authorities of this rule stand for"
     if "/" in pattern or ":" in pattern:
-        return None if _SCHEME.fullmatch(pattern) else "must be a URI with a plain scheme and host, or a DNS name"
-    return None if pattern == pattern.lower() else "must be in lower case, as DNS names are compared"
+        if not _START.match(pattern):
+            return "must be a URI with a plain scheme and host, or a DNS name"
+        return None if _is_plain_uri(pattern) else _NO_NAME
+    if pattern != pattern.lower():
+        return "must be in lower case, as DNS names are compared"
+    return (
+        None
+        if _HOST.fullmatch(pattern.replace("*", "x"))
+        else "must be a URI, or a DNS name of a-z, 0-9, '.', '_', '-'"
+    )
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches any of the patterns.
+    """Whether a name matches any of the patterns: a URI those with "://", a DNS name the others.
 
     `*` stands for one or more characters within one part of a URI's path, or one label of a DNS name; `/**` at the end of a URI
     for everything below.
@@ -91,6 +114,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 def _matches(name: str, pattern: str) -> bool:
     """Part by part, in one pass: a stranger chose the name, and must not be able to choose the time that this takes."""
+    if ("://" in name) != ("://" in pattern):
+        return False
     stop = "/" if "://" in pattern else "."
     found, wanted = name.split(stop), pattern.split(stop)
     if pattern.endswith("/**"):
