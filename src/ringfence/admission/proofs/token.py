@@ -82,6 +82,8 @@ def read_rules(table: Table) -> Rules:
     table.done()
     if not rules.claims:
         raise claims.error("names no claim: a signed token can also say that the evidence was bad")
+    if submodule_claims is not None and not rules.submodule_claims:
+        raise submodule_claims.error("names no claim: leave the table out, or say what must hold of every submodule")
     return rules
 
 
@@ -186,6 +188,7 @@ def _submodules(claims: Json, detached: Mapping[str, str], rules: Rules, nonce: 
     for name, value in listed.items():
         if isinstance(value, dict):
             _check_debug(value)
+            _check_flat(name, value)
             found[name] = value
         elif name not in detached:
             raise AdmissionError(f"the token's submodule {shown(name)} is not with it")
@@ -194,10 +197,19 @@ def _submodules(claims: Json, detached: Mapping[str, str], rules: Rules, nonce: 
             if value != ["DIGEST", ["SHA-256", digest]]:
                 raise AdmissionError(f"the token vouches for another submodule {shown(name)} than came with it")
             found[name] = _verify_one(detached[name], rules, nonce, now)
+            _check_flat(name, found[name])
     strangers = sorted(detached.keys() - {name for name, value in listed.items() if not isinstance(value, dict)})
     if strangers:
         raise AdmissionError(f"a submodule {shown(strangers[0])} comes with the token, which does not vouch for it")
     return found
+
+
+def _check_flat(name: str, claims: Json) -> None:
+    """What a service says two levels down no rule looks at, so nobody would see a bad device there."""
+    if "submods" in claims:
+        raise AdmissionError(
+            f"the token's submodule {shown(name)} has submodules of its own, which no policy can judge"
+        )
 
 
 def _compare(where: str, claims: Mapping[str, object], expected: Mapping[str, Expected]) -> None:
