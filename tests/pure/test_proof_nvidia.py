@@ -358,6 +358,17 @@ def test_one_bad_gpu_among_good_ones_is_refused() -> None:
         verdict(mint.Device.under(ROOT), bad, mint.Device.under(ROOT, 3))
 
 
+def test_a_report_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
+    """The nonces of all GPUs come before the chain of the first."""
+    nonce, rules = nvidia.nonce_of(b"this one"), Rules((minted_golden(mint.Device.under(ROOT)),))
+    good = Gpu(mint.Device.under(ROOT).report(nonce), (b"no", b"certificates"))
+    bad = Gpu(mint.Device.under(ROOT).report(bytes(32)), (b"no", b"certificates"))
+    with pytest.raises(AdmissionError, match="not one of NVIDIA's"):
+        nvidia.verify(nvidia.encode([good]), rules, b"this one", mint.NOW, root=ROOT.certificate)
+    with pytest.raises(AdmissionError, match="a GPU answers another nonce"):
+        nvidia.verify(nvidia.encode([good, bad]), rules, b"this one", mint.NOW, root=ROOT.certificate)
+
+
 def test_firmware_other_than_the_certified_is_refused() -> None:
     device = mint.Device.under(ROOT)
     device.opaque[20] = hashlib.sha384(b"other firmware").digest()

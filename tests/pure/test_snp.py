@@ -170,6 +170,14 @@ def test_a_certificate_with_bytes_behind_it_is_refused() -> None:
         authenticate(RECORDS["trustee"], certificate=RECORDS["trustee"].certificate + b"\0")
 
 
+def test_a_report_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
+    proof = snp.encode(foundry().report(DATA), b"not a certificate")
+    with pytest.raises(AdmissionError, match="cannot be read"):
+        snp.verify(proof, DATA, foundry().rules, time.time(), known=foundry().roots)
+    with pytest.raises(AdmissionError, match="REPORT_DATA differs"):
+        snp.verify(proof, bytes(64), foundry().rules, time.time(), known=foundry().roots)
+
+
 # -- minted under a test root ---------------------------------------------------------------------------------------
 
 

@@ -150,8 +150,7 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
         device.key.verify(encode_dss_signature(r, s), report.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature:
         raise AdmissionError(f"the report of {device.name} is not signed by its attestation key") from None
-    if not keys.same(report.nonce, nonce):
-        raise AdmissionError(f"the report of {device.name} answers another nonce: it was not made for this connection")
+    _check_nonce(device.name, report, nonce)
     firmware_id = report.opaque.get(spdm.FIRMWARE_ID, device.firmware_id)  # older drivers leave it to the certificate
     if firmware_id != device.firmware_id:
         raise AdmissionError(f"the report of {device.name} comes from other firmware than its key was certified for")
@@ -167,6 +166,11 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
     )
 
 
+def _check_nonce(who: str, report: spdm.Report, nonce: bytes) -> None:
+    if not keys.same(report.nonce, nonce):
+        raise AdmissionError(f"the report of {who} answers another nonce: it was not made for this connection")
+
+
 def verify(
     proof: bytes, rules: Rules, binding_digest: bytes, now: float, *, root: x509.Certificate | None = None
 ) -> tuple[Claims, ...]:
@@ -175,6 +179,8 @@ def verify(
     if rules.gpus is not None and len(gpus) != rules.gpus:  # before the work that a stranger could cause
         raise AdmissionError(f"{len(gpus)} GPUs are shown where the policy asks for exactly {rules.gpus}")
     nonce = nonce_of(binding_digest)
+    for gpu in gpus:  # again before that work; what counts is the same check of what has verified
+        _check_nonce("a GPU", spdm.read(gpu.report), nonce)
     claims = tuple(verify_report(gpu, nonce, now, root=root) for gpu in gpus)
     if len({each.device for each in claims}) != len(claims):
         raise AdmissionError("one GPU is shown twice: show each once")

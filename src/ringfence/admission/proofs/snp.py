@@ -225,11 +225,16 @@ def _check_guest_policy(policy: GuestPolicy, rules: Rules) -> None:
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, known: Roots | None = None) -> Claims:
     """Judge a proof for the 64 bytes that it must be about. `known` is for tests: no policy reaches it."""
     report, certificate = decode(proof)
+    _check_report_data(Report.decode(report), report_data)  # before the work that a recorded report could cause
     claims = authenticate(report, certificate, now, known=known)
     check(claims, rules)
-    if not keys.same(claims.report.report_data, report_data):
-        raise AdmissionError("the report was made for another connection or another worker (REPORT_DATA differs)")
+    _check_report_data(claims.report, report_data)  # and again of what has verified, which is what counts
     return claims
+
+
+def _check_report_data(report: Report, report_data: bytes) -> None:
+    if not keys.same(report.report_data, report_data):
+        raise AdmissionError("the report was made for another connection or another worker (REPORT_DATA differs)")
 
 
 # -- the proof ------------------------------------------------------------------------------------------------------

@@ -195,11 +195,16 @@ def check(claims: Claims, rules: Rules) -> None:
 
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, root: bytes | None = None) -> Claims:
     """Judge a proof for the 64 bytes that it must be about. `root` is for tests: no policy reaches it."""
+    _check_report_data(tdx_quote.read(proof), report_data)  # before the work that a recorded quote could cause
     claims = authenticate(proof, rules.collateral, now, root=root)
     check(claims, rules)
-    if not keys.same(claims.body.report_data, report_data):
-        raise AdmissionError("the quote was made for another connection or another worker (REPORTDATA differs)")
+    _check_report_data(claims.body, report_data)  # and again of what has verified, which is what counts
     return claims
+
+
+def _check_report_data(body: tdx_quote.Body, report_data: bytes) -> None:
+    if not keys.same(body.report_data, report_data):
+        raise AdmissionError("the quote was made for another connection or another worker (REPORTDATA differs)")
 
 
 def load_library() -> Any:
