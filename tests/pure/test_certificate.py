@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import bisect
 import datetime
 import errno
 import json
@@ -25,7 +26,7 @@ from ringfence.admission.proofs import certificate, identity
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules, Statement
 from ringfence.errors import AdmissionError, PolicyError, ProtocolError
 from ringfence.policy.table import parse
-from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, key_usage, now, spiffe
+from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, key_usage, now, private_pem, spiffe
 from tests.pure.admission_samples import worker
 
 AUTHORITY = Authority()
@@ -467,6 +468,43 @@ def test_the_name_is_matched_after_everything_else() -> None:
     stranger = Authority().issue(spiffe("viewer/7"))
     assert "no authority of the policy vouches" in refusal(RULES, stranger)
     assert "trainer" not in refusal(RULES, stranger)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP521R1()),
+        ed25519.Ed25519PrivateKey.generate(),
+    ],
+    ids=["P-256", "P-521", "Ed25519"],
+)
+def test_a_credential_is_taken_only_if_what_it_signs_fits_a_listing(key: certificate.PrivateKey) -> None:
+    """To the byte: the largest chain that is taken makes endorsements that can be sent, whatever the signature's length."""
+    even = Authority(key=ed25519.Ed25519PrivateKey.generate())  # whose signatures are all of one length
+    leaf = even.sign("worker", key, [spiffe("trainer/7")])
+
+    def pem(filler: int) -> bytes:
+        extra = [x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3"), bytes(filler))]
+        padded = even.sign("between", even.key, [], ca=True, extra=extra)
+        return b"".join(each.public_bytes(Encoding.PEM) for each in (leaf, padded))
+
+    def is_refused(filler: int) -> bool:
+        try:
+            return not certificate.read_credential(pem(filler), private_pem(key))
+        except ValueError:
+            return True
+
+    refused = 8 * bisect.bisect_left(range(500), True, key=lambda each: is_refused(8 * each))
+    with pytest.raises(ValueError, match="can be shown"):
+        certificate.read_credential(pem(refused), private_pem(key))
+    credential = certificate.read_credential(pem(refused - 8), private_pem(key))
+    assert ENDORSEMENT_BYTES - 32 < len(shown(credential)) <= ENDORSEMENT_BYTES
+
+
+def test_room_is_kept_for_the_signature_of_a_long_rsa_key() -> None:
+    key = rsa.generate_private_key(65537, 4224)
+    assert certificate._most_signature_bytes(key) == len(certificate.sign(key, b"")) == 528
 
 
 def test_times_are_of_the_clock_that_was_handed_in() -> None:

@@ -369,6 +369,14 @@ def test_a_report_for_another_connection_is_refused_before_any_signature_is_look
         nvidia.verify(nvidia.encode([good, bad]), rules, b"this one", mint.NOW, root=ROOT.certificate)
 
 
+@pytest.mark.parametrize("mode", [b"", b"\0", b"\x56", b"\xab", b"\xaa\0", b"\x55\x55"])
+def test_a_protected_pcie_mode_that_nobody_knows_is_refused(mode: bytes) -> None:
+    device = mint.Device.under(ROOT)
+    device.opaque[spdm.PROTECTED_PCIE] = mode
+    with pytest.raises(AdmissionError, match="does not know"):
+        verdict(device)
+
+
 def test_firmware_other_than_the_certified_is_refused() -> None:
     device = mint.Device.under(ROOT)
     device.opaque[20] = hashlib.sha384(b"other firmware").digest()

@@ -143,6 +143,13 @@ def test_versions_that_were_never_tested_are_refused(version: int) -> None:
         Report.decode(report)
 
 
+@pytest.mark.parametrize("bit", range(5, 32))
+def test_flags_that_nobody_has_given_a_meaning_are_refused(bit: int) -> None:
+    report = foundry().report(DATA, changes={0x48: (1 << bit).to_bytes(4, "little")})
+    with pytest.raises(AdmissionError, match="some of which this release does not know"):
+        Report.decode(report)
+
+
 @given(st.binary(max_size=3000))
 @settings(deadline=None)
 def test_any_bytes_are_a_proof_or_refused(proof: bytes) -> None:

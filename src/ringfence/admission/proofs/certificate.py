@@ -339,13 +339,21 @@ def read_credential(chain: bytes, key: bytes) -> Credential:
     if private.public_key() != public:
         raise ValueError("the key is not that of the first certificate")
     encoded = tuple(each.public_bytes(Encoding.DER) for each in certificates)
-    size = len(encode(encoded, bytes(SIGNATURE_BYTES // 2)))
+    size = len(encode(encoded, bytes(_most_signature_bytes(private))))
     if len(encoded) > CHAIN_LIMIT or max(map(len, encoded)) > CERTIFICATE_BYTES or size > ENDORSEMENT_BYTES:
         raise ValueError(
             f"{len(encoded)} certificates of {size} bytes; at most {CHAIN_LIMIT} of {ENDORSEMENT_BYTES} bytes can be shown: "
             "leave out the authority's own, or use elliptic-curve keys"
         )
     return Credential(encoded, private)
+
+
+def _most_signature_bytes(key: PrivateKey) -> int:
+    """That a signature of this key can have: as long as an RSA key, or two numbers in DER, or Ed25519's 64."""
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return 64
+    width = (key.key_size + 7) // 8
+    return width if isinstance(key, rsa.RSAPrivateKey) else 2 * (width + 3) + 3
 
 
 def make(credential: Credential, statement: Statement) -> bytes:

@@ -36,7 +36,7 @@ from ringfence.policy.table import Table
 KIND: Final = 5
 GPUS: Final = range(1, 17)  # of one worker
 _SERIAL_BYTES: Final = 20
-_PROTECTED_PCIE_ON: Final = b"\xaa"
+_PROTECTED_PCIE: Final = {None: False, b"\x55": False, b"\xaa": True}  # older drivers do not speak of it
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,9 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
     firmware_id = report.opaque.get(spdm.FIRMWARE_ID, device.firmware_id)  # older drivers leave it to the certificate
     if firmware_id != device.firmware_id:
         raise AdmissionError(f"the report of {device.name} comes from other firmware than its key was certified for")
+    mode = report.opaque.get(spdm.PROTECTED_PCIE)
+    if mode not in _PROTECTED_PCIE:
+        raise AdmissionError(f"the report of {device.name} names a protected-PCIe mode that this release does not know")
     return Claims(
         device=device.name,
         model=device.model,
@@ -161,7 +164,7 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
         vbios=spdm.vbios_version(report),
         firmware_id=firmware_id,
         measurements=report.measurements,
-        protected_pcie=report.opaque.get(spdm.PROTECTED_PCIE) == _PROTECTED_PCIE_ON,
+        protected_pcie=_PROTECTED_PCIE[mode],
         serials=device.serials,
     )
 
