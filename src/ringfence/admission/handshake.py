@@ -51,6 +51,7 @@ class Handshake:
         self.refusal: Refusal | None = None
         self.admitted: Admitted | None = None
         self.child_proof_digest: bytes | None = None  # stands for the child's proof in the roster
+        self.child_kind: int | None = None  # the kind of that proof
         self._hello = hello
         self._ranks = ranks  # that the peer may hold: the one dialled, or our children
         self._policy = policy
@@ -104,6 +105,7 @@ class Handshake:
         self.state = State.ADMIT
         if self.role is Role.CHILD:
             return [Admit()]
+        self.child_kind = message.kind
         self.child_proof_digest = proof_digest(message.kind, binding, message.proof)
         return [self._proof(), Admit()]
 
@@ -122,6 +124,7 @@ class Handshake:
         binding = self._binding(of_peer=False)
         proof = Proof(self._prover.kind, self._prover.prove(binding))
         if self.role is Role.CHILD:
+            self.child_kind = proof.kind
             self.child_proof_digest = proof_digest(proof.kind, binding, proof.proof)
         return proof
 

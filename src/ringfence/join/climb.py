@@ -276,11 +276,12 @@ class _Climb:
         handshake = peer.handshake
         assert handshake.admitted is not None
         assert handshake.child_proof_digest is not None
+        assert handshake.child_kind is not None
         entry = handshake.admitted.entry
         if self._judged_at is None:
             self._judged_at = time.monotonic()
         if handshake.role is Role.PARENT:
-            self._tree.attach_child(entry, handshake.child_proof_digest)
+            self._tree.attach_child(entry, handshake.child_proof_digest, handshake.child_kind)
         peer.become_neighbour(entry.rank, entry.world_size)
         self._strangers.remove(peer)
         self._edges[entry.rank] = peer
