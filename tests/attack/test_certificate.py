@@ -119,6 +119,19 @@ def test_a_parent_with_a_bad_certificate_is_refused(kind: str) -> None:
     assert two.admitted is None
 
 
+def test_a_stranger_hears_nothing_of_the_policy() -> None:
+    """What a policy admits goes to the log of the worker that refused."""
+    for credential in (AUTHORITY.issue(spiffe("viewer/1")), AUTHORITY.issue(spiffe("viewer/1", "example.com"))):
+        one, two = meet(party(1, credential), party(0))
+        assert one.refusal is not None
+        assert two.refusal is not None
+        assert one.refusal.by_peer
+        assert "viewer/1" in one.refusal.text
+        for value in ("worker/*", "this rule is for"):
+            assert value not in one.refusal.text
+        assert "worker/*" in two.refusal.text or "this rule is for example.org" in two.refusal.text
+
+
 def test_a_certificate_without_its_key_is_worth_nothing() -> None:
     """Certificates travel in the open of the roster, so everybody has everybody's."""
     victim = AUTHORITY.issue(spiffe("worker/1"))

@@ -446,3 +446,24 @@ def test_a_proof_has_one_form() -> None:
             token.encode("a", {name: "b"})
     with pytest.raises(AdmissionError):
         token.encode("\u00e9", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "secret"),
+    [
+        ({"iss": "https://evil.example"}, ISSUER),
+        ({"aud": "you"}, "audience-1"),
+        ({"ready": False}, "true"),
+        ({"ready": None}, "ready"),
+    ],
+)
+def test_a_stranger_hears_nothing_of_the_policy(changes: dict[str, object], secret: str) -> None:
+    prover = TokenProver(
+        lambda nonce: ES384.sign(claims(**{"eat_nonce": nonce, "aud": "audience-1"} | changes)).encode()
+    )
+    policy = Policy((TokenVerifier(replace(rules(), audience="audience-1"), lambda: NOW),))
+    binding = Binding(b"one connection")
+    with pytest.raises(AdmissionError) as caught:
+        judge(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
+    assert secret in str(caught.value)
+    assert secret not in caught.value.told

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ringfence.admission.proofs import snp
 from ringfence.admission.proofs.snp_chain import pinned
-from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SIGNED_BYTES, Report
+from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SIGNED_BYTES, Report, Tcb
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.table import parse
 from tests.pure.flips import flips
@@ -183,6 +183,22 @@ def test_a_report_for_another_connection_is_refused_before_any_signature_is_look
         snp.verify(proof, DATA, foundry().rules, time.time(), known=foundry().roots)
     with pytest.raises(AdmissionError, match="REPORT_DATA differs"):
         snp.verify(proof, bytes(64), foundry().rules, time.time(), known=foundry().roots)
+
+
+def test_a_guest_that_is_refused_hears_nothing_of_the_policy() -> None:
+    mint = foundry()
+    high = Tcb(tuple((part, 251) for part, _ in mint.rules.minimum_tcb[0][1].parts))
+    cases = (
+        (replace(mint.rules, minimum_tcb=(("milan", high),)), "251"),
+        (replace(mint.rules, minimum_tcb=(("turin", high),)), "Turin"),
+        (replace(mint.rules, vmpl=3), "wants 3"),
+        (replace(mint.rules, guest_svn=4711), "4711"),
+    )
+    for rules, secret in cases:
+        with pytest.raises(AdmissionError) as caught:
+            judge(mint, mint.report(DATA), mint.certificate("vcek"), rules)
+        assert secret in str(caught.value)
+        assert secret not in caught.value.told
 
 
 # -- minted under a test root ---------------------------------------------------------------------------------------

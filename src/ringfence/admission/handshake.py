@@ -101,7 +101,7 @@ class Handshake:
         try:
             self.admitted = judge(self._policy, Evidence(self._peer.entry, message.kind, message.proof, binding))
         except AdmissionError as error:
-            return self._refuse(Reason.PROOF, str(error))
+            return self._refuse(Reason.PROOF, str(error), error.told)
         self.state = State.ADMIT
         if self.role is Role.CHILD:
             return [Admit()]
@@ -137,9 +137,10 @@ class Handshake:
             return bind(Role(1 - self.role), peer, self._hello, peer_key, own_key, exporter)
         return bind(self.role, self._hello, peer, own_key, peer_key, exporter)
 
-    def _refuse(self, reason: Reason, text: str) -> list[Message]:
+    def _refuse(self, reason: Reason, text: str, told: str | None = None) -> list[Message]:
+        """`text` is for this worker's own log; `told`, if it differs, for a peer that is still a stranger."""
         self._end(Refusal(reason, text, by_peer=False, same_run=self._same_run()))
-        return [Refuse(reason, text)]
+        return [Refuse(reason, text if told is None else told)]
 
     def _end(self, refusal: Refusal) -> None:
         self.refusal = refusal

@@ -194,7 +194,10 @@ def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Cl
         )
     _check_path(name, rules, leaf, others, now)
     if not identity.matches(name, rules.ids):  # only now: before, anybody could have made up the name
-        raise AdmissionError(f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}")
+        raise AdmissionError(
+            f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}",
+            told=f"the certificate is for {name}, which the policy does not admit",
+        )
     assert isinstance(key, PublicKey)
     return Claims(name, leaf.not_valid_after_utc.timestamp()), key
 
@@ -303,7 +306,7 @@ class CertificateVerifier:
         try:
             verify(self._rules, shown, statement, self._clock())
         except AdmissionError as error:
-            raise AdmissionError(f"rank {entry.rank}: {error}") from error
+            raise error.within(f"rank {entry.rank}: ") from error
 
 
 # -- proving --------------------------------------------------------------------------------------------------------

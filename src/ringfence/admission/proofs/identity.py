@@ -70,7 +70,10 @@ def _spiffe_id(uris: list[str], trust_domain: str) -> str:
     if not well_formed or not all(_SEGMENT.fullmatch(each) and each not in (".", "..") for each in segments):
         raise AdmissionError(f"the certificate's URI {found[:80]!a} is not a SPIFFE identity")
     if domain != trust_domain:
-        raise AdmissionError(f"{found} is of trust domain {domain}, and this rule is for {trust_domain}")
+        raise AdmissionError(
+            f"{found} is of trust domain {domain}, and this rule is for {trust_domain}",
+            told=f"{found} is of trust domain {domain}, and the policy asks for another",
+        )
     return found
 
 

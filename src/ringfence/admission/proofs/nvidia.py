@@ -180,7 +180,8 @@ def verify(
     """Every GPU of the proof, against the rules. A third party can judge a stored preimage and proof the same way."""
     gpus = decode(proof)
     if rules.gpus is not None and len(gpus) != rules.gpus:  # before the work that a stranger could cause
-        raise AdmissionError(f"{len(gpus)} GPUs are shown where the policy asks for exactly {rules.gpus}")
+        told = f"{len(gpus)} GPUs are shown where the policy asks for"
+        raise AdmissionError(f"{told} exactly {rules.gpus}", told=f"{told} another number")
     nonce = nonce_of(binding_digest)
     for gpu in gpus:  # again before that work; what counts is the same check of what has verified
         _check_nonce("a GPU", spdm.read(gpu.report), nonce)
@@ -207,10 +208,11 @@ def _check(claims: Claims, rules: Rules) -> None:
             each.compare(claims.firmware_id, claims.measurements)
             return
     known = "; ".join(sorted(map(str, rules.golden)))
-    raise AdmissionError(
+    told = (
         f"{claims.device} runs driver {claims.driver or 'none'} and VBIOS {claims.vbios}, for which the policy has no "
-        f"golden values. It has: {known}"
+        "golden values"
     )
+    raise AdmissionError(f"{told}. It has: {known}", told=told)
 
 
 class NvidiaVerifier:
@@ -231,7 +233,7 @@ class NvidiaVerifier:
         try:
             verify(evidence.proof, self._rules, evidence.binding.digest, self._clock(), root=self._root)
         except AdmissionError as error:
-            raise AdmissionError(f"rank {evidence.entry.rank}: {error}") from None
+            raise error.within(f"rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
         """A GPU signs no entries: whoever did not see the proof relies on the admitted parent that did."""

@@ -181,18 +181,24 @@ def check(claims: Claims, rules: Rules) -> None:
     minimum = dict(rules.minimum_tcb).get(claims.product.name)
     if minimum is None:
         wanted = " or ".join(name.capitalize() for name, _ in rules.minimum_tcb)
+        told = f"it runs on {claims.product.name.capitalize()}"
         raise AdmissionError(
-            f"it runs on {claims.product.name.capitalize()}, and the policy admits {wanted}; {MEASURE}"
+            f"{told}, and the policy admits {wanted}; {MEASURE}", told=f"{told}, which the policy does not admit"
         )
     if old := claims.tcb.below(minimum):
-        raise AdmissionError(f"its firmware is out of date: {', '.join(old)}; update the host")
+        raise AdmissionError(
+            f"its firmware is out of date: {', '.join(old)}; update the host",
+            told=f"its firmware is out of date ({claims.tcb}); update the host",
+        )
     if claims.provider is not None and claims.provider not in rules.vlek_providers:
         raise AdmissionError(f"it is endorsed by a VLEK of {claims.provider!r}, which vlek_providers does not name")
     _check_guest_policy(report.policy, rules)
     if report.vmpl != rules.vmpl:
-        raise AdmissionError(f"the report was asked for at VMPL {report.vmpl}, the policy wants {rules.vmpl}")
+        told = f"the report was asked for at VMPL {report.vmpl}"
+        raise AdmissionError(f"{told}, the policy wants {rules.vmpl}", told=f"{told}, the policy wants another")
     if report.guest_svn < rules.guest_svn:
-        raise AdmissionError(f"its guest SVN is {report.guest_svn}, the policy wants at least {rules.guest_svn}")
+        told = f"its guest SVN is {report.guest_svn}, the policy wants"
+        raise AdmissionError(f"{told} at least {rules.guest_svn}", told=f"{told} a higher one")
     values = (
         ("measurement", report.measurement, rules.measurements),
         ("host_data", report.host_data, rules.host_data or (report.host_data,)),
@@ -274,7 +280,7 @@ class SnpVerifier:
         try:
             verify(evidence.proof, evidence.binding.digest, self._rules, self._clock(), known=self._known)
         except AdmissionError as error:
-            raise AdmissionError(f"{NAME} refuses rank {evidence.entry.rank}: {error}") from None
+            raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
         """A report signs nothing but itself: the entry stands on the word of the parent, which was admitted itself."""

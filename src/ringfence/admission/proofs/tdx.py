@@ -144,7 +144,8 @@ def authenticate(quote: bytes, collateral: tuple[Collateral, ...], now: float, *
     fitting = [each for each in collateral if each.fmspc == fmspc]
     if not fitting:
         known = ", ".join(each.fmspc for each in collateral) or "none"
-        raise AdmissionError(f"there is no collateral for its platform, FMSPC {fmspc} (there is: {known}); {FETCH}")
+        told = f"there is no collateral for its platform, FMSPC {fmspc}"
+        raise AdmissionError(f"{told} (there is: {known}); {FETCH}", told=told)
     reason = ""
     for each in fitting:  # there are two where a platform's keys come from two authorities
         try:
@@ -254,7 +255,7 @@ class TdxVerifier:
         try:
             verify(evidence.proof, evidence.binding.digest, self._rules, self._clock(), root=self._root)
         except AdmissionError as error:
-            raise AdmissionError(f"{NAME} refuses rank {evidence.entry.rank}: {error}") from None
+            raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
         """A quote signs nothing but itself: the entry stands on the word of the parent, which was admitted itself."""
