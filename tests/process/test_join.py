@@ -15,7 +15,7 @@ import pytest
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry
-from ringfence.admission.policy import Policy
+from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
@@ -359,3 +359,22 @@ def test_evidence_that_never_comes_is_named_at_the_deadline(rank: int) -> None:
     with World(2, timeout=1.0) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
         assert f"rank {rank} has no proof to show: the service is down\\x1b" in world.error(rank)
+
+
+class Rude(SharedSecret):
+    """A judge that quotes a stranger as it is."""
+
+    def verify(self, evidence: Evidence) -> None:
+        raise AdmissionError("it says \x1b[2J\nrank 9: admitted")
+
+
+def test_a_strangers_words_reach_a_log_as_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
+    rude = Rude(SECRET, "none")
+    with World(2, timeout=1.0) as world:
+        world.start(range(2), admission={0: (Policy((rude,)), rude)})
+        errors = [world.error(rank) for rank in range(2)]
+    shown = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
+    assert shown
+    for text in (*shown, *errors):
+        assert r"it says \x1b[2J\nrank 9: admitted" in text
+        assert text.isprintable()

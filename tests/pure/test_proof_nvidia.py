@@ -377,6 +377,16 @@ def test_a_protected_pcie_mode_that_nobody_knows_is_refused(mode: bytes) -> None
         verdict(device)
 
 
+def test_a_worker_that_is_refused_hears_nothing_of_the_policy() -> None:
+    known = minted_golden(mint.Device.under(ROOT))
+    cases = ((Rules((known,), gpus=7), "exactly 7"), (Rules((replace(known, driver="999.99"),)), "999.99"))
+    for rules, secret in cases:
+        with pytest.raises(AdmissionError) as caught:
+            verdict(mint.Device.under(ROOT), rules=rules)
+        assert secret in str(caught.value)
+        assert secret not in caught.value.told
+
+
 def test_firmware_other_than_the_certified_is_refused() -> None:
     device = mint.Device.under(ROOT)
     device.opaque[20] = hashlib.sha384(b"other firmware").digest()
