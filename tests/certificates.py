@@ -37,6 +37,8 @@ def key_usage(*granted: str) -> x509.KeyUsage:
 
 SIGNS = key_usage("digital_signature")
 ISSUES = key_usage("key_cert_sign", "crl_sign")
+# A list of TLS features with one that `cryptography` has no name for: to look at it raises a KeyError.
+ODD_FEATURE = x509.UnrecognizedExtension(x509.TLSFeature.oid, bytes.fromhex("3003020101"))
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Authority:
         purposes: Sequence[x509.ObjectIdentifier] = (),
         start: datetime.datetime = NOW - HOUR,
         end: datetime.datetime = NOW + HOUR,
+        extra: Sequence[x509.ExtensionType] = (),
     ) -> x509.Certificate:
         own = self.key.public_key()
         builder = (
@@ -87,6 +90,8 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         if purposes:
             builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        for extension in extra:
+            builder = builder.add_extension(extension, critical=False)
         return builder.sign(self.key, None if isinstance(self.key, ed25519.Ed25519PrivateKey) else hashes.SHA256())
 
     def issue(self, *names: x509.GeneralName, key: PrivateKey | None = None, **wrong: object) -> Credential:

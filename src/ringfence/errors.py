@@ -35,7 +35,15 @@ class UnsupportedError(RingfenceError):
 
 
 class AdmissionError(RingfenceError):
-    """A worker was not admitted."""
+    """A worker was not admitted. `told` is what it may hear of it itself: nothing of the values in the policy."""
+
+    def __init__(self, text: str, *, told: str | None = None) -> None:
+        super().__init__(text)
+        self.told = text if told is None else told
+
+    def within(self, prefix: str) -> AdmissionError:
+        """The same, about somebody."""
+        return AdmissionError(f"{prefix}{self}", told=f"{prefix}{self.told}")
 
 
 class ProtocolError(RingfenceError):

@@ -165,14 +165,21 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
 
 
 def _read_unshared(path: Path, limit: int) -> bytes:
-    """A file that says who is admitted must not be one that everybody on the machine can change."""
+    """A file that says who is admitted must not be one that others on the machine can change."""
     with open(path, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise PolicyError(f"{path} is not a regular file")
-        if status.st_mode & 0o002:
-            raise PolicyError(f"everybody on this machine can change {path}: run `chmod o-w {path}`")
+        _check_unshared(path, os.fstat(file.fileno()))
         return file.read(limit)
+
+
+def _check_unshared(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise PolicyError(f"{path} is not a regular file")
+    if status.st_mode & 0o022:
+        raise PolicyError(f"others on this machine can change {path}: run `chmod go-w {path}`")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise PolicyError(
+            f"{path} belongs to another user (uid {status.st_uid}), who can change it: it must be yours, or root's"
+        )
 
 
 def load_credential(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Credential:
@@ -194,7 +201,9 @@ def load_credential(certificate: str | os.PathLike[str], key: str | os.PathLike[
 
 def _policy(environ: Mapping[str, str]) -> PolicyFile | None:
     path = environ.get("RINGFENCE_POLICY")
-    return load_policy(path) if path else None
+    if path == "":  # a variable that was meant to be filled in: to go on by the secret alone would admit others
+        raise ConfigurationError("RINGFENCE_POLICY is set and empty: name the policy file, or unset it")
+    return None if path is None else load_policy(path)
 
 
 def _secret(environ: Mapping[str, str], policy: PolicyFile | None) -> keys.Secret | None:

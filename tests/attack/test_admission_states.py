@@ -69,7 +69,8 @@ class Liar:
         entry, digest = handshake.admitted.entry, handshake.child_proof_digest
         words: list[Message] = []
         if self.role is Role.PARENT:
-            self.tree.attach_child(entry, digest)
+            assert handshake.child_kind is not None
+            self.tree.attach_child(entry, digest, handshake.child_kind)
         else:
             words = [each.message for each in self.tree.attach_parent(entry, digest)]
         while self.tree.phase is not goal:

@@ -12,15 +12,17 @@ from ringfence import keys
 from ringfence.admission.binding import Channel, Role
 from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import Handshake, State
-from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason
+from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
 from ringfence.admission.policy import Policy, Prover, judge
 from ringfence.admission.proofs import bundle
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError
+from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.attack.admission_strangers import channel_of, tls_pair
-from tests.certificates import HOUR, NOW, Authority, now, spiffe
+from tests.attack.admission_strangers import Stranger, channel_of, tls_pair
+from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, now, spiffe
+from tests.process.join_world import World
 from tests.pure.admission_samples import SECRET, SUITES, Tamper, converse, fixed_bytes, worker
 
 AUTHORITY = Authority()
@@ -39,7 +41,10 @@ class Party:
 
     @property
     def hello(self) -> Hello:
-        entry = worker(self.rank, tls_key_digest=self.tls.key_digest).entry
+        return self.hello_in(worker(0).entry.world_size)
+
+    def hello_in(self, world_size: int) -> Hello:
+        entry = worker(self.rank, world_size, tls_key_digest=self.tls.key_digest).entry
         return Hello(entry, self.policy.digest, SUITES, self.policy.kinds)
 
     def handshake(self, role: Role, peer: int) -> Handshake:
@@ -82,6 +87,10 @@ BAD: dict[str, tuple[Callable[[], Credential], str]] = {
     "another name": (lambda: AUTHORITY.issue(spiffe("viewer/1")), "the policy admits"),
     "an authority's": (lambda: Credential((AUTHORITY.der,), AUTHORITY.key), "no subject alternative name"),
     "only a common name": (lambda: AUTHORITY.issue(), "no subject alternative name"),
+    "an extension that the library trips over": (
+        lambda: AUTHORITY.issue(spiffe("worker/1"), extra=[ODD_FEATURE]),
+        "a certificate that cannot be read",
+    ),
     "a DNS name": (lambda: AUTHORITY.issue(x509.DNSName("worker.example.org")), "no URI"),
 }
 
@@ -108,6 +117,19 @@ def test_a_parent_with_a_bad_certificate_is_refused(kind: str) -> None:
     one, two = meet(party(1), party(0, make()))
     assert says in told(one)
     assert two.admitted is None
+
+
+def test_a_stranger_hears_nothing_of_the_policy() -> None:
+    """What a policy admits goes to the log of the worker that refused."""
+    for credential in (AUTHORITY.issue(spiffe("viewer/1")), AUTHORITY.issue(spiffe("viewer/1", "example.com"))):
+        one, two = meet(party(1, credential), party(0))
+        assert one.refusal is not None
+        assert two.refusal is not None
+        assert one.refusal.by_peer
+        assert "viewer/1" in one.refusal.text
+        for value in ("worker/*", "this rule is for"):
+            assert value not in one.refusal.text
+        assert "worker/*" in two.refusal.text or "this rule is for example.org" in two.refusal.text
 
 
 def test_a_certificate_without_its_key_is_worth_nothing() -> None:
@@ -243,3 +265,23 @@ def test_proofs_of_two_workers_do_not_make_one() -> None:
         victim.receive(holder.hello)
         victim.receive(Proof(bundle.KIND, spliced))
         assert told(victim)
+
+
+def test_strangers_whose_certificates_trip_the_library_do_not_end_a_join() -> None:
+    """The bytes are the stranger's own; no authority was needed to make them."""
+    workers = {rank: (POLICY, CertificateProver(AUTHORITY.issue(spiffe(f"worker/{rank}")))) for rank in range(2)}
+    settings = dict.fromkeys(range(2), Settings(run_id="run-7", generation="3"))
+    with World(2) as world:
+        world.start([0], settings, workers)
+        _, address = world.store.wait_for_address()
+        odd = party(1, Authority().issue(spiffe("worker/1"), extra=[ODD_FEATURE]))
+        stranger = Stranger.dial(address, odd.tls)
+        handshake = Handshake(Role.CHILD, odd.hello_in(2), frozenset({0}), POLICY, odd.prover)
+        stranger.say(*handshake.begin(channel_of(stranger.tls)))
+        hello = stranger.hear()
+        assert isinstance(hello, Hello)
+        stranger.say(*handshake.receive(hello))
+        assert isinstance(stranger.hear(), Refuse)
+        stranger.close()
+        world.start([1], settings, workers)
+        assert len(world.members()) == 2

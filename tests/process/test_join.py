@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 from ringfence import keys
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Entry
+from ringfence.admission.policy import Evidence, Policy
+from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
-from ringfence.errors import ConfigurationError
+from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.join import Membership, join, listen
 from ringfence.settings import Settings
 from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, World
@@ -316,3 +320,61 @@ def test_writes_that_the_kernel_does_not_take_are_kept() -> None:
             received += len(parent.edges[0].receive())
         assert not child.edges[0].wants_write
         assert received == sent
+
+
+class Moody:
+    """Shows a shared secret, but not the first `times`: as a service that is down, or a device that is busy."""
+
+    kind = 1
+
+    def __init__(self, times: int, error: Exception) -> None:
+        self.left = times
+        self._error = error
+        self._shared = SharedSecret(SECRET, "none")
+
+    def prove(self, binding: Binding) -> bytes:
+        self.left -= 1
+        if self.left >= 0:
+            raise self._error
+        return self._shared.prove(binding)
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return self._shared.endorse(entry, proof_digest)
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
+@pytest.mark.parametrize("error", [ConfigurationError("the service is down"), AdmissionError("an odd answer")])
+def test_evidence_that_cannot_be_had_is_asked_for_again(rank: int, error: Exception) -> None:
+    """An impostor at the parent's address makes a child ask for evidence, so this must not end anything."""
+    moody = Moody(2, error)
+    with World(2) as world:
+        world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
+        assert len(world.members()) == 2
+    assert moody.left < 0
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
+def test_evidence_that_never_comes_is_named_at_the_deadline(rank: int) -> None:
+    moody = Moody(1000, ConfigurationError("the service is down\x1b"))
+    with World(2, timeout=1.0) as world:
+        world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
+        assert f"rank {rank} has no proof to show: the service is down\\x1b" in world.error(rank)
+
+
+class Rude(SharedSecret):
+    """A judge that quotes a stranger as it is."""
+
+    def verify(self, evidence: Evidence) -> None:
+        raise AdmissionError("it says \x1b[2J\nrank 9: admitted")
+
+
+def test_a_strangers_words_reach_a_log_as_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
+    rude = Rude(SECRET, "none")
+    with World(2, timeout=1.0) as world:
+        world.start(range(2), admission={0: (Policy((rude,)), rude)})
+        errors = [world.error(rank) for rank in range(2)]
+    shown = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
+    assert shown
+    for text in (*shown, *errors):
+        assert r"it says \x1b[2J\nrank 9: admitted" in text
+        assert text.isprintable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import errno
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.evidence.nvml import Library
 from ringfence.evidence.tsm import KernelFiles
 from ringfence.join.policy import MAKERS, Machine, policy_of
-from ringfence.settings import Settings, load_credential, load_policy, new_secret_file
+from ringfence.settings import Settings, _check_unshared, load_credential, load_policy, new_secret_file
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.fake_tsm import Kernel
 from tests.process.admitted_worker import run_workers
@@ -269,14 +270,30 @@ def test_a_policy_is_read_with_what_lies_beside_it_wherever_the_worker_stands(
     assert load_policy(path).kinds == ("certificate",)
 
 
-def test_a_policy_or_an_authority_that_everybody_can_change_is_refused(site: Site) -> None:
+@pytest.mark.parametrize("mode", [0o646, 0o664, 0o666])
+def test_a_policy_or_an_authority_that_others_can_change_is_refused(site: Site, mode: int) -> None:
     path = site.policy(BY_CERTIFICATE)["RINGFENCE_POLICY"]
     for name in ("policy.toml", "ca.pem"):
-        (site.folder / name).chmod(0o646)
-        with pytest.raises(PolicyError, match=f"can change .*{name}: run `chmod o-w"):
+        (site.folder / name).chmod(mode)
+        with pytest.raises(PolicyError, match=f"can change .*{name}: run `chmod go-w"):
             load_policy(path)
         (site.folder / name).chmod(0o644)
     assert load_policy(path)
+
+
+def test_a_policy_of_another_user_is_refused(tmp_path: Path) -> None:
+    def status(uid: int) -> os.stat_result:
+        return os.stat_result((stat.S_IFREG | 0o644, 1, 1, 1, uid, uid, 10, 0, 0, 0))
+
+    for uid in (os.geteuid(), 0):
+        _check_unshared(tmp_path, status(uid))
+    with pytest.raises(PolicyError, match=r"belongs to another user \(uid 4242\)"):
+        _check_unshared(tmp_path, status(4242))
+
+
+def test_a_policy_that_is_set_and_empty_does_not_mean_the_secret_alone(site: Site) -> None:
+    with pytest.raises(ConfigurationError, match="RINGFENCE_POLICY is set and empty"):
+        Settings.from_environment({"RINGFENCE_POLICY": "", **site.secret()})
 
 
 def test_a_policy_that_is_not_there_is_named_with_the_way_to_make_one(tmp_path: Path) -> None:

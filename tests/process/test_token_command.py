@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence, Policy, judge
 from ringfence.admission.proofs.token import TokenProver, TokenVerifier, nonce_of
@@ -33,7 +34,7 @@ def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
     ("command", "reason"),
     [
         (["/no/such/command"], "does not start: No such file"),
-        (python("import sys; sys.exit('the service is\\ndown')"), r"ended with 1: 'the service is\\ndown'"),
+        (python("import sys; sys.exit('password')"), "ended with 1; what it said is in this worker's log$"),
         (python(""), "printed 0 bytes"),
         (python(f"print('x' * {PROOF_LIMIT_BYTES})"), f"printed {PROOF_LIMIT_BYTES + 1} bytes"),
     ],
@@ -46,3 +47,14 @@ def test_what_goes_wrong_is_named(command: list[str], reason: str) -> None:
 def test_a_command_that_never_ends_is_ended() -> None:
     with pytest.raises(ConfigurationError, match="gave no token within"):
         fetch_with(python("import threading; threading.Event().wait()"), seconds=0.3)("00")
+
+
+def test_what_the_command_says_stays_in_the_log_of_its_worker(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        fetch_with(python("import sys; sys.exit('the service\\nrefuses key-1234')"))("00")
+    assert "key-1234" not in str(caught.value)
+    assert r"ended with 1: 'the service\nrefuses key-1234'" in caplog.text
+
+
+def test_the_commands_of_a_child_and_its_parent_fit_into_one_handshake() -> None:
+    assert 2 * keys.TOKEN_SECONDS < keys.ADMISSION_SECONDS

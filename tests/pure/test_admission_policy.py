@@ -10,7 +10,7 @@ import pytest
 
 from ringfence import keys
 from ringfence.admission.entry import Listing
-from ringfence.admission.policy import Admitted, Policy, judge
+from ringfence.admission.policy import Admitted, Evidence, Policy, judge
 from ringfence.admission.roster import roster_digest, seal
 from ringfence.errors import AdmissionError
 from tests.pure.admission_samples import Worker, worker
@@ -52,6 +52,44 @@ def test_an_endorsed_listing_is_admitted_and_a_changed_one_is_not() -> None:
     for bad in changed:
         with pytest.raises(AdmissionError, match="not endorsed"):
             judge(policy, bad)
+
+
+class Surprised:
+    """A verifier whose library raises what it never announced."""
+
+    kind = 1
+    name = "surprise"
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def content(self) -> bytes:
+        return b""
+
+    def verify(self, evidence: Evidence) -> None:
+        raise self._error
+
+    def verify_listing(self, listing: Listing) -> None:
+        raise self._error
+
+
+class PanicException(BaseException):
+    """As Rust's panics arrive in Python."""
+
+
+@pytest.mark.parametrize("error", [KeyError(1), RecursionError(), OverflowError(), PanicException("index")])
+def test_whatever_a_library_raises_over_a_strangers_bytes_is_a_refusal(error: BaseException) -> None:
+    shown = listing(worker(1))
+    with pytest.raises(AdmissionError, match=rf"cannot be judged \({type(error).__name__}\)"):
+        judge(Policy((Surprised(error),)), shown)
+    assert (
+        judge(Policy((Surprised(error), worker(0).shared)), shown).how == "shared secret"
+    )  # the next rule is still asked
+
+
+def test_an_interrupt_is_nobodys_evidence() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        judge(Policy((Surprised(KeyboardInterrupt()),)), listing(worker(1)))
 
 
 def test_a_kind_that_the_policy_does_not_name_is_refused() -> None:

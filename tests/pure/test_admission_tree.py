@@ -11,10 +11,13 @@ import pytest
 from ringfence import keys
 from ringfence.admission.entry import Listing
 from ringfence.admission.messages import Acknowledge, Entries, Failure, Go, Message, Waiting, Welcome
+from ringfence.admission.policy import Policy, judge
+from ringfence.admission.proofs.token import TokenVerifier
 from ringfence.admission.roster import seal
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, is_below, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 from tests.pure.admission_samples import SUITES, Worker, worker
+from tests.pure.mint_token import NOW, rules
 
 
 class World:
@@ -147,6 +150,24 @@ def test_a_worker_cannot_be_attached_twice() -> None:
 def test_a_child_speaks_only_for_its_own_subtree() -> None:
     with pytest.raises(ProtocolError, match="not below it"):
         root_with_child().receive(1, Entries((endorsed(worker(2, 3), bytes(32)),)))
+
+
+def test_a_child_lists_itself_by_the_kind_of_proof_that_it_showed() -> None:
+    """Here evidence that endorses nothing would do for a listing, and the child was let in by the secret, or by that."""
+    bare = TokenVerifier(rules(), lambda: NOW)
+    one = worker(0, 3)
+    listed = replace(endorsed(worker(1, 3), bytes(32)), kind=bare.kind, endorsement=b"")
+    policy = Policy((one.shared, bare))
+    assert judge(policy, listed).how == bare.name
+    for kind, says in ((one.shared.kind, "otherwise than it showed itself"), (bare.kind, None)):
+        tree = Tree(one.entry, policy, one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
+        tree.begin()
+        tree.attach_child(worker(1, 3).entry, bytes(32), kind)
+        if says is None:
+            assert tree.receive(1, Entries((listed,))) == []
+        else:
+            with pytest.raises(AdmissionError, match=says):
+                tree.receive(1, Entries((listed,)))
 
 
 def test_a_child_lists_itself_as_it_showed_itself() -> None:

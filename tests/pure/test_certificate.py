@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import bisect
 import datetime
 import errno
 import json
+import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
@@ -23,7 +26,7 @@ from ringfence.admission.proofs import certificate, identity
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules, Statement
 from ringfence.errors import AdmissionError, PolicyError, ProtocolError
 from ringfence.policy.table import parse
-from tests.certificates import HOUR, NOW, Authority, key_usage, now, spiffe
+from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, key_usage, now, private_pem, spiffe
 from tests.pure.admission_samples import worker
 
 AUTHORITY = Authority()
@@ -126,6 +129,22 @@ def test_names_that_are_refused(names: tuple[x509.GeneralName, ...], says: str) 
         ((URI("https://example.org/v"), DNS("a.nodes.example.org")), False),
         ((x509.RFC822Name("a.nodes.example.org"),), False),
         ((spiffe("trainer/7"),), False),
+        ((spiffe("x.nodes.example.org"),), False),
+        ((URI("https://evil.example/a.nodes.example.org"),), False),
+        ((URI("a.nodes.example.org"),), False),
+        ((URI("urn:a.nodes.example.org"),), False),
+        ((DNS("a:b.nodes.example.org"),), False),
+        ((DNS("a/b.nodes.example.org"),), False),
+        ((DNS("a b.nodes.example.org"),), False),
+        ((DNS("https://example.org/w/a"),), False),
+        ((URI("https://example.org/w/../admin"),), False),
+        ((URI("https://example.org/w/./a"),), False),
+        ((URI("https://example.org/w//a"),), False),
+        ((URI("https://example.org/w/a/"),), False),
+        ((URI("https://example.org/w/%2e%2e/admin"),), False),
+        ((URI("https://example.org/w/a?b"),), False),
+        ((URI("https://example.org/w/a#b"),), False),
+        ((URI("https://evil.example?/example.org/w/a"),), False),
     ],
 )
 def test_names_without_a_trust_domain(names: tuple[x509.GeneralName, ...], admitted: bool) -> None:
@@ -134,6 +153,15 @@ def test_names_without_a_trust_domain(names: tuple[x509.GeneralName, ...], admit
         assert certificate.verify(PLAIN, shown(credential), STATEMENT, now())
     else:
         assert "certificate" in refusal(PLAIN, credential)
+
+
+def test_a_pattern_for_hosts_is_none_for_uris() -> None:
+    """A star that stands for one label once stood for a whole URI, which the same authority may give to anybody."""
+    rules = replace(PLAIN, ids=("*", "*.example.org"))
+    assert certificate.verify(rules, shown(AUTHORITY.issue(DNS("node"))), STATEMENT, now())
+    for name in (URI("https://evil/any/path"), URI("https://evil/x.example.org")):
+        assert "the policy admits" in refusal(rules, AUTHORITY.issue(name))
+    assert "no trust_domain" in refusal(rules, AUTHORITY.issue(spiffe("trainer/7")))
 
 
 def test_a_certificate_counts_from_its_first_second_to_its_last() -> None:
@@ -339,6 +367,7 @@ def test_a_spiffe_trust_bundle_is_read_and_keys_for_other_uses_are_left() -> Non
 
 
 TEXT = 'ca = "b"\ntrust_domain = "example.org"\nids = "spiffe://example.org/**"'
+ODD = AUTHORITY.sign("odd", AUTHORITY.key, (), ca=True, extra=[ODD_FEATURE])
 LEAF = AUTHORITY.issue(spiffe("trainer/1")).chain[0]
 
 
@@ -359,6 +388,7 @@ LEAF = AUTHORITY.issue(spiffe("trainer/1")).chain[0]
         (b"[" * 100_000, "not a file of certificates"),
         (b'{"keys":' + b"[" * 100_000, "not a SPIFFE trust bundle"),
         (AUTHORITY.pem * 65, "65 certificates"),
+        (ODD.public_bytes(Encoding.PEM), "extensions cannot be read"),
     ],
     ids=str,
 )
@@ -388,6 +418,11 @@ def test_bundles_that_are_refused(content: bytes, says: str) -> None:
         ('ca = "b"\nids = "*://example.org/x"', "a URI with a plain scheme"),
         ('ca = "b"\nids = "https://*/x"', "a URI with a plain scheme"),
         ('ca = "b"\nids = "A.example"', "lower case"),
+        ('ca = "b"\nids = "a@example"', "or a DNS name of a-z"),
+        ('ca = "b"\nids = "https://example.org/a/../b"', "no such name is admitted"),
+        ('ca = "b"\nids = "https://example.org/a//b"', "no such name is admitted"),
+        ('ca = "b"\nids = "https://example.org/a%41"', "no such name is admitted"),
+        ('ca = "b"\nids = "spiffe://example.org/a/"\ntrust_domain = "example.org"', "no such name is admitted"),
         ('ca = "b"\nids = "a b"', "without spaces"),
         ('ca = "b"\nids = "a.example"\nroot = "x"', "unknown key 'root'; known here: trust_domain, ids, ca"),
     ],
@@ -403,6 +438,73 @@ def test_a_pattern_without_a_star_matches_itself_only(name: str) -> None:
     assert identity.matches(name, [name])
     assert not identity.matches(name + "x", [name])
     assert not identity.matches("x" + name, [name])
+
+
+@pytest.mark.parametrize("stars", [2, 3, 8, 1000])
+def test_the_time_that_matching_takes_does_not_explode(stars: int) -> None:
+    """An expression with three stars takes minutes over such a name; this takes so little that no limit is close."""
+    pattern = "spiffe://example.org/" + "-".join(["*"] * stars) + "-gpu"
+    assert identity.object_to(pattern, "example.org") is None
+    before = time.process_time()
+    assert not identity.matches("spiffe://example.org/" + "-" * 2000, [pattern])
+    assert time.process_time() - before < 1.0
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.text("ab*/.", max_size=8), st.text("ab/.", max_size=8), st.booleans(), st.booleans())
+def test_patterns_match_as_their_expressions_would(pattern: str, name: str, is_uri: bool, is_deep: bool) -> None:
+    """Against the definition: `*` is one or more characters of one part, `/**` one or more of any."""
+    start, stop = ("x://h/", "/") if is_uri else ("", ".")
+    deep = is_uri and is_deep
+    literals = [re.escape(each) for each in (start + pattern).split("*")]
+    expression = f"[^{stop}]+".join(literals) + ("/.+" if deep else "")
+    assume("**" not in pattern and not (deep and pattern.endswith("*/")))
+    found = identity.matches(start + name, [start + pattern + ("/**" if deep else "")])
+    assert found == (re.fullmatch(expression, start + name) is not None)
+
+
+def test_the_name_is_matched_after_everything_else() -> None:
+    """So that nobody whom no authority knows can make a worker compare names, or learn which it admits."""
+    stranger = Authority().issue(spiffe("viewer/7"))
+    assert "no authority of the policy vouches" in refusal(RULES, stranger)
+    assert "trainer" not in refusal(RULES, stranger)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP521R1()),
+        ed25519.Ed25519PrivateKey.generate(),
+    ],
+    ids=["P-256", "P-521", "Ed25519"],
+)
+def test_a_credential_is_taken_only_if_what_it_signs_fits_a_listing(key: certificate.PrivateKey) -> None:
+    """To the byte: the largest chain that is taken makes endorsements that can be sent, whatever the signature's length."""
+    even = Authority(key=ed25519.Ed25519PrivateKey.generate())  # whose signatures are all of one length
+    leaf = even.sign("worker", key, [spiffe("trainer/7")])
+
+    def pem(filler: int) -> bytes:
+        extra = [x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3"), bytes(filler))]
+        padded = even.sign("between", even.key, [], ca=True, extra=extra)
+        return b"".join(each.public_bytes(Encoding.PEM) for each in (leaf, padded))
+
+    def is_refused(filler: int) -> bool:
+        try:
+            return not certificate.read_credential(pem(filler), private_pem(key))
+        except ValueError:
+            return True
+
+    refused = 8 * bisect.bisect_left(range(500), True, key=lambda each: is_refused(8 * each))
+    with pytest.raises(ValueError, match="can be shown"):
+        certificate.read_credential(pem(refused), private_pem(key))
+    credential = certificate.read_credential(pem(refused - 8), private_pem(key))
+    assert ENDORSEMENT_BYTES - 32 < len(shown(credential)) <= ENDORSEMENT_BYTES
+
+
+def test_room_is_kept_for_the_signature_of_a_long_rsa_key() -> None:
+    key = rsa.generate_private_key(65537, 4224)
+    assert certificate._most_signature_bytes(key) == len(certificate.sign(key, b"")) == 528
 
 
 def test_times_are_of_the_clock_that_was_handed_in() -> None:

@@ -19,6 +19,7 @@ from ringfence.admission.proofs import golden, gpu_chain, nvidia, spdm
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.table import parse
+from tests.certificates import ODD_FEATURE
 from tests.pure import mint_nvidia as mint
 from tests.pure.admission_samples import worker
 from tests.pure.flips import flips
@@ -357,6 +358,35 @@ def test_one_bad_gpu_among_good_ones_is_refused() -> None:
         verdict(mint.Device.under(ROOT), bad, mint.Device.under(ROOT, 3))
 
 
+def test_a_report_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
+    """The nonces of all GPUs come before the chain of the first."""
+    nonce, rules = nvidia.nonce_of(b"this one"), Rules((minted_golden(mint.Device.under(ROOT)),))
+    good = Gpu(mint.Device.under(ROOT).report(nonce), (b"no", b"certificates"))
+    bad = Gpu(mint.Device.under(ROOT).report(bytes(32)), (b"no", b"certificates"))
+    with pytest.raises(AdmissionError, match="not one of NVIDIA's"):
+        nvidia.verify(nvidia.encode([good]), rules, b"this one", mint.NOW, root=ROOT.certificate)
+    with pytest.raises(AdmissionError, match="a GPU answers another nonce"):
+        nvidia.verify(nvidia.encode([good, bad]), rules, b"this one", mint.NOW, root=ROOT.certificate)
+
+
+@pytest.mark.parametrize("mode", [b"", b"\0", b"\x56", b"\xab", b"\xaa\0", b"\x55\x55"])
+def test_a_protected_pcie_mode_that_nobody_knows_is_refused(mode: bytes) -> None:
+    device = mint.Device.under(ROOT)
+    device.opaque[spdm.PROTECTED_PCIE] = mode
+    with pytest.raises(AdmissionError, match="does not know"):
+        verdict(device)
+
+
+def test_a_worker_that_is_refused_hears_nothing_of_the_policy() -> None:
+    known = minted_golden(mint.Device.under(ROOT))
+    cases = ((Rules((known,), gpus=7), "exactly 7"), (Rules((replace(known, driver="999.99"),)), "999.99"))
+    for rules, secret in cases:
+        with pytest.raises(AdmissionError) as caught:
+            verdict(mint.Device.under(ROOT), rules=rules)
+        assert secret in str(caught.value)
+        assert secret not in caught.value.told
+
+
 def test_firmware_other_than_the_certified_is_refused() -> None:
     device = mint.Device.under(ROOT)
     device.opaque[20] = hashlib.sha384(b"other firmware").digest()
@@ -416,6 +446,14 @@ def test_leaves_of_the_wrong_form_are_refused() -> None:
         refused(replace(top, leaf=rom.issue("GH100 A01 GSP FMC LF", extensions)).gpu(bytes(32)), reason)
     expired = rom.issue("GH100 A01 GSP FMC LF", good, end=datetime(2026, 1, 1, tzinfo=UTC))
     refused(replace(top, leaf=expired).gpu(bytes(32)), "to 2026-01-01, and now is 2026-11-01")
+
+
+def test_an_extension_that_the_library_trips_over_is_a_refusal() -> None:
+    top = mint.root()
+    device = mint.Device.under(top)
+    device.rom = device.above[0].issue("odd", [*mint.issuing(), (ODD_FEATURE, False)])
+    with pytest.raises(AdmissionError, match="not one of NVIDIA's: KeyError"):
+        gpu_chain.verify(device.boot().chain, top.certificate, mint.BEGIN)
 
 
 def test_chains_of_the_wrong_length_or_under_another_root_are_refused() -> None:

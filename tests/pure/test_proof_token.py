@@ -210,6 +210,8 @@ def test_claims_that_are_not_strict_json_are_refused(body: bytes, reason: str) -
         ({"submods": []}, "not an object of a few"),
         ({"submods": {"GPU-0": "x"}}, "'GPU-0' is not with it"),
         ({"submods": {"GPU-0": {"dbgstat": "enabled"}}}, "debugging is 'enabled'"),
+        ({"submods": {"GPU-0": {"submods": {"NVLink": {}}}}}, "'GPU-0' has submodules of its own"),
+        ({"submods": {"GPU-0": {"submods": {}}}}, "'GPU-0' has submodules of its own"),
         ({"submods": {str(each): {} for each in range(65)}}, "not an object of a few"),
     ],
 )
@@ -262,6 +264,7 @@ def test_detached_submodules_are_those_that_the_token_vouches_for() -> None:
         (ES384.sign(claims(eat_nonce="0" * 64)), "another nonce"),
         (ES384.sign(claims(exp=1)), "expired"),
         (ES384.sign(claims(dbgstat="enabled")), "debugging"),
+        (ES384.sign(claims(submods={"NVLink": {}})), "'GPU-0' has submodules of its own"),
         (ES384.sign(claims(), kid="p256", alg="ES256"), "signature"),
     ):
         tokens = {"GPU-0": bad}
@@ -381,6 +384,7 @@ def test_everything_in_the_table_is_in_the_content() -> None:
         (TABLE.replace("level", "l" * 129), "must be the name of a claim"),
         (TABLE.replace("level = 3", "level = []"), "level must be a text, a list of texts"),
         (TABLE.replace("submodules = 8", "submodules = 0"), "from 1 to 64"),
+        (TABLE.split("[submodule_claims]")[0] + "[submodule_claims]\n", "leave the table out"),
         (TABLE.replace("submodules = 8", "algorithms = ['none']"), "unknown key 'algorithms'"),
     ],
 )
@@ -442,3 +446,24 @@ def test_a_proof_has_one_form() -> None:
             token.encode("a", {name: "b"})
     with pytest.raises(AdmissionError):
         token.encode("\u00e9", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "secret"),
+    [
+        ({"iss": "https://evil.example"}, ISSUER),
+        ({"aud": "you"}, "audience-1"),
+        ({"ready": False}, "true"),
+        ({"ready": None}, "ready"),
+    ],
+)
+def test_a_stranger_hears_nothing_of_the_policy(changes: dict[str, object], secret: str) -> None:
+    prover = TokenProver(
+        lambda nonce: ES384.sign(claims(**{"eat_nonce": nonce, "aud": "audience-1"} | changes)).encode()
+    )
+    policy = Policy((TokenVerifier(replace(rules(), audience="audience-1"), lambda: NOW),))
+    binding = Binding(b"one connection")
+    with pytest.raises(AdmissionError) as caught:
+        judge(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
+    assert secret in str(caught.value)
+    assert secret not in caught.value.told

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ringfence.admission.proofs import snp
 from ringfence.admission.proofs.snp_chain import pinned
-from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SIGNED_BYTES, Report
+from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SIGNED_BYTES, Report, Tcb
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.table import parse
 from tests.pure.flips import flips
@@ -143,6 +143,13 @@ def test_versions_that_were_never_tested_are_refused(version: int) -> None:
         Report.decode(report)
 
 
+@pytest.mark.parametrize("bit", range(5, 32))
+def test_flags_that_nobody_has_given_a_meaning_are_refused(bit: int) -> None:
+    report = foundry().report(DATA, changes={0x48: (1 << bit).to_bytes(4, "little")})
+    with pytest.raises(AdmissionError, match="some of which this release does not know"):
+        Report.decode(report)
+
+
 @given(st.binary(max_size=3000))
 @settings(deadline=None)
 def test_any_bytes_are_a_proof_or_refused(proof: bytes) -> None:
@@ -168,6 +175,30 @@ def test_a_proof_decodes_to_what_was_encoded_and_nothing_may_follow() -> None:
 def test_a_certificate_with_bytes_behind_it_is_refused() -> None:
     with pytest.raises(AdmissionError, match="cannot be read"):
         authenticate(RECORDS["trustee"], certificate=RECORDS["trustee"].certificate + b"\0")
+
+
+def test_a_report_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
+    proof = snp.encode(foundry().report(DATA), b"not a certificate")
+    with pytest.raises(AdmissionError, match="cannot be read"):
+        snp.verify(proof, DATA, foundry().rules, time.time(), known=foundry().roots)
+    with pytest.raises(AdmissionError, match="REPORT_DATA differs"):
+        snp.verify(proof, bytes(64), foundry().rules, time.time(), known=foundry().roots)
+
+
+def test_a_guest_that_is_refused_hears_nothing_of_the_policy() -> None:
+    mint = foundry()
+    high = Tcb(tuple((part, 251) for part, _ in mint.rules.minimum_tcb[0][1].parts))
+    cases = (
+        (replace(mint.rules, minimum_tcb=(("milan", high),)), "251"),
+        (replace(mint.rules, minimum_tcb=(("turin", high),)), "Turin"),
+        (replace(mint.rules, vmpl=3), "wants 3"),
+        (replace(mint.rules, guest_svn=4711), "4711"),
+    )
+    for rules, secret in cases:
+        with pytest.raises(AdmissionError) as caught:
+            judge(mint, mint.report(DATA), mint.certificate("vcek"), rules)
+        assert secret in str(caught.value)
+        assert secret not in caught.value.told
 
 
 # -- minted under a test root ---------------------------------------------------------------------------------------

@@ -175,6 +175,17 @@ def test_padding_must_be_zeros_and_is_no_part_of_a_proof(record: Record) -> None
             tdx_quote.trim(record.quote + changed)
 
 
+def test_a_quote_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
+    """Nothing here would verify: there is no collateral, and the signatures are overwritten."""
+    quote = foundry().quote(DATA)
+    overwritten = quote[:700] + bytes(64) + quote[764:]
+    rules = replace(foundry().rules, collateral=())
+    with pytest.raises(AdmissionError, match="no collateral"):
+        tdx.verify(overwritten, DATA, rules, time.time())
+    with pytest.raises(AdmissionError, match="REPORTDATA differs"):
+        tdx.verify(overwritten, bytes(64), rules, time.time())
+
+
 # -- forms ----------------------------------------------------------------------------------------------------------
 
 

@@ -51,6 +51,7 @@ class Handshake:
         self.refusal: Refusal | None = None
         self.admitted: Admitted | None = None
         self.child_proof_digest: bytes | None = None  # stands for the child's proof in the roster
+        self.child_kind: int | None = None  # the kind of that proof
         self._hello = hello
         self._ranks = ranks  # that the peer may hold: the one dialled, or our children
         self._policy = policy
@@ -100,10 +101,11 @@ class Handshake:
         try:
             self.admitted = judge(self._policy, Evidence(self._peer.entry, message.kind, message.proof, binding))
         except AdmissionError as error:
-            return self._refuse(Reason.PROOF, str(error))
+            return self._refuse(Reason.PROOF, str(error), error.told)
         self.state = State.ADMIT
         if self.role is Role.CHILD:
             return [Admit()]
+        self.child_kind = message.kind
         self.child_proof_digest = proof_digest(message.kind, binding, message.proof)
         return [self._proof(), Admit()]
 
@@ -122,6 +124,7 @@ class Handshake:
         binding = self._binding(of_peer=False)
         proof = Proof(self._prover.kind, self._prover.prove(binding))
         if self.role is Role.CHILD:
+            self.child_kind = proof.kind
             self.child_proof_digest = proof_digest(proof.kind, binding, proof.proof)
         return proof
 
@@ -134,9 +137,10 @@ class Handshake:
             return bind(Role(1 - self.role), peer, self._hello, peer_key, own_key, exporter)
         return bind(self.role, self._hello, peer, own_key, peer_key, exporter)
 
-    def _refuse(self, reason: Reason, text: str) -> list[Message]:
+    def _refuse(self, reason: Reason, text: str, told: str | None = None) -> list[Message]:
+        """`text` is for this worker's own log; `told`, if it differs, for a peer that is still a stranger."""
         self._end(Refusal(reason, text, by_peer=False, same_run=self._same_run()))
-        return [Refuse(reason, text)]
+        return [Refuse(reason, text if told is None else told)]
 
     def _end(self, refusal: Refusal) -> None:
         self.refusal = refusal

@@ -111,7 +111,7 @@ class Admitted:
 
 def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
     """Admit a worker, or raise an AdmissionError that says why not."""
-    objections = []
+    objections: list[AdmissionError] = []
     for verifier in policy.verifiers:
         if verifier.kind != shown.kind:
             continue
@@ -121,12 +121,24 @@ def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
             else:
                 verifier.verify_listing(shown)
         except AdmissionError as error:
-            objections.append(str(error))
+            objections.append(error)
+            continue
+        except BaseException as error:
+            # Libraries raise what they do not announce, over bytes that a stranger chose. Whoever shows such bytes is
+            # refused, and nobody else pays. A panic inside a library is no Exception in Python.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            text = f"rank {shown.entry.rank} shows evidence that cannot be judged ({type(error).__name__})"
+            objections.append(AdmissionError(text))
             continue
         return Admitted(shown.entry, verifier.name, _TOKEN)
     if objections:
-        raise AdmissionError("; or: ".join(dict.fromkeys(objections)))
+        raise AdmissionError(
+            "; or: ".join(dict.fromkeys(str(each) for each in objections)),
+            told="; or: ".join(dict.fromkeys(each.told for each in objections)),
+        )
     accepted = ", or ".join(dict.fromkeys(verifier.name for verifier in policy.verifiers))
+    told = f"rank {shown.entry.rank} shows a proof of kind {shown.kind}"
     raise AdmissionError(
-        f"rank {shown.entry.rank} shows a proof of kind {shown.kind}; this worker's policy accepts: {accepted}"
+        f"{told}; this worker's policy accepts: {accepted}", told=f"{told}, which this worker's policy does not accept"
     )

@@ -35,6 +35,7 @@ from ringfence.admission.policy import Policy, Prover, judge
 from ringfence.admission.roster import Roster, check_size, seal
 from ringfence.errors import AdmissionError, ProtocolError
 
+_SECRET_KIND: Final = 1
 _NO_PROOF: Final = bytes(keys.DIGEST_BYTES)  # rank 0 has no parent to show one to
 
 
@@ -103,7 +104,7 @@ class Tree:
         self._terms = terms
         self._parent = parent_of(own.rank)
         self._attached = False
-        self._children: dict[int, tuple[Entry, bytes]] = {}  # rank: what it showed us on its own connection
+        self._children: dict[int, tuple[Entry, int, bytes]] = {}  # rank: what it showed us on its own connection
         self._parent_entry: Entry | None = None
         self._listings: dict[int, Listing] = {}
         self._acknowledged: set[int] = set()
@@ -128,17 +129,17 @@ class Tree:
         self._listings[self._own.rank] = self._endorsed(own_proof_digest)
         return self._pass_up(list(self._listings.values()))
 
-    def attach_child(self, entry: Entry, its_proof_digest: bytes) -> None:
-        """A child and this worker have admitted each other. Two workers that hold one rank end the epoch."""
+    def attach_child(self, entry: Entry, its_proof_digest: bytes, kind: int = _SECRET_KIND) -> None:
+        """A child and this worker have admitted each other, by a proof of this kind. Two that hold one rank end the epoch."""
         if self.phase is not Phase.GATHER and entry.rank not in self._children:
             raise ProtocolError(f"rank {entry.rank} came to rank {self._own.rank}, which {self.phase.value}")
-        known = self._children.setdefault(entry.rank, (entry, its_proof_digest))
+        known = self._children.setdefault(entry.rank, (entry, kind, its_proof_digest))
         if known[0] != entry:
             raise AdmissionError(
                 f"two workers claim rank {entry.rank}: {known[0]} and {entry}. Start each rank once, and end workers "
                 "that are left over from an earlier start"
             )
-        if known[1] != its_proof_digest:
+        if known[1:] != (kind, its_proof_digest):
             raise ProtocolError(f"rank {entry.rank} was attached twice")
 
     def receive(self, peer: int, message: Message) -> list[Outgoing]:
@@ -246,7 +247,8 @@ class Tree:
         entry = listing.entry
         if not entry.rank < self._own.world_size or not is_below(entry.rank, peer):
             raise ProtocolError(f"rank {peer} sent an entry for rank {entry.rank}, which is not below it")
-        if entry.rank == peer and (entry, listing.proof_digest) != self._children[peer]:
+        # By the same kind, too: who was let in by a certificate must not be listed by a kind that endorses nothing.
+        if entry.rank == peer and (entry, listing.kind, listing.proof_digest) != self._children[peer]:
             raise AdmissionError(f"rank {peer} lists itself otherwise than it showed itself")
         judge(self._policy, listing)
         known = self._listings.setdefault(entry.rank, listing)
@@ -288,7 +290,7 @@ class Tree:
             raise AdmissionError(
                 f"the roster shows rank {absent[0]}, which has not come to its parent, rank {self._own.rank}"
             )
-        seen = [self._own, *(entry for entry, _ in self._children.values())]
+        seen = [self._own, *(entry for entry, *_ in self._children.values())]
         if self._parent_entry is not None:
             seen.append(self._parent_entry)
         for entry in seen:

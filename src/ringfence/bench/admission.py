@@ -219,9 +219,10 @@ class _World:
         self.ends[child, parent], self.ends[parent, child] = ends
         for end in ends:
             end.frames.allow(TREE, tree_frame_limit(self.size))
-        digest = two.handshake.child_proof_digest
+        digest, kind = two.handshake.child_proof_digest, two.handshake.child_kind
         assert digest is not None
-        self.workers[parent].tree.attach_child(self.workers[child].entry, digest)
+        assert kind is not None
+        self.workers[parent].tree.attach_child(self.workers[child].entry, digest, kind)
         self.deliver(child, self.workers[child].tree.attach_parent(self.workers[parent].entry, digest))
         if len(self.ends) < 2 * (self.size - 1):
             self.settle()

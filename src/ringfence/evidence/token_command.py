@@ -6,17 +6,17 @@ detached submodules. Services differ in what they want and how they are paid; wh
 
 from __future__ import annotations
 
+import logging
 import subprocess
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from ringfence.errors import ConfigurationError
-from ringfence.keys import PROOF_LIMIT_BYTES
+from ringfence.keys import PROOF_LIMIT_BYTES, TOKEN_SECONDS
 
-SECONDS: Final = 60.0
+_log = logging.getLogger(__name__)
 
 
-def fetch_with(command: Sequence[str], seconds: float = SECONDS) -> Callable[[str], bytes]:
+def fetch_with(command: Sequence[str], seconds: float = TOKEN_SECONDS) -> Callable[[str], bytes]:
     """What a `TokenProver` calls with its nonce."""
 
     def fetch(nonce: str) -> bytes:
@@ -40,8 +40,12 @@ def run(command: Sequence[str], seconds: float) -> bytes:
     except OSError as error:
         raise ConfigurationError(f"the token command {command[0]} does not start: {error.strerror}") from error
     if done.returncode != 0:
+        # What it said may hold credentials, and errors are passed on to other workers: it stays here.
         said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-        raise ConfigurationError(f"the token command {command[0]} ended with {done.returncode}: {said!a}")
+        _log.warning("the token command %s ended with %d: %a", command[0], done.returncode, said)
+        raise ConfigurationError(
+            f"the token command {command[0]} ended with {done.returncode}; what it said is in this worker's log"
+        )
     if not 0 < len(done.stdout) <= PROOF_LIMIT_BYTES:
         raise ConfigurationError(
             f"the token command {command[0]} printed {len(done.stdout)} bytes; a token has 1 to {PROOF_LIMIT_BYTES}"

@@ -14,6 +14,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
+from ringfence.admission import wire
 from ringfence.admission.binding import Role
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, Refusal, State
@@ -117,7 +118,7 @@ class _Climb:
         self._dialled: Peer | None = None  # the parent to be, a stranger too
         self._edges: dict[int, Peer] = {}
         self._report_at = now + _REPORT_SECONDS
-        self._refused: dict[int, str] = {}  # claimed rank: why
+        self._refused: dict[int, str] = {}  # claimed rank: why; our own: why there was no proof to show
         self._failure: Failure | None = None
         self._judged_at: float | None = None  # the first neighbour
 
@@ -203,7 +204,12 @@ class _Climb:
                     self._failure = message  # passed on as it came
                 self._deliver(self._tree.take(peer.rank, message))
                 continue
-            peer.send(peer.handshake.receive(message))
+            try:
+                answers = peer.handshake.receive(message)
+            except (ConfigurationError, AdmissionError) as error:  # from the prover: what judges raise is a refusal
+                self._go_without_proof(peer, error)
+                return
+            peer.send(answers)
             if peer.handshake.state is State.DONE:
                 self._attach(peer)
             elif peer.handshake.refusal is not None:
@@ -270,11 +276,12 @@ class _Climb:
         handshake = peer.handshake
         assert handshake.admitted is not None
         assert handshake.child_proof_digest is not None
+        assert handshake.child_kind is not None
         entry = handshake.admitted.entry
         if self._judged_at is None:
             self._judged_at = time.monotonic()
         if handshake.role is Role.PARENT:
-            self._tree.attach_child(entry, handshake.child_proof_digest)
+            self._tree.attach_child(entry, handshake.child_proof_digest, handshake.child_kind)
         peer.become_neighbour(entry.rank, entry.world_size)
         self._strangers.remove(peer)
         self._edges[entry.rank] = peer
@@ -284,7 +291,7 @@ class _Climb:
 
     def _turn_away(self, peer: Peer, refusal: Refusal) -> None:
         who = "refused by the worker" if refusal.by_peer else "refused the worker"
-        text = f"{who} at {peer.address}: {refusal.text}"
+        text = f"{who} at {peer.address}: {wire.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
         claimed = peer.handshake.peer
         if claimed is not None and (refusal.same_run or peer is self._dialled):
             rank = claimed.entry.rank
@@ -294,6 +301,14 @@ class _Climb:
         if peer is self._dialled and self._search is not None:
             self._search.weigh(time.monotonic(), refusal, text)
         self._drop(peer, text)
+
+    def _go_without_proof(self, peer: Peer, error: Exception) -> None:
+        """Evidence could not be had just now: a service is down, a device is busy. The next attempt asks again."""
+        text = f"has no proof to show: {wire.escape(str(error), keys.REFUSAL_TEXT_BYTES)}"
+        if self._entry.rank not in self._refused:
+            _log.warning("rank %d, joining, %s; it will try again", self._entry.rank, text)
+        self._refused[self._entry.rank] = text
+        self._drop(peer, "there was no proof to show")
 
     def _expire(self, now: float) -> None:
         for peer in [peer for peer in self._strangers if now >= peer.expires]:

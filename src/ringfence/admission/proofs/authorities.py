@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 AUTHORITIES: Final = 64  # in one file
 
+_ODD_EXTENSIONS: Final = (x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 _BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----")
 
 
@@ -80,7 +81,7 @@ def _check(certificate: x509.Certificate) -> None:
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound as error:
         raise ValueError(f"{certificate.subject.rfc4514_string()!a} is no authority: {error}") from None
-    except (TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+    except (ValueError, TypeError, KeyError, UnsupportedAlgorithm, *_ODD_EXTENSIONS):
         raise ValueError("a certificate whose extensions cannot be read") from None
     if not constraints.ca or not usage.key_cert_sign:
         raise ValueError(f"{certificate.subject.rfc4514_string()!a} is a certificate that may not issue others")

@@ -68,8 +68,9 @@ class All:
             raise AdmissionError(f"rank {entry.rank} shows a bundle of proofs that cannot be read: {error}") from error
         wanted, found = [part.kind for part in self._parts], [kind for kind, _ in parts]
         if wanted != found:
+            told = f"rank {entry.rank} shows proofs of kinds {found}"
             raise AdmissionError(
-                f"rank {entry.rank} shows proofs of kinds {found}; {self.name} together are kinds {wanted}"
+                f"{told}; {self.name} together are kinds {wanted}", told=f"{told}, which no rule of the policy asks for"
             )
         return parts
 

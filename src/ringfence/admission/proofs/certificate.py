@@ -50,6 +50,7 @@ _SPACES: Final = b" " * 64
 _UNREADABLE: Final = (
     ValueError,
     TypeError,
+    KeyError,  # a TLS feature that the library does not know
     UnsupportedAlgorithm,
     x509.DuplicateExtension,
     x509.InvalidVersion,
@@ -185,8 +186,6 @@ def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Cl
     except _UNREADABLE as error:
         raise AdmissionError("a certificate that cannot be read") from error
     name = identity.of(extensions, rules.trust_domain)
-    if not identity.matches(name, rules.ids):
-        raise AdmissionError(f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}")
     _check_times(name, leaf, now)
     _check_use(name, extensions)
     if not _is_strong(key):
@@ -194,6 +193,11 @@ def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Cl
             f"the key of the certificate of {name} is not P-256, P-384, P-521, Ed25519 or RSA from 2048"
         )
     _check_path(name, rules, leaf, others, now)
+    if not identity.matches(name, rules.ids):  # only now: before, anybody could have made up the name
+        raise AdmissionError(
+            f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}",
+            told=f"the certificate is for {name}, which the policy does not admit",
+        )
     assert isinstance(key, PublicKey)
     return Claims(name, leaf.not_valid_after_utc.timestamp()), key
 
@@ -302,7 +306,7 @@ class CertificateVerifier:
         try:
             verify(self._rules, shown, statement, self._clock())
         except AdmissionError as error:
-            raise AdmissionError(f"rank {entry.rank}: {error}") from error
+            raise error.within(f"rank {entry.rank}: ") from error
 
 
 # -- proving --------------------------------------------------------------------------------------------------------
@@ -338,13 +342,21 @@ def read_credential(chain: bytes, key: bytes) -> Credential:
     if private.public_key() != public:
         raise ValueError("the key is not that of the first certificate")
     encoded = tuple(each.public_bytes(Encoding.DER) for each in certificates)
-    size = len(encode(encoded, bytes(SIGNATURE_BYTES // 2)))
+    size = len(encode(encoded, bytes(_most_signature_bytes(private))))
     if len(encoded) > CHAIN_LIMIT or max(map(len, encoded)) > CERTIFICATE_BYTES or size > ENDORSEMENT_BYTES:
         raise ValueError(
             f"{len(encoded)} certificates of {size} bytes; at most {CHAIN_LIMIT} of {ENDORSEMENT_BYTES} bytes can be shown: "
             "leave out the authority's own, or use elliptic-curve keys"
         )
     return Credential(encoded, private)
+
+
+def _most_signature_bytes(key: PrivateKey) -> int:
+    """That a signature of this key can have: as long as an RSA key, or two numbers in DER, or Ed25519's 64."""
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return 64
+    width = (key.key_size + 7) // 8
+    return width if isinstance(key, rsa.RSAPrivateKey) else 2 * (width + 3) + 3
 
 
 def make(credential: Credential, statement: Statement) -> bytes:

@@ -36,6 +36,7 @@ _NAME: Final = re.compile(rb"NVIDIA:([A-Z0-9_]{1,16}):([0-9A-F]{1,32})")
 _BAD: Final = (
     ValueError,
     TypeError,
+    KeyError,  # a TLS feature that the library does not know
     InvalidSignature,
     UnsupportedAlgorithm,
     x509.InvalidVersion,

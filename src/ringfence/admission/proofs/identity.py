@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
@@ -20,7 +19,10 @@ ID_CHARACTERS: Final = 2048
 
 _TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
 _SEGMENT: Final = re.compile(r"[a-zA-Z0-9._-]+")
-_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*]+/.+")
+_URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*%?#]+/([^%?#]+)")
+_START: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*]+/.")
+_NO_NAME: Final = "has a part that is empty, '.' or '..', or one of % ? #: no such name is admitted"
+_HOST: Final = re.compile(r"[a-z0-9._-]+")
 
 
 def is_trust_domain(value: str) -> bool:
@@ -44,7 +46,17 @@ def of(extensions: x509.Extensions, trust_domain: str | None) -> str:
         raise AdmissionError("the certificate must have exactly one URI, or no URI and exactly one DNS name")
     if not 1 <= len(found[0]) <= ID_CHARACTERS or not wire.is_printable(found[0]) or "*" in found[0]:
         raise AdmissionError("the name in the certificate is not a plain one")
+    if found[0].startswith("spiffe:"):
+        raise AdmissionError("the certificate is a SPIFFE identity, and this rule says no trust_domain")
+    if not (_is_plain_uri(found[0]) if uris else _HOST.fullmatch(found[0])):
+        raise AdmissionError("the name in the certificate is not a plain one")
     return found[0]
+
+
+def _is_plain_uri(value: str) -> bool:
+    """With a path that has one reading: no part that is empty, points elsewhere or stands for other characters."""
+    match = _URI.fullmatch(value)
+    return match is not None and all(part not in ("", ".", "..") for part in match[1].split("/"))
 
 
 def _spiffe_id(uris: list[str], trust_domain: str) -> str:
@@ -58,7 +70,10 @@ def _spiffe_id(uris: list[str], trust_domain: str) -> str:
     if not well_formed or not all(_SEGMENT.fullmatch(each) and each not in (".", "..") for each in segments):
         raise AdmissionError(f"the certificate's URI {found[:80]!a} is not a SPIFFE identity")
     if domain != trust_domain:
-        raise AdmissionError(f"{found} is of trust domain {domain}, and this rule is for {trust_domain}")
+        raise AdmissionError(
+            f"{found} is of trust domain {domain}, and this rule is for {trust_domain}",
+            told=f"{found} is of trust domain {domain}, and the policy asks for another",
+        )
     return found
 
 
@@ -73,27 +88,59 @@ def object_to(pattern: str, trust_domain: str | None) -> str | None:
         return "has ** elsewhere than at its end, after a slash"
     if trust_domain is not None:
         start = f"spiffe://{trust_domain}/"
-        return None if pattern.startswith(start) and pattern != start else f"must begin with {start} and go on"
+        if not pattern.startswith(start) or pattern == start:
+            return f"must begin with {start} and go on"
+        return None if _is_plain_uri(pattern) else _NO_NAME
     if pattern.startswith("spiffe:"):
         return "is a SPIFFE identity: say which trust_domain the authorities of this rule stand for"
     if "/" in pattern or ":" in pattern:
-        return None if _SCHEME.fullmatch(pattern) else "must be a URI with a plain scheme and host, or a DNS name"
-    return None if pattern == pattern.lower() else "must be in lower case, as DNS names are compared"
+        if not _START.match(pattern):
+            return "must be a URI with a plain scheme and host, or a DNS name"
+        return None if _is_plain_uri(pattern) else _NO_NAME
+    if pattern != pattern.lower():
+        return "must be in lower case, as DNS names are compared"
+    return (
+        None
+        if _HOST.fullmatch(pattern.replace("*", "x"))
+        else "must be a URI, or a DNS name of a-z, 0-9, '.', '_', '-'"
+    )
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches any of the patterns.
+    """Whether a name matches any of the patterns: a URI those with "://", a DNS name the others.
 
     `*` stands for one or more characters within one part of a URI's path, or one label of a DNS name; `/**` at the end of a URI
     for everything below.
     """
-    return any(_expression(pattern).fullmatch(name) for pattern in patterns)
+    return any(_matches(name, pattern) for pattern in patterns)
 
 
-@lru_cache(maxsize=256)
-def _expression(pattern: str) -> re.Pattern[str]:
-    deep = pattern.endswith("/**")
-    body = pattern.removesuffix("**") if deep else pattern
+def _matches(name: str, pattern: str) -> bool:
+    """Part by part, in one pass: a stranger chose the name, and must not be able to choose the time that this takes."""
+    if ("://" in name) != ("://" in pattern):
+        return False
     stop = "/" if "://" in pattern else "."
-    parts = [re.escape(part) for part in body.split("*")]
-    return re.compile(f"[^{re.escape(stop)}]+".join(parts) + (".+" if deep else ""))
+    found, wanted = name.split(stop), pattern.split(stop)
+    if pattern.endswith("/**"):
+        wanted.pop()
+        if len(found) <= len(wanted) or found[len(wanted) :] == [""]:
+            return False
+    elif len(found) != len(wanted):
+        return False
+    return all(map(_fits, found, wanted))  # as long as the shorter one
+
+
+def _fits(part: str, pattern: str) -> bool:
+    """One part. The first place where a literal fits is as good as any, for what follows it may only be longer."""
+    first, *others = pattern.split("*")
+    if not others:
+        return part == pattern
+    if not part.startswith(first):
+        return False
+    at, last = len(first), others.pop()
+    for literal in others:
+        place = part.find(literal, at + 1)
+        if place < 0:
+            return False
+        at = place + len(literal)
+    return len(part) - len(last) > at and part.endswith(last)

@@ -36,7 +36,7 @@ from ringfence.policy.table import Table
 KIND: Final = 5
 GPUS: Final = range(1, 17)  # of one worker
 _SERIAL_BYTES: Final = 20
-_PROTECTED_PCIE_ON: Final = b"\xaa"
+_PROTECTED_PCIE: Final = {None: False, b"\x55": False, b"\xaa": True}  # older drivers do not speak of it
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,13 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
         device.key.verify(encode_dss_signature(r, s), report.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature:
         raise AdmissionError(f"the report of {device.name} is not signed by its attestation key") from None
-    if not keys.same(report.nonce, nonce):
-        raise AdmissionError(f"the report of {device.name} answers another nonce: it was not made for this connection")
+    _check_nonce(device.name, report, nonce)
     firmware_id = report.opaque.get(spdm.FIRMWARE_ID, device.firmware_id)  # older drivers leave it to the certificate
     if firmware_id != device.firmware_id:
         raise AdmissionError(f"the report of {device.name} comes from other firmware than its key was certified for")
+    mode = report.opaque.get(spdm.PROTECTED_PCIE)
+    if mode not in _PROTECTED_PCIE:
+        raise AdmissionError(f"the report of {device.name} names a protected-PCIe mode that this release does not know")
     return Claims(
         device=device.name,
         model=device.model,
@@ -162,9 +164,14 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
         vbios=spdm.vbios_version(report),
         firmware_id=firmware_id,
         measurements=report.measurements,
-        protected_pcie=report.opaque.get(spdm.PROTECTED_PCIE) == _PROTECTED_PCIE_ON,
+        protected_pcie=_PROTECTED_PCIE[mode],
         serials=device.serials,
     )
+
+
+def _check_nonce(who: str, report: spdm.Report, nonce: bytes) -> None:
+    if not keys.same(report.nonce, nonce):
+        raise AdmissionError(f"the report of {who} answers another nonce: it was not made for this connection")
 
 
 def verify(
@@ -173,8 +180,11 @@ def verify(
     """Every GPU of the proof, against the rules. A third party can judge a stored preimage and proof the same way."""
     gpus = decode(proof)
     if rules.gpus is not None and len(gpus) != rules.gpus:  # before the work that a stranger could cause
-        raise AdmissionError(f"{len(gpus)} GPUs are shown where the policy asks for exactly {rules.gpus}")
+        told = f"{len(gpus)} GPUs are shown where the policy asks for"
+        raise AdmissionError(f"{told} exactly {rules.gpus}", told=f"{told} another number")
     nonce = nonce_of(binding_digest)
+    for gpu in gpus:  # again before that work; what counts is the same check of what has verified
+        _check_nonce("a GPU", spdm.read(gpu.report), nonce)
     claims = tuple(verify_report(gpu, nonce, now, root=root) for gpu in gpus)
     if len({each.device for each in claims}) != len(claims):
         raise AdmissionError("one GPU is shown twice: show each once")
@@ -198,10 +208,11 @@ def _check(claims: Claims, rules: Rules) -> None:
             each.compare(claims.firmware_id, claims.measurements)
             return
     known = "; ".join(sorted(map(str, rules.golden)))
-    raise AdmissionError(
+    told = (
         f"{claims.device} runs driver {claims.driver or 'none'} and VBIOS {claims.vbios}, for which the policy has no "
-        f"golden values. It has: {known}"
+        "golden values"
     )
+    raise AdmissionError(f"{told}. It has: {known}", told=told)
 
 
 class NvidiaVerifier:
@@ -222,7 +233,7 @@ class NvidiaVerifier:
         try:
             verify(evidence.proof, self._rules, evidence.binding.digest, self._clock(), root=self._root)
         except AdmissionError as error:
-            raise AdmissionError(f"rank {evidence.entry.rank}: {error}") from None
+            raise error.within(f"rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
         """A GPU signs no entries: whoever did not see the proof relies on the admitted parent that did."""

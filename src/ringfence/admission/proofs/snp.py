@@ -181,18 +181,24 @@ def check(claims: Claims, rules: Rules) -> None:
     minimum = dict(rules.minimum_tcb).get(claims.product.name)
     if minimum is None:
         wanted = " or ".join(name.capitalize() for name, _ in rules.minimum_tcb)
+        told = f"it runs on {claims.product.name.capitalize()}"
         raise AdmissionError(
-            f"it runs on {claims.product.name.capitalize()}, and the policy admits {wanted}; {MEASURE}"
+            f"{told}, and the policy admits {wanted}; {MEASURE}", told=f"{told}, which the policy does not admit"
         )
     if old := claims.tcb.below(minimum):
-        raise AdmissionError(f"its firmware is out of date: {', '.join(old)}; update the host")
+        raise AdmissionError(
+            f"its firmware is out of date: {', '.join(old)}; update the host",
+            told=f"its firmware is out of date ({claims.tcb}); update the host",
+        )
     if claims.provider is not None and claims.provider not in rules.vlek_providers:
         raise AdmissionError(f"it is endorsed by a VLEK of {claims.provider!r}, which vlek_providers does not name")
     _check_guest_policy(report.policy, rules)
     if report.vmpl != rules.vmpl:
-        raise AdmissionError(f"the report was asked for at VMPL {report.vmpl}, the policy wants {rules.vmpl}")
+        told = f"the report was asked for at VMPL {report.vmpl}"
+        raise AdmissionError(f"{told}, the policy wants {rules.vmpl}", told=f"{told}, the policy wants another")
     if report.guest_svn < rules.guest_svn:
-        raise AdmissionError(f"its guest SVN is {report.guest_svn}, the policy wants at least {rules.guest_svn}")
+        told = f"its guest SVN is {report.guest_svn}, the policy wants"
+        raise AdmissionError(f"{told} at least {rules.guest_svn}", told=f"{told} a higher one")
     values = (
         ("measurement", report.measurement, rules.measurements),
         ("host_data", report.host_data, rules.host_data or (report.host_data,)),
@@ -225,11 +231,16 @@ def _check_guest_policy(policy: GuestPolicy, rules: Rules) -> None:
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, known: Roots | None = None) -> Claims:
     """Judge a proof for the 64 bytes that it must be about. `known` is for tests: no policy reaches it."""
     report, certificate = decode(proof)
+    _check_report_data(Report.decode(report), report_data)  # before the work that a recorded report could cause
     claims = authenticate(report, certificate, now, known=known)
     check(claims, rules)
-    if not keys.same(claims.report.report_data, report_data):
-        raise AdmissionError("the report was made for another connection or another worker (REPORT_DATA differs)")
+    _check_report_data(claims.report, report_data)  # and again of what has verified, which is what counts
     return claims
+
+
+def _check_report_data(report: Report, report_data: bytes) -> None:
+    if not keys.same(report.report_data, report_data):
+        raise AdmissionError("the report was made for another connection or another worker (REPORT_DATA differs)")
 
 
 # -- the proof ------------------------------------------------------------------------------------------------------
@@ -269,7 +280,7 @@ class SnpVerifier:
         try:
             verify(evidence.proof, evidence.binding.digest, self._rules, self._clock(), known=self._known)
         except AdmissionError as error:
-            raise AdmissionError(f"{NAME} refuses rank {evidence.entry.rank}: {error}") from None
+            raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
         """A report signs nothing but itself: the entry stands on the word of the parent, which was admitted itself."""

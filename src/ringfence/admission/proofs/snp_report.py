@@ -16,6 +16,7 @@ _R: Final = slice(0x2A0, 0x2E8)  # the signature's numbers, little-endian,
 _S: Final = slice(0x2E8, 0x330)  # with room for more than P-384 needs
 _NUMBER_BYTES: Final = 48
 _ECDSA_P384_SHA384: Final = 1
+_FLAGS_KNOWN: Final = 0b11111  # the author's key, the masked chip key, the signing key
 
 TCB_PARTS: Final = ("bootloader", "tee", "snp", "microcode")
 TCB_PARTS_TURIN: Final = ("fmc", *TCB_PARTS)
@@ -142,6 +143,8 @@ class Report:
             raise AdmissionError(f"a report of version {version}; this release reads versions {known}")
         if algorithm != _ECDSA_P384_SHA384:
             raise AdmissionError(f"a report signed by algorithm {algorithm}, not by ECDSA P-384")
+        if flags & ~_FLAGS_KNOWN:
+            raise AdmissionError(f"a report with flags {flags:#x}, some of which this release does not know")
         if any(raw[_R][_NUMBER_BYTES:]) or any(raw[_S][_NUMBER_BYTES:]) or any(raw[_S.stop :]):
             raise AdmissionError("the report holds bytes behind its signature, where there must be zeros")
         return cls(

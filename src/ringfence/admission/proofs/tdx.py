@@ -144,7 +144,8 @@ def authenticate(quote: bytes, collateral: tuple[Collateral, ...], now: float, *
     fitting = [each for each in collateral if each.fmspc == fmspc]
     if not fitting:
         known = ", ".join(each.fmspc for each in collateral) or "none"
-        raise AdmissionError(f"there is no collateral for its platform, FMSPC {fmspc} (there is: {known}); {FETCH}")
+        told = f"there is no collateral for its platform, FMSPC {fmspc}"
+        raise AdmissionError(f"{told} (there is: {known}); {FETCH}", told=told)
     reason = ""
     for each in fitting:  # there are two where a platform's keys come from two authorities
         try:
@@ -195,11 +196,16 @@ def check(claims: Claims, rules: Rules) -> None:
 
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, root: bytes | None = None) -> Claims:
     """Judge a proof for the 64 bytes that it must be about. `root` is for tests: no policy reaches it."""
+    _check_report_data(tdx_quote.read(proof), report_data)  # before the work that a recorded quote could cause
     claims = authenticate(proof, rules.collateral, now, root=root)
     check(claims, rules)
-    if not keys.same(claims.body.report_data, report_data):
-        raise AdmissionError("the quote was made for another connection or another worker (REPORTDATA differs)")
+    _check_report_data(claims.body, report_data)  # and again of what has verified, which is what counts
     return claims
+
+
+def _check_report_data(body: tdx_quote.Body, report_data: bytes) -> None:
+    if not keys.same(body.report_data, report_data):
+        raise AdmissionError("the quote was made for another connection or another worker (REPORTDATA differs)")
 
 
 def load_library() -> Any:
@@ -249,7 +255,7 @@ class TdxVerifier:
         try:
             verify(evidence.proof, evidence.binding.digest, self._rules, self._clock(), root=self._root)
         except AdmissionError as error:
-            raise AdmissionError(f"{NAME} refuses rank {evidence.entry.rank}: {error}") from None
+            raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
         """A quote signs nothing but itself: the entry stands on the word of the parent, which was admitted itself."""

@@ -82,6 +82,8 @@ def read_rules(table: Table) -> Rules:
     table.done()
     if not rules.claims:
         raise claims.error("names no claim: a signed token can also say that the evidence was bad")
+    if submodule_claims is not None and not rules.submodule_claims:
+        raise submodule_claims.error("names no claim: leave the table out, or say what must hold of every submodule")
     return rules
 
 
@@ -108,9 +110,8 @@ def verify(proof: bytes, rules: Rules, nonce: str, now: float) -> Claims:
     submodules = _submodules(claims, detached, rules, nonce, now)
     _compare("the token", claims, rules.claims)
     if rules.submodules is not None and len(submodules) != rules.submodules:
-        raise AdmissionError(
-            f"the token speaks of {len(submodules)} submodules where the policy asks for exactly {rules.submodules}"
-        )
+        told = f"the token speaks of {len(submodules)} submodules where the policy asks for"
+        raise AdmissionError(f"{told} exactly {rules.submodules}", told=f"{told} another number")
     if rules.submodule_claims is not None:
         if not submodules:
             raise AdmissionError("the token speaks of no submodules, and the policy asks for claims about each")
@@ -123,7 +124,8 @@ def _verify_one(token: str, rules: Rules, nonce: str, now: float) -> Json:
     """One signed token: the issuer's, about this connection, at this time, for us, and not of a machine under debug."""
     claims = jose.verify(token, rules.keys)
     if claims.get("iss") != rules.issuer:
-        raise AdmissionError(f"the token is of {shown(claims.get('iss'))}, the policy believes {rules.issuer}")
+        told = f"the token is of {shown(claims.get('iss'))}, the policy believes"
+        raise AdmissionError(f"{told} {rules.issuer}", told=f"{told} another issuer")
     _check_time(claims, now)
     _check_audience(claims, rules)
     _check_nonce(claims, nonce)
@@ -160,7 +162,8 @@ def _check_audience(claims: Json, rules: Rules) -> None:
     if rules.audience is None:
         raise AdmissionError(f"the token is meant for {shown(meant)}: name that as audience in the policy if it is you")
     if rules.audience not in audiences:
-        raise AdmissionError(f"the token is meant for {shown(meant)}, the policy asks for {rules.audience}")
+        told = f"the token is meant for {shown(meant)}, the policy asks for"
+        raise AdmissionError(f"{told} {rules.audience}", told=f"{told} another audience")
 
 
 def _check_nonce(claims: Json, nonce: str) -> None:
@@ -186,6 +189,7 @@ def _submodules(claims: Json, detached: Mapping[str, str], rules: Rules, nonce: 
     for name, value in listed.items():
         if isinstance(value, dict):
             _check_debug(value)
+            _check_flat(name, value)
             found[name] = value
         elif name not in detached:
             raise AdmissionError(f"the token's submodule {shown(name)} is not with it")
@@ -194,10 +198,19 @@ def _submodules(claims: Json, detached: Mapping[str, str], rules: Rules, nonce: 
             if value != ["DIGEST", ["SHA-256", digest]]:
                 raise AdmissionError(f"the token vouches for another submodule {shown(name)} than came with it")
             found[name] = _verify_one(detached[name], rules, nonce, now)
+            _check_flat(name, found[name])
     strangers = sorted(detached.keys() - {name for name, value in listed.items() if not isinstance(value, dict)})
     if strangers:
         raise AdmissionError(f"a submodule {shown(strangers[0])} comes with the token, which does not vouch for it")
     return found
+
+
+def _check_flat(name: str, claims: Json) -> None:
+    """What a service says two levels down no rule looks at, so nobody would see a bad device there."""
+    if "submods" in claims:
+        raise AdmissionError(
+            f"the token's submodule {shown(name)} has submodules of its own, which no policy can judge"
+        )
 
 
 def _compare(where: str, claims: Mapping[str, object], expected: Mapping[str, Expected]) -> None:
@@ -207,7 +220,10 @@ def _compare(where: str, claims: Mapping[str, object], expected: Mapping[str, Ex
             _compare(f"{where}, in {name}", value if isinstance(value, dict) else {}, wanted)
         elif not _agrees(value, wanted):
             said = shown(value) if name in claims else "nothing"
-            raise AdmissionError(f"{where} says {said} of {name}; the policy asks for {_words(wanted)}")
+            raise AdmissionError(
+                f"{where} says {said} of {name}; the policy asks for {_words(wanted)}",
+                told=f"{where} does not say what the policy asks for",
+            )
 
 
 def _agrees(value: object, wanted: tuple[str, ...] | int | bool) -> bool:
@@ -234,7 +250,7 @@ class TokenVerifier:
         try:
             verify(evidence.proof, self._rules, nonce_of(evidence.binding.digest), self._clock())
         except AdmissionError as error:
-            raise AdmissionError(f"rank {evidence.entry.rank}: {error}") from None
+            raise error.within(f"rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
         """A service signs no entries: whoever did not see the token relies on the admitted parent that did."""
