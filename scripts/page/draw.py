@@ -155,7 +155,7 @@ def stacked(series: dict[str, Any]) -> Figure:
     axis.set_title("Where the time of a sealed collective goes", fontsize=11, loc="left")
     names = list(next(iter(series.values())))
     pieces = [Patch(fc=_STAGES[name][0], hatch=_STAGES[name][1], ec="black", lw=0.5, label=name) for name in names]
-    figure.legend(handles=pieces, loc="outside lower center", ncols=len(pieces), frameon=False, handlelength=1.6)
+    figure.legend(handles=pieces, loc="outside lower center", ncols=4, frameon=False, handlelength=1.6)
     return figure
 
 
