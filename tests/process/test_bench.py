@@ -40,7 +40,7 @@ def test_sealed_bytes_on_the_wire_are_the_payload_and_little_more(crew: Crew) ->
     crew.tell("prepare", operation="all_reduce", size=size)
     measured = crew.measure("round", turns=[(name, 2) for name in TRANSPORTS], busy=False)
     for name in TRANSPORTS:
-        assert measured[name]["sent"] == pytest.approx(necessary_bytes("all_reduce", size, crew.size), rel=0.01), name
+        assert measured[name]["sent"] == pytest.approx(necessary_bytes("all_reduce", size, crew.size), rel=0.03), name
 
 
 def test_a_busy_caller_is_measured_too(crew: Crew) -> None:
