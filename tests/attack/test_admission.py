@@ -14,6 +14,7 @@ from ringfence.admission.binding import Channel, Role
 from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Entries, Hello, Message, Proof, Reason
+from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.tree import Outgoing, Phase
 from ringfence.errors import AdmissionError, PeerLostError, ProtocolError
 from ringfence.transport.tls import Credentials, Tls, _self_signed
@@ -134,7 +135,7 @@ def test_a_parent_that_swaps_the_key_of_its_child_is_found_out() -> None:
     world.send(0, world.trees[0].begin())
     for rank in (1, 2, 3, 4):
         world.connect(rank)
-    world.trees[1].attach_child(swapped.entry, digest)
+    world.trees[1].attach_child(swapped.entry, digest, SharedSecret.kind)
     world.trees[5].attach_parent(world.workers[1].entry, digest)
     forged = Listing(swapped.entry, 1, digest, swapped.shared.endorse(swapped.entry, digest))
     world.send(5, [Outgoing(1, Entries((forged,)))])

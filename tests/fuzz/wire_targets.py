@@ -8,6 +8,7 @@ from ringfence.admission.binding import Role
 from ringfence.admission.handshake import State
 from ringfence.admission.messages import HANDSHAKE, TREE, Frames, encode, tree_frame_limit
 from ringfence.admission.proofs import bundle
+from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.tree import Terms, Tree
 from ringfence.errors import AdmissionError, AuthenticationError, ProtocolError
 from ringfence.link import frames, hello
@@ -144,7 +145,7 @@ def _tree(data: bytes) -> None:
     tree.begin()
     if is_root:
         for rank in range(1, WORLD):
-            tree.attach_child(worker(rank).entry, bytes(32))
+            tree.attach_child(worker(rank).entry, bytes(32), SharedSecret.kind)
     else:
         tree.attach_parent(worker(0).entry, bytes(32))
     cutter = Frames(TREE, tree_frame_limit(WORLD))

@@ -17,7 +17,7 @@ from pathlib import Path
 from ringfence import keys
 from ringfence.control import Bye
 from ringfence.errors import RingfenceError
-from ringfence.join import join
+from ringfence.join import Membership, join
 from ringfence.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,15 @@ def run_workers(
     return [json.loads(worker.communicate(timeout=TIMEOUT + timeout)[0]) for worker in workers]
 
 
+def goodbye(member: Membership) -> dict[str, str]:
+    """Leave at once; what a worker that was admitted has to tell."""
+    for edge in member.edges:
+        edge.send(Bye(member.rank))
+        edge.close()
+    key = keys.digest(b"test", member.epoch_key.reveal()).hex()
+    return {"by": member.admitted_by, "roster": member.roster.digest.hex(), "key": key}
+
+
 def main(folder: str, rank: str, world_size: str, timeout: str) -> dict[str, str]:
     try:
         settings = Settings.from_environment(os.environ)
@@ -78,11 +87,7 @@ def main(folder: str, rank: str, world_size: str, timeout: str) -> dict[str, str
         member = join(store, int(rank), int(world_size), settings, ("127.0.0.1", 1), float(timeout), b"")
     except RingfenceError as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    for edge in member.edges:
-        edge.send(Bye(member.rank))
-        edge.close()
-    key = keys.digest(b"test", member.epoch_key.reveal()).hex()
-    return {"by": member.admitted_by, "roster": member.roster.digest.hex(), "key": key}
+    return goodbye(member)
 
 
 if __name__ == "__main__":

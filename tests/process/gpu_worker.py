@@ -18,16 +18,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from ringfence import keys
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import catalogue
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
-from ringfence.control import Bye
 from ringfence.errors import RingfenceError
 from ringfence.evidence import nvml
 from ringfence.join import join
 from ringfence.settings import Settings
-from tests.process.admitted_worker import FolderStore
+from tests.process.admitted_worker import FolderStore, goodbye
 from tests.pure import mint_nvidia as mint
 from tests.pure.nvml_driver import Driver
 
@@ -64,11 +62,7 @@ def main(folder: str, rank: str, world_size: str, seconds: str, how: str) -> dic
         )
     except RingfenceError as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    for edge in member.edges:
-        edge.send(Bye(member.rank))
-        edge.close()
-    key = keys.digest(b"test", member.epoch_key.reveal()).hex()
-    return {"by": member.admitted_by, "roster": member.roster.digest.hex(), "key": key}
+    return goodbye(member)
 
 
 def collect(root: mint.Issuer, nonce: bytes, rank: int, how: str) -> list[Gpu]:

@@ -12,6 +12,7 @@ from ringfence import keys
 from ringfence.admission.entry import Listing
 from ringfence.admission.messages import Acknowledge, Entries, Failure, Go, Message, Waiting, Welcome
 from ringfence.admission.policy import Policy, judge
+from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.proofs.token import TokenVerifier
 from ringfence.admission.roster import seal
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, is_below, parent_of
@@ -39,7 +40,7 @@ class World:
         parent = parent_of(child)
         assert parent is not None
         digest = bytes([child % 256]) * 32
-        self.trees[parent].attach_child(self.workers[child].entry, digest)
+        self.trees[parent].attach_child(self.workers[child].entry, digest, SharedSecret.kind)
         self.send(child, self.trees[child].attach_parent(self.workers[parent].entry, digest))
 
     def step(self) -> bool:
@@ -132,19 +133,19 @@ def test_the_shape_of_the_tree() -> None:
 def root_with_child(size: int = 3) -> Tree:
     tree = tree_of(worker(0, size))
     tree.begin()
-    tree.attach_child(worker(1, size).entry, bytes(32))
+    tree.attach_child(worker(1, size).entry, bytes(32), SharedSecret.kind)
     return tree
 
 
 def test_two_workers_with_one_rank_end_the_epoch_and_both_are_named() -> None:
     tree = root_with_child()
     with pytest.raises(AdmissionError, match=r"two workers claim rank 1: .*10.0.0.7:20001.* and .*10.0.0.9:20001"):
-        tree.attach_child(worker(1, 3, host="10.0.0.9", public_key=bytes(32)).entry, bytes(32))
+        tree.attach_child(worker(1, 3, host="10.0.0.9", public_key=bytes(32)).entry, bytes(32), SharedSecret.kind)
 
 
 def test_a_worker_cannot_be_attached_twice() -> None:
     with pytest.raises(ProtocolError, match="attached twice"):
-        root_with_child().attach_child(worker(1, 3).entry, b"\1" * 32)
+        root_with_child().attach_child(worker(1, 3).entry, b"\1" * 32, SharedSecret.kind)
 
 
 def test_a_child_speaks_only_for_its_own_subtree() -> None:
@@ -206,7 +207,7 @@ def test_a_parent_finds_its_children_verbatim_in_the_roster() -> None:
     tree = tree_of(worker(1, 6))
     tree.begin()
     tree.attach_parent(worker(0, 6).entry, bytes(32))
-    tree.attach_child(worker(5, 6).entry, bytes(32))
+    tree.attach_child(worker(5, 6).entry, bytes(32), SharedSecret.kind)
     listings = tuple(endorsed(worker(r, 6, port=9) if r == 5 else worker(r, 6), bytes(32)) for r in range(6))
     with pytest.raises(AdmissionError, match="does not show rank 5 as it showed itself"):
         tree.receive(0, Welcome(1, keys.Secret(bytes(32)), b"", listings))

@@ -115,7 +115,7 @@ class Step:
         item, self.wires[sender, peer] = queue[0], queue[1:]
         tree = self.tree(peer)
         if item == ATTACH:
-            tree.attach_child(worker(sender, len(self.trees)).entry, digest_of(sender))
+            tree.attach_child(worker(sender, len(self.trees)).entry, digest_of(sender), SharedSecret.kind)
         elif tree.phase is Phase.GO:  # the control plane's: anything but a goodbye is an alarm
             self.end(peer, ALARMED)
         elif item == END:
@@ -328,7 +328,7 @@ def test_a_lying_neighbour_brings_nobody_into_an_epoch_that_was_not_agreed(attac
     first, watched = honest_between()
     first.attach_parent(worker(0, SIZE).entry, digest_of(1))
     if attached == "parent and child":
-        first.attach_child(worker(5, SIZE).entry, digest_of(5))
+        first.attach_child(worker(5, SIZE).entry, digest_of(5), SharedSecret.kind)
     peers = (0, 5) if attached == "parent and child" else (0,)
     branches: list[tuple[Tree, tuple[tuple[int, str], ...]]] = [(first, ())]
     seen, tried, began = {held(first)}, 0, 0
@@ -364,7 +364,7 @@ def test_a_lying_neighbour_brings_nobody_into_an_epoch_that_was_not_agreed(attac
 def test_a_worker_takes_nothing_while_it_checks_the_roster_and_has_acknowledged_nothing_before() -> None:
     first, watched = honest_between()
     first.attach_parent(worker(0, SIZE).entry, digest_of(1))
-    first.attach_child(worker(5, SIZE).entry, digest_of(5))
+    first.attach_child(worker(5, SIZE).entry, digest_of(5), SharedSecret.kind)
     roster = dict(letters(first))["the roster"]
     passed_on = first.take(0, roster)
     assert passed_on == [Outgoing(5, roster)], "its children have it at once"

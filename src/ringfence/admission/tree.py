@@ -35,7 +35,6 @@ from ringfence.admission.policy import Policy, Prover, judge
 from ringfence.admission.roster import Roster, check_size, seal
 from ringfence.errors import AdmissionError, ProtocolError
 
-_SECRET_KIND: Final = 1
 _NO_PROOF: Final = bytes(keys.DIGEST_BYTES)  # rank 0 has no parent to show one to
 
 
@@ -129,7 +128,7 @@ class Tree:
         self._listings[self._own.rank] = self._endorsed(own_proof_digest)
         return self._pass_up(list(self._listings.values()))
 
-    def attach_child(self, entry: Entry, its_proof_digest: bytes, kind: int = _SECRET_KIND) -> None:
+    def attach_child(self, entry: Entry, its_proof_digest: bytes, kind: int) -> None:
         """A child and this worker have admitted each other, by a proof of this kind. Two that hold one rank end the epoch."""
         if self.phase is not Phase.GATHER and entry.rank not in self._children:
             raise ProtocolError(f"rank {entry.rank} came to rank {self._own.rank}, which {self.phase.value}")

@@ -569,6 +569,21 @@ static PyObject *end_put(End *self, PyObject *const *args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
+/* A stream that is no socket, asked through its method; takes over the view. -1: an error is set; -2: none now. */
+static Py_ssize_t ask_stream(End *self, PyObject *method, PyObject *view) {
+    PyObject *number = view == NULL ? NULL : PyObject_CallMethodOneArg(self->stream, method, view);
+    Py_XDECREF(view);
+    if (number == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_BlockingIOError))
+            return -1;
+        PyErr_Clear();
+        return -2;
+    }
+    Py_ssize_t moved = PyLong_AsSsize_t(number);
+    Py_DECREF(number);
+    return moved < 0 ? -1 : moved;
+}
+
 /* Bytes that the kernel took; -1: an error is set; -2: none now. */
 static Py_ssize_t write_some(End *self) {
     if (self->descriptor >= 0) {
@@ -587,20 +602,8 @@ static Py_ssize_t write_some(End *self) {
                 return -1;
         }
     }
-    PyObject *view = PyMemoryView_FromMemory(self->unsent[0].iov_base, (Py_ssize_t)self->unsent[0].iov_len, PyBUF_READ);
-    if (view == NULL)
-        return -1;
-    PyObject *number = PyObject_CallMethodOneArg(self->stream, s_send, view);
-    Py_DECREF(view);
-    if (number == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_BlockingIOError))
-            return -1;
-        PyErr_Clear();
-        return -2;
-    }
-    Py_ssize_t sent = PyLong_AsSsize_t(number);
-    Py_DECREF(number);
-    return sent < 0 ? -1 : sent;
+    struct iovec *first = self->unsent;
+    return ask_stream(self, s_send, PyMemoryView_FromMemory(first->iov_base, (Py_ssize_t)first->iov_len, PyBUF_READ));
 }
 
 static Py_ssize_t read_some(End *self, char *at, Py_ssize_t room) {
@@ -619,24 +622,12 @@ static Py_ssize_t read_some(End *self, char *at, Py_ssize_t room) {
                 return -1;
         }
     }
-    PyObject *view = PyMemoryView_FromMemory(at, room, PyBUF_WRITE);
-    if (view == NULL)
-        return -1;
-    PyObject *number = PyObject_CallMethodOneArg(self->stream, s_recv_into, view);
-    Py_DECREF(view);
-    if (number == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_BlockingIOError))
-            return -1;
-        PyErr_Clear();
-        return -2;
-    }
-    Py_ssize_t got = PyLong_AsSsize_t(number);
-    Py_DECREF(number);
+    Py_ssize_t got = ask_stream(self, s_recv_into, PyMemoryView_FromMemory(at, room, PyBUF_WRITE));
     if (got > room) {
         PyErr_SetString(PyExc_ValueError, "a stream read more than there was room for");
         return -1;
     }
-    return got < 0 ? -1 : got;
+    return got;
 }
 
 /* Strike what the kernel took. -1: it took more than there was. */

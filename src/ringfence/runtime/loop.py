@@ -116,7 +116,7 @@ class Loop:
         except BaseException as error:
             if self._stopping or not ALIVE[0]:
                 raise
-            self.abort(AbortedError(f"worker {self.engine.rank} was interrupted ({type(error).__name__})"))
+            self.abort(self._interruption(error))
             raise
 
     def _wait(self, operation: Operation, seconds: float) -> bool:
@@ -146,7 +146,7 @@ class Loop:
         except (
             BaseException
         ) as error:  # what it interrupted is half done: nobody may drive on before the epoch has ended
-            failure = AbortedError(f"worker {self.engine.rank} was interrupted ({type(error).__name__})")
+            failure = self._interruption(error)
             self._asked.appendleft(lambda: self.engine.fail(failure, self.engine.rank))
             raise
         finally:
@@ -154,6 +154,9 @@ class Loop:
             self._lock.release()
             if self._asked or self.engine.busy():
                 self.wake()
+
+    def _interruption(self, error: BaseException) -> AbortedError:
+        return AbortedError(f"worker {self.engine.rank} was interrupted ({type(error).__name__})")
 
     def abort(self, error: AbortedError) -> None:
         """End the epoch from outside the loop."""
