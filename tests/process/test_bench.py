@@ -38,9 +38,10 @@ def test_every_contender_computes_every_collective_and_is_measured(crew: Crew, o
 def test_sealed_bytes_on_the_wire_are_the_payload_and_little_more(crew: Crew) -> None:
     size = 4 << 20
     crew.tell("prepare", operation="all_reduce", size=size)
-    measured = crew.measure("round", turns=[(name, 2) for name in TRANSPORTS], busy=False)
+    rounds = [crew.measure("round", turns=[(name, 2) for name in TRANSPORTS], busy=False) for _ in range(3)]
     for name in TRANSPORTS:
-        assert measured[name]["sent"] == pytest.approx(necessary_bytes("all_reduce", size, crew.size), rel=0.03), name
+        sent = min(measured[name]["sent"] for measured in rounds)  # the kernel counts what it sends again, too
+        assert sent == pytest.approx(necessary_bytes("all_reduce", size, crew.size), rel=0.01), name
 
 
 def test_a_busy_caller_is_measured_too(crew: Crew) -> None:
