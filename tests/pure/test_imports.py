@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "keys": {"errors"},
     "link": GROUND,
     "collectives": {"errors"},
+    "plan": GROUND | {"collectives", "link"},
     "policy": GROUND,
     "admission": GROUND | {"policy"},
     "evidence": GROUND | {"admission"},
@@ -33,9 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "bench": GROUND
     | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"}
     | {"transport"},
-    "cli": GROUND | {"__init__", "admission", "bench", "evidence", "join", "policy", "settings"},
+    "cli": GROUND | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "settings"},
 }
-PURE = ("errors", "keys", "link", "collectives", "policy", "admission")
+PURE = ("errors", "keys", "link", "collectives", "plan", "policy", "admission")
 OUTSIDE = {
     "asyncio", "fcntl", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "resource",
     "secrets", "select", "selectors", "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile",

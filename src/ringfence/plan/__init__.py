@@ -1,0 +1,4 @@
+"""Know the price before you pay: what a training step costs on hardware and at scales that one does not have.
+
+Pure: numbers in, numbers out; no torch, no socket, no clock. It prices the very schedules that the runtime runs.
+"""
