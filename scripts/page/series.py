@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from ringfence.bench.names import PROFILED
 from ringfence.bench.results import Result
 from ringfence.bench.units import size_text
+from ringfence.report.digest import digest
 from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, SIZES, Edition
 from scripts.page.targets import SEALED, line_of, rate_text
+
+__all__ = ["SERIES", "digest"]
 
 Point = dict[str, Any]  # label, ratio: [low, median, high], resolution
 _DIGITS: Final = 4
@@ -133,8 +134,3 @@ SERIES: Final[dict[str, Callable[[Edition], dict[str, Any]]]] = {
     "stages": stages,
     "buckets": buckets,
 }
-
-
-def digest(series: dict[str, Any]) -> str:
-    """Names the numbers; it stands in the picture that was drawn from them."""
-    return hashlib.sha256(json.dumps(series, sort_keys=True).encode()).hexdigest()[:16]

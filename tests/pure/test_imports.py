@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "bench": GROUND
     | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"}
     | {"transport"},
-    "cli": GROUND | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "settings"},
+    "report": {"bench", "collectives", "errors", "plan"},
+    "cli": GROUND | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "report", "settings"},
 }
 PURE = ("errors", "keys", "link", "collectives", "plan", "policy", "admission")
 OUTSIDE = {
