@@ -6,13 +6,13 @@ import importlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ringfence.backend import RingfenceProcessGroup
-from ringfence.bench import operations
+from ringfence.bench import names, operations
 from ringfence.bench.operations import Tensors
 from ringfence.bench.profile import ProfiledSession, Stages
 from ringfence.bench.rings import HopByHopRing, Ring, TlsRing
@@ -101,6 +101,21 @@ class RingContender:
         return _Begun(self.thread.submit(self.run, operation, tensors))
 
 
+class AloneContender:
+    """Nobody to talk to: what a step costs when nothing is communicated. It takes part in steps, not in collectives."""
+
+    group = None
+    stages: Stages | None = None
+
+    def offers(self, operation: str) -> bool:
+        return False
+
+    def run(self, operation: str, tensors: Tensors) -> NoReturn:
+        raise NotImplementedError("whoever is alone has no collectives")
+
+    begin = run
+
+
 _SESSIONS: Final[dict[str, type[Session]]] = {
     "ringfence": Session,
     "ringfence-unsealed": UnsealedSession,
@@ -115,6 +130,8 @@ def make(name: str, place: Place) -> Contender:
         return GroupContender(dist.group.WORLD)
     if name == "gloo-b":
         return GroupContender(dist.new_group(backend="gloo"))
+    if name == names.ALONE:
+        return AloneContender()
     if name in _RINGS:
         return RingContender(_RINGS[name](place.store, name, place.rank, place.size, place.host, place.folder))
     if name in _SESSIONS:

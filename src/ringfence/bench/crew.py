@@ -167,5 +167,6 @@ def _together(measured: Sequence[Message]) -> Message:
         everywhere = sum(each["seconds"] for each in measured)
         stages = {stage: sum(each["stages"][stage] for each in measured) / 1e9 for stage in measured[0]["stages"]}
         stages["rest"] = max(0.0, everywhere - sum(stages.values()))
+        whole["mean"] = everywhere / len(measured) / repeats  # what the shares are shares of
         whole["stages"] = {stage: seconds / everywhere for stage, seconds in stages.items()}
     return whole

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -58,6 +59,7 @@ class Hosts:
         return [Seat(("ip", "netns", "exec", self._names[home]), _address(home), _INTERFACE) for home in homes]
 
     def __enter__(self) -> Self:
+        _remove_orphans()
         try:
             self._build()
         except BaseException as error:
@@ -93,6 +95,14 @@ class Hosts:
 
     def _remove(self) -> None:
         for name in (*self._names, self._bridge):
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)  # noqa: S603, S607
+
+
+def _remove_orphans() -> None:
+    """Namespaces of a benchmark that was killed outright: their names say which process made them."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)  # noqa: S607
+    for name, process in re.findall(r"^(rfb([0-9]+)-\S+)", listed.stdout, re.M):
+        if not Path("/proc", process).exists():
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)  # noqa: S603, S607
 
 

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import os
 import platform
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,15 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def source_digest() -> str:
-    """Names the very code that is measured: samples of different code are never put together."""
+def source_digest(without: Collection[str] = ()) -> str:
+    """Names the very code that is measured: samples of different code are never put together.
+
+    `without` are folders of the package that take no part in what is measured.
+    """
     folder = Path(ringfence.__file__).parent
     state = hashlib.sha256()
-    for file in sorted(file for file in folder.rglob("*") if file.suffix in _CODE):
+    files = (file for file in folder.rglob("*") if file.suffix in _CODE)
+    for file in sorted(file for file in files if file.relative_to(folder).parts[0] not in without):
         state.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
     return state.hexdigest()[:12]
 

@@ -88,7 +88,7 @@ class Measurement:
             for case, left in cases:
                 what = describe(case)
                 progress.say(what)
-                measure = _training(crew, case) if case["kind"] == "training" else _collective(crew, case)
+                measure = rounds_of(crew, case)
                 for _ in range(left):
                     number = len(self._samples.rounds(case))
                     self._samples.add(case, measure(number))
@@ -110,12 +110,24 @@ def describe(case: Case) -> str:
     if case["kind"] == "training":
         buckets = f" {case['bucket_mb']:g} MiB" if case["bucket_mb"] else ""
         return f"{case['model']}, {case['strategy']}{buckets}, {workers}"
+    if case["kind"] == "trace":
+        return f"trace of {case['model']}, {workers}"
     return f"{case['operation']}, {size_text(case['size'])}, {workers}"
 
 
+def rounds_of(crew: Crew, case: Case, trace: Sequence[tuple[int, float]] = ()) -> Callable[[int], Round]:
+    """Prepare a case; a function that measures one round of it. `trace` is what a case of that kind replays."""
+    if case["kind"] == "collective":
+        return _collective(crew, case)
+    if case["kind"] == "trace":
+        return _trace(crew, case, trace)
+    return _training(crew, case)
+
+
 def _collective(crew: Crew, case: Case) -> Callable[[int], Round]:
-    """A function that measures one round."""
-    prepared = crew.tell("prepare", operation=case["operation"], size=case["size"])[0]
+    wire = case.get("wire", "float32")
+    arguments = {"operation": case["operation"], "size": case["size"], "wire": wire, "only": case["contenders"]}
+    prepared = crew.tell("prepare", **arguments)[0]
     repeats = _repeats(crew, prepared["contenders"], case["busy"])
 
     def measure(number: int) -> Round:
@@ -135,9 +147,20 @@ def _repeats(crew: Crew, contenders: Sequence[str], busy: bool) -> dict[str, int
 
 
 def _training(crew: Crew, case: Case) -> Callable[[int], Round]:
-    crew.tell("prepare_training", model=case["model"], strategy=case["strategy"], bucket_mb=case["bucket_mb"])
-    once = dict.fromkeys(crew.contenders, 1)
-    for _ in range(2):  # DDP arranges its buckets after the first step
+    settings = {name: case[name] for name in ("model", "strategy", "bucket_mb")}
+    crew.tell("prepare_training", **settings, wire=case.get("wire", "float32"), only=case["contenders"])
+    return _steps(crew, case, warm_up=2)  # DDP arranges its buckets after the first step
+
+
+def _trace(crew: Crew, case: Case, trace: Sequence[tuple[int, float]]) -> Callable[[int], Round]:
+    busy = case["device"] == "cpu"
+    crew.tell("prepare_trace", steps=list(trace), busy=busy, wire=case["wire"], only=case["contenders"])
+    return _steps(crew, case, warm_up=1)
+
+
+def _steps(crew: Crew, case: Case, warm_up: int) -> Callable[[int], Round]:
+    once = dict.fromkeys(case["contenders"], 1)
+    for _ in range(warm_up):
         crew.measure("train", turns=list(once.items()))
 
     def measure(number: int) -> Round:

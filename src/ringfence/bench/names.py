@@ -17,6 +17,8 @@ CONTENDERS: Final = {
     "ringfence-profiled": "ringfence with a clock around each stage (--profile)",
 }
 PROFILED: Final = "ringfence-profiled"
+ALONE: Final = "alone"  # a step with no communication at all; the study measures it, `bench` does not
+RINGS: Final = ("hop-by-hop", "tls", "plain-ring")
 DEFAULT_CONTENDERS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls")
 DEFAULT_TRAINING: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed")
 DEFAULT_MEMORY: Final = ("gloo-b", "ringfence")
@@ -27,6 +29,7 @@ OPERATIONS: Final = tuple(_TIMES_MOVED)
 
 MODELS: Final = ("resnet50", "bert-base", "gpt2", "gpt2-tiny")
 STRATEGIES: Final = ("ddp", "fsdp2")
+WIRES: Final = ("float32", "bfloat16")  # what gradients travel as
 
 
 def necessary_bytes(operation: str, size: int, ranks: int) -> int:

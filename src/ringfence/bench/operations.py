@@ -14,6 +14,13 @@ class WrongResult(RingfenceError):
     """A contender computed something else; timing it would mean nothing."""
 
 
+def type_of(wire: str) -> torch.dtype:
+    """torch's type by its name."""
+    kind = getattr(torch, wire)
+    assert isinstance(kind, torch.dtype)
+    return kind
+
+
 class Tensors(NamedTuple):
     """`whole` is as long as the size says; `part` is one rank's share of it; `other` takes what all-to-all brings."""
 
@@ -22,13 +29,14 @@ class Tensors(NamedTuple):
     other: torch.Tensor
 
     @classmethod
-    def of(cls, operation: str, size: int, ranks: int) -> Tensors:
-        """float32 throughout; the number of elements is rounded so that all parts are alike."""
-        each = max(1, size // 4 // ranks)
+    def of(cls, operation: str, size: int, ranks: int, wire: str = "float32") -> Tensors:
+        """One type throughout; the number of elements is rounded so that all parts are alike."""
+        kind = type_of(wire)
+        each = max(1, size // kind.itemsize // ranks)
         return cls(
-            torch.empty(each * ranks).fill_(0),
-            torch.empty(each).fill_(0),
-            torch.empty(each * ranks if operation == "all_to_all" else 0).fill_(0),
+            torch.empty(each * ranks, dtype=kind).fill_(0),
+            torch.empty(each, dtype=kind).fill_(0),
+            torch.empty(each * ranks if operation == "all_to_all" else 0, dtype=kind).fill_(0),
         )
 
 

@@ -1,4 +1,4 @@
-"""The raw samples: JSON lines in a folder, appended round by round, found again by their settings.
+"""The raw samples: JSON lines in a file, appended round by round, found again by their settings.
 
 {"run": id, "machine": {…}, "command": "…", "date": "…"}        once at the start of each run
 {"run": id, "case": {…}, "round": n, "samples": {contender: {"seconds", "cpu", "sent", …}}}
@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +22,10 @@ Round = dict[str, dict[str, Any]]
 
 
 class Samples:
-    """What one folder holds."""
+    """What one file holds."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+    def __init__(self, folder: Path, file: str = FILE) -> None:
+        self.path = folder / file
         self.run = secrets.token_hex(4)
         self._rounds: dict[str, list[Round]] = {}
         try:
@@ -37,7 +38,7 @@ class Samples:
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         whole = b"".join(line for line in lines if line.endswith(b"\n"))
         if lines and not lines[-1].endswith(b"\n"):
-            self.path.write_bytes(whole)  # a line that was being written when its run was ended
+            os.truncate(self.path, len(whole))  # a line that was being written when its run was ended
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 record = json.loads(line)

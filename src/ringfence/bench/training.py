@@ -13,11 +13,13 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ringfence.bench.contenders import Contender, RingContender
+from ringfence.bench.contenders import AloneContender, Contender, RingContender
+from ringfence.bench.operations import type_of
 from ringfence.errors import ConfigurationError
 
 _SEED: Final = 17
@@ -27,7 +29,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def prepare(
-    name: str, strategy: str, bucket_mb: float | None, contenders: Mapping[str, Contender]
+    name: str, strategy: str, bucket_mb: float | None, contenders: Mapping[str, Contender], wire: str = "float32"
 ) -> tuple[dict[str, Callable[[], None]], dict[str, Any]]:
     """For each contender a function that does one step; and facts about the model."""
     torch.manual_seed(_SEED)
@@ -38,11 +40,12 @@ def prepare(
     }
     steps = {}
     for who, contender in contenders.items():
-        if strategy == "fsdp2":
-            parallel: nn.Module = _sharded(copy.deepcopy(model), contender)
+        if isinstance(contender, AloneContender):  # its gradients are its own: they must not move what all ranks share
+            steps[who] = _step(_sharing(model), batch, rate=0.0)
+        elif strategy == "fsdp2":
+            steps[who] = _step(_sharded(copy.deepcopy(model), contender), batch)
         else:
-            parallel = _replicated(_sharing(model), contender, bucket_mb)
-        steps[who] = _step(parallel, batch)
+            steps[who] = _step(_replicated(_sharing(model), contender, bucket_mb, wire), batch)
     return steps, facts
 
 
@@ -71,24 +74,27 @@ def _sharing(model: nn.Module) -> nn.Module:
     return other
 
 
-def _replicated(model: nn.Module, contender: Contender, bucket_mb: float | None) -> nn.Module:
+def _replicated(model: nn.Module, contender: Contender, bucket_mb: float | None, wire: str) -> nn.Module:
     """None is DDP's own default: 25 MiB after a first bucket of 1 MiB, which no single number asks for."""
     parallel = DistributedDataParallel(model, process_group=contender.group, bucket_cap_mb=bucket_mb)
     if isinstance(contender, RingContender):  # gradients through the ring; DDP's few other messages through Gloo
         # Through a lambda, because DDP compares a hook's annotations with types, and here they are strings.
-        parallel.register_comm_hook(contender, lambda ring, bucket: _through_ring(ring, bucket))
+        parallel.register_comm_hook(contender, lambda ring, bucket: _through_ring(ring, bucket, wire))
+    elif wire == "bfloat16":  # by its own name, DDP refuses this hook on anything but NCCL, though it works
+        parallel.register_comm_hook(contender.group, lambda group, bucket: bf16_compress_hook(group, bucket))
     return parallel
 
 
-def _through_ring(contender: RingContender, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _through_ring(contender: RingContender, bucket: dist.GradBucket, wire: str) -> torch.futures.Future[torch.Tensor]:
     """One bucket after the other, on a thread of the ring's own, while the backward pass goes on."""
     result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def reduce() -> None:
         with torch.no_grad():
             gradients = bucket.buffer()
-            contender.ring.all_reduce(gradients)
-            result.set_result(gradients.div_(contender.ring.size))
+            sent = gradients if wire == "float32" else gradients.to(type_of(wire))
+            contender.ring.all_reduce(sent)
+            result.set_result(gradients.copy_(sent).div_(contender.ring.size))
 
     contender.thread.submit(reduce)
     return result
@@ -107,8 +113,8 @@ def _sharded(model: nn.Module, contender: Contender) -> nn.Module:
     return model
 
 
-def _step(model: nn.Module, batch: Batch) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+def _step(model: nn.Module, batch: Batch, rate: float = _RATE) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

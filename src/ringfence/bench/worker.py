@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from ringfence.bench import contenders, operations
+from ringfence.bench import contenders, operations, replay
 from ringfence.bench.channel import Channel, Message
 from ringfence.bench.contenders import Contender, Place
 from ringfence.bench.operations import Tensors
@@ -51,17 +51,24 @@ class Worker:
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
-    def prepare(self, operation: str, size: int) -> Message:
+    def prepare(self, operation: str, size: int, wire: str = "float32", only: list[str] | None = None) -> Message:
         """Make the tensors and see that every contender computes what it should; who takes part."""
-        self._operation, self._tensors = operation, Tensors.of(operation, size, self.size)
-        taking_part = [name for name, contender in self.contenders.items() if contender.offers(operation)]
-        for name in taking_part:
-            operations.fill(operation, self._tensors, self.rank, self.size)
-            self.contenders[name].run(operation, self._tensors)
-            operations.check(operation, self._tensors, self.rank, self.size, name)
-        for tensor in self._tensors:
-            tensor.zero_()  # sums of sums grow without end otherwise
+        self._operation, self._tensors = operation, Tensors.of(operation, size, self.size, wire)
+        taking_part = [name for name, contender in self._chosen(only).items() if contender.offers(operation)]
+        self._check(operation, self._tensors, taking_part)
         return {"contenders": taking_part}
+
+    def _chosen(self, only: list[str] | None) -> dict[str, Contender]:
+        """Those of this case, in the order that it names them; all, if it names none."""
+        return self.contenders if only is None else {name: self.contenders[name] for name in only}
+
+    def _check(self, operation: str, tensors: Tensors, taking_part: Iterable[str]) -> None:
+        for name in taking_part:
+            operations.fill(operation, tensors, self.rank, self.size)
+            self.contenders[name].run(operation, tensors)
+            operations.check(operation, tensors, self.rank, self.size, name)
+        for tensor in tensors:
+            tensor.zero_()  # sums of sums grow without end otherwise
 
     def round(self, turns: list[tuple[str, int]], busy: bool) -> Message:
         """Every contender in turn, each as often as it says."""
@@ -127,15 +134,36 @@ class Worker:
         dist.barrier()
         return tensor
 
-    # -- training ----------------------------------------------------------------------------------------------------
+    # -- training, real or replayed ----------------------------------------------------------------------------------
 
-    def prepare_training(self, model: str, strategy: str, bucket_mb: float | None) -> Message:
+    def prepare_training(
+        self,
+        model: str,
+        strategy: str,
+        bucket_mb: float | None,
+        wire: str = "float32",
+        only: list[str] | None = None,
+    ) -> Message:
         """Build the model once for each contender; facts about it."""
         from ringfence.bench import training
 
         self._steps.clear()
-        self._steps, facts = training.prepare(model, strategy, bucket_mb, self.contenders)
+        self._steps, facts = training.prepare(model, strategy, bucket_mb, self._chosen(only), wire)
         return facts
+
+    def prepare_trace(
+        self, steps: list[tuple[int, float]], busy: bool, wire: str, only: list[str] | None = None
+    ) -> Message:
+        """Make the memory of the buckets and see that every contender sums the largest of them rightly."""
+        self._steps.clear()
+        memory = replay.Memory([size for size, _ in steps], wire)
+        chosen = self._chosen(only)
+        whole = Tensors(memory.largest, memory.largest[:0], memory.largest[:0])
+        self._check("all_reduce", whole, [name for name, contender in chosen.items() if contender.offers("all_reduce")])
+        compute = replay.Busy if busy else replay.Idle
+        seconds = [each for _, each in steps]
+        self._steps = {name: replay.step(contender, memory, seconds, compute) for name, contender in chosen.items()}
+        return {"contenders": list(chosen)}
 
     def train(self, turns: list[tuple[str, int]]) -> Message:
         """Every contender in turn, so many steps each."""

@@ -1,0 +1,61 @@
+"""What the study measures beyond the benchmark: replayed steps, bfloat16 on the wire, a step with nobody to talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ringfence.bench import names
+from ringfence.bench.crew import Crew, Seat
+from ringfence.bench.measure import rounds_of
+from ringfence.bench.names import ALONE, necessary_bytes
+
+CONTENDERS = ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls", names.PROFILED, ALONE]
+TRACE = [(1 << 20, 0.02), (3 << 20, 0.01), (2 << 20, 0.01)]
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew([Seat()] * 2, CONTENDERS) as workers:
+        yield workers
+
+
+@pytest.mark.parametrize("wire", names.WIRES)
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_replayed_step_moves_its_buckets_and_takes_its_computing(crew: Crew, device: str, wire: str) -> None:
+    """Preparing raises unless every contender sums the largest bucket rightly."""
+    case = {"kind": "trace", "device": device, "wire": wire, "contenders": CONTENDERS}
+    measured = rounds_of(crew, case, TRACE)(0)
+    assert set(measured) == set(CONTENDERS)
+    moved = sum(necessary_bytes("all_reduce", size, crew.size) for size, _ in TRACE)
+    for name in CONTENDERS:
+        assert measured[name]["seconds"] >= 0.039, name
+        assert measured[name]["sent"] == pytest.approx(0 if name == ALONE else moved, rel=0.03, abs=4096), name
+    computing = 0.04 * crew.size if device == "cpu" else 0.0
+    assert measured[ALONE]["cpu"] == pytest.approx(computing, rel=0.5, abs=0.02)
+    assert measured[names.PROFILED]["stages"]["seal"] > 0
+
+
+def test_only_the_contenders_of_a_case_take_part(crew: Crew) -> None:
+    case = {"kind": "collective", "operation": "all_reduce", "size": 4096, "busy": False}
+    measured = rounds_of(crew, {**case, "contenders": ["gloo-a", "gloo-b", "tls"]})(0)
+    assert set(measured) == {"gloo-a", "gloo-b", "tls"}
+
+
+def test_bfloat16_halves_what_training_sends(crew: Crew) -> None:
+    taking_part = ["gloo-a", "gloo-b", "ringfence", "hop-by-hop", ALONE]
+    case = {"kind": "training", "model": "gpt2-tiny", "strategy": "ddp", "bucket_mb": 1.0, "contenders": taking_part}
+    sent = {}
+    for wire in names.WIRES:
+        measured = rounds_of(crew, {**case, "wire": wire})(0)
+        sent[wire] = {name: measured[name]["sent"] for name in taking_part}
+        assert sent[wire].pop(ALONE) < 4096
+    for name, sent_bytes in sent["bfloat16"].items():
+        assert sent_bytes == pytest.approx(sent["float32"][name] / 2, rel=0.05), name
+
+
+def test_a_collective_of_bfloat16_is_summed_rightly_by_all(crew: Crew) -> None:
+    case = {"kind": "collective", "operation": "all_reduce", "size": 1 << 20, "busy": False, "wire": "bfloat16"}
+    everyone = [name for name in CONTENDERS if name != ALONE]
+    assert set(rounds_of(crew, {**case, "contenders": everyone})(0)) == set(everyone)
