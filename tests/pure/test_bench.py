@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.bench import link, memory, names
-from ringfence.bench.floor import floor, stage_bytes
+from ringfence.bench.floor import floor
 from ringfence.bench.hosts import bits_per_second, burst_bytes
 from ringfence.bench.intervals import interval, ratios, resolution
 from ringfence.bench.measure import Measured
+from ringfence.bench.moved import stage_bytes
 from ringfence.bench.progress import Progress
 from ringfence.bench.resident import peak_bytes, reset_peak, resident_bytes
 from ringfence.bench.results import result
