@@ -1,0 +1,65 @@
+"""`ringfence report`: the page of a study, with its pictures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+DESCRIPTION = """\
+Make one HTML page out of a study: what sealing costs by model, workers, bucket size, rate and wire type, where the time goes,
+and every cell in a table. The page needs no network and no other file; its pictures also lie beside it as SVG and PNG.
+
+Pictures that the study has no numbers for are named in the page with the reason. The same study gives the same page.
+"""
+
+EXAMPLES = """\
+examples:
+  ringfence study                        measure first
+  ringfence report                       study-results/report/report.html
+  ringfence report --study site-a --out site-a-report
+  ringfence report --json                which files were written, and what is missing
+
+needs matplotlib: pip install "ringfence[figures]"
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `report` to the command line."""
+    report = commands.add_parser(
+        "report",
+        help="make a page with figures out of a study",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument(
+        "--study", type=Path, default=Path("study-results"), metavar="DIR", help="default: study-results"
+    )
+    report.add_argument("--out", type=Path, metavar="DIR", help="default: the folder report in that of the study")
+    report.add_argument("--json", action="store_true", help="print what was written as JSON")
+    report.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the report and say where it is."""
+    from ringfence.report.write import FIGURES, write
+
+    target = options.out or options.study / "report"
+    done = write(options.study, target, lambda title: print(f"drawing: {title}", file=sys.stderr))
+    names = [figure.name for figure in done.figures]
+    if options.json:
+        files = [str(target / FIGURES / f"{name}.{kind}") for name in names for kind in ("svg", "png")]
+        missing = {each.name: each.why for each in done.missing}
+        print(json.dumps({"page": str(done.page), "figures": files, "missing": missing}, indent=2))
+        return 0
+    for each in done.missing:
+        print(f"not drawn: {each.title}: {each.why}")
+    print(f"{len(names)} figures: {target / FIGURES}")
+    print(f"page: {done.page}")
+    return 0

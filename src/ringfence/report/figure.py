@@ -1,0 +1,123 @@
+"""A figure before it is drawn: its numbers, and what they say in words. Plain data, so that tests can read it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from ringfence.bench.intervals import Interval
+from ringfence.report.labels import SEALED, fully
+from ringfence.report.study import Cell, Line, Study
+
+DIGITS: Final = 4
+Point = dict[str, Any]
+
+
+class Table(NamedTuple):
+    """Text cells, for numbers that the picture does not print."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture."""
+
+    name: str  # of its files
+    chart: str  # how it is drawn
+    title: str
+    says: str  # what it shows, in one or two sentences with their figures
+    reading: str  # how to read it
+    numbers: dict[str, Any]
+    cells: Sequence[Cell] = field(repr=False)
+    table: Table | None = None
+    axis: str = ""  # the words under its axis, where panels share them
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """Fewest and most rounds of a cell."""
+        counts = [line.rounds for cell in self.cells for line in cell.lines.values()]
+        return (min(counts), max(counts)) if counts else (0, 0)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A picture that this study has no numbers for."""
+
+    name: str
+    title: str
+    why: str
+
+
+Builder = Callable[[Study], Sequence[Figure | Missing]]
+
+
+def point(label: str, cell: Cell, contender: str = SEALED) -> Point:
+    ratio = cell.lines[contender].ratio
+    assert ratio is not None, "callers pick cells with `having`"
+    found: Point = {"label": label, "ratio": ends(ratio), "resolution": round(cell.resolution, DIGITS)}
+    return found if cell.scored else {**found, "scored": False}
+
+
+def ends(interval: Interval) -> list[float]:
+    """Low, median, high."""
+    return [round(value, DIGITS + 2) for value in (interval.low, interval.median, interval.high)]
+
+
+def having(cells: Iterable[Cell], *contenders: str) -> list[Cell]:
+    """The cells in which all of these took part and have a ratio."""
+    return [cell for cell in cells if all(_ratio(cell.lines.get(name)) for name in contenders)]
+
+
+def _ratio(line: Line | None) -> bool:
+    return line is not None and line.ratio is not None
+
+
+def distinct(cells: Iterable[Cell], key: Callable[[Cell], object]) -> list[Cell]:
+    """One cell for each key: the one with the most contenders and rounds."""
+    best: dict[object, Cell] = {}
+    for cell in cells:
+        now = best.get(key(cell))
+        if now is None or _weight(cell) > _weight(now):
+            best[key(cell)] = cell
+    return list(best.values())
+
+
+def _weight(cell: Cell) -> tuple[int, int]:
+    return len(cell.lines), max((line.rounds for line in cell.lines.values()), default=0)
+
+
+def ratio_of(cell: Cell, contender: str = SEALED) -> Interval:
+    ratio = cell.lines[contender].ratio
+    assert ratio is not None
+    return ratio
+
+
+def verdict(cell: Cell, contender: str = SEALED) -> str:
+    """Whether the interval leaves what Gloo differs from itself by."""
+    ratio = ratio_of(cell, contender)
+    if ratio.low > 1 + cell.resolution:
+        return "slower"
+    return "faster" if ratio.high < 1 - cell.resolution else "the same"
+
+
+def spread(cells: Sequence[Cell], contender: str = SEALED) -> str:
+    """The median and the ends of the ratios, with what they belong to."""
+    ranked = sorted(cells, key=lambda cell: ratio_of(cell, contender).median)
+    first, last = ranked[0], ranked[-1]
+    low, high = (ratio_of(cell, contender).median for cell in (first, last))
+    if len(ranked) == 1:
+        return f"{low:.2f} times plaintext Gloo's time ({fully(first)})"
+    middle = statistics.median(ratio_of(cell, contender).median for cell in ranked)
+    return (
+        f"{middle:.2f} times plaintext Gloo's time in the median of {len(ranked)} cells, "
+        f"from {low:.2f} ({fully(first)}) to {high:.2f} ({fully(last)})"
+    )
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """ "1 cell", "3 cells"."""
+    return f"{count} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,53 @@
+"""Pieces of HTML: escaped text, tables, lists of terms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Final
+
+_NUMBER: Final = re.compile(r"[±–]?[\d.,]*( ?(s|ms|µs|%|[KMG]i?B))?( \[[\d., ]+\])?")
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    return f"<p{_class(kind)}>{escape(text)}</p>"
+
+
+def bullets(items: Iterable[str]) -> str:
+    """A list of texts."""
+    return "<ul>\n" + "\n".join(f"<li>{escape(item)}</li>" for item in items) + "\n</ul>"
+
+
+def terms(pairs: Mapping[str, str], kind: str = "") -> str:
+    """Names and what belongs to them; commands in the type of commands."""
+    lines = []
+    for name, text in pairs.items():
+        shown = f"<code>{escape(text)}</code>" if text.startswith("ringfence ") else escape(text)
+        lines.append(f"<dt>{escape(name)}</dt><dd>{shown}</dd>")
+    return f"<dl{_class(kind)}>\n" + "\n".join(lines) + "\n</dl>"
+
+
+def table(
+    header: Sequence[str], groups: Mapping[str, Iterable[Sequence[str]]], caption: str = "", kind: str = ""
+) -> str:
+    """Rows under the names of their groups; a group without a name has no line of its own."""
+    heads = "".join(
+        f'<th scope="col"{_class("number" if index else "")}>{escape(name)}</th>' for index, name in enumerate(header)
+    )
+    bodies = []
+    for name, rows in groups.items():
+        lines = [f'<tr><th scope="rowgroup" colspan="{len(header)}">{escape(name)}</th></tr>'] if name else []
+        lines += [f"<tr>{''.join(_cell(text) for text in row)}</tr>" for row in rows]
+        bodies.append("<tbody>\n" + "\n".join(lines) + "\n</tbody>")
+    told = f"<caption>{escape(caption)}</caption>" if caption else ""
+    inside = f"<table{_class(kind)}>{told}<thead><tr>{heads}</tr></thead>\n" + "\n".join(bodies) + "\n</table>"
+    return f'<div class="wide" tabindex="0">{inside}</div>'
+
+
+def _cell(text: str) -> str:
+    return f"<td{_class('number' if _NUMBER.fullmatch(text) else '')}>{escape(text)}</td>"
+
+
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""

@@ -1,0 +1,164 @@
+"""Figures of what sealing costs over plaintext Gloo: by model, by workers, by size, by rate, and against other ways."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from ringfence.bench.units import size_text
+from ringfence.report.figure import Figure, Missing, Point, counted, distinct, having, point, ratio_of, spread, verdict
+from ringfence.report.labels import (
+    NAIVE,
+    SEALED,
+    UNSEALED,
+    contender_text,
+    is_step,
+    order,
+    plain,
+    rate_text,
+    what,
+    workers_text,
+)
+from ringfence.report.study import Cell, Study
+
+_WHISKERS: Final = (
+    "A point is the median over the rounds of the time over plaintext Gloo's in the same round; whiskers are its "
+    "95 % bootstrap interval. The grey band is how far plaintext Gloo reads from itself in the same rounds: what "
+    "lies inside cannot be told from 1. Hollow points come from cells where that band is wider than ±0.10; they "
+    "are shown and not counted."
+)
+_LARGE: Final = 25 << 20
+
+
+def models(study: Study) -> Sequence[Figure | Missing]:
+    title = "Overhead by model"
+    cells = sorted(having(filter(_plain_step, study.cells), SEALED), key=order)
+    cells = distinct(cells, lambda cell: (what(cell), cell.workers))
+    if not cells:
+        return [Missing("models", title, "no training step or trace was measured with default buckets")]
+    says = f"A sealed step took {spread(cells)}. {_verdicts(cells)}"
+    return [Figure("models", "across", title, says, _WHISKERS, _by_workers(cells), cells)]
+
+
+def workers(study: Study) -> Sequence[Figure | Missing]:
+    title = "Overhead by number of workers"
+    found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or _all_reduce(cell, _LARGE))]
+    found = distinct(sorted(having(found, SEALED), key=order), lambda cell: (what(cell), cell.workers))
+    groups: dict[str, list[Cell]] = {}
+    for cell in found:
+        groups.setdefault(what(cell), []).append(cell)
+    groups = {name: cells for name, cells in groups.items() if len(cells) > 1}
+    if not groups:
+        return [Missing("workers", title, "nothing was measured with more than one number of workers")]
+    ends = [
+        f"{name} {ratio_of(cells[0]).median:.2f} with {cells[0].workers} and {ratio_of(cells[-1]).median:.2f} with "
+        f"{cells[-1].workers}"
+        for name, cells in groups.items()
+    ]
+    says = f"Time over plaintext Gloo's, fewest and most workers: {'; '.join(ends)}."
+    numbers = {name: [point(str(cell.workers), cell) for cell in cells] for name, cells in groups.items()}
+    cells = [cell for some in groups.values() for cell in some]
+    return [Figure("workers", "panels", title, says, _WHISKERS, numbers, cells, axis="workers")]
+
+
+def sizes(study: Study) -> Sequence[Figure | Missing]:
+    title = "All-reduce by size"
+    found = having((cell for cell in study.cells if plain(cell) and _all_reduce(cell)), SEALED)
+    found = distinct(sorted(found, key=order), lambda cell: (cell.size, cell.workers))
+    if len({cell.size for cell in found}) < 2:
+        return [Missing("sizes", title, "all-reduce was measured with fewer than two sizes")]
+    numbers: dict[str, list[Point]] = {}
+    for cell in sorted(found, key=lambda cell: (cell.workers, cell.size or 0)):
+        numbers.setdefault(workers_text(cell), []).append(point(size_text(cell.size or 0), cell))
+    says = f"A sealed all-reduce took {spread(found)}. {_verdicts(found)}"
+    return [Figure("sizes", "panels", title, says, _WHISKERS, numbers, found)]
+
+
+def ways(study: Study) -> Sequence[Figure | Missing]:
+    """One picture for each number of workers: there are many ways, and many cells."""
+    title = "Naive against pipelined"
+    found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or (cell.size or 0) >= _LARGE)]
+    found = distinct(sorted(having(found, SEALED, NAIVE), key=order), lambda cell: (what(cell), cell.workers))
+    if not found:
+        return [Missing("ways", title, "no cell has both ringfence and the ring that seals hop by hop")]
+    return [_ways(title, count, [cell for cell in found if cell.workers == count]) for count in _counts(found)]
+
+
+def _ways(title: str, count: int, cells: list[Cell]) -> Figure:
+    over = [cell.lines[NAIVE].seconds.median / cell.lines[SEALED].seconds.median for cell in cells]
+    says = (
+        f"With {count} workers, sealing each whole message for each hop, with nothing overlapped and nothing "
+        f"forwarded, took {_range(over)} times as long as ringfence."
+    )
+    bare = [cell for cell in cells if UNSEALED in cell.lines]
+    if bare:
+        price = [cell.lines[SEALED].seconds.median / cell.lines[UNSEALED].seconds.median for cell in bare]
+        says += (
+            f" ringfence itself took {_range(price)} times as long as its own transport with a copy in the place of "
+            "encryption: the price of sealing alone."
+        )
+    names = [name for name in (SEALED, UNSEALED, NAIVE, "tls") if any(name in cell.lines for cell in cells)]
+    numbers = {contender_text(name): [point(what(cell), cell, name) for cell in having(cells, name)] for name in names}
+    return Figure(f"ways-{count}", "across", f"{title}, {count} workers", says, _WHISKERS, numbers, cells)
+
+
+def rates(study: Study) -> Sequence[Figure | Missing]:
+    title = "Networks slower than the cores"
+    found = sorted(having((cell for cell in study.cells if cell.rate_bits), SEALED), key=order)
+    found = [cell for cell in found if cell.wire == "float32" and not cell.busy]
+    found = sorted(distinct(found, lambda cell: (_rated(cell), cell.workers)), key=lambda cell: cell.rate_bits or 0)
+    if not found:
+        return [Missing("rates", title, "nothing was measured between hosts with a limited rate (it needs root)")]
+    parts = []
+    for rate in sorted({cell.rate_bits for cell in found if cell.rate_bits}):
+        here = [ratio_of(cell).median for cell in found if cell.rate_bits == rate]
+        parts.append(f"{_range(here)} at {rate_text(rate)}")
+    says = f"Between hosts whose links are limited, sealed over plaintext: {'; '.join(parts)}."
+    numbers: dict[str, list[Point]] = {}
+    for cell in found:
+        numbers.setdefault(workers_text(cell), []).append(point(_rated(cell), cell))
+    numbers = dict(sorted(numbers.items(), key=lambda item: int(item[0].split()[0])))
+    return [Figure("rates", "across", title, says, _WHISKERS, numbers, found)]
+
+
+def _rated(cell: Cell) -> str:
+    hosts = f", {cell.hosts} hosts" if cell.hosts != cell.workers else ""
+    return f"{rate_text(cell.rate_bits or 0)}, {what(cell)}{hosts}"
+
+
+def _plain_step(cell: Cell) -> bool:
+    return plain(cell) and is_step(cell)
+
+
+def _all_reduce(cell: Cell, size: int | None = None) -> bool:
+    return cell.kind == "collective" and cell.operation == "all_reduce" and size in (None, cell.size)
+
+
+def _by_workers(cells: Sequence[Cell]) -> dict[str, list[Point]]:
+    return {
+        f"{count} workers": [point(what(cell), cell) for cell in cells if cell.workers == count]
+        for count in _counts(cells)
+    }
+
+
+def _counts(cells: Sequence[Cell]) -> list[int]:
+    return sorted({cell.workers for cell in cells})
+
+
+def _verdicts(cells: Sequence[Cell]) -> str:
+    """How many differ from Gloo by more than Gloo does."""
+    scored = [cell for cell in cells if cell.scored]
+    if not scored:
+        return "In none of these cells does Gloo read within 10 % of itself: no difference is claimed."
+    found = [verdict(cell) for cell in scored]
+    parts = [f"{found.count(each)} {each}" for each in ("faster", "the same", "slower") if each in found]
+    unscored = len(cells) - len(scored)
+    rest = f" {counted(unscored, 'cell is', 'cells are')} too noisy to count." if unscored else ""
+    among = f"Of the {counted(len(scored), 'cell')} in which Gloo reads within 10 % of itself"
+    return f"{among}, {', '.join(parts)} as far as can be told.{rest}"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high} (median {statistics.median(values):.2f})"

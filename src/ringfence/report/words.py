@@ -1,0 +1,169 @@
+"""What the study says, in plain words, for the top of the page; and what it does not say."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ringfence.report.figure import Figure, counted, distinct, having, ratio_of, verdict
+from ringfence.report.inside import floor_sentence
+from ringfence.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, plain, what
+from ringfence.report.study import Cell, Study
+
+
+def headline(study: Study) -> str:
+    """One sentence: what sealing costs a step here."""
+    steps = _plain_steps(study)
+    scored = [cell for cell in steps if cell.scored]
+    if not steps:
+        cells = having(filter(plain, study.cells), SEALED)
+        if not cells:
+            return "This study holds no cell that compares ringfence with plaintext Gloo."
+        often = f"in the median of {counted(len(cells), 'cell')}"
+        return f"On this machine a sealed collective takes {_middle(cells):.2f} times plaintext Gloo's time {often}."
+    if not scored:
+        return (
+            f"On this machine nothing can be said of training steps: in none of {counted(len(steps), 'cell')} does "
+            "plaintext Gloo read within 10 % of itself."
+        )
+    middle = _middle(scored)
+    much = f"{abs(middle - 1):.0%} {'longer' if middle > 1 else 'shorter'}" if abs(middle - 1) >= 0.005 else "no longer"
+    return (
+        f"On this machine a training step in which everything between workers is sealed takes {much} than with "
+        f"plaintext Gloo ({'median of ' if len(scored) > 1 else ''}{counted(len(scored), 'cell')}: {middle:.2f} "
+        "times)."
+    )
+
+
+def summary(study: Study) -> list[str]:
+    """The findings, most important first."""
+    sentences = [_told_apart(_plain_steps(study)), _worst(_plain_steps(study)), _price(study), _naive(study)]
+    return [sentence for sentence in [*sentences, floor_sentence(study)] if sentence]
+
+
+def limits(study: Study) -> list[str]:
+    """What a reader must know before quoting a figure."""
+    found = [
+        "One machine carries all workers: every byte is sealed, sent, received and opened by the same cores. A "
+        "network between real machines hides more of the cost, and hardware with more cores for each worker too.",
+        "The machine may have been shared. Contenders of one cell take turns, so that their ratio is sound where "
+        "the time is not; times of different cells are not compared that way.",
+        "Intervals are 95 % bootstrap intervals of the median over the rounds. They say nothing of another day.",
+    ]
+    cores = study.facts.get("cores")
+    crowded = sorted({cell.workers for cell in study.cells if cores and cell.workers > cores})
+    if crowded:
+        many = " and ".join(str(count) for count in crowded)
+        found.append(
+            f"With {many} workers on {cores} cores, workers wait for each other's cores; small messages then "
+            "measure the scheduler of the operating system."
+        )
+    if any(cell.kind == "trace" for cell in study.cells):
+        found.append(
+            "A trace replays the buckets that DDP would reduce for a model, for real, and burns (CPU) or waits out "
+            "(GPU) the time that computing would take. No GPU took part."
+        )
+    scaled = {fully(cell) for cell in study.cells if cell.scaled != 1}
+    if scaled:
+        found.append(
+            "Steps with more bytes than the study replays are cut, bytes and computing alike, in "
+            f"{counted(len(scaled), 'cell')}; their names say to which part. Ratios stand for the whole step."
+        )
+    if study.left_out:
+        found.append(
+            f"The folder holds {counted(study.left_out, 'more cell')} of another machine or of other code; the "
+            "report shows the last that was measured."
+        )
+    return found
+
+
+def machine_text(facts: Mapping[str, Any]) -> str:
+    """The machine in a line, for captions."""
+    if not facts:
+        return "a machine that the raw files do not describe"
+    kernel = str(facts.get("kernel", "")).partition("-")[0]
+    return ", ".join(part for part in (f"{facts.get('cores')} cores of {facts.get('cpu')}", kernel) if part)
+
+
+def provenance(study: Study, figure: Figure) -> dict[str, str]:
+    """Command, date, machine and interval of a figure's cells."""
+    runs = study.runs_of(figure.cells)
+    dates = sorted({run.date[:10] for run in runs})
+    low, high = figure.rounds
+    return {
+        "Command": "; ".join(dict.fromkeys(run.command for run in runs)) or "not in the raw files",
+        "Date": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "not in the raw files",
+        "Machine": machine_text(study.facts),
+        "Samples": f"{counted(len(figure.cells), 'cell')}, {low if low == high else f'{low} to {high}'} rounds each; "
+        f"Gloo against itself {_resolutions(figure.cells)}; 95 % bootstrap intervals",
+    }
+
+
+def _resolutions(cells: Sequence[Cell]) -> str:
+    found = [cell.resolution for cell in cells]
+    return f"±{min(found):.2f} to ±{max(found):.2f}" if len(found) > 1 else f"±{found[0]:.2f}"
+
+
+def _plain_steps(study: Study) -> list[Cell]:
+    steps = having((cell for cell in study.cells if plain(cell) and is_step(cell)), SEALED)
+    return distinct(steps, lambda cell: (what(cell), cell.workers))
+
+
+def _middle(cells: Iterable[Cell]) -> float:
+    return statistics.median(ratio_of(cell).median for cell in cells)
+
+
+def _told_apart(steps: Sequence[Cell]) -> str:
+    scored = [cell for cell in steps if cell.scored]
+    if not scored:
+        return ""
+    found = [verdict(cell) for cell in scored]
+    return (
+        f"Of {counted(len(scored), 'kind')} of step that the machine was quiet enough to measure, "
+        f"{found.count('the same')} cannot be told from plaintext Gloo, {found.count('slower')} are slower and "
+        f"{found.count('faster')} faster."
+    )
+
+
+def _worst(steps: Sequence[Cell]) -> str:
+    scored = [cell for cell in steps if cell.scored]
+    if len(scored) < 2:
+        return ""
+    worst, best = max(scored, key=lambda c: ratio_of(c).median), min(scored, key=lambda c: ratio_of(c).median)
+    ends = (
+        f"{fully(cell)} {ratio_of(cell).median:.2f} [{ratio_of(cell).low:.2f}, {ratio_of(cell).high:.2f}]"
+        for cell in (worst, best)
+    )
+    return "Most and least: {} and {} times Gloo's time.".format(*ends)
+
+
+def _price(study: Study) -> str:
+    """Sealing against a copy, over everything that was measured both ways on the loopback."""
+    cells = [cell for cell in having(study.cells, SEALED, UNSEALED) if plain(cell)]
+    price = _over(cells, SEALED, UNSEALED)
+    if not price:
+        return ""
+    steps, others = (_over([c for c in cells if is_step(c) is kind], SEALED, UNSEALED) for kind in (True, False))
+    parts = [
+        f"{statistics.median(some):.2f} in {name}"
+        for some, name in ((steps, "steps"), (others, "bare collectives"))
+        if some
+    ]
+    what_for = "Sealing alone (ringfence over its own transport without encryption)"
+    return f"{what_for} costs a factor of {' and '.join(parts)}, in the median."
+
+
+def _naive(study: Study) -> str:
+    cells = [cell for cell in having(study.cells, SEALED, NAIVE) if plain(cell)]
+    over = _over(cells, NAIVE, SEALED)
+    if not over:
+        return ""
+    return (
+        f"Sealing the naive way, each message for each hop, takes {statistics.median(over):.2f} times as long as "
+        f"ringfence in the median of {counted(len(over), 'cell')}, up to {max(over):.2f} times."
+    )
+
+
+def _over(cells: Iterable[Cell], one: str, other: str) -> list[float]:
+    return [cell.lines[one].seconds.median / cell.lines[other].seconds.median for cell in cells]
