@@ -34,8 +34,10 @@ ALLOWED: dict[str, set[str]] = {
     "bench": GROUND
     | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"}
     | {"transport"},
+    "study": {"bench", "errors", "plan"},
     "report": {"bench", "collectives", "errors", "plan"},
-    "cli": GROUND | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "report", "settings"},
+    "cli": GROUND
+    | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "report", "settings", "study"},
 }
 PURE = ("errors", "keys", "link", "collectives", "plan", "policy", "admission")
 OUTSIDE = {

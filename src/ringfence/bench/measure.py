@@ -83,7 +83,10 @@ class Measurement:
 
     def _run(self, workers: int, cases: Sequence[tuple[Case, int]], progress: Progress) -> None:
         progress.say(f"starting {workers} workers")
-        with _seats(self._setup, workers) as seats, Crew(seats, self._setup.contenders) as crew:
+        with (
+            seats_for(workers, self._setup.hosts, self._setup.rate) as seats,
+            Crew(seats, self._setup.contenders) as crew,
+        ):
             self._samples.begin({**self._facts, **crew.facts}, self._setup.command, machine.now())
             for case, left in cases:
                 what = describe(case)
@@ -96,12 +99,13 @@ class Measurement:
 
 
 @contextlib.contextmanager
-def _seats(setup: Setup, workers: int) -> Iterator[list[Seat]]:
-    if not setup.hosts:
+def seats_for(workers: int, hosts: int, rate: str | None) -> Iterator[list[Seat]]:
+    """Where the workers run: side by side, or on hosts of their own that are gone afterwards."""
+    if not hosts:
         yield [Seat()] * workers
         return
-    with Hosts(setup.hosts, setup.rate) as hosts:
-        yield hosts.seats(workers)
+    with Hosts(hosts, rate) as made:
+        yield made.seats(workers)
 
 
 def describe(case: Case) -> str:

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+_UNITS: Final = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def bytes_of(text: str) -> int:
+    """ "25MiB" in bytes; a ValueError says how to write it."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(B|KiB|MiB|GiB)?", text)
+    size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+    if size < 4 or size % 4:
+        raise ValueError(f"{text!r}: write a whole number of float32, such as 4KiB or 25MiB")
+    return size
+
 
 def size_text(size: float) -> str:
     """Bytes in the largest unit that keeps them above one."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ringfence import __version__
-from ringfence.cli import bench, certificate, demo, doctor, evidence, policy, secret
+from ringfence.cli import bench, certificate, demo, doctor, evidence, policy, report, secret, study
 from ringfence.errors import RingfenceError
 
 EXIT_CODES = """\
@@ -22,6 +22,8 @@ examples:
   ringfence demo                                    see what a network sees, with and without ringfence
   ringfence doctor                                  is this machine ready, and how fast does it seal?
   ringfence bench collectives --workers 2           what does sealing cost here?
+  ringfence study --list                            and for whole models, workers and networks?
+  ringfence report                                  what a study found, as a page with figures
   ringfence secret new run.secret                   what the workers of a run prove knowledge of
   export RINGFENCE_SECRET_FILE=$PWD/run.secret      then train with backend="ringfence"
   ringfence certificate new site node-0 node-1      certificates in place of a secret, and
@@ -53,6 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, doctor, secret, policy, certificate, evidence, bench):
+    for command in (demo, doctor, secret, policy, certificate, evidence, bench, study, report):
         command.add_to(commands)
     return parser

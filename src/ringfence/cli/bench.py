@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ringfence.bench import names
+from ringfence.bench.units import bytes_of
 from ringfence.cli import bench_admission
 from ringfence.errors import ConfigurationError
 
@@ -71,8 +71,6 @@ examples:
   ringfence bench memory
   ringfence bench memory --sizes 400MiB --workers 4 --contenders gloo-b,ringfence,hop-by-hop
 """
-
-_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -333,11 +331,10 @@ def _floors(
 
 def size_of(text: str) -> int:
     """ "25MiB" in bytes."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(B|KiB|MiB|GiB)?", text)
-    size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
-    if size < 4 or size % 4:
-        raise argparse.ArgumentTypeError(f"{text!r}: write a whole number of float32, such as 4KiB or 25MiB")
-    return size
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:

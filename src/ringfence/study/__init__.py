@@ -1,0 +1,12 @@
+"""A study: a grid of cells measured one by one, and three layers of results, each made from the one before.
+
+    grid (TOML) -> cells -> run ──► raw/<cell>.jsonl       as it was measured, append-only
+                                      │ tidy
+                                      ▼
+                                    tidy/samples.parquet   a row for each round and contender, types checked
+                                      │ summary
+                                      ▼
+                                    summary/cells.parquet  a row for each cell and contender -> query, report, plan
+
+A layer is replaced whole or not at all, and made again only when what it is made from has changed. Nothing but `run` measures.
+"""
