@@ -2,7 +2,8 @@
 
 RingfenceError
  ├─ ConfigurationError       ours to fix: environment, arguments, files on this machine
- │   └─ PolicyError          the policy file, or a file that it names
+ │   ├─ PolicyError          the policy file, or a file that it names
+ │   └─ EvidenceError        this machine will not give its evidence, however often it is asked
  ├─ UnsupportedError         this backend does not do what was asked
  ├─ AdmissionError           this worker, or a peer, was not admitted to the run
  ├─ ProtocolError            a peer's bytes are not what the protocol allows
@@ -28,6 +29,10 @@ class ConfigurationError(RingfenceError):
 
 class PolicyError(ConfigurationError):
     """The policy file says something that cannot be meant; the message names the place."""
+
+
+class EvidenceError(ConfigurationError):
+    """This worker cannot show what it was set up to show, and asking again will not help; the message says what to do."""
 
 
 class UnsupportedError(RingfenceError):

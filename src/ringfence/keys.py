@@ -39,8 +39,9 @@ GENERATION_SHIFT: Final = 20  # a key seals at most 2**20 segments
 COUNTER_LIMIT: Final = 1 << 52  # so that a generation fits the 32 bits it has in a header
 
 TREE_FANOUT: Final = 4  # children of a worker in the admission tree
-ADMISSION_SECONDS: Final = 10.0  # for one stranger to finish its handshake
-TOKEN_SECONDS: Final = 4.0  # for a token command: a child's and then its parent's run within one handshake
+ADMISSION_SECONDS: Final = 10.0  # for one stranger to finish its handshake, or to say the right hello
+EVIDENCE_SECONDS: Final = 30.0  # to show evidence of hardware or a token, once the hellos agree
+TOKEN_SECONDS: Final = 20.0  # for a token command, so that its peer still waits when it has ended
 ADMISSION_BYTES: Final = 128 * 1024  # what a stranger may send before it is judged: TLS, a hello, a proof
 ADMISSION_PENDING: Final = 64  # strangers at once, and
 ADMISSION_PENDING_PER_ADDRESS: Final = 16

@@ -175,7 +175,7 @@ def test_a_proof_made_in_one_role_is_refused_in_the_other() -> None:
     wrong = child.handshake(Role.PARENT, 0)  # makes its proof as a parent would
     wrong.begin(channel_of(near))
     wrong.receive(parent.hello)
-    proof = wrong._proof()
+    proof = Proof(child.prover.kind, child.prover.prove(wrong.wanted))
     victim = parent.handshake(Role.PARENT, 1)
     victim.begin(channel_of(far))
     victim.receive(child.hello)

@@ -7,6 +7,7 @@ Collecting, proving, judging, TLS and the tree run in the worker, under a root t
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Plan:
     snp_rules: snp.Rules | None = None
     snp_roots: Mapping[str, bytes] | None = None  # product: PEM
     auxblob: bytes = b""  #               what its host hands over
+    seconds: float = 0.0  #               that its chip takes for a report
 
     def verifiers(self) -> list[Verifier]:
         found: list[Verifier] = []
@@ -63,12 +65,17 @@ class Plan:
 def work(pipe: Connection, folder: str, rank: int, size: int, plan: Plan, timeout: float) -> None:
     """The worker's process: join, say how it went, wait until all have, leave."""
 
+    asking = threading.Lock()  # evidence for several connections is collected at the same time
+
     def chip(report_data: bytes, level: int) -> bytes:
-        pipe.send(("chip", report_data, level))
-        report: bytes = pipe.recv()
+        time.sleep(plan.seconds)
+        with asking:
+            pipe.send(("chip", report_data, level))
+            report: bytes = pipe.recv()
         return report
 
     admission = Policy(tuple(plan.verifiers())), plan.prover(chip)
+    began = time.monotonic()
     try:
         store = FolderStore(Path(folder))
         member = join(store, rank, size, Settings(), ("127.0.0.1", 1), timeout, b"", admission=admission)
@@ -76,7 +83,8 @@ def work(pipe: Connection, folder: str, rank: int, size: int, plan: Plan, timeou
         pipe.send(("error", f"{type(error).__name__}: {error}"))
         return
     how = sorted({each.how for each in member.roster.admitted})
-    pipe.send(("joined", member.roster.digest.hex(), keys.digest(b"test", member.epoch_key.reveal()).hex(), how))
+    key = keys.digest(b"test", member.epoch_key.reveal()).hex()
+    pipe.send(("joined", member.roster.digest.hex(), key, how, time.monotonic() - began))
     pipe.recv()
     for edge in member.edges:
         edge.send(Bye(rank))

@@ -119,3 +119,11 @@ def test_workers_whose_tokens_do_not_admit_are_refused(site: Path) -> None:
     assert "4 of 5 workers are missing" in first["error"]
     for each, reason in zip(others, bad, strict=True):
         assert reason in each["error"]
+
+
+def test_a_token_command_that_can_never_work_ends_the_join_at_once_and_says_what_to_do(site: Path) -> None:
+    """Not at the deadline, where it would read as if somebody had not come."""
+    broken = {**environment(site), "RINGFENCE_TOKEN_COMMAND": str(site / "no-such-command")}
+    _, child = run_workers(site, [environment(site), broken], PATIENCE)
+    assert child["error"].startswith("EvidenceError: the token command")
+    assert "does not start: No such file or directory; set RINGFENCE_TOKEN_COMMAND" in child["error"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import select
 import socket
+import threading
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -19,7 +20,7 @@ from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.join import Membership, join, listen
+from ringfence.join import Membership, collect, join, listen
 from ringfence.settings import Settings
 from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, World
 
@@ -359,6 +360,74 @@ def test_evidence_that_never_comes_is_named_at_the_deadline(rank: int) -> None:
     with World(2, timeout=1.0) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
         assert f"rank {rank} has no proof to show: the service is down\\x1b" in world.error(rank)
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
+def test_evidence_that_never_comes_is_not_waited_for_until_the_deadline(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 0.3)
+    moody = Moody(1000, ConfigurationError("the service is down"))
+    with World(2, timeout=3.0) as world:
+        world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
+        assert world.error(rank).startswith(f"EvidenceError: rank {rank} has had no proof to show for")
+
+
+class Slow(Moody):
+    """Takes its time, as a device does, until it is told that it may answer. Counts how many wait."""
+
+    kind = 7
+
+    def __init__(self) -> None:
+        super().__init__(0, RuntimeError())
+        self.may_answer = threading.Event()
+        self.asked = threading.Semaphore(0)
+
+    def prove(self, binding: Binding) -> bytes:
+        self.asked.release()
+        assert self.may_answer.wait(20)
+        return super().prove(binding)
+
+
+class SlowlyShown(SharedSecret):
+    kind = 7
+
+
+def slow_policy() -> Policy:
+    return Policy((SlowlyShown(SECRET, "none"),))
+
+
+def test_a_worker_that_collects_serves_others_meanwhile() -> None:
+    """Rank 0 collects for one child; the other comes, is judged, and is collected for as well, before the first is done."""
+    quick, slow = Slow(), Slow()
+    quick.may_answer.set()
+    with World(3) as world:
+        world.start([0], admission={0: (slow_policy(), slow)})
+        world.start([1, 2], admission={rank: (slow_policy(), quick) for rank in (1, 2)})
+        for _ in range(2):
+            assert slow.asked.acquire(timeout=10), "the second child waits for the first one's evidence"
+        slow.may_answer.set()
+        assert len(world.members()) == 3
+
+
+def test_evidence_is_collected_for_a_limited_number_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who makes a worker collect and hangs up must not be able to fill it with threads."""
+    monkeypatch.setattr(collect, "LIMIT", 0)
+    slow = Slow()
+    with World(2, timeout=1.0) as world:
+        world.start(range(2), admission={rank: (slow_policy(), slow) for rank in range(2)})
+        assert "this worker still collects evidence for others" in world.error(1)
+    assert not slow.asked.acquire(blocking=False)
+
+
+def test_what_nobody_foresaw_while_collecting_is_raised_and_not_lost() -> None:
+    broken = Slow()
+    broken.may_answer.set()
+    broken.left = 1
+    with World(2, timeout=5.0) as world:
+        world.start([1], admission={1: (slow_policy(), broken)})
+        world.start([0], admission={0: (slow_policy(), Slow())})
+        assert world.error(1) == "RuntimeError: "
 
 
 class Rude(SharedSecret):

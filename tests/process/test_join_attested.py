@@ -54,6 +54,16 @@ def test_guests_of_both_kinds_admit_each_other(tmp_path: Path) -> None:
     assert joined(run(tmp_path / "store", plans, chips)) == ["SEV-SNP", "TDX"]
 
 
+def test_slow_evidence_keeps_no_run_from_forming(tmp_path: Path) -> None:
+    """Rank 0 collects for four children. One after the other that would take longer than each of them waits."""
+    seconds = 2.0
+    slow = replace(only("snp", plan("snp")), seconds=seconds)
+    said = run(tmp_path / "store", [slow] * 5, [snp_chip()] * 5)
+    assert joined(said) == ["SEV-SNP"]
+    took = [each[4] for each in said]
+    assert all(2 * seconds <= each < 4 * seconds for each in took), took  # type: ignore[operator]
+
+
 def test_a_guest_that_runs_something_else_is_refused_and_told_why(tmp_path: Path) -> None:
     plans = [plan("tdx"), plan("tdx"), plan("snp")]
     chips = [tdx_chip(), tdx_chip(changes={376: bytes(48)}), snp_chip()]

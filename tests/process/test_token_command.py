@@ -10,7 +10,7 @@ from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence, Policy, judge
 from ringfence.admission.proofs.token import TokenProver, TokenVerifier, nonce_of
-from ringfence.errors import ConfigurationError
+from ringfence.errors import ConfigurationError, EvidenceError
 from ringfence.evidence.token_command import fetch_with
 from ringfence.keys import PROOF_LIMIT_BYTES
 from tests.pure.admission_samples import worker
@@ -56,5 +56,16 @@ def test_what_the_command_says_stays_in_the_log_of_its_worker(caplog: pytest.Log
     assert r"ended with 1: 'the service\nrefuses key-1234'" in caplog.text
 
 
-def test_the_commands_of_a_child_and_its_parent_fit_into_one_handshake() -> None:
-    assert 2 * keys.TOKEN_SECONDS < keys.ADMISSION_SECONDS
+def test_a_command_has_ended_before_its_peer_gives_up() -> None:
+    assert keys.TOKEN_SECONDS + keys.ADMISSION_SECONDS <= keys.EVIDENCE_SECONDS
+
+
+@pytest.mark.parametrize("status", [64, 78, 126, 127])
+def test_a_command_that_says_that_asking_again_does_not_help_is_believed(status: int) -> None:
+    with pytest.raises(EvidenceError, match=f"ended with {status}.*RINGFENCE_TOKEN_COMMAND"):
+        fetch_with(python(f"raise SystemExit({status})"))("00")
+
+
+def test_a_command_that_does_not_start_is_hopeless_and_the_error_says_what_to_do() -> None:
+    with pytest.raises(EvidenceError, match="does not start: No such file.*set RINGFENCE_TOKEN_COMMAND"):
+        fetch_with(["/no/such/command"])("00")

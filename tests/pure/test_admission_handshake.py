@@ -159,6 +159,8 @@ def in_state(role: Role, state: State) -> Handshake:
     handshake = own.handshake(role)
     if state is State.IDLE:
         return handshake
+    if state is State.COLLECT:  # where a prover is at hand, nobody ever sees it there
+        handshake = Handshake(role, own.hello, frozenset({peer.entry.rank}), own.policy, None)
     ends = channels(child, parent)
     other = peer.handshake(Role(1 - role))
     from_peer = other.begin(ends[1 - role])
@@ -191,7 +193,20 @@ def test_a_message_that_the_table_does_not_list_is_an_error(role: Role, state: S
 def test_the_table_lists_one_message_and_a_refusal_for_each_waiting_state() -> None:
     waiting = {State.HELLO: Hello, State.PROOF: Proof, State.ADMIT: Admit}
     expected = {(role, state, kind) for role in Role for state, one in waiting.items() for kind in (one, Refuse)}
-    assert set(TABLE) == expected
+    assert set(TABLE) == expected | {(role, State.COLLECT, Refuse) for role in Role}
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_proof_is_shown_once_and_only_where_it_is_wanted(role: Role) -> None:
+    proof = Proof(1, bytes(32))
+    for state in set(State) - {State.COLLECT}:
+        with pytest.raises(ProtocolError, match="a proof to show, where this worker"):
+            in_state(role, state).show(proof)
+    handshake = in_state(role, State.COLLECT)
+    assert handshake.show(proof)[0] is proof
+    assert handshake.shown == (proof, handshake.wanted)
+    with pytest.raises(ProtocolError, match="a proof to show"):
+        handshake.show(proof)
 
 
 def test_a_handshake_begins_once_and_with_its_own_key() -> None:

@@ -25,6 +25,9 @@ from ringfence.errors import ProtocolError
 from tests.pure.admission_samples import SECRET, Worker, channels, worker
 
 WAITING = (State.HELLO, State.PROOF, State.ADMIT)
+OWN = (
+    "its own proof has been collected"  # no message: it may come at any time, and until then nothing but a refusal may
+)
 OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
 
 
@@ -49,7 +52,7 @@ def proof_of(own: Worker, role: Role, peer: Worker, exporter: bytes = b"e" * 32)
     handshake = own.handshake(role)
     handshake.begin(ends[0])
     handshake.receive(peer.hello)
-    return handshake._proof()
+    return Proof(own.shared.kind, own.shared.prove(handshake.wanted))
 
 
 def alphabet(role: Role, own: Worker, peer: Worker) -> dict[str, Message]:
@@ -101,14 +104,24 @@ class Branch:
         return Known(one.state, one.peer, one.refusal is not None, admitted, self.judged)
 
 
+def receive(handshake: Handshake, message: Message | None) -> list[Message]:
+    """The answer to a message, or to the end of collecting."""
+    if message is not None:
+        return handshake.receive(message)
+    if handshake.state is not State.COLLECT:
+        raise ProtocolError("nothing was asked for")
+    shared = SharedSecret(SECRET, "run-7")
+    return handshake.show(Proof(shared.kind, shared.prove(handshake.wanted)))
+
+
 def explore(role: Role) -> tuple[list[Branch], int]:
     """Every state that a peer can bring an honest side into, and how many steps were tried."""
     child, parent = worker(1), worker(0)
     own, peer = (child, parent) if role is Role.CHILD else (parent, child)
     watched = Watched()
-    first = Handshake(role, own.hello, frozenset({peer.entry.rank}), Policy((watched,)), watched)
+    first = Handshake(role, own.hello, frozenset({peer.entry.rank}), Policy((watched,)), None)
     first.begin(channels(child, parent)[role])
-    letters = alphabet(role, own, peer)
+    letters: dict[str, Message | None] = {**alphabet(role, own, peer), OWN: None}
     branches = [Branch(first, (), frozenset(), False)]
     seen, tried = {branches[0].known}, 0
     for branch in branches:
@@ -116,7 +129,7 @@ def explore(role: Role) -> tuple[list[Branch], int]:
             tried += 1
             after, before = copy.copy(branch.handshake), len(watched.passed)
             try:
-                answer = after.receive(message)
+                answer = receive(after, message)
             except ProtocolError:
                 still = Branch(after, branch.path, branch.judged, branch.shown)
                 assert still.known == branch.known, f"{name} was an error and changed something, after {branch.path}"
@@ -134,15 +147,17 @@ def explore(role: Role) -> tuple[list[Branch], int]:
 def test_nobody_is_admitted_without_a_judgement_in_any_order_of_messages(role: Role) -> None:
     branches, tried = explore(role)
     assert tried > 100
-    assert {branch.handshake.state for branch in branches} == {*WAITING, State.DONE, State.REFUSED}
+    assert {branch.handshake.state for branch in branches} == {*WAITING, State.COLLECT, State.DONE, State.REFUSED}
     for branch in branches:
-        one = branch.handshake
-        assert (one.admitted is not None) == (one.state in (State.ADMIT, State.DONE)), branch.path
+        one, said = branch.handshake, tuple(each for each in branch.path if each != OWN)
+        judging = (State.ADMIT, State.DONE) if role is Role.CHILD else (State.COLLECT, State.ADMIT, State.DONE)
+        assert (one.admitted is not None) == (one.state in judging), branch.path
         if one.admitted is not None:
             assert one.admitted.entry in branch.judged, branch.path
-            assert branch.path[:2] == ("hello", "proof")
+            assert said[:2] == ("hello", "proof")
         if one.state is State.DONE:
-            assert branch.path == ("hello", "proof", "admit"), "there is one way in"
+            assert said == ("hello", "proof", "admit"), "there is one way in"
+            assert branch.shown and branch.path.count(OWN) == 1, "and it was shown a proof too"
         if role is Role.PARENT and branch.shown:
             assert branch.judged, "a parent shows nothing, and collects no quote, before its child has passed"
 
@@ -162,7 +177,9 @@ def test_every_state_either_waits_for_one_kind_of_message_or_is_the_end(role: Ro
                 continue
             assert after.state is not branch.handshake.state, "a message that moves nothing could be repeated for ever"
             accepted.add(type(message))
-        assert len(accepted) == (2 if branch.handshake.state in WAITING else 0)
+        state = branch.handshake.state
+        assert len(accepted) == (2 if state in WAITING else 1 if state is State.COLLECT else 0)
+        assert state is not State.COLLECT or accepted == {Refuse}, "who is waited for has nothing else to say"
 
 
 def test_the_exploration_finds_a_way_in_where_the_judge_says_yes_to_all(monkeypatch: pytest.MonkeyPatch) -> None:

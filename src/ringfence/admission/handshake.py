@@ -8,6 +8,9 @@
       Admit ───────────────────────────────►        the child judges; both are in
 
 Either side may answer with Refuse, which ends it. A message that the table does not list is the peer's error.
+
+A worker's own proof may take seconds to collect (a quote, a GPU's report, a token). Where no prover was handed in, the
+handshake stops in COLLECT and says in `wanted` what the proof must cover; whoever drives it calls `show` when it is there.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from ringfence.errors import AdmissionError, ProtocolError
 class State(Enum):
     IDLE = "has not begun"
     HELLO = "waits for a hello"
+    COLLECT = "collects its own proof"
     PROOF = "waits for a proof"
     ADMIT = "waits to be admitted"
     DONE = "has admitted its peer and was admitted"
@@ -45,13 +49,14 @@ class Refusal:
 class Handshake:
     """One edge. Feed it the peer's messages; send what it returns; look at `state` after each."""
 
-    def __init__(self, role: Role, hello: Hello, ranks: frozenset[int], policy: Policy, prover: Prover) -> None:
+    def __init__(self, role: Role, hello: Hello, ranks: frozenset[int], policy: Policy, prover: Prover | None) -> None:
         self.role = role
         self.state = State.IDLE
         self.refusal: Refusal | None = None
         self.admitted: Admitted | None = None
         self.child_proof_digest: bytes | None = None  # stands for the child's proof in the roster
         self.child_kind: int | None = None  # the kind of that proof
+        self.shown: tuple[Proof, Binding] | None = None  # this worker's own
         self._hello = hello
         self._ranks = ranks  # that the peer may hold: the one dialled, or our children
         self._policy = policy
@@ -75,7 +80,29 @@ class Handshake:
             raise ProtocolError(
                 f"the peer sent {name} where this worker, the {self.role.name.lower()}, {self.state.value}"
             )
-        return step(self, message)
+        answers = step(self, message)
+        if self._prover is not None and self.state is State.COLLECT:
+            answers += self.show(Proof(self._prover.kind, self._prover.prove(self.wanted)))
+        return answers
+
+    @property
+    def wanted(self) -> Binding:
+        """What this worker's own proof must cover."""
+        return self._binding(of_peer=False)
+
+    def show(self, proof: Proof) -> list[Message]:
+        """This worker's own proof has been collected."""
+        if self.state is not State.COLLECT:
+            raise ProtocolError(f"a proof to show, where this worker {self.state.value}")
+        binding = self.wanted
+        self.shown = proof, binding
+        if self.role is Role.PARENT:
+            self.state = State.ADMIT
+            return [proof, Admit()]
+        self.state = State.PROOF
+        self.child_kind = proof.kind
+        self.child_proof_digest = proof_digest(proof.kind, binding, proof.proof)
+        return [proof]
 
     @property
     def peer(self) -> Hello | None:
@@ -91,8 +118,8 @@ class Handshake:
         objection = compare(self._hello, message, self._ranks, self._channel)
         if objection is not None:
             return self._refuse(*objection)
-        self.state = State.PROOF
-        return [self._proof()] if self.role is Role.CHILD else []
+        self.state = State.COLLECT if self.role is Role.CHILD else State.PROOF
+        return []
 
     def _on_proof(self, message: Message) -> list[Message]:
         assert isinstance(message, Proof)
@@ -102,12 +129,13 @@ class Handshake:
             self.admitted = judge(self._policy, Evidence(self._peer.entry, message.kind, message.proof, binding))
         except AdmissionError as error:
             return self._refuse(Reason.PROOF, str(error), error.told)
-        self.state = State.ADMIT
         if self.role is Role.CHILD:
+            self.state = State.ADMIT
             return [Admit()]
+        self.state = State.COLLECT
         self.child_kind = message.kind
         self.child_proof_digest = proof_digest(message.kind, binding, message.proof)
-        return [self._proof(), Admit()]
+        return []
 
     def _on_admit(self, message: Message) -> list[Message]:
         self.state = State.DONE
@@ -119,14 +147,6 @@ class Handshake:
         return []
 
     # -- parts ------------------------------------------------------------------------------------------------------
-
-    def _proof(self) -> Proof:
-        binding = self._binding(of_peer=False)
-        proof = Proof(self._prover.kind, self._prover.prove(binding))
-        if self.role is Role.CHILD:
-            self.child_kind = proof.kind
-            self.child_proof_digest = proof_digest(proof.kind, binding, proof.proof)
-        return proof
 
     def _binding(self, *, of_peer: bool) -> Binding:
         channel, peer = self._channel, self._peer
@@ -155,17 +175,19 @@ class Handshake:
 
 
 TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Message], list[Message]]]] = {
-    (Role.CHILD, State.HELLO, Hello): Handshake._on_hello,  #     -> PROOF, sends Proof
+    (Role.CHILD, State.HELLO, Hello): Handshake._on_hello,  #     -> COLLECT; show() -> PROOF, sends Proof
     (Role.CHILD, State.PROOF, Proof): Handshake._on_proof,  #     -> ADMIT, sends Admit
     (Role.CHILD, State.ADMIT, Admit): Handshake._on_admit,  #     -> DONE
     (Role.PARENT, State.HELLO, Hello): Handshake._on_hello,  #    -> PROOF
-    (Role.PARENT, State.PROOF, Proof): Handshake._on_proof,  #    -> ADMIT, sends Proof and Admit
+    (Role.PARENT, State.PROOF, Proof): Handshake._on_proof,  #    -> COLLECT; show() -> ADMIT, sends Proof and Admit
     (Role.PARENT, State.ADMIT, Admit): Handshake._on_admit,  #    -> DONE
     (Role.CHILD, State.HELLO, Refuse): Handshake._on_refuse,  #   -> REFUSED
+    (Role.CHILD, State.COLLECT, Refuse): Handshake._on_refuse,
     (Role.CHILD, State.PROOF, Refuse): Handshake._on_refuse,
     (Role.CHILD, State.ADMIT, Refuse): Handshake._on_refuse,
     (Role.PARENT, State.HELLO, Refuse): Handshake._on_refuse,
     (Role.PARENT, State.PROOF, Refuse): Handshake._on_refuse,
+    (Role.PARENT, State.COLLECT, Refuse): Handshake._on_refuse,
     (Role.PARENT, State.ADMIT, Refuse): Handshake._on_refuse,
 }
 

@@ -12,6 +12,10 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.errors import AdmissionError
 
+# Kinds whose prover holds a key: they are shown at once, and an endorsement by that key says of an entry all that the proof
+# says of it. The others come from a device or a service: they take time, and can sign nothing but what they were made for.
+SIGNING_KINDS: Final = frozenset({1, 2})
+
 Clock = Callable[[], float]  # seconds since 1970; a judge is handed one, for nothing here reads a clock
 
 

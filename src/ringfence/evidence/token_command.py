@@ -9,11 +9,15 @@ from __future__ import annotations
 import logging
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from ringfence.errors import ConfigurationError
+from ringfence.errors import ConfigurationError, EvidenceError
 from ringfence.keys import PROOF_LIMIT_BYTES, TOKEN_SECONDS
 
 _log = logging.getLogger(__name__)
+
+# Of sysexits.h and of shells: wrong usage, wrong configuration, not executable, not found. Asking again does not help.
+_HOPELESS: Final = (64, 78, 126, 127)
 
 
 def fetch_with(command: Sequence[str], seconds: float = TOKEN_SECONDS) -> Callable[[str], bytes]:
@@ -38,14 +42,20 @@ def run(command: Sequence[str], seconds: float) -> bytes:
     except subprocess.TimeoutExpired:
         raise ConfigurationError(f"the token command {command[0]} gave no token within {seconds:.0f} s") from None
     except OSError as error:
-        raise ConfigurationError(f"the token command {command[0]} does not start: {error.strerror}") from error
+        raise EvidenceError(
+            f"the token command {command[0]} does not start: {error.strerror}; set RINGFENCE_TOKEN_COMMAND to a command "
+            "that this worker's user may run, with its whole path"
+        ) from error
     if done.returncode != 0:
         # What it said may hold credentials, and errors are passed on to other workers: it stays here.
         said = done.stderr.decode("utf-8", "replace").strip()[-300:]
         _log.warning("the token command %s ended with %d: %a", command[0], done.returncode, said)
-        raise ConfigurationError(
-            f"the token command {command[0]} ended with {done.returncode}; what it said is in this worker's log"
-        )
+        text = f"the token command {command[0]} ended with {done.returncode}; what it said is in this worker's log"
+        if done.returncode in _HOPELESS:
+            raise EvidenceError(
+                f"{text}. That status says that asking again does not help: see RINGFENCE_TOKEN_COMMAND"
+            )
+        raise ConfigurationError(text)
     if not 0 < len(done.stdout) <= PROOF_LIMIT_BYTES:
         raise ConfigurationError(
             f"the token command {command[0]} printed {len(done.stdout)} bytes; a token has 1 to {PROOF_LIMIT_BYTES}"

@@ -18,10 +18,11 @@ from ringfence.admission import wire
 from ringfence.admission.binding import Role
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, Refusal, State
-from ringfence.admission.messages import Failure, Hello
-from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.messages import Failure, Hello, Proof
+from ringfence.admission.policy import SIGNING_KINDS, Policy, Prover
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
-from ringfence.errors import AdmissionError, ConfigurationError, PeerLostError, ProtocolError
+from ringfence.errors import AdmissionError, ConfigurationError, EvidenceError, PeerLostError, ProtocolError
+from ringfence.join.collect import Collector, Outcome, attempt
 from ringfence.join.membership import Membership
 from ringfence.join.parent import AddressBook, Search, Store
 from ringfence.join.peer import Peer
@@ -113,6 +114,9 @@ class _Climb:
         parent = parent_of(entry.rank)
         self._search = None if parent is None else Search(self._book, entry.rank, parent, now)
         self._selector = selectors.DefaultSelector()
+        self._collector = Collector(self._prover)
+        self._selector.register(self._collector, selectors.EVENT_READ, self._collector)
+        self._takes_time = not set(self._policy.kinds) <= SIGNING_KINDS
         self._listener: socket.socket | None = None
         self._strangers: list[Peer] = []  # the oldest first
         self._dialled: Peer | None = None  # the parent to be, a stranger too
@@ -121,6 +125,7 @@ class _Climb:
         self._refused: dict[int, str] = {}  # claimed rank: why; our own: why there was no proof to show
         self._failure: Failure | None = None
         self._judged_at: float | None = None  # the first neighbour
+        self._without_since: float | None = None  # evidence was asked for and could not be had
 
     def run(self) -> Membership:
         try:
@@ -151,6 +156,8 @@ class _Climb:
             for key, events in self._selector.select(self._pause(now)):
                 if key.data is None:
                     self._accept()
+                elif key.data is self._collector:
+                    self._take_evidence()
                 elif key.data in self._strangers or key.data in self._edges.values():
                     self._serve(key.data, events)
 
@@ -204,17 +211,46 @@ class _Climb:
                     self._failure = message  # passed on as it came
                 self._deliver(self._tree.take(peer.rank, message))
                 continue
-            try:
-                answers = peer.handshake.receive(message)
-            except (ConfigurationError, AdmissionError) as error:  # from the prover: what judges raise is a refusal
-                self._go_without_proof(peer, error)
-                return
-            peer.send(answers)
+            peer.send(peer.handshake.receive(message))
             if peer.handshake.state is State.DONE:
                 self._attach(peer)
             elif peer.handshake.refusal is not None:
                 self._turn_away(peer, peer.handshake.refusal)
                 return
+            else:
+                self._go_on(peer)
+                if peer not in self._strangers:
+                    return
+
+    def _go_on(self, peer: Peer) -> None:
+        """A stranger came a step further. Evidence takes time: who said the right hello is given it, and so are we."""
+        handshake = peer.handshake
+        if self._takes_time:
+            peer.expires = time.monotonic() + keys.EVIDENCE_SECONDS
+        if handshake.state is not State.COLLECT:
+            return
+        if self._prover.kind in SIGNING_KINDS:
+            self._show(peer, attempt(self._prover, handshake.wanted))
+        elif self._collector.full:
+            self._drop(peer, "this worker still collects evidence for others")
+        else:
+            self._collector.start(peer, handshake.wanted)
+
+    def _take_evidence(self) -> None:
+        """Evidence has been collected, for whoever is still there."""
+        for peer, outcome in self._collector.finished():
+            if isinstance(outcome, EvidenceError):
+                raise outcome  # it will not get better by asking again
+            if peer in self._strangers and peer.handshake.state is State.COLLECT:
+                self._show(peer, outcome)
+
+    def _show(self, peer: Peer, outcome: Outcome) -> None:
+        if isinstance(outcome, Proof):
+            self._without_since = None
+            peer.send(peer.handshake.show(outcome))
+            self._go_on(peer)
+        else:
+            self._go_without_proof(peer, outcome)
 
     def _check_when_passed_on(self) -> bool:
         """When the children have the roster, as far as the kernel is concerned: judge it while they do."""
@@ -253,20 +289,21 @@ class _Climb:
         self._meet(connection, host, Role.PARENT, self._children)
 
     def _make_room(self, host: str) -> None:
-        """At a limit the oldest stranger goes: a child proves itself in milliseconds, who sits there longer is none."""
-        crowd = [
-            peer for peer in self._strangers if peer.handshake.state is not State.ADMIT and peer is not self._dialled
-        ]
+        """At a limit the oldest stranger goes, those who have not said the right hello before those who have.
+
+        A child says it in milliseconds, though its evidence may take seconds; who has shown its proof is no stranger.
+        """
+        crowd = [peer for peer in self._strangers if not peer.passed and peer is not self._dialled]
         neighbours = [peer for peer in crowd if peer.address == host]
         if len(neighbours) >= keys.ADMISSION_PENDING_PER_ADDRESS:
-            self._drop(neighbours[0], "too many strangers from one address")
+            self._drop(min(neighbours, key=lambda peer: peer.greeted), "too many strangers from one address")
         elif len(crowd) >= keys.ADMISSION_PENDING:
-            self._drop(crowd[0], "too many strangers")
+            self._drop(min(crowd, key=lambda peer: peer.greeted), "too many strangers")
 
     def _meet(self, connection: socket.socket, address: str, role: Role, ranks: frozenset[int]) -> Peer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = TlsStream(connection, Tls(self._credentials, server=role is Role.PARENT))
-        handshake = Handshake(role, self._hello, ranks, self._policy, self._prover)
+        handshake = Handshake(role, self._hello, ranks, self._policy, None)
         peer = Peer(stream, handshake, address, time.monotonic() + keys.ADMISSION_SECONDS)
         self._strangers.append(peer)
         return peer
@@ -303,7 +340,13 @@ class _Climb:
         self._drop(peer, text)
 
     def _go_without_proof(self, peer: Peer, error: Exception) -> None:
-        """Evidence could not be had just now: a service is down, a device is busy. The next attempt asks again."""
+        """Evidence could not be had just now: a service is down, a device is busy. The next attempt asks again, for a while."""
+        now = time.monotonic()
+        since = self._without_since = now if self._without_since is None else self._without_since
+        if now - since >= keys.EVIDENCE_SECONDS:
+            raise EvidenceError(
+                f"rank {self._entry.rank} has had no proof to show for {now - since:.0f} s: {error}"
+            ) from error
         text = f"has no proof to show: {wire.escape(str(error), keys.REFUSAL_TEXT_BYTES)}"
         if self._entry.rank not in self._refused:
             _log.warning("rank %d, joining, %s; it will try again", self._entry.rank, text)
@@ -312,7 +355,12 @@ class _Climb:
 
     def _expire(self, now: float) -> None:
         for peer in [peer for peer in self._strangers if now >= peer.expires]:
-            self._drop(peer, f"no answer within {keys.ADMISSION_SECONDS:.0f} s")
+            if peer.handshake.state is State.COLLECT:
+                text = f"gave no evidence within {keys.EVIDENCE_SECONDS:.0f} s; see what its kernel or service does"
+                self._go_without_proof(peer, ConfigurationError(f"this machine {text}"))
+            else:
+                seconds = keys.EVIDENCE_SECONDS if self._takes_time and peer.greeted else keys.ADMISSION_SECONDS
+                self._drop(peer, f"no answer within {seconds:.0f} s")
 
     def _drop(self, peer: Peer, reason: str) -> None:
         self._forget(peer)
@@ -380,6 +428,7 @@ class _Climb:
         for peer in self._strangers:
             peer.stream.close()
         self._selector.close()
+        self._collector.close()
 
     def _late(self) -> str:
         """What is known at the deadline of who is missing."""

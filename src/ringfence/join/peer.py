@@ -31,6 +31,16 @@ class Peer:
         self.rank: int | None = None
         self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
 
+    @property
+    def greeted(self) -> bool:
+        """It claims this run and a rank that belongs here; anybody may."""
+        return self.handshake.state not in (State.IDLE, State.HELLO)
+
+    @property
+    def passed(self) -> bool:
+        """Its proof has been judged and admits it."""
+        return self.handshake.admitted is not None
+
     def fileno(self) -> int:
         return self.stream.fileno()
 
