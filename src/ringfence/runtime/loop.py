@@ -9,7 +9,6 @@ does not wake it.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,12 +21,9 @@ from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.fork import ALIVE, closes_in_children, leaves_to_children
+from ringfence.runtime.haste import Haste, keep_timers_exact
 from ringfence.runtime.operation import Operation
 from ringfence.transport.tcp import TcpNetwork
-
-# The caller's bytecode and the loop's share the interpreter, and every cipher gives up its lock while it works. At Python's
-# default the loop could wait 5 ms each time to get it back from a caller that computes.
-_SWITCH_SECONDS = 0.00005
 
 
 class _Waker:
@@ -82,6 +78,7 @@ class Loop:
         self._lock = threading.Lock()
         self._asked: deque[Callable[[], None]] = deque()
         self._waker = _Waker()
+        self._haste = Haste()
         network.watch_readable(self._waker.descriptor, self._waker)
         network.serve(engine.accept)
         for edge in edges:
@@ -105,6 +102,7 @@ class Loop:
         self._asked.append(work)
 
     def wake(self) -> None:
+        self._haste.begin()
         self._waker.wake()
 
     def wait(self, operation: Operation, seconds: float = float("inf")) -> bool:
@@ -180,22 +178,22 @@ class Loop:
             engine.expire()
 
     def _background(self) -> None:
+        keep_timers_exact()
         torch.set_grad_enabled(False)  # a new thread begins with it enabled, and in-place sums would be refused
         while not self._stopping:
             self.network.sleep()
-            interval = sys.getswitchinterval()
             self._lock.acquire()
             try:
                 self.network.poll(0)
                 if self._asked or self.engine.busy():
-                    sys.setswitchinterval(min(interval, _SWITCH_SECONDS))
+                    self._haste.begin()
                 self._drive(lambda: self._stopping or not self.engine.busy())
             except BaseException as error:  # this thread must outlive any mistake: what it serves would hang
                 failure = RingfenceError(f"worker {self.engine.rank}: internal error {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self.engine.fail(failure, self.engine.rank)
             finally:
-                sys.setswitchinterval(interval)
+                self._haste.end()
                 self._lock.release()
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -237,6 +235,7 @@ class Loop:
 
     def forget(self) -> None:
         """In a forked child: hold no descriptor, answer nothing."""
+        self._haste.end()
         self.engine.forget()
         for edge in self._edges:
             edge.abandon()

@@ -1,0 +1,63 @@
+"""The interpreter's switch interval: short while work is in flight, and afterwards what it was."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.runtime.haste import Haste, keep_timers_exact
+
+
+@pytest.fixture(autouse=True)
+def _interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_it_is_short_until_the_end() -> None:
+    sys.setswitchinterval(0.005)
+    haste = Haste()
+    haste.begin()
+    haste.begin()
+    assert sys.getswitchinterval() == pytest.approx(50e-6)
+    haste.end()
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+    haste.end()
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
+def test_a_shorter_one_of_the_users_stays() -> None:
+    sys.setswitchinterval(10e-6)
+    haste = Haste()
+    haste.begin()
+    assert sys.getswitchinterval() == pytest.approx(10e-6)
+    haste.end()
+    assert sys.getswitchinterval() == pytest.approx(10e-6)
+
+
+def test_what_the_user_sets_meanwhile_stays() -> None:
+    sys.setswitchinterval(0.005)
+    haste = Haste()
+    haste.begin()
+    sys.setswitchinterval(0.001)
+    haste.end()
+    assert sys.getswitchinterval() == pytest.approx(0.001)
+
+
+def test_timers_are_exact_in_the_thread_that_asked_and_in_no_other() -> None:
+    seen = []
+
+    def ask() -> None:
+        keep_timers_exact()
+        seen.append(int(Path(f"/proc/{threading.get_native_id()}/timerslack_ns").read_text()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert seen == [1000]
+    assert int(Path(f"/proc/{threading.get_native_id()}/timerslack_ns").read_text()) != 1000
