@@ -29,8 +29,8 @@ from ringfence.study.schema import (
 )
 
 SCORED: Final = 0.10  # cells in which Gloo reads more than this from itself are shown, not scored
-_BATCH: Final = 5_000
-_CHUNK: Final = 5_000
+_BATCH: Final = 1_000
+_CHUNK: Final = 2_000
 
 Row = dict[str, Any]
 

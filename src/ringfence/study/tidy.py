@@ -57,7 +57,9 @@ def _write(writer: Any, columns: dict[str, list[Any]], where: Path) -> None:
 def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
     """The rows of one cell; what machine they were measured on is noted in `machines`."""
     case = _last_case(file)
-    if case is None:
+    if case is None:  # nothing measured yet, or not to be read: then the line is named
+        for _ in _records(file):
+            pass
         return
     runs: dict[str, dict[str, Any]] = {}
     shared = _settings(file, case)
