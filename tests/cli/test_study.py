@@ -1,0 +1,156 @@
+"""`ringfence study` as a user runs it: killed twice and resumed, run twice, asked for rows, and never two at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import ringfence
+
+GRID = """\
+rounds = 8
+
+[[cells]]
+kind = "collective"
+sizes = ["4KiB", "64KiB"]
+workers = [2]
+contenders = ["ringfence"]
+
+[[cells]]
+kind = "trace"
+models = ["resnet50"]
+devices = ["cpu"]
+flops = 1e14
+most = "4MiB"
+workers = [2]
+contenders = ["ringfence", "ringfence-profiled", "alone"]
+"""
+LAYERS = ("tidy/samples.parquet", "summary/cells.parquet", "summary/cells.json", "summary/machines.json")
+
+
+def layers(results: Path) -> list[bytes]:
+    return [(results / name).read_bytes() for name in LAYERS]
+
+
+def start(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+    """The command with a terminal to show its progress on."""
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ringfence.cli", "study", *arguments]
+    process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    return process, terminal
+
+
+def read_until(terminal: int, wanted: str) -> None:
+    shown = ""
+    while wanted not in shown:
+        shown += os.read(terminal, 4096).decode(errors="replace")
+
+
+def rounds_in(results: Path) -> dict[str, list[int]]:
+    """The numbers of the whole lines of each cell's rounds."""
+    found = {}
+    for file in sorted((results / "raw").glob("*.jsonl")):
+        whole = file.read_bytes().rpartition(b"\n")[0].splitlines()
+        found[file.stem] = [record["round"] for line in whole if "round" in (record := json.loads(line))]
+    return found
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that was killed twice, with its last line torn off once more by hand, and then left to finish."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "grid.toml").write_text(GRID)
+    arguments = ("--grid", str(folder / "grid.toml"), "--results", str(folder / "results"))
+    for reached in ("░ 3/24", "░ 8/"):
+        process, terminal = start(*arguments)
+        try:
+            read_until(terminal, reached)
+            if reached == "░ 3/24":  # a second one is refused while the first goes on
+                second = ringfence("study", *arguments)
+                assert second.returncode == 2
+                assert re.search(rf"in use by process {process.pid} on \S+ since 20.*: ringfence study", second.stderr)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            os.close(terminal)
+    kept = rounds_in(folder / "results")
+    assert sum(map(len, kept.values())) >= 11
+    assert not (folder / "results" / LAYERS[0]).exists()
+    torn = max((folder / "results" / "raw").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+    with torn.open("a") as file:
+        file.write('{"run": "0123')
+    done = ringfence("study", *arguments, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"{24 - sum(map(len, kept.values()))} rounds of" in done.stderr
+    assert "all_reduce 4 KiB, 2 workers, loopback" in done.stdout
+    assert re.search(r"^  ringfence +[\d.]+ (µs|ms) +[\d.]+ \[[\d.]+, [\d.]+\]", done.stdout, re.M)
+    assert sorted(rounds_in(folder / "results").values()) == [list(range(8))] * 3
+    return folder
+
+
+def test_killed_and_resumed_it_has_the_tables_of_an_undisturbed_run_over_the_same_samples(study: Path) -> None:
+    other = study / "other"
+    shutil.copytree(study / "results" / "raw", other / "raw")
+    done = ringfence("study", "rebuild", "--results", str(other))
+    assert done.returncode == 0, done.stderr
+    assert "made again: tidy and summary" in done.stderr
+    assert layers(other) == layers(study / "results")
+
+
+def test_a_second_run_computes_nothing_new(study: Path) -> None:
+    files = [file for file in (study / "results").rglob("*") if file.is_file() and file.name != "lock"]
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+    again = ringfence("study", "--grid", str(study / "grid.toml"), "--results", str(study / "results"))
+    assert again.returncode == 0, again.stderr
+    assert "nothing new" in again.stderr
+    assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files} == before
+
+
+def test_rows_are_found_by_their_settings(study: Path) -> None:
+    results = ("--results", str(study / "results"), "--json")
+    done = ringfence("study", "query", "--model", "resnet50", "--contender", "alone,ringfence-profiled", *results)
+    assert done.returncode == 0, done.stderr
+    profiled, alone = (json.loads(line) for line in done.stdout.splitlines())
+    assert (profiled["contender"], alone["contender"]) == ("ringfence-profiled", "alone")
+    assert profiled["stage_seal"] > 0 and alone["stage_seal"] is None
+    assert profiled["scaled"] > 1
+    assert alone["ratio"] < 1
+    samples = ringfence("study", "query", "--samples", "--size", "64KiB", "--rate", "none", *results)
+    assert len(samples.stdout.splitlines()) == 3 * 8
+    nobody = ringfence("study", "query", "--model", "x' OR 1=1 --", "--results", str(study / "results"))
+    assert nobody.stdout == "no row has these values\n"
+
+
+def test_the_list_says_what_would_be_measured_and_for_how_long(tmp_path: Path) -> None:
+    done = ringfence("study", "--list", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\d+ cells, about [12]\d min on \d+ cores", done.stdout.splitlines()[-1])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--grid", "nowhere.toml"), "cannot read the grid"),
+        (("--grid", "wrong.toml", "--list"), "wrong.toml, block 1, modles: is unknown"),
+        (("rebuild",), "holds no samples"),
+        (("query",), "`ringfence study` makes it"),
+        (("query", "--workers", "two"), "two"),
+        (("query", "--rate", "fast"), "1gbit"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_a_reason(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text('[[cells]]\nkind = "training"\nmodles = ["gpt2"]\nworkers = [2]\n')
+    done = ringfence("study", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
