@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ringfence.backend import RingfenceProcessGroup
 from ringfence.bench import names, operations
+from ringfence.bench.forced import DoublingSession, RingSession, TreeSession
 from ringfence.bench.operations import Tensors
 from ringfence.bench.profile import ProfiledSession, Stages
 from ringfence.bench.rings import HopByHopRing, Ring, TlsRing
@@ -120,6 +121,9 @@ _SESSIONS: Final[dict[str, type[Session]]] = {
     "ringfence": Session,
     "ringfence-unsealed": UnsealedSession,
     "ringfence-profiled": ProfiledSession,
+    "ringfence-ring": RingSession,
+    "ringfence-tree": TreeSession,
+    "ringfence-doubling": DoublingSession,
 }
 _RINGS: Final[dict[str, type[Ring]]] = {"plain-ring": Ring, "hop-by-hop": HopByHopRing, "tls": TlsRing}
 

@@ -15,6 +15,9 @@ CONTENDERS: Final = {
     "tls": "a ring through TLS 1.3 (Python's ssl)",
     "plain-ring": "the ring of the two above, in the clear",
     "ringfence-profiled": "ringfence with a clock around each stage (--profile)",
+    "ringfence-ring": "ringfence that sums everything in a ring",
+    "ringfence-tree": "ringfence that sums everything up and down a tree",
+    "ringfence-doubling": "ringfence that sums everything by recursive doubling",
 }
 PROFILED: Final = "ringfence-profiled"
 ALONE: Final = "alone"  # a step with no communication at all; the study measures it, `bench` does not
