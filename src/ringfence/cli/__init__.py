@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ringfence import __version__
-from ringfence.cli import bench, certificate, demo, doctor, evidence, policy, report, secret, study
+from ringfence.cli import bench, certificate, demo, doctor, evidence, plan, policy, report, secret, study
 from ringfence.errors import RingfenceError
 
 EXIT_CODES = """\
@@ -24,6 +24,7 @@ examples:
   ringfence bench collectives --workers 2           what does sealing cost here?
   ringfence study --list                            and for whole models, workers and networks?
   ringfence report                                  what a study found, as a page with figures
+  ringfence plan --model gpt2-xl --workers 64       and elsewhere, at scales you do not have?
   ringfence secret new run.secret                   what the workers of a run prove knowledge of
   export RINGFENCE_SECRET_FILE=$PWD/run.secret      then train with backend="ringfence"
   ringfence certificate new site node-0 node-1      certificates in place of a secret, and
@@ -55,6 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, doctor, secret, policy, certificate, evidence, bench, study, report):
+    for command in (demo, doctor, secret, policy, certificate, evidence, bench, study, report, plan):
         command.add_to(commands)
     return parser

@@ -49,13 +49,26 @@ def trace(
     return Trace(tuple(steps), busy, scale)
 
 
+def as_replayed(
+    model: Model, cap_mib: float | None, bytes_each: int, seconds: float, busy: bool, scale: float
+) -> Trace:
+    """The trace that was cut by `scale`, of which `seconds` is what its computing took as it was replayed."""
+    sizes = buckets(model.parameters, cap_mib, bytes_each)
+    whole = sum(sizes)
+    limits = [_evenly(sizes, wanted) for wanted in range(len(sizes), 0, -1)]
+    kept = min(limits, key=lambda chosen: abs(whole / sum(chosen) / scale - 1))
+    return trace(model, cap_mib, bytes_each, seconds * whole / sum(kept), busy, most_bytes=sum(kept))
+
+
 def _thinned(sizes: tuple[int, ...], most: int) -> list[int]:
     """Buckets spread evenly over the step that together have at most so many bytes; one alone is cut itself."""
-    count = len(sizes)
-    if sum(sizes) <= most:
-        return list(sizes)
-    for wanted in range(count - 1, 0, -1):
-        chosen = [sizes[(2 * index + 1) * count // (2 * wanted)] for index in range(wanted)]
+    for wanted in range(len(sizes), 0, -1):
+        chosen = _evenly(sizes, wanted)
         if sum(chosen) <= most:
             return chosen
-    return [min(most, sizes[count // 2])]
+    return [min(most, sizes[len(sizes) // 2])]
+
+
+def _evenly(sizes: tuple[int, ...], wanted: int) -> list[int]:
+    count = len(sizes)
+    return [sizes[(2 * index + 1) * count // (2 * wanted)] for index in range(wanted)]

@@ -1,0 +1,265 @@
+"""`ringfence plan`: what a training step costs, sealed and in the clear, on hardware and at scales one does not have."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringfence.cli import plan_views
+from ringfence.errors import ConfigurationError
+from ringfence.plan import hardware, models
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ringfence.plan.hardware import Hardware
+    from ringfence.plan.steps import Question
+
+DESCRIPTION = """\
+Price a training step: its computing, the all-reduces of DDP's buckets by the very schedules that run, and how much of the one
+hides the other. It says which term dominates and what to change, with the gain it expects. Needs no torch.
+"""
+
+EXAMPLES = """\
+examples:
+  ringfence plan --model gpt2-xl --hardware tdx-100g --workers 64
+  ringfence plan --model llama-7b --hardware h100-ppcie --sweep --chart scale.svg
+  ringfence plan --model gpt2 --hardware here --workers 8 --compute 1.5   after `ringfence plan calibrate`
+  ringfence plan models                            the models it knows; `hardware`: the profiles, and what in them is assumed
+  ringfence plan calibrate --study study-results --to here.toml
+  ringfence plan validate --study study-results    calibrated on half of the cells, how well does it predict the others?
+  ringfence plan published                         beside figures that others published
+  ringfence plan table --hardware tdx-100g         the runtime's thresholds as the model would set them
+
+A price is worth what its inputs are worth: `ringfence plan hardware NAME` shows every figure with its source.
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `plan` and what belongs to it to the command line."""
+    parser = commands.add_parser(
+        "plan",
+        help="price a training step elsewhere",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_question(parser)
+    _add_hardware(parser)
+    parser.add_argument("--sweep", action="store_true", help="2 to 16,384 workers")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the sweep as .svg or .png (needs matplotlib)")
+    _add_json(parser)
+    parser.set_defaults(run=run_plan)
+    others = parser.add_subparsers(title="more", metavar="WHAT")
+    known = others.add_parser("models", help="the models that are known")
+    _add_json(known)
+    known.set_defaults(run=run_models)
+    profiles = others.add_parser("hardware", help="the hardware profiles, or one with every source")
+    profiles.add_argument("name", nargs="?", help="a profile's name or file")
+    _add_json(profiles)
+    profiles.set_defaults(run=run_hardware)
+    _add_study(others)
+    published = others.add_parser("published", help="the model beside published figures")
+    _add_json(published)
+    published.set_defaults(run=run_published)
+    table = others.add_parser("table", help="thresholds for the runtime's choice of schedules")
+    _add_hardware(table)
+    _add_json(table)
+    table.set_defaults(run=run_table)
+
+
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="gpt2-xl", metavar="NAME", help="default: gpt2-xl; `plan models` lists them")
+    parser.add_argument("--workers", type=_count, default=64, metavar="N", help="default: 64")
+    parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step; default: 8")
+    parser.add_argument("--compute", type=float, metavar="SECONDS", help="a step without communication, if you know it")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of gradients")
+    parser.add_argument("--wire", choices=("float32", "bfloat16"), help="if a hook sends them as something else")
+    parser.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="of DDP; default: DDP's own")
+    parser.add_argument(
+        "--strategy", choices=_STRATEGIES, default="table", help="default: what the runtime would choose"
+    )
+    parser.add_argument("--threads", type=_count, default=1, metavar="N", help="with which a worker seals; 1 today")
+    parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps")
+
+
+_STRATEGIES = ("table", "ring", "tree", "doubling", "hierarchical")
+
+
+def _add_hardware(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hardware", default="tdx-100g", metavar="NAME", help="a profile or a file; default: tdx-100g")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def _add_study(others: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    calibrate = others.add_parser("calibrate", help="make a profile of this machine from a study")
+    validate = others.add_parser("validate", help="the model against a study's measurements")
+    for parser in (calibrate, validate):
+        parser.add_argument("--study", type=Path, default=Path("study-results"), metavar="DIR", help="its folder")
+        parser.add_argument("--cores", type=_count, metavar="N", help="if the study does not say how many it had")
+        _add_json(parser)
+    calibrate.add_argument("--to", type=Path, default=Path("here.toml"), metavar="FILE", help="default: here.toml")
+    calibrate.set_defaults(run=run_calibrate)
+    validate.add_argument("--seed", type=int, default=0, metavar="N", help="deals the cells into halves; default: 0")
+    validate.set_defaults(run=run_validate)
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Price one point, or a sweep over scales."""
+    from ringfence.plan.recommend import plan, sweep
+
+    profile, question = find_hardware(options.hardware), _question(options)
+    if options.chart is not None and options.chart.suffix not in (".svg", ".png"):
+        raise ConfigurationError(f"--chart draws .svg or .png, not {options.chart.suffix or 'a file without ending'}")
+    plans = sweep(profile, question) if options.sweep or options.chart else [plan(profile, question)]
+    if options.chart is not None:
+        from ringfence.cli.plan_chart import draw
+
+        draw(profile, plans, options.chart)
+    if options.json:
+        print(json.dumps(plan_views.plans_json(profile, plans), indent=2))
+    elif options.sweep or options.chart:
+        print(plan_views.sweep_text(profile, plans))
+    else:
+        print(plan_views.plan_text(profile, plans[0]))
+    if options.chart is not None and not options.json:
+        print(f"chart: {options.chart}")
+    return 0
+
+
+def run_models(options: argparse.Namespace) -> int:
+    """List the models."""
+    found = [models.load(name) for name in models.names()]
+    print(json.dumps(plan_views.models_json(found), indent=2) if options.json else plan_views.models_text(found))
+    return 0
+
+
+def run_hardware(options: argparse.Namespace) -> int:
+    """List the profiles, or show one."""
+    if options.name is None:
+        profiles = [hardware.load(name) for name in hardware.names()]
+        shown: Any = {each.name: {"title": each.title, "assumed": len(each.assumed())} for each in profiles}
+        print(json.dumps(shown, indent=2) if options.json else plan_views.profiles_text(profiles))
+        return 0
+    profile = find_hardware(options.name)
+    print(json.dumps(plan_views.profile_json(profile), indent=2) if options.json else plan_views.profile_text(profile))
+    return 0
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    """Fit a profile to a study and write it to a file."""
+    from ringfence.plan.calibrate import calibrate
+
+    rows, cores, date = read_study(options.study, options.cores)
+    profile = calibrate(rows, cores)
+    options.to.write_text(hardware.dump(profile, f"ringfence plan calibrate, {len(rows)} rows of a study", date))
+    if options.json:
+        print(json.dumps(plan_views.profile_json(profile), indent=2))
+    else:
+        print(plan_views.profile_text(profile))
+        print(f"wrote {options.to}: use it with --hardware {options.to}")
+    return 0
+
+
+def run_validate(options: argparse.Namespace) -> int:
+    """Predict each half of a study from the other."""
+    from ringfence.plan.validate import validate
+
+    rows, cores, _ = read_study(options.study, options.cores)
+    found = validate(rows, options.seed, cores)
+    print(json.dumps(found.as_json(), indent=2) if options.json else plan_views.validation_text(found))
+    return 0
+
+
+def run_published(options: argparse.Namespace) -> int:
+    """The model beside what others measured."""
+    print(json.dumps(plan_views.published_json(), indent=2) if options.json else plan_views.published_text())
+    return 0
+
+
+def run_table(options: argparse.Namespace) -> int:
+    """Thresholds from the model, and where they choose differently."""
+    from ringfence.plan.table import GROUPS, differences, table
+
+    profile = find_hardware(options.hardware)
+    most = 1024 if not profile.ways else 8  # a machine that was calibrated has all workers on itself
+    groups = [size for size in GROUPS if size <= most]
+    proposed = table(profile, groups)
+    found = differences(profile, groups, proposed)
+    print(
+        json.dumps(plan_views.table_json(proposed, found), indent=2)
+        if options.json
+        else plan_views.table_text(proposed, found)
+    )
+    return 0
+
+
+def find_hardware(name: str) -> Hardware:
+    """A profile of the package, a file, or a file of that name with .toml in this folder."""
+    if name in hardware.names():
+        return hardware.load(name)
+    for path in (Path(name), Path(f"{name}.toml")):
+        if path.is_file():
+            return hardware.parse(path.read_text(encoding="utf-8"), path.stem)
+    hint = "; `ringfence plan calibrate` makes here.toml from a study" if name == "here" else ""
+    raise ConfigurationError(f"no hardware profile or file is called {name!r}: {', '.join(hardware.names())}{hint}")
+
+
+def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], int, str]:
+    """The summary rows of the machine that most of them are from, its cores, and when the summary was made."""
+    import datetime
+
+    path = folder / "summary" / "cells.json"
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads((path.parent / "machines.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{error.filename} is not there: `ringfence study` makes it") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path.parent}: {error}; `ringfence study` makes it again") from None
+    if not rows:
+        raise ConfigurationError(f"{path} has no rows: nothing was measured yet")
+    machines = [row["machine"] for row in rows]
+    machine = max(sorted(set(machines)), key=machines.count)
+    mine = [row for row in rows if row["machine"] == machine]
+    found = cores or int(facts.get(machine, {}).get("cores") or os.cpu_count() or 1)
+    made = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).date().isoformat()
+    return mine, found, made
+
+
+def _question(options: argparse.Namespace) -> Question:
+    from ringfence.plan.steps import Question
+
+    width = {"float32": 4, "bfloat16": 2}
+    if options.compute is not None and not options.compute > 0:
+        raise ConfigurationError("--compute is a number of seconds above zero")
+    if options.bucket_cap_mb is not None and not options.bucket_cap_mb > 0:
+        raise ConfigurationError("--bucket-cap-mb is a number of MiB above zero")
+    return Question(
+        model=models.load(options.model),
+        workers=options.workers,
+        cap_mib=options.bucket_cap_mb,
+        bytes_each=width[options.dtype],
+        samples=options.samples,
+        strategy=options.strategy,
+        threads=options.threads,
+        every=options.every,
+        wire_bytes=width[options.wire or options.dtype],
+        compute_seconds=options.compute,
+    )
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 0 < value <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {1 << 20}")
+    return value

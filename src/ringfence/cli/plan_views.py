@@ -1,0 +1,303 @@
+"""What `ringfence plan` prints: prices as tables for people and as data for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ringfence.plan.hardware import FIGURES, WAY_FIGURES
+
+if TYPE_CHECKING:
+    from ringfence.collectives import Table
+    from ringfence.plan.hardware import Hardware
+    from ringfence.plan.models import Model
+    from ringfence.plan.recommend import Plan
+    from ringfence.plan.steps import Question, Step
+    from ringfence.plan.table import Difference
+    from ringfence.plan.validate import Validation
+
+_NAMES = {
+    "gloo": "plaintext Gloo",
+    "plaintext": "plaintext, same schedules",
+    "ringfence-unsealed": "ringfence without sealing",
+    "ringfence": "ringfence",
+    "hop-by-hop": "sealed hop by hop",
+}
+
+
+def table_of(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they must be; the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        first, *others = (
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join([first, *others]).rstrip())
+    return "\n".join(lines)
+
+
+def seconds_text(seconds: float) -> str:
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def share_text(share: float) -> str:
+    return f"{share:.0%}" if abs(share) >= 0.095 else f"{share:.1%}"
+
+
+def question_text(question: Question) -> str:
+    model = question.model
+    bucket = "DDP's default buckets" if question.cap_mib is None else f"buckets of {question.cap_mib:g} MiB"
+    width = {2: "bfloat16", 4: "float32"}[question.bytes_each]
+    return f"{model.name} ({model.elements / 1e9:.3g} G parameters, {width}), {question.samples} samples a worker, {bucket}"
+
+
+def plan_text(profile: Hardware, plan: Plan) -> str:
+    """One point: the ways, what the sealed one is made of, and what to change."""
+    lines = [f"{question_text(plan.question)}, {plan.question.workers:,} workers", f"on {profile.title}", ""]
+    lines += [_ways_text(plan.ways), "", _terms_text(plan.ways["ringfence"]), ""]
+    lines.append(f"sealing costs {plan.overhead - 1:+.1%} over the same schedules in the clear")
+    if plan.advice:
+        lines += ["", "recommended, each on top of the one before:", _advice_text(plan)]
+        built = [each for each in plan.advice if each.built]
+        if built:
+            tuned = plan.tuned["ringfence"].seconds
+            lines.append(f"with what the runtime can do today: {seconds_text(tuned)} a step, sealing {plan.tuned_overhead - 1:+.1%}")
+        if len(built) < len(plan.advice):
+            lines.append(f"with all of it: {seconds_text(plan.all_levers.seconds)} a step")
+    else:
+        lines += ["", "recommended: change nothing; no other setting saves a hundredth"]
+    assumed = profile.assumed()
+    lines += ["", f"{len(assumed)} of {len(FIGURES)} figures of this profile are assumed: `ringfence plan hardware {profile.name}`"]
+    return "\n".join([*lines, *profile.notes])
+
+
+def _ways_text(ways: dict[str, Step]) -> str:
+    plain = ways["plaintext"].seconds
+    rows = [["", "step", "computing", "communication", "of it hidden", "over plaintext", "dominated by"]]
+    for name, step in ways.items():
+        whole = step.communication.seconds
+        hidden = 1 - step.exposed / whole if whole else 0.0
+        rows.append(
+            [
+                _NAMES[name],
+                seconds_text(step.seconds),
+                seconds_text(step.compute),
+                seconds_text(whole),
+                share_text(max(0.0, hidden)),
+                f"{step.seconds / plain:.2f}",
+                step.dominant,
+            ]
+        )
+    return table_of(rows)
+
+
+def _terms_text(step: Step) -> str:
+    """The sealed step by term, largest first."""
+    parts = sorted(((value, term) for term, value in step.terms.items() if value > 0.001 * step.seconds), reverse=True)
+    shown = ", ".join(f"{term} {share_text(value / step.seconds)}" for value, term in parts)
+    return f"the sealed step: {shown}; its all-reduces are bound by the {step.communication.bound}"
+
+
+def _advice_text(plan: Plan) -> str:
+    rows = [["  lever", "set it to", "saves", "today", "because"]]
+    for each in plan.advice:
+        rows.append([f"  {each.lever}", each.value, share_text(each.gain), "yes" if each.built else "not built", each.why])
+    return table_of(rows)
+
+
+def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
+    """All scales: the sealed step, its price over plaintext, and what is recommended there."""
+    rows = [["workers", "plaintext", "ringfence", "over it", "hop by hop", "dominated by", "tuned", "over plaintext", "recommended"]]
+    for plan in plans:
+        sealed = plan.ways["ringfence"]
+        rows.append(
+            [
+                f"{plan.question.workers:,}",
+                seconds_text(plan.ways["plaintext"].seconds),
+                seconds_text(sealed.seconds),
+                f"{plan.overhead:.2f}",
+                seconds_text(plan.ways["hop-by-hop"].seconds),
+                sealed.dominant,
+                seconds_text(plan.tuned["ringfence"].seconds),
+                f"{plan.tuned_overhead:.2f}",
+                ", ".join(f"{each.lever} {each.value}{'' if each.built else '*'}" for each in plan.advice) or "nothing",
+            ]
+        )
+    head = f"{question_text(plans[0].question)}\non {profile.title}\n"
+    return f"{head}\n{table_of(rows)}\n\n* not built yet, and not in `tuned`. Assumed figures: `ringfence plan hardware {profile.name}`"
+
+
+def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
+    return {
+        "hardware": profile.name,
+        "assumed": profile.assumed(),
+        "points": [
+            {
+                "model": plan.question.model.name,
+                "workers": plan.question.workers,
+                "bucket_mib": plan.question.cap_mib,
+                "ways": {name: _step_json(step) for name, step in plan.ways.items()},
+                "sealing_over_plaintext": plan.overhead,
+                "advice": [asdict(each) for each in plan.advice],
+                "tuned": {name: _step_json(step) for name, step in plan.tuned.items()},
+                "tuned_over_plaintext": plan.tuned_overhead,
+                "all_levers": _step_json(plan.all_levers),
+            }
+            for plan in plans
+        ],
+    }
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    return {
+        "seconds": step.seconds,
+        "compute": step.compute,
+        "communication": step.communication.seconds,
+        "buckets": step.buckets,
+        "terms": step.terms,
+        "dominant": step.dominant,
+        "bound": step.communication.bound,
+    }
+
+
+def models_text(found: Sequence[Model]) -> str:
+    rows = [["model", "parameters", "tensors", "forward", "of", "source"]]
+    for each in found:
+        flops = f"{each.forward_flops / 1e9:,.1f} GFLOP"
+        rows.append([each.name, f"{each.elements:,}", str(len(each.parameters)), flops, each.sample, each.source])
+    return table_of(rows)
+
+
+def models_json(found: Sequence[Model]) -> list[dict[str, Any]]:
+    return [
+        {"name": m.name, "parameters": m.elements, "tensors": len(m.parameters), "forward_flops": m.forward_flops, "sample": m.sample, "source": m.source}
+        for m in found
+    ]  # fmt: skip
+
+
+def profiles_text(profiles: Sequence[Hardware]) -> str:
+    rows = [["profile", "assumed", "what it is"]]
+    rows += [[each.name, f"{len(each.assumed())} of {len(FIGURES)}", each.title] for each in profiles]
+    return table_of(rows)
+
+
+def profile_text(profile: Hardware) -> str:
+    """Every figure with its unit, and why anybody should believe it."""
+    lines = [profile.title, ""]
+    for (section, key), figure in profile.figures.items():
+        unit, _, what = FIGURES[section, key]
+        origin = f"assumed: {figure.origin}" if figure.assumed else figure.origin
+        lines.append(f"{section}.{key} = {figure.value:g} {unit}".rstrip() + f"  ({what})")
+        lines.append(f"    {origin}")
+    for way, fitted in profile.ways.items():
+        lines.append(f"{way}: " + ", ".join(f"{key} {value:.4g}" for key, value in fitted.items()))
+    if profile.ways:
+        lines += [f"    {key}: {what}" for key, what in WAY_FIGURES.items()]
+    return "\n".join([*lines, *profile.notes])
+
+
+def profile_json(profile: Hardware) -> dict[str, Any]:
+    figures = {f"{a}.{b}": {"unit": FIGURES[a, b][0], **asdict(figure)} for (a, b), figure in profile.figures.items()}
+    ways = {way: dict(fitted) for way, fitted in profile.ways.items()}
+    return {"name": profile.name, "title": profile.title, "figures": figures, "ways": ways, "notes": list(profile.notes)}
+
+
+def validation_text(found: Validation) -> str:
+    """All predictions, those that are scored marked, and what they come to."""
+    rows = [["cell", "contender", "scored", "measured", "predicted", "error", "ratio", "predicted", "error"]]
+    for line in found.lines:
+        rows.append(
+            [
+                line.cell,
+                line.contender,
+                "yes" if line.scored else "no",
+                seconds_text(line.measured),
+                seconds_text(line.predicted),
+                share_text(line.error),
+                f"{line.measured_ratio:.2f}",
+                f"{line.predicted_ratio:.2f}",
+                share_text(line.ratio_error),
+            ]
+        )
+    return f"{table_of(rows)}\n\n{validation_summary(found)}"
+
+
+def validation_summary(found: Validation) -> str:
+    seconds, ratios = found.errors(ratios=False), found.errors(ratios=True)
+    return (
+        f"{found.cells} cells, {found.scored_cells} of them scored (Gloo within 10 % of itself); each predicted from the other half\n"
+        f"ratio to Gloo: median error {share_text(ratios[0])}, worst {share_text(ratios[1])}\n"
+        f"seconds:       median error {share_text(seconds[0])}, worst {share_text(seconds[1])}"
+    )
+
+
+def published_json() -> dict[str, Any]:
+    from ringfence.plan import published
+
+    return {
+        "lee": {"published": published.PUBLISHED, "predicted": [asdict(each) for each in published.gpt2_xl()]},
+        "fastrack": {"inputs": published.FASTRACK_INPUTS, "predicted": [asdict(each) for each in published.fastrack()]},
+    }
+
+
+def published_text() -> str:
+    """Predictions beside publications, and what had to be assumed."""
+    from ringfence.plan import hardware, published
+
+    says = published.PUBLISHED
+    rows = [["samples, plain link", "plain step", "default buckets", "published", "one bucket", "published", "toll implied", "rate implied"]]
+    for each in published.gpt2_xl():
+        toll, rate = each.implied
+        rows.append(
+            [
+                f"{each.samples}, {each.link}",
+                seconds_text(each.plain),
+                f"{each.slowdown['default']:.1f}",
+                f"{says['default']}",
+                f"{each.slowdown['enlarged']:.1f}",
+                f"{says['enlarged']}",
+                seconds_text(toll),
+                f"{rate / 1e9:.0f} GB/s",
+            ]
+        )
+    steps = [["Fastrack's fixes, one by one", "s/GB", "over plain copy", "time saved"]]
+    for stage in published.fastrack():
+        steps.append([stage.name, f"{stage.seconds_per_gb:.3f}", f"{stage.slowdown:.1f}", share_text(stage.reduction)])
+    assumed = [f"  {key}: {why}" for key, why in hardware.load("h100-cc").assumed().items() if key.startswith(("cross", "comp"))]
+    inputs = [f"  {name}: {what}" for name, what in published.FASTRACK_INPUTS.items()]
+    return "\n".join(
+        [
+            "GPT-2 XL on four GPUs, every hop sealed (Lee et al., arXiv 2501.11771 v3; abstract and opening read), times the plain step",
+            table_of(rows),
+            "implied: the toll and the rate of a crossing that would make both published figures true at once",
+            "", table_of(steps),
+            "published (abstract read): communication 12.69 to 33.53 times the plain one; up to 84.6 % less run time with all three",
+            "", "assumed:", *assumed, *inputs,
+        ]
+    )  # fmt: skip
+
+
+def table_json(proposed: Table, found: Sequence[Difference]) -> dict[str, Any]:
+    from ringfence.collectives import Table
+
+    return {"default": asdict(Table()), "proposed": asdict(proposed), "differences": [asdict(each) for each in found]}
+
+
+def table_text(proposed: Table, found: Sequence[Difference]) -> str:
+    from ringfence.collectives import Table
+
+    rows = [["threshold", "default", "by the model"]]
+    mine, default = asdict(proposed), asdict(Table())
+    rows += [[name, f"{default[name]:,}", f"{mine[name]:,}"] for name in default]
+    where = [["collective", "workers", "bytes", "default", "by the model", "saves"]]
+    where += [
+        [d.collective, f"{d.workers:,}", f"{d.bytes:,}", d.default, d.proposed, share_text(d.gain)] for d in found
+    ]
+    return f"{table_of(rows)}\n\n{table_of(where) if found else 'both choose the same everywhere'}"

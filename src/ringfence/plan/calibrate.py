@@ -1,0 +1,174 @@
+"""From the summary of a study to a hardware profile of the machine it was made on.
+
+Of each contender four numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
+waits for each worker that a core is shared with, and how much of its communication computing does not hide. What computing
+costs by itself is not fitted: the study measured it (`alone`), and whoever plans knows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.errors import ConfigurationError
+from ringfence.plan.fit import Vector, minimum
+from ringfence.plan.hardware import FIGURES, Figure, Hardware
+from ringfence.plan.predict import BASELINE, CONTENDERS, covered, predict
+from ringfence.plan.price import load
+from ringfence.plan.work import WAYS, busiest
+
+Row = Mapping[str, Any]
+Cells = dict[str, dict[str, Row]]  # cell -> contender -> row
+
+_UNSCORED: Final = 0.1  # the weight of a cell in which Gloo was too far from itself to say anything exact
+_STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
+# Where nothing was profiled: one core of a Xeon with VAES, `ringfence bench --profile`, 2026-11-15. Their ratios matter.
+_USUAL: Final = {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.10, "reduce": 0.053, "copy": 0.05}
+_START: Final = (math.log(1.3), math.log(20.0), math.log(40.0), 0.0)  # factor, message, switch, exposed
+_WIDE: Final = (
+    (-3.0, 4.0),
+    (-2.0, 9.0),
+    (-5.0, 9.0),
+    (-2.0, 1.0),
+)  # no farther: a figure that does not matter may wander
+
+
+def grouped(rows: Iterable[Row]) -> Cells:
+    """Rows by cell and contender; the two Gloo runs as one, by their mean."""
+    cells: dict[str, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        cells[str(row["cell"])][str(row["contender"])] = row
+    for contenders in cells.values():
+        if "gloo-a" in contenders and "gloo-b" in contenders:
+            mean = (contenders["gloo-a"]["seconds"] + contenders["gloo-b"]["seconds"]) / 2
+            contenders[BASELINE] = {**contenders["gloo-a"], "contender": BASELINE, "seconds": mean, "ratio": 1.0}
+    return dict(cells)
+
+
+def alone(contenders: Mapping[str, Row]) -> float | None:
+    """What a step of this cell took without communication."""
+    found = contenders.get("alone")
+    return float(found["seconds"]) if found is not None else None
+
+
+def usable(contenders: Mapping[str, Row], contender: str) -> bool:
+    """Whether this cell says something about a contender that the model could say too."""
+    row = contenders.get(contender)
+    if row is None or BASELINE not in contenders or not covered(row):
+        return False
+    return row["kind"] == "collective" or alone(contenders) is not None
+
+
+def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardware:
+    """The profile of the machine that these summary rows were measured on."""
+    cells = grouped(rows)
+    known = [cell for cell in cells.values() if usable(cell, BASELINE)]
+    if len(known) < 4:
+        raise ConfigurationError(f"a calibration needs at least four cells with both Gloo runs; there are {len(known)}")
+    hardware = _ground(name, cores, _stage_costs(cells))
+    ways: dict[str, dict[str, float]] = {}
+    for contender in CONTENDERS:
+        ways |= _fitted(hardware, known, contender)
+    return Hardware(name, hardware.title, hardware.figures, ways)
+
+
+def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
+    """Everything on one machine: all workers share its cores, and no card is between them."""
+    here = {
+        ("network", "rate"): 1000.0,
+        ("node", "workers"): 1024.0,
+        ("node", "cores"): float(cores),
+        ("memory", "rate"): 1e6,
+        ("inside", "sealed"): 1.0,
+        ("crossing", "overlap"): 1.0,
+        ("compute", "flops"): 0.4,
+        ("compute", "utilisation"): 1.0,
+        ("compute", "busy"): 1.0,
+        **{("core", stage): cost for stage, cost in stages.items()},
+    }
+    reasons = {
+        "memory": "no bound of its own: it is in what was fitted",
+        "compute": "a plan is better told with --compute",
+    }
+    figures = {}
+    for key in FIGURES:
+        measured = key[0] in ("core", "node")
+        origin = "fitted" if measured else reasons.get(key[0], "everything is on one machine")
+        figures[key] = Figure(here.get(key, 0.0), origin, not measured)
+    return Hardware(name, f"this machine: {cores} cores, all workers on it", figures)
+
+
+def _stage_costs(cells: Cells) -> dict[str, float]:
+    """Nanoseconds per byte of each stage, from collectives that were profiled; else the usual ones."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for contenders in cells.values():
+        row = contenders.get("ringfence-profiled")
+        if row is None or row["kind"] != "collective" or row["size"] < 1 << 20:
+            continue
+        schedule = choose(Collective[row["operation"].upper()], row["workers"], 0, 0, row["size"], Table())
+        counted, _ = busiest(ScheduleId(schedule.identifier), row["workers"])
+        done = load(WAYS["ringfence"], counted[0], row["size"])._asdict()
+        for stage, through in _STAGES.items():
+            spent = row.get(f"stage_{stage}")
+            if spent and done[through]:
+                found[stage].append(spent / done[through])
+    return {stage: _median(found[stage]) if found[stage] else usual for stage, usual in _USUAL.items()}
+
+
+def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: str) -> dict[str, dict[str, float]]:
+    mine = [cell for cell in cells if usable(cell, contender)]
+    ordinary = [cell for cell in mine if cell[contender]["kind"] != "collective" or _operation(cell) == "all_reduce"]
+    if not ordinary:
+        return {}
+    found = _nearest(hardware, ordinary, contender, contender, _START)
+    ways = {contender: _figures(found)}
+    for operation in sorted({_operation(cell) for cell in mine} - {"", "all_reduce"}):
+        some = [cell for cell in mine if _operation(cell) == operation]
+        apart = f"{contender}/{operation}"
+        factor = _nearest(hardware, some, contender, apart, found[:1], found[1:])
+        ways[apart] = _figures((*factor, *found[1:]))
+    return ways
+
+
+def _nearest(
+    hardware: Hardware,
+    cells: Sequence[Mapping[str, Row]],
+    contender: str,
+    way: str,
+    start: Sequence[float],
+    kept: Sequence[float] = (),
+) -> Vector:
+    """The figures with which predictions for these cells are nearest to what was measured, in proportion."""
+
+    def distance(point: Vector) -> float:
+        outside = sum(max(0.0, low - x, x - high) for x, (low, high) in zip(point, _WIDE, strict=False))
+        trial = Hardware(hardware.name, hardware.title, hardware.figures, {way: _figures(_bounded((*point, *kept)))})
+        total = weights = 0.0
+        for cell in cells:
+            weight = 1.0 if cell[contender]["scored"] else _UNSCORED
+            said = predict(trial, cell[contender], contender, alone(cell))
+            total += weight * abs(math.log(said / cell[contender]["seconds"])) ** 1.5
+            weights += weight
+        return total / weights + outside
+
+    return _bounded(minimum(distance, start))
+
+
+def _bounded(point: Sequence[float]) -> Vector:
+    return tuple(min(max(x, low), high) for x, (low, high) in zip(point, _WIDE, strict=False))
+
+
+def _figures(point: Sequence[float]) -> dict[str, float]:
+    return dict(zip(("factor", "message", "switch", "exposed"), map(math.exp, point), strict=True))
+
+
+def _operation(cell: Mapping[str, Row]) -> str:
+    return str(cell[BASELINE].get("operation") or "")
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

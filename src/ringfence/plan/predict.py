@@ -1,0 +1,89 @@
+"""What a cell of a study will measure, by the model: the same prices as for a plan, for what runs on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.errors import ConfigurationError
+from ringfence.plan import models
+from ringfence.plan.hardware import Hardware
+from ringfence.plan.price import Price, price
+from ringfence.plan.steps import Question, replayed
+from ringfence.plan.traces import Trace, as_replayed, trace
+from ringfence.plan.work import WAYS, Way
+
+BASELINE: Final = "gloo"  # the mean of the two Gloo runs of a cell
+CONTENDERS: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
+_GLOOS: Final = {
+    "all_reduce": ScheduleId.ALL_REDUCE_RING,
+    "all_gather": ScheduleId.ALL_GATHER_RING,
+    "reduce_scatter": ScheduleId.REDUCE_SCATTER_RING,
+    "broadcast": ScheduleId.BROADCAST_BINOMIAL,
+    "all_to_all": ScheduleId.ALL_TO_ALL_DIRECT,
+}
+_EVERYTHING: Final = 1 << 62
+_SHARP: Final = 6
+
+Case = Mapping[str, Any]
+
+
+def covered(case: Case) -> bool:
+    """Whether the model says anything about such a cell: no callers busy in Python, and DDP only."""
+    if case["kind"] == "collective":
+        return not case.get("busy") and case["operation"] in _GLOOS
+    known = case["kind"] in ("training", "trace") and case.get("strategy") in (None, "ddp")
+    return known and case["model"] in models.names()
+
+
+def predict(hardware: Hardware, case: Case, contender: str, alone: float | None = None) -> float:
+    """Seconds of the cell. `alone` is what a step takes without communication: measured, or what a user knows of it."""
+    if contender not in CONTENDERS or not covered(case):
+        raise ConfigurationError(f"the model does not cover {contender} in a cell of kind {case['kind']}")
+    workers = int(case["workers"])
+    if case["kind"] == "collective":
+        return _over(hardware, case, lambda here, per_node: _collective(here, case, contender, per_node).seconds)
+    if alone is None:
+        raise ConfigurationError("a step is predicted from what it takes alone: measure the contender `alone` too")
+    made = _trace(case, alone)
+    wire = 2 if case.get("wire") == "bfloat16" else 4
+    question = Question(models.load(case["model"]), workers, case.get("bucket_mb"), strategy="table", wire_bytes=wire)
+    way = WAYS[contender]
+    return _over(hardware, case, lambda here, per_node: replayed(here, way, made, question).seconds)
+
+
+def way_of(hardware: Hardware, contender: str, operation: str) -> Way:
+    """A contender does some collectives in other ways than its all-reduce; then that was fitted apart."""
+    apart = f"{contender}/{operation}"
+    return replace(WAYS[contender], name=apart) if apart in hardware.ways else WAYS[contender]
+
+
+def _trace(case: Case, alone: float) -> Trace:
+    model, bucket = models.load(case["model"]), case.get("bucket_mb")
+    if case["kind"] == "training":
+        return trace(model, bucket, 4, alone, True, most_bytes=_EVERYTHING)
+    return as_replayed(model, bucket, 4, alone, case["device"] == "cpu", case.get("scaled") or 1.0)
+
+
+def _collective(hardware: Hardware, case: Case, contender: str, per_node: int) -> Price:
+    operation, workers, size = case["operation"], int(case["workers"]), int(case["size"])
+    way = way_of(hardware, contender, operation)
+    if contender in (BASELINE, "hop-by-hop"):
+        identifier = _GLOOS[operation]
+    else:
+        kind = Collective[operation.upper()]
+        identifier = ScheduleId(choose(kind, workers, 0, 0, size, Table()).identifier)
+    return price(hardware, way, identifier, workers, size, per_node=per_node)
+
+
+def _over(hardware: Hardware, case: Case, seconds: Any) -> float:
+    """Between hosts with limited links, the slower of the cores that all hosts share here and the links."""
+    workers, hosts, rate = int(case["workers"]), int(case.get("hosts") or 0), case.get("rate_bits")
+    cores = seconds(hardware, workers)
+    if not hosts or not rate:
+        return float(cores)
+    each = -(-workers // hosts)
+    limited = hardware.with_values(network_rate=rate / 1e9, node_workers=each, node_cores=1e6)
+    return float((cores**_SHARP + seconds(limited, each) ** _SHARP) ** (1 / _SHARP))

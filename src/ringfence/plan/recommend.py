@@ -1,0 +1,151 @@
+"""Which settings to use, and what each is expected to gain: one lever after the other, cheapest to pull first.
+
+bucket    DDP's bucket_cap_mb                                 a number in the training script
+schedule  ring, tree, doubling, or two levels                 the runtime's table; two levels are not built yet
+threads   with which a worker seals and sends                 the runtime has one today
+every     synchronise once in H steps                         another training algorithm: what it does to learning is not priced
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ringfence.plan.hardware import Hardware
+from ringfence.plan.steps import FLAT, Question, Step, hierarchical_possible, step
+from ringfence.plan.work import WAYS
+
+CAPS: Final = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 1000.0)
+THREADS: Final = (1, 2, 4, 8, 16, 32)
+WORKERS: Final = tuple(1 << power for power in range(1, 15))  # 2 to 16,384
+_WORTH: Final = 0.01  # a lever is pulled for no less than this
+_BEARABLE: Final = 0.10  # of computing: what communication may add before fewer synchronisations are recommended
+_MOST_STEPS: Final = 500  # between two synchronisations; published low-communication training stays below
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One lever: from what, to what, and the share of the step that is saved."""
+
+    lever: str
+    value: str
+    gain: float
+    built: bool  # whether the runtime can do it today
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to one question."""
+
+    question: Question
+    best: Question
+    ways: dict[str, Step]  # as asked, by contender
+    tuned: dict[str, Step]  # with everything that is recommended and built today
+    all_levers: Step  # sealed, with what is recommended but not built as well
+    advice: tuple[Advice, ...]
+
+    @property
+    def overhead(self) -> float:
+        """Sealed over plaintext, as asked."""
+        return self.ways["ringfence"].seconds / self.ways["plaintext"].seconds
+
+    @property
+    def tuned_overhead(self) -> float:
+        return self.tuned["ringfence"].seconds / self.tuned["plaintext"].seconds
+
+
+def plan(hardware: Hardware, question: Question) -> Plan:
+    """Price the question as asked, then pull lever after lever for the sealed way."""
+    ways = _priced(hardware, question)
+    now, best, advice = ways["ringfence"], question, []
+    tuned = question
+    for lever, built, choices in _levers(hardware):
+        found = _better(hardware, best, now, _FIELDS[lever], choices)
+        if found is None:
+            continue
+        better, priced = found
+        value = _value_text(lever, getattr(better, _FIELDS[lever]))
+        advice.append(Advice(lever, value, 1 - priced.seconds / now.seconds, built, _why(lever, now, priced)))
+        best, now = better, priced
+        if built:
+            tuned = better
+    spaced = _spaced(hardware, best, now)
+    if spaced is not None:
+        best, priced = spaced
+        gain = 1 - priced.seconds / now.seconds
+        advice.append(
+            Advice("every", f"{best.every} steps", gain, False, "communication still outweighs what it may add")
+        )
+        now = priced
+    return Plan(question, best, ways, _priced(hardware, tuned), now, tuple(advice))
+
+
+def _priced(hardware: Hardware, question: Question) -> dict[str, Step]:
+    names = [
+        *(["gloo"] if "gloo" in hardware.ways else []),
+        "plaintext",
+        "ringfence-unsealed",
+        "ringfence",
+        "hop-by-hop",
+    ]
+    return {name: step(hardware, WAYS[name], question) for name in names}
+
+
+_FIELDS: Final = {"bucket": "cap_mib", "schedule": "strategy", "threads": "threads"}
+
+
+def _levers(hardware: Hardware) -> Iterator[tuple[str, bool, tuple[object, ...]]]:
+    """In turn: the lever, whether the runtime has it today, and its positions."""
+    yield "schedule", True, tuple(FLAT)
+    yield "bucket", True, CAPS
+    yield "schedule", False, ("hierarchical",)
+    yield "bucket", False, CAPS  # again: two levels may want others
+    per_worker = max(1.0, hardware["node", "cores"] / max(1.0, hardware["node", "workers"]))
+    yield "threads", False, tuple(count for count in THREADS if count <= per_worker)
+
+
+def _better(
+    hardware: Hardware, question: Question, now: Step, field: str, choices: tuple[object, ...]
+) -> tuple[Question, Step] | None:
+    """The first choice within a hundredth of the best one, if it saves enough at all."""
+    priced = []
+    for choice in choices:
+        if choice == "hierarchical" and not hierarchical_possible(hardware, question.workers):
+            continue
+        asked = replace(question, **{field: choice})  # type: ignore[arg-type]
+        priced.append((asked, step(hardware, WAYS["ringfence"], asked)))
+    if not priced:
+        return None
+    least = min(each.seconds for _, each in priced)
+    chosen = next((asked, each) for asked, each in priced if each.seconds <= least * (1 + _WORTH / 2))
+    return chosen if chosen[1].seconds < now.seconds * (1 - _WORTH) else None
+
+
+def _spaced(hardware: Hardware, question: Question, now: Step) -> tuple[Question, Step] | None:
+    """Fewer synchronisations, if communication adds much more than is bearable even so."""
+    if now.exposed <= 2 * _BEARABLE * now.compute:
+        return None
+    wanted = now.communication.seconds / (_BEARABLE * now.compute)
+    every = min(_MOST_STEPS, 1 << math.ceil(math.log2(max(2.0, wanted))))
+    asked = replace(question, every=every)
+    return asked, step(hardware, WAYS["ringfence"], asked)
+
+
+def _value_text(lever: str, value: object) -> str:
+    if lever == "bucket":
+        return "DDP's default" if value is None else f"{value:g} MiB"
+    return str(value)
+
+
+def _why(lever: str, before: Step, after: Step) -> str:
+    if lever == "bucket":
+        return f"{before.buckets} buckets become {after.buckets}"
+    return f"{before.communication.dominant} dominated, now {after.communication.dominant}"
+
+
+def sweep(hardware: Hardware, question: Question, workers: tuple[int, ...] = WORKERS) -> list[Plan]:
+    """The same question at other scales."""
+    return [plan(hardware, replace(question, workers=count)) for count in workers]
