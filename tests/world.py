@@ -17,6 +17,7 @@ from ringfence.keys import Secret
 from ringfence.link.frames import Call
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.group import Group
+from ringfence.runtime.introduction import Acquaintances
 from ringfence.runtime.operation import CollectiveOperation, Operation
 from ringfence.transport.memory import Pipe, Wires
 
@@ -42,7 +43,15 @@ class MemoryEdge:
 class World:
     """Engines of one epoch, driven by hand. Time stands still unless a test moves it."""
 
-    def __init__(self, size: int, seed: int = 0, table: Table | None = None, capacity: int = 1 << 22) -> None:
+    def __init__(
+        self,
+        size: int,
+        seed: int = 0,
+        table: Table | None = None,
+        capacity: int = 1 << 22,
+        introduce: Callable[[list[bytes]], Sequence[Acquaintances | None]] | None = None,
+    ) -> None:
+        """`introduce` is told the public keys, and says for each worker who is judged at first contact."""
         self.size = size
         self.now = 0.0
         self.wires = Wires(capacity)
@@ -51,6 +60,7 @@ class World:
         public = [key.public_key().public_bytes_raw() for key in private]
         epoch_key = Secret(draw.randbytes(32))
         edges = self._tree()
+        acquaintances = introduce(public) if introduce else [None] * size
         self.engines = [
             Engine(
                 rank,
@@ -63,6 +73,7 @@ class World:
                 edges[rank],
                 clock=lambda: self.now,
                 random=draw.randbytes,
+                acquaintances=acquaintances[rank],
             )
             for rank in range(size)
         ]

@@ -54,6 +54,9 @@ SUSPICION_SECONDS: Final = 1.0  # between the end of a data connection and calli
 ABORT_TEXT_BYTES: Final = 256
 REFUSAL_TEXT_BYTES: Final = 512
 PROOF_LIMIT_BYTES: Final = 112 * 1024  # an HMAC is 32, a quote 5,000; 16 GPUs with their certificates are 98,000
+SHOWING_BYTES: Final = (
+    PROOF_LIMIT_BYTES + 1024
+)  # the same with its preimage, as two workers show it who never met in the tree
 TABLE_LIMIT_BYTES: Final = 1 << 20  # the schedule table that comes with the roster
 
 # -- labels ---------------------------------------------------------------------------------------------------------

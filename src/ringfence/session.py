@@ -57,6 +57,7 @@ class Session:
             network=self.network,
             table=Table.from_bytes(member.table),
             edges=member.edges,
+            acquaintances=member.acquaintances,
         )
         self.loop = Loop(self.engine, self.network, member.edges)
         self.left = False

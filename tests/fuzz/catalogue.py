@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz import policy_targets, proof_targets, wire_targets
+from tests.fuzz import contact_targets, policy_targets, proof_targets, wire_targets
 
-TARGETS = {each.name: each for each in (*wire_targets.TARGETS, *policy_targets.TARGETS, *proof_targets.TARGETS)}
+_ALL = (*wire_targets.TARGETS, *contact_targets.TARGETS, *policy_targets.TARGETS, *proof_targets.TARGETS)
+TARGETS = {each.name: each for each in _ALL}

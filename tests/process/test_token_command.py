@@ -62,10 +62,10 @@ def test_a_command_has_ended_before_its_peer_gives_up() -> None:
 
 @pytest.mark.parametrize("status", [64, 78, 126, 127])
 def test_a_command_that_says_that_asking_again_does_not_help_is_believed(status: int) -> None:
-    with pytest.raises(EvidenceError, match=f"ended with {status}.*RINGFENCE_TOKEN_COMMAND"):
+    with pytest.raises(EvidenceError, match=rf"ended with {status}.*RINGFENCE_TOKEN_COMMAND"):
         fetch_with(python(f"raise SystemExit({status})"))("00")
 
 
 def test_a_command_that_does_not_start_is_hopeless_and_the_error_says_what_to_do() -> None:
-    with pytest.raises(EvidenceError, match="does not start: No such file.*set RINGFENCE_TOKEN_COMMAND"):
+    with pytest.raises(EvidenceError, match=r"does not start: No such file.*set RINGFENCE_TOKEN_COMMAND"):
         fetch_with(["/no/such/command"])("00")

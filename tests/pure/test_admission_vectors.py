@@ -12,6 +12,7 @@ import pytest
 
 from ringfence import keys
 from ringfence.admission.binding import Role, bind, proof_digest
+from ringfence.admission.contact import Showing
 from ringfence.admission.entry import Listing
 from ringfence.admission.messages import (
     HANDSHAKE,
@@ -39,6 +40,7 @@ FILE = Path(__file__).parents[1] / "vectors" / "admission.json"
 EXPORTER = fixed_bytes("exporter")
 EPOCH_SECRET = keys.Secret(fixed_bytes("epoch secret"))
 TABLE = b"table"
+SHOWN_AT = 1_800_000_000
 
 
 def from_code() -> dict[str, Any]:
@@ -66,6 +68,8 @@ def from_code() -> dict[str, Any]:
         "child's proof": child.shared.prove(up).hex(),
         "parent's proof": parent.shared.prove(down).hex(),
         "child's proof digest": shown.hex(),
+        "child's showing": Showing.of((Proof(1, child.shared.prove(up)), up), SHOWN_AT).encode().hex(),
+        "parent's showing": Showing.of((Proof(1, parent.shared.prove(down)), down), SHOWN_AT).encode().hex(),
         "listings": [listing.encode().hex() for listing in listings],
         "roster digest": digest.hex(),
         "epoch key": keys.epoch_key(EPOCH_SECRET, digest).reveal().hex(),
@@ -184,6 +188,9 @@ def test_a_second_reading_of_the_spec_makes_the_same_vectors(vectors: Any) -> No
         "roster digest": roster,
         "epoch key": hkdf(roster, EPOCH_SECRET.reveal(), label("aes-256-gcm epoch key")),
     }
+    for covered, name in ((up, "child"), (down, "parent")):
+        made = mac(key, "secret proof", hashlib.sha512(covered).digest())
+        expected[f"{name}'s showing"] = b"\1" + SHOWN_AT.to_bytes(8, "big") + covered + (32).to_bytes(4, "big") + made
     assert {name: value.hex() for name, value in expected.items()} == {name: vectors[name] for name in expected}
     assert vectors["entries"] == [entry(0).hex(), entry(1).hex()]
     assert vectors["child's binding"]["preimage"] == up.hex()

@@ -13,6 +13,7 @@ from ringfence.keys import Secret
 from ringfence.link.frames import HEADER_BYTES, HOP_BYTES, NO_ORIGIN, Call, Type, pack_header
 from ringfence.link.hello import Hello, Lane, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import OriginKeys, Sealer, instance_identifier
+from ringfence.link.showing import NO_GROUP, seal_showing
 from ringfence.runtime.group import group_digest
 from ringfence.runtime.operation import DTYPES, POINT_TO_POINT, REDUCTIONS
 
@@ -41,7 +42,8 @@ def private(rank: int) -> X25519PrivateKey:
 def connect(dialler: int, acceptor: int, lane: Lane) -> tuple[Hello, bytes, bytes, LinkSecrets]:
     """A hello, what X25519 gives, the acceptor's nonce, and the secrets that follow."""
     place = f"{dialler} to {acceptor}, lane {int(lane)}"
-    hello = Hello(dialler, acceptor, lane, GROUP, fixed(f"dialler's nonce, {place}"))
+    group = NO_GROUP if lane is Lane.INTRODUCTION else GROUP
+    hello = Hello(dialler, acceptor, lane, group, fixed(f"dialler's nonce, {place}"))
     shared = private(dialler).exchange(private(acceptor).public_key())
     nonce = fixed(f"acceptor's nonce, {place}")
     return hello, shared, nonce, link_secrets(EPOCH_KEY, shared, hello, nonce)
@@ -158,6 +160,18 @@ def point_to_point() -> dict[str, Any]:
     }
 
 
+def introduction() -> dict[str, Any]:
+    """What two workers show each other at first contact; the proofs are only bytes here."""
+    secrets = connect(1, 2, Lane.INTRODUCTION)[3]
+    dialler, acceptor = Sealer(secrets.forth), Sealer(secrets.back)
+    return {
+        "dialler_shows": PLAINTEXT.hex(),
+        "acceptor_shows": PLAINTEXT[:7].hex(),
+        "dialler_frame": seal_showing(dialler, PLAINTEXT).hex(),
+        "acceptor_frame": seal_showing(acceptor, PLAINTEXT[:7]).hex(),
+    }
+
+
 def vectors() -> dict[str, Any]:
     assert len(GROUP) == keys.DIGEST_BYTES and HEADER_BYTES == 88
     return {
@@ -178,11 +192,13 @@ def vectors() -> dict[str, Any]:
             connection(0, 1, Lane.COLLECTIVE),
             connection(1, 2, Lane.COLLECTIVE),
             connection(0, 1, Lane.POINT_TO_POINT),
+            connection(1, 2, Lane.INTRODUCTION),
         ],
         "hop_plaintext": PLAINTEXT.hex(),
         "hop_frames": hop_frames(),
         "forwarded": forwarded(),
         "point_to_point": point_to_point(),
+        "introduction": introduction(),
     }
 
 

@@ -67,11 +67,15 @@ def instance() -> bytes:
     return digest("aes-256-gcm group instance id", secret, group_digest())[:16]
 
 
+def group_of(link: dict[str, Any]) -> bytes:
+    return bytes(32) if link["lane"] == 2 else group_digest()
+
+
 def link_secret(link: dict[str, Any]) -> bytes:
     private = X25519PrivateKey.from_private_bytes(bytes.fromhex(link["dialler_private_key"]))
     shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(link["acceptor_public_key"])))
     salt = bytes.fromhex(link["dialler_nonce"] + link["acceptor_nonce"])
-    place = pack(">BII", link["lane"], link["dialler"], link["acceptor"]) + group_digest()
+    place = pack(">BII", link["lane"], link["dialler"], link["acceptor"]) + group_of(link)
     return hkdf(shared + epoch_key(), salt, label("aes-256-gcm link secret") + place)
 
 
@@ -130,11 +134,11 @@ def test_epoch_and_group() -> None:
     assert instance().hex() == VECTORS["group"]["instance"]
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_connections(number: int) -> None:
     link = VECTORS["connections"][number]
     body = pack(">4sBBBBII", b"RFL1", 1, 1, link["lane"], 0, link["dialler"], link["acceptor"])
-    body += group_digest() + bytes.fromhex(link["dialler_nonce"])
+    body += group_of(link) + bytes.fromhex(link["dialler_nonce"])
     hello_key = expand(epoch_key(), label("aes-256-gcm link hello"))
     hello = body + hmac_sha256(hello_key, digest("aes-256-gcm link hello", body))
     assert len(hello) == 112 and hello.hex() == link["hello"]
@@ -196,3 +200,11 @@ def test_point_to_point() -> None:
     assert found["payload"] == made(forth, 1, 5, plaintext)
     bye = header(6, 0, 0, 0, 0, 0, NONE, 0, 0, where, bytes(24))
     assert found["acceptor_bye"] == (bye + seal(back, 1, b"", bye)).hex()
+
+
+def test_an_introduction() -> None:
+    found = VECTORS["introduction"]
+    for way, who in (("forth", "dialler"), ("back", "acceptor")):
+        shown = bytes.fromhex(found[f"{who}_shows"])
+        head = header(5, 0, 0, len(shown), 0, 0, NONE, 0, 0, bytes(16), bytes(24))
+        assert found[f"{who}_frame"] == (head + seal(direction(3, way), 0, shown, head)).hex()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from ringfence import keys
 from ringfence.admission import wire
 from ringfence.admission.messages import Hello
+from ringfence.errors import ProtocolError
 
 
 class Role(IntEnum):
@@ -37,6 +39,34 @@ class Binding:
     def digest(self) -> bytes:
         """64 bytes: as many as a quote's report data holds."""
         return hashlib.sha512(self.preimage).digest()
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a preimage says that others than its two workers can check: all but the hellos and the channel."""
+
+    role: Role
+    prover: int
+    verifier: int
+    entry_digest: bytes
+    prover_key: bytes
+    verifier_key: bytes
+
+
+def read_preimage(preimage: bytes) -> Bound:
+    """The fields of a binding's preimage. ProtocolError if it is none."""
+    reader = wire.Reader(preimage)
+    if reader.take(len(keys.BINDING)) != keys.BINDING:
+        raise ProtocolError("what a proof is said to cover is no binding")
+    role, prover, verifier = reader.number(1), reader.number(4), reader.number(4)
+    if role not in tuple(Role):
+        raise ProtocolError(f"a binding in role {role}")
+    entry, prover_key, verifier_key, _, _, _ = (reader.take(keys.DIGEST_BYTES) for _ in range(6))
+    reader.end()
+    return Bound(Role(role), prover, verifier, entry, prover_key, verifier_key)
+
+
+PREIMAGE_BYTES: Final = len(keys.BINDING) + 1 + 2 * 4 + 6 * keys.DIGEST_BYTES
 
 
 def bind(

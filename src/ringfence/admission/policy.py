@@ -21,12 +21,17 @@ Clock = Callable[[], float]  # seconds since 1970; a judge is handed one, for no
 
 @dataclass(frozen=True)
 class Evidence:
-    """A proof as it was shown on a connection."""
+    """A proof as it was shown on a connection; `at`: not now but then, in seconds since 1970."""
 
     entry: Entry
     kind: int
     proof: bytes = field(repr=False)
     binding: Binding
+    at: float | None = None
+
+    def moment(self, clock: Clock) -> float:
+        """The time to judge by."""
+        return clock() if self.at is None else self.at
 
 
 class Verifier(Protocol):

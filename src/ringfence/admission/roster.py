@@ -18,6 +18,7 @@ class Roster:
     """Worker r is `entries[r]`. The digest covers the policy, every listing, the cipher suite and the schedule table."""
 
     admitted: tuple[Admitted, ...]
+    proofs: tuple[tuple[int, bytes], ...]  # kind and digest of what each showed to its parent
     digest: bytes
 
     @cached_property
@@ -52,7 +53,8 @@ def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, ta
         if (entry.run_id, entry.generation, entry.world_size) != (own.run_id, own.generation, own.world_size):
             raise AdmissionError(f"rank {entry.rank} in the roster belongs to another run, generation or world size")
     admitted = tuple(judge(policy, listing) for listing in listings)
-    return Roster(admitted, roster_digest(policy.digest, listings, suite, table))
+    proofs = tuple((listing.kind, listing.proof_digest) for listing in listings)
+    return Roster(admitted, proofs, roster_digest(policy.digest, listings, suite, table))
 
 
 def roster_digest(policy_digest: bytes, listings: Sequence[Listing], suite: int, table: bytes) -> bytes:

@@ -2,8 +2,9 @@
 
     membership.py  what a worker comes back with
     climb.py       the loop: one selectors loop in the calling thread does all of it
+    collect.py     this worker's own evidence, which may take a while
     parent.py      where the parent is, when to try again, when to give up
-    peer.py        one connection, from first contact to neighbour
+    peer.py        one connection, from stranger to neighbour
 
 What the store says is only where to try: an address in it may be old, wrong or hostile. Who answers there is settled by
 admission, and nobody who fails it can end the join.

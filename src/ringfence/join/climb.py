@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence import keys
 from ringfence.admission import wire
 from ringfence.admission.binding import Role
+from ringfence.admission.contact import Acquaintances, Showing
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, Refusal, State
 from ringfence.admission.messages import Failure, Hello, Proof
@@ -125,6 +126,9 @@ class _Climb:
         self._refused: dict[int, str] = {}  # claimed rank: why; our own: why there was no proof to show
         self._failure: Failure | None = None
         self._judged_at: float | None = None  # the first neighbour
+        self._showing: Showing | None = (
+            None  # what the first who had to be convinced was shown: the parent; rank 0's first child
+        )
         self._without_since: float | None = None  # evidence was asked for and could not be had
 
     def run(self) -> Membership:
@@ -319,6 +323,9 @@ class _Climb:
             self._judged_at = time.monotonic()
         if handshake.role is Role.PARENT:
             self._tree.attach_child(entry, handshake.child_proof_digest, handshake.child_kind)
+        assert handshake.shown is not None
+        if handshake.role is Role.CHILD or (self._entry.rank == 0 and self._showing is None):
+            self._showing = Showing.of(handshake.shown, time.time())
         peer.become_neighbour(entry.rank, entry.world_size)
         self._strangers.remove(peer)
         self._edges[entry.rank] = peer
@@ -411,6 +418,9 @@ class _Climb:
             table=epoch.table,
             admitted_by=epoch.roster.admitted[self._entry.rank].how,
             edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
+            acquaintances=Acquaintances(
+                self._policy, epoch.roster, self._entry.rank, self._showing, time.time(), self._timeout
+            ),
             max_epoch_age=self._policy.max_epoch_age,
             judged_at=time.monotonic() if self._judged_at is None else self._judged_at,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
+from ringfence.admission.contact import Acquaintances
 from ringfence.admission.roster import Roster
 from ringfence.control import ControlEdge
 
@@ -24,6 +25,7 @@ class Membership:
     table: bytes = field(repr=False)  # rank 0's schedule table
     admitted_by: str  #                 for people: "shared secret"
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
+    acquaintances: Acquaintances = field(repr=False)  # who is judged at first contact, and what it is shown
     max_epoch_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
     judged_at: float = 0.0  #           time.monotonic() of the first judgement, which is the oldest
 

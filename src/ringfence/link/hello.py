@@ -31,6 +31,7 @@ assert HELLO_BYTES == 112
 class Lane(IntEnum):
     COLLECTIVE = 0
     POINT_TO_POINT = 1
+    INTRODUCTION = 2  # first contact: no frames follow but the two proofs
 
 
 class Hello(NamedTuple):

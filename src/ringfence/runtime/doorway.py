@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringfence import keys
-from ringfence.errors import AuthenticationError
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, Hello, LinkSecrets, read_hello
+from ringfence.errors import AdmissionError, AuthenticationError, PeerLostError
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, Hello, Lane, LinkSecrets, read_hello
+from ringfence.link.showing import NO_GROUP, seal_showing
+from ringfence.runtime.introduction import Incoming
 
 if TYPE_CHECKING:
     from ringfence.runtime.ends import Stream
@@ -30,6 +32,8 @@ class Doorway:
         self._hello: Hello | None = None
         self._secrets: LinkSecrets | None = None
         self._unsent: memoryview | None = None
+        self._incoming: Incoming | None = None  # its proof, if this is an introduction
+        self._answered = False
 
     def poke(self) -> None:
         """Have the engine call `work` soon."""
@@ -49,7 +53,7 @@ class Doorway:
         """A stranger's mistake costs the stranger its connection and nobody else anything."""
         try:
             self._work()
-        except (OSError, AuthenticationError):
+        except (OSError, AuthenticationError, PeerLostError):
             self.close()
 
     def _work(self) -> None:
@@ -57,6 +61,9 @@ class Doorway:
             return
         if self._unsent is not None:
             self._write()
+        if self._incoming is not None:
+            self._introduce(self._incoming)
+            return
         want = HELLO_BYTES if self._hello is None else CONFIRM_BYTES
         while self._have < want:
             try:
@@ -77,6 +84,10 @@ class Doorway:
         hello = read_hello(self.engine.epoch_key, received)
         if hello.receiver != self.engine.rank or not 0 <= hello.sender < self.engine.world_size:
             raise AuthenticationError("a hello for somebody else")
+        if hello.lane == Lane.INTRODUCTION:
+            known = self.engine.acquaintances
+            if hello.group != NO_GROUP or known is None or not known.due(hello.sender):
+                raise AuthenticationError("an introduction that nobody needs")
         nonce = self.engine.random(keys.NONCE_BYTES)
         self._hello = hello
         self._secrets = self.engine.link_secrets(hello.sender, hello, nonce)
@@ -95,8 +106,32 @@ class Doorway:
         assert self._hello is not None and self._secrets is not None and self.stream is not None
         if not keys.same(received, self._secrets.dialler_confirms):
             raise AuthenticationError("a dialler does not hold the key it claims")
+        if self._hello.lane == Lane.INTRODUCTION:
+            self._incoming = Incoming(self.engine.opener(self._secrets.forth), self._hello.sender)
+            self.poke()
+            return
         stream, self.stream = self.stream, None
         self.engine.admitted(self, stream, self._hello, self._secrets)
+
+    def _introduce(self, incoming: Incoming) -> None:
+        """A worker of the roster shows its proof. What is wrong from here on is no stranger's doing: it ends the epoch."""
+        assert self._hello is not None and self._secrets is not None and self.stream is not None
+        known = self.engine.acquaintances
+        assert known is not None
+        if not self._answered:
+            try:
+                shown = incoming.read(self.stream)
+                if shown is None:
+                    return
+                known.judge(self._hello.sender, shown)
+            except (AuthenticationError, AdmissionError) as error:
+                self.engine.fail(error, self._hello.sender)
+                return
+            self._answered = True
+            self._unsent = memoryview(seal_showing(self.engine.sealer(self._secrets.back), known.showing))
+            self._write()
+        if self._unsent is None:
+            self.close()
 
     def close(self) -> None:
         if self.stream is not None:

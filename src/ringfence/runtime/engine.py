@@ -19,6 +19,7 @@ from ringfence.collectives import Table
 from ringfence.control import Abort, Bye, Closed, ControlMessage
 from ringfence.errors import (
     AbortedError,
+    AdmissionError,
     AuthenticationError,
     CollectiveTimeoutError,
     MismatchError,
@@ -40,6 +41,7 @@ from ringfence.runtime.ends import Stream
 from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.fork import ALIVE
 from ringfence.runtime.group import Group
+from ringfence.runtime.introduction import Acquaintances, Introduction
 from ringfence.runtime.links import Link
 from ringfence.runtime.operation import CollectiveOperation, Operation
 
@@ -51,6 +53,7 @@ ABORT_CODES: tuple[type[RingfenceError], ...] = (
     CollectiveTimeoutError,
     AbortedError,
     ProtocolError,
+    AdmissionError,
 )
 
 
@@ -103,6 +106,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[int], bytes] = os.urandom,
         alive: Sequence[int] = ALIVE,
+        acquaintances: Acquaintances | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -113,6 +117,7 @@ class Engine:
         self.clock = clock
         self.random = random
         self.alive = alive
+        self.acquaintances = acquaintances
         self.pool = Pool()
         self.ready: deque[Any] = deque()
         self.groups: dict[bytes, Group] = {}
@@ -121,6 +126,8 @@ class Engine:
         self.departed: set[int] = set()
         self.failure: RingfenceError | None = None
         self._report: Abort | None = None  # the failure as the neighbours still have to be told it
+        self._introductions: dict[int, Introduction] = {}  # under way
+        self._met: set[int] = set()  # those to whom this worker has introduced itself
         self._removed: list[Group] = []  # destroyed groups, whose last bytes may be on their way
         self.unfinished: dict[Operation, None] = {}
         self._soonest = float("inf")
@@ -271,6 +278,25 @@ class Engine:
     def origin_keys(self, instance: Secret, rank: int) -> OriginKeys:
         return OriginKeys(instance, rank, self.alive)
 
+    def have_met(self, link: Link) -> bool:
+        """Whether the two ends of a link know each other. If not, they are introduced, and then it is dialled."""
+        worker = link.worker
+        if self.acquaintances is None or worker in self._met or not self.acquaintances.due(worker):
+            return True
+        introduction = self._introductions.get(worker)
+        if introduction is None:
+            introduction = self._introductions[worker] = Introduction(self, worker)
+            introduction.dial()
+        introduction.waiting.append(link)
+        return False
+
+    def met(self, introduction: Introduction) -> None:
+        """Both have judged: the acceptor shows its proof only to those who pass."""
+        self._met.add(introduction.worker)
+        del self._introductions[introduction.worker]
+        for link in introduction.waiting:
+            link.dial()
+
     def accept(self, stream: Stream, address: str) -> None:
         """Somebody dialled. A flood of strangers costs itself its oldest connections, nobody else's."""
         if self.failure is not None:  # the epoch is over, and the memory of what it had pending is no longer ours
@@ -288,6 +314,10 @@ class Engine:
     def admitted(self, doorway: Doorway, stream: Stream, hello: Hello, secrets: LinkSecrets) -> None:
         """A dialler has shown that it is who it says."""
         self.doorways.discard(doorway)
+        known = self.acquaintances
+        if known is not None and known.due(hello.sender) and not known.judged(hello.sender):
+            self._hang_up(stream)
+            raise ProtocolError(f"worker {hello.sender} dialled a link before it had shown its proof")
         group = self.groups.get(hello.group)
         if group is None:
             self._parked.setdefault(hello.group, []).append((hello, stream, secrets))
@@ -347,7 +377,9 @@ class Engine:
         self._finish_all(self.failure)
 
     def _close_waiting(self) -> None:
-        """Hang up on those who dialled and have no link yet, or they would wait for an answer."""
+        """Hang up on those who dialled and have no link yet, or they would wait for an answer; and introduce nobody."""
+        for introduction in self._introductions.values():
+            introduction.close()
         for doorway in list(self.doorways):
             doorway.close()
         for waiting in self._parked.values():
@@ -418,6 +450,7 @@ class Engine:
         streams = [stream for parked in self._parked.values() for _, stream, _ in parked]
         streams += [doorway.stream for doorway in self.doorways if doorway.stream is not None]
         links = [link for group in (*self.groups.values(), *self._removed) for link in group.links()]
+        links += self._introductions.values()
         streams += [link.stream for link in links if link.stream is not None]
         for stream in streams:
             stream.close()
@@ -428,6 +461,7 @@ class Engine:
         self._shared.clear()
         self._parked.clear()
         self.doorways.clear()
+        self._introductions.clear()
         self.groups.clear()  # and with them the sealers, the openers and the origin keys
         self._removed.clear()
         self.ready.clear()

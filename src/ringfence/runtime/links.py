@@ -53,9 +53,14 @@ class Link(core.End):
     # -- dialling ----------------------------------------------------------------------------------------------------
 
     def dial(self) -> None:
-        """Begin the connection; `_shake_hands` goes on as the stream allows."""
+        """Begin the connection, once the two workers have met."""
         if self.engine.failure is not None or self.group.removed:
             return  # what it would have carried has ended
+        if self.engine.have_met(self):
+            self._begin()
+
+    def _begin(self) -> None:
+        """`_shake_hands` goes on as the stream allows."""
         self._dials += 1
         self._hello = Hello(
             sender=self.engine.rank,

@@ -294,17 +294,19 @@ class CertificateVerifier:
         return self._rules.content()
 
     def verify(self, evidence: Evidence) -> None:
-        self._judge(evidence.entry, evidence.proof, Statement.proof(evidence.binding))
+        moment = evidence.moment(self._clock)
+        self._judge(evidence.entry, evidence.proof, Statement.proof(evidence.binding), moment)
 
     def verify_listing(self, listing: Listing) -> None:
         fingerprint = hashlib.sha256(listing.encode()).digest()
         if fingerprint not in self._passed:
-            self._judge(listing.entry, listing.endorsement, Statement.endorsement(listing.entry, listing.proof_digest))
+            statement = Statement.endorsement(listing.entry, listing.proof_digest)
+            self._judge(listing.entry, listing.endorsement, statement, self._clock())
             self._passed.add(fingerprint)
 
-    def _judge(self, entry: Entry, shown: bytes, statement: Statement) -> None:
+    def _judge(self, entry: Entry, shown: bytes, statement: Statement, moment: float) -> None:
         try:
-            verify(self._rules, shown, statement, self._clock())
+            verify(self._rules, shown, statement, moment)
         except AdmissionError as error:
             raise error.within(f"rank {entry.rank}: ") from error
 

@@ -231,7 +231,7 @@ class NvidiaVerifier:
 
     def verify(self, evidence: Evidence) -> None:
         try:
-            verify(evidence.proof, self._rules, evidence.binding.digest, self._clock(), root=self._root)
+            verify(evidence.proof, self._rules, evidence.binding.digest, evidence.moment(self._clock), root=self._root)
         except AdmissionError as error:
             raise error.within(f"rank {evidence.entry.rank}: ") from None
 

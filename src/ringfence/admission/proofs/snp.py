@@ -278,7 +278,9 @@ class SnpVerifier:
 
     def verify(self, evidence: Evidence) -> None:
         try:
-            verify(evidence.proof, evidence.binding.digest, self._rules, self._clock(), known=self._known)
+            verify(
+                evidence.proof, evidence.binding.digest, self._rules, evidence.moment(self._clock), known=self._known
+            )
         except AdmissionError as error:
             raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 

@@ -253,7 +253,7 @@ class TdxVerifier:
 
     def verify(self, evidence: Evidence) -> None:
         try:
-            verify(evidence.proof, evidence.binding.digest, self._rules, self._clock(), root=self._root)
+            verify(evidence.proof, evidence.binding.digest, self._rules, evidence.moment(self._clock), root=self._root)
         except AdmissionError as error:
             raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 

@@ -29,6 +29,7 @@ KEYS: Final = frozenset(
         "qe_identity_signature",
     }
 )
+_MESSAGE_CHARACTERS: Final = 500  # libraries quote what they could not read, however long it is
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,16 @@ class Collateral:
         try:
             found = json.loads(text)
             if not isinstance(found, dict) or set(found) != KEYS:
-                raise ValueError("not a collateral file: it must hold " + ", ".join(sorted(KEYS)))
+                raise ValueError("it must hold " + ", ".join(sorted(KEYS)))
             info, identity = json.loads(found["tcb_info"]), json.loads(found["qe_identity"])
             if info["id"] != "TDX" or not isinstance(info["fmspc"], str):
                 raise ValueError("collateral that is not for TDX")
             ends = [datetime.fromisoformat(each["nextUpdate"]) for each in (info, identity)]
             ends += [_end_of_list(found[name]) for name in ("root_ca_crl", "pck_crl")]
             return cls(text, info["fmspc"].lower(), f"{min(ends):%Y-%m-%dT%H:%M:%SZ}")
-        except (KeyError, TypeError, RecursionError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-            raise ValueError(f"not a collateral file: {type(error).__name__} {error}") from None
+        except (ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+            name = "" if type(error) is ValueError else f"{type(error).__name__} "
+            raise ValueError(f"not a collateral file: {name}{error}"[:_MESSAGE_CHARACTERS]) from None
 
     @cached_property
     def digest(self) -> bytes:

@@ -248,7 +248,7 @@ class TokenVerifier:
 
     def verify(self, evidence: Evidence) -> None:
         try:
-            verify(evidence.proof, self._rules, nonce_of(evidence.binding.digest), self._clock())
+            verify(evidence.proof, self._rules, nonce_of(evidence.binding.digest), evidence.moment(self._clock))
         except AdmissionError as error:
             raise error.within(f"rank {evidence.entry.rank}: ") from None
 

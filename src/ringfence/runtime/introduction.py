@@ -1,0 +1,121 @@
+"""First contact: before two workers that never met in the admission tree open a link, they show each other their proofs.
+
+    dialler   hello, lane 2 ─►  ◄─ reply   confirm, its proof ─►  judged   ◄─ the acceptor's   judged; links are dialled
+
+It has a connection of its own, once for each worker that is dialled, so that links carry nothing but frames of collectives
+and transfers, and cost what they cost before. Who does not pass ends the epoch, on every worker and by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+
+from ringfence.errors import AuthenticationError, PeerLostError
+from ringfence.link.frames import HEADER_BYTES
+from ringfence.link.hello import Lane
+from ringfence.link.seal import Opener
+from ringfence.link.showing import NO_GROUP, open_showing, seal_showing, showing_frame_bytes
+from ringfence.runtime.ends import Stream
+from ringfence.runtime.links import Link
+
+if TYPE_CHECKING:
+    from ringfence.runtime.engine import Engine
+    from ringfence.runtime.group import Group
+
+
+_T = TypeVar("_T")
+
+
+class Acquaintances(Protocol):
+    """Who must be judged at first contact, and the judge (admission.contact)."""
+
+    @property
+    def showing(self) -> bytes: ...
+
+    def due(self, rank: int, /) -> bool: ...
+
+    def judged(self, rank: int, /) -> bool: ...
+
+    def judge(self, rank: int, shown: bytes, /) -> None: ...
+
+
+class Incoming:
+    """Reads the one frame that a peer shows."""
+
+    def __init__(self, opener: Opener, worker: int) -> None:
+        self._opener = opener
+        self._worker = worker
+        self._frame = bytearray(HEADER_BYTES)
+        self._have = 0
+        self._total: int | None = None
+
+    def read(self, stream: Stream) -> bytes | None:
+        """What it shows, once all of it is there. PeerLostError at the end of the stream."""
+        while self._total is None or self._have < self._total:
+            with memoryview(self._frame) as view:
+                try:
+                    got = stream.recv_into(view[self._have :])
+                except BlockingIOError:
+                    return None
+            if not got:
+                raise PeerLostError(f"worker {self._worker} hung up before it had shown its proof")
+            self._have += got
+            if self._have == HEADER_BYTES and self._total is None:
+                self._total = self._open(lambda: showing_frame_bytes(bytes(self._frame)))
+                self._frame.extend(bytes(self._total - HEADER_BYTES))
+        return self._open(lambda: open_showing(self._opener, bytes(self._frame)))
+
+    def _open(self, work: Callable[[], _T]) -> _T:
+        try:
+            return work()
+        except AuthenticationError:
+            raise AuthenticationError(
+                f"the proof that worker {self._worker} shows does not authenticate: it was changed, forged or replayed"
+            ) from None
+
+
+class _Pair(NamedTuple):
+    """As much of a group as a link asks for."""
+
+    ranks: tuple[int]
+    digest: bytes = NO_GROUP
+    removed: bool = False
+
+
+class Introduction(Link):
+    """The dialling end."""
+
+    lane = Lane.INTRODUCTION
+    served_always = True
+
+    def __init__(self, engine: Engine, worker: int) -> None:
+        super().__init__(engine, cast("Group", _Pair((worker,))), 0)
+        self.waiting: list[Link] = []  # to be dialled when the two have met
+        self._incoming: Incoming | None = None
+
+    def dial(self) -> None:
+        if self.engine.failure is None:
+            self._incoming = None
+            self._begin()
+
+    def work(self) -> None:
+        if not self.open and (self.stream is None or not self._shake_hands()):
+            return
+        if not self.flush():
+            return
+        assert self.engine.acquaintances is not None and self.stream is not None
+        if self._incoming is None:
+            self._incoming = Incoming(self.opener, self.worker)
+            self.put(memoryview(seal_showing(self.sealer, self.engine.acquaintances.showing)))
+            if not self.flush():
+                return
+        try:
+            shown = self._incoming.read(self.stream)
+        except (PeerLostError, ConnectionResetError):
+            self._redial()
+            return
+        if shown is not None:
+            self.close()
+            self.engine.acquaintances.judge(self.worker, shown)
+            self.engine.met(self)

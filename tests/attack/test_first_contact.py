@@ -1,0 +1,120 @@
+"""Somebody in the admission tree lies, and is found out by the first worker that opens a link with whom it listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from ringfence.admission.contact import Acquaintances
+from ringfence.errors import AbortedError, AdmissionError, AuthenticationError, ProtocolError
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
+from ringfence.runtime.operation import CollectiveOperation
+from ringfence.transport.memory import Pipe
+from tests.pure.contact_samples import LIES, Circle, Lie, circle
+from tests.world import World, all_reduce
+
+SIZE = 6
+
+
+def added_up(world: World) -> tuple[list[CollectiveOperation], list[torch.Tensor]]:
+    tensors = [torch.full((8,), float(rank)) for rank in range(SIZE)]
+    made = [all_reduce(world.groups[rank], tensor) for rank, tensor in enumerate(tensors)]
+    return [world.submit(world.groups[rank], operation) for rank, operation in enumerate(made)], tensors
+
+
+def honest(public: list[bytes]) -> list[Acquaintances]:
+    made = circle(public)
+    return [made.acquaintances(rank) for rank in range(SIZE)]
+
+
+def test_workers_that_never_met_show_each_other_their_proofs_once() -> None:
+    known: list[Acquaintances] = []
+
+    def introduce(public: list[bytes]) -> list[Acquaintances]:
+        known.extend(honest(public))
+        return known
+
+    world = World(SIZE, introduce=introduce)
+    lengths = []
+    for _ in range(3):
+        before = len(world.wires.streams)
+        operations, tensors = added_up(world)
+        world.run(operations)
+        assert all(operation.error is None for operation in operations)
+        assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
+        lengths.append(len(world.wires.streams) - before)
+    assert lengths[1:] == [0, 0], "first contact is the first only"
+    assert any(known[4].judged(rank) for rank in (1, 2, 3, 5))
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda each: each.__name__)
+def test_a_lie_in_the_tree_is_found_out_at_first_contact(lie: Lie) -> None:
+    """Every worker raises, and hears whom it was about; nothing was added up with the one that does not belong."""
+
+    def introduce(public: list[bytes]) -> Sequence[Acquaintances]:
+        made = circle(public)
+        shown = lie(made)
+        return [made.acquaintances(rank, shown if rank == 5 else None) for rank in range(SIZE)]
+
+    world = World(SIZE, introduce=introduce)
+    operations, _ = added_up(world)
+    world.run(operations)
+    errors = [operation.error for operation in operations]
+    assert all(isinstance(error, AdmissionError | AbortedError) for error in errors), errors
+    assert any(isinstance(error, AdmissionError) for error in errors)
+    named = [str(error) for error in errors]
+    assert all("worker 5, which worker 1 let in, does not belong to this run" in text for text in named), named
+
+
+def test_a_worker_that_dials_a_link_without_showing_its_proof_is_refused() -> None:
+    world = World(SIZE, introduce=honest)
+    world.engines[5]._met.add(4)  # so it says
+    world.groups[5].outbox(4)
+    operations, _ = added_up(world)
+    world.run(operations)
+    found = [operation.error for operation in operations]
+    assert all(error is not None for error in found)
+    assert any(
+        type(error) is ProtocolError and "worker 5 dialled a link before it had shown its proof" in str(error)
+        for error in found
+    ), found
+
+
+class Flip:
+    """Changes one bit of a proof that is under way, behind hello and confirm, or behind the reply."""
+
+    def __init__(self, place: int, forth: bool) -> None:
+        self._place = place + (HELLO_BYTES + CONFIRM_BYTES if forth else REPLY_BYTES)
+        self._passed: dict[int, int] = {}
+        self.done = False
+
+    def __call__(self, pipe: Pipe, data: bytes) -> bytes:
+        before = self._passed.get(id(pipe), 0)
+        self._passed[id(pipe)] = before + len(data)
+        showing = len(data) + before > self._place + 500  # links carry less before they end
+        if self.done or not showing or not before <= self._place < before + len(data):
+            return data
+        self.done = True
+        changed = bytearray(data)
+        changed[self._place - before] ^= 1
+        return bytes(changed)
+
+
+@pytest.mark.parametrize("place", [0, 16, 90, 400], ids=["type", "length", "kind", "proof"])
+def test_a_proof_that_is_changed_on_the_wire_ends_the_epoch(place: int) -> None:
+    flip = Flip(place, forth=True)
+    world = World(SIZE, introduce=honest)
+    operations, tensors = added_up(world)
+    world.run(operations, flip)
+    assert flip.done
+    assert all(operation.error is not None for operation in operations)
+    assert any(isinstance(operation.error, AuthenticationError) for operation in operations)
+    assert not any(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
+
+
+def test_a_circle_of_strangers_is_not_made_by_accident() -> None:
+    """So that the tests above can fail: the same circle without a lie is let in."""
+    made: Circle = circle([bytes([rank]) * 32 for rank in range(SIZE)])
+    made.acquaintances(4).judge(5, made.showings[5].encode())

@@ -1,0 +1,46 @@
+"""What a worker shows at first contact: nobody passes with anything but the proof that was made for its own entry."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ringfence import keys
+from ringfence.admission.binding import PREIMAGE_BYTES
+from ringfence.admission.contact import Acquaintances, Showing
+from ringfence.errors import AdmissionError
+from tests.fuzz.target import Target
+from tests.pure.admission_samples import fixed_bytes
+from tests.pure.contact_samples import Circle, circle
+
+SIZE = 6
+_AT = slice(1, 9)  # when it was shown, which a worker may choose within the time in which the run formed
+
+
+@cache
+def _circle() -> Circle:
+    return circle([fixed_bytes(f"key {rank}") for rank in range(SIZE)])
+
+
+@cache
+def _judge() -> tuple[Acquaintances, Acquaintances]:
+    return _circle().acquaintances(4), _circle().acquaintances(5)
+
+
+def _seeds() -> list[bytes]:
+    return [bytes([rank]) + _circle().showings[rank].encode() for rank in (0, 4, 5)]
+
+
+def _first_contact(data: bytes) -> None:
+    """A byte that says whether rank 5 shows it, to rank 4, or rank 0, to rank 5; then what is shown."""
+    rank = 5 if data and data[0] & 1 else 0
+    own, shown = _judge()[rank == 0], data[1:]
+    own._judged.clear()
+    own.judge(rank, shown)
+    assert Showing.decode(shown).encode() == shown
+    genuine = _circle().showings[rank].encode()
+    end = 9 + PREIMAGE_BYTES if rank == 0 else len(genuine)  # the roster lists the digest of all proofs but rank 0's
+    assert shown[0] == genuine[0] and shown[_AT.stop : end] == genuine[_AT.stop : end]
+    assert len(shown) <= keys.SHOWING_BYTES
+
+
+TARGETS = (Target("first-contact", _seeds, _first_contact, (AdmissionError,), bounded=500),)
