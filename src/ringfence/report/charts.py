@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter
 from ringfence.report.style import (
     BAND,
     COLOURS,
+    LOOKS,
     MARKERS,
     STAGES,
     WHITE,
@@ -32,6 +33,8 @@ from ringfence.report.style import (
 
 _FASTER: Final = "time over plaintext Gloo (1: as fast; left of it: faster)"
 _SMALL: Final = 8
+_LINE: Final = 0.17  # inches
+_GAP: Final = 0.2
 
 
 def panels(title: str, *, width: float | None = None, columns: int | None = None, under: str = "") -> Chart:
@@ -107,33 +110,33 @@ def _hollow(series: dict[str, Any]) -> list[Line2D]:
     return [Line2D([], [], marker="o", mfc="white", mec="black", ls="", label="hollow: too noisy to count")]
 
 
-def across(title: str, *, width: float = WIDTH, row: float | None = None) -> Chart:
-    """Points with intervals from left to right, one row for each label, one under the other for each series."""
+def across(title: str, *, width: float = WIDTH) -> Chart:
+    """Points with intervals from left to right: one row for each label, with one line in it for each series."""
 
     def draw(series: dict[str, Any]) -> Figure:
         labels = list(dict.fromkeys(point["label"] for points in series.values() for point in points))
-        apart = min(0.3, 0.8 / len(series))
-        high_row = row or max(0.42, 0.2 * len(series))
-        figure, axis = plt.subplots(figsize=(width, 1.5 + high_row * len(labels)))
+        middles, lines, height = _rows(series, labels)
+        figure, axis = plt.subplots(figsize=(width, 1.3 + height))
         low, high = span(series)
         for index, (name, points) in enumerate(series.items()):
-            offset = (index - (len(series) - 1) / 2) * apart
-            places = [labels.index(point["label"]) + offset for point in points]
-            _bands(axis, places, points, apart - 0.02)
+            style = LOOKS.get(name, index)
+            places = [lines[point["label"], name] for point in points]
+            _bands(axis, places, points)
             middle, around = whiskers(points)
-            look: dict[str, Any] = {"fmt": MARKERS[index], "color": COLOURS[index], "capsize": 3, "lw": 1.5}
+            look: dict[str, Any] = {"fmt": MARKERS[style], "color": COLOURS[style], "capsize": 3, "lw": 1.5}
             axis.errorbar(middle, places, xerr=around, label=name, **look)
-            _empty(axis, middle, places, points, index)
+            _empty(axis, middle, places, points, style)
             for place, point in zip(places, points, strict=True):
                 words, spot = f"{point['ratio'][1]:.2f}", (point["ratio"][2], place)
-                axis.annotate(words, spot, (5, 0), textcoords="offset points", va="center", fontsize=_SMALL)
+                look = {"textcoords": "offset points", "va": "center", "fontsize": _SMALL, "bbox": WHITE}
+                axis.annotate(words, spot, (5, 0), **look)
         axis.axvline(1, color="black", lw=0.8)
         axis.set_xscale("log")
         axis.set_xlim(low, high)
         ratio_axis(axis.xaxis, low, high)
-        axis.set_yticks(range(len(labels)), labels)
-        axis.set_ylim(len(labels) - 0.5, -0.5)
-        axis.set_xlabel(_FASTER)
+        axis.set_yticks(middles, labels)
+        axis.set_ylim(height, 0)
+        axis.set_xlabel(_FASTER if width >= WIDTH else _FASTER.replace(" (", "\n("))
         axis.set_title(title, fontsize=11, loc="left")
         handles: list[Any] = [*axis.get_legend_handles_labels()[0], band_patch(), *_hollow(series)]
         ncols = len(handles) if len(handles) <= 3 else 2 if width < WIDTH else 4
@@ -143,14 +146,31 @@ def across(title: str, *, width: float = WIDTH, row: float | None = None) -> Cha
     return draw
 
 
-def _bands(axis: Axes, places: list[float], points: list[dict[str, Any]], height: float) -> None:
+def _rows(series: dict[str, Any], labels: list[str]) -> tuple[list[float], dict[tuple[str, str], float], float]:
+    """In inches from the top: the middle of each label's row, the place of each of its lines, and all of it."""
+    middles, lines, top = [], {}, _GAP / 2
+    for label in labels:
+        here = [name for name, points in series.items() if any(point["label"] == label for point in points)]
+        for number, name in enumerate(here):
+            lines[label, name] = top + (number + 0.5) * _LINE
+        middles.append(top + len(here) * _LINE / 2)
+        top += len(here) * _LINE + _GAP
+    return middles, lines, top - _GAP / 2
+
+
+def _bands(axis: Axes, places: list[float], points: list[dict[str, Any]]) -> None:
     for place, point in zip(places, points, strict=True):
         low = max(0.01, 1 - point["resolution"])
-        axis.barh(place, 1 + point["resolution"] - low, height=height, left=low, color=BAND, alpha=0.5, lw=0)
+        axis.barh(place, 1 + point["resolution"] - low, height=0.9 * _LINE, left=low, color=BAND, alpha=0.5, lw=0)
 
 
-def stacked(title: str, *, width: float = WIDTH, under: str = "share of all workers' wall time") -> Chart:
-    """Where the time goes: one bar for each case, one piece for each stage. Beyond 1 lies what was done at the same time."""
+def stacked(
+    title: str, *, width: float = WIDTH, under: str = "share of all workers' wall time", least: float = 0.06
+) -> Chart:
+    """Where the time goes: one bar for each case, one piece for each stage; pieces of at least `least` say their share.
+
+    Beyond 1 lies what was done at the same time.
+    """
 
     def draw(series: dict[str, Any]) -> Figure:
         figure, axis = plt.subplots(figsize=(width, 1.6 + 0.45 * len(series)))
@@ -160,13 +180,13 @@ def stacked(title: str, *, width: float = WIDTH, under: str = "share of all work
             for stage, share in shares.items():
                 colour, hatch = STAGES[stage]
                 axis.barh(place, share, left=left, color=colour, hatch=hatch, edgecolor="black", lw=0.5, height=0.65)
-                if share >= 0.06 * longest * WIDTH / width:
+                if share >= least * longest:
                     words, spot = f"{share:.0%}", left + share / 2
                     axis.text(spot, place, words, ha="center", va="center", fontsize=_SMALL, bbox=WHITE)
                 left += share
         if longest > 1.005:
             axis.axvline(1, color="black", lw=1.5, ls="--")
-        axis.set_yticks(range(len(series)), list(series))
+        axis.set_yticks(range(len(series)), list(series), fontsize=10 if width >= WIDTH else 8.5)
         axis.set_ylim(len(series) - 0.5, -0.5)
         axis.set_xlim(0, max(1.0, longest))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))

@@ -6,16 +6,25 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ringfence.bench.units import time_text
 from ringfence.report.figure import Figure, Missing, Table, distinct, ends, having
-from ringfence.report.labels import ALONE, NAIVE, SEALED, contender_text, is_step, order, what, workers_text
+from ringfence.report.labels import (
+    ALONE,
+    NAIVE,
+    SEALED,
+    brief,
+    bucket_text,
+    contender_text,
+    is_step,
+    order,
+    what,
+    workers_text,
+)
 from ringfence.report.study import Cell, Study
 
 _SHOWN: Final = ("gloo-a", SEALED, NAIVE, ALONE)
-_SECONDS_READING: Final = (
-    "Seconds of a step: medians over the rounds, whiskers 95 % bootstrap intervals. Cells are measured one after "
-    "the other, so that a shared machine may have been slower for one than for the next; only contenders of the "
-    "same cell took turns."
+_READING: Final = (
+    "Seconds of a step: medians over the rounds, whiskers 95 % intervals. Only contenders of the same cell took "
+    "turns; a shared machine may have been slower for one cell than for the next."
 )
 
 
@@ -31,24 +40,21 @@ def buckets(study: Study) -> Sequence[Figure | Missing]:
         return [Missing("buckets", title, "no model was stepped with three or more sizes of buckets")]
     numbers = {name: _lines(cells, _bucket_label) for name, cells in sweeps.items()}
     says = " ".join(_best(name, cells) for name, cells in sweeps.items())
-    rows = [
-        (name, _bucket_label(cell), *(_time(cell, contender) for contender in _SHOWN), _ratio(cell))
+    rows = {
+        name: [(_bucket_label(cell), *(_time(cell, each) for each in _SHOWN), _ratio(cell)) for cell in cells]
         for name, cells in sweeps.items()
-        for cell in cells
-    ]
-    header = ("", "bucket_cap_mb", *map(contender_text, _SHOWN), "ringfence over Gloo")
+    }
+    header = ("bucket_cap_mb", *map(contender_text, _SHOWN), "ringfence over Gloo")
     cells = [cell for some in sweeps.values() for cell in some]
-    return [Figure("buckets", "sweep", title, says, _SECONDS_READING, numbers, cells, Table(header, rows))]
+    return [Figure("buckets", "sweep", title, says, _READING, numbers, cells, Table(header, rows))]
 
 
 def _best(name: str, cells: Sequence[Cell]) -> str:
     best = min(cells, key=lambda cell: cell.lines[SEALED].seconds.median)
     worst = max(cells, key=lambda cell: cell.lines[SEALED].seconds.median)
-    times = [cell.lines[SEALED].seconds.median for cell in (best, worst)]
-    return (
-        f"{name}: a sealed step is shortest with a bucket_cap_mb of {_bucket_label(best)} ({time_text(times[0])}) "
-        f"and longest with {_bucket_label(worst)} ({time_text(times[1])})."
-    )
+    times = [brief(cell.lines[SEALED].seconds.median) for cell in (best, worst)]
+    names = [bucket_text(cell.bucket_mb) for cell in (best, worst)]
+    return f"{name}: a sealed step is shortest with {names[0]} ({times[0]}) and longest with {names[1]} ({times[1]})."
 
 
 def wires(study: Study) -> Sequence[Figure | Missing]:
@@ -62,14 +68,13 @@ def wires(study: Study) -> Sequence[Figure | Missing]:
     numbers = {name: _lines(list(cells.values()), lambda cell: cell.wire) for name, cells in groups.items()}
     parts = [f"{contender_text(name)} {text}" for name in ("gloo-a", SEALED) if (text := _gain(groups, name))]
     says = f"bfloat16 in the place of float32, time of a step: {'; '.join(parts)}."
-    rows = [
-        (name, wire, *(_time(cell, contender) for contender in _SHOWN), _ratio(cell))
+    rows = {
+        name: [(wire, *(_time(cell, each) for each in _SHOWN), _ratio(cell)) for wire, cell in cells.items()]
         for name, cells in groups.items()
-        for wire, cell in cells.items()
-    ]
-    header = ("", "wire", *map(contender_text, _SHOWN), "ringfence over Gloo")
+    }
+    header = ("wire", *map(contender_text, _SHOWN), "ringfence over Gloo")
     cells = [cell for some in groups.values() for cell in some.values()]
-    return [Figure("wires", "pairs", title, says, _SECONDS_READING, numbers, cells, Table(header, rows))]
+    return [Figure("wires", "pairs", title, says, _READING, numbers, cells, Table(header, rows))]
 
 
 def _gain(groups: dict[str, dict[str, Cell]], contender: str) -> str:
@@ -124,7 +129,7 @@ def _bucket_label(cell: Cell) -> str:
 
 
 def _time(cell: Cell, contender: str) -> str:
-    return time_text(cell.lines[contender].seconds.median) if contender in cell.lines else "–"
+    return brief(cell.lines[contender].seconds.median) if contender in cell.lines else "–"
 
 
 def _ratio(cell: Cell) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,7 @@ class Table(NamedTuple):
     """Text cells, for numbers that the picture does not print."""
 
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    groups: Mapping[str, Sequence[Sequence[str]]]  # rows by the name that stands over them; "" where none does
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def table(
     bodies = []
     for name, rows in groups.items():
         lines = [f'<tr><th scope="rowgroup" colspan="{len(header)}">{escape(name)}</th></tr>'] if name else []
-        lines += [f"<tr>{''.join(_cell(text) for text in row)}</tr>" for row in rows]
+        lines += [f"<tr><td>{escape(row[0])}</td>{''.join(_cell(text) for text in row[1:])}</tr>" for row in rows]
         bodies.append("<tbody>\n" + "\n".join(lines) + "\n</tbody>")
     told = f"<caption>{escape(caption)}</caption>" if caption else ""
     inside = f"<table{_class(kind)}>{told}<thead><tr>{heads}</tr></thead>\n" + "\n".join(bodies) + "\n</table>"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ringfence.bench.moved import stage_bytes
 from ringfence.bench.names import necessary_bytes
-from ringfence.bench.units import size_text, time_text
+from ringfence.bench.units import size_text
 from ringfence.report.figure import DIGITS, Figure, Missing, Table, distinct, ends, having
 from ringfence.report.labels import (
     ALONE,
@@ -16,16 +16,19 @@ from ringfence.report.labels import (
     PROFILED,
     SEALED,
     UNSEALED,
+    brief,
     contender_text,
     fully,
     is_step,
+    named,
     order,
+    percent,
     plain,
 )
 from ringfence.report.study import Cell, Study
 
 PIECES: Final = ("compute", "seal", "open", "lock", "reduce", "wire", "wait", "rest")
-_MOST_BARS: Final = 16
+_MOST_BARS: Final = 20
 _SIZE: Final = 25 << 20  # of the all-reduce whose schedule stands for DDP's buckets
 _STAGES_READING: Final = (
     "Each bar is what one worker did in one step, laid end to end and divided by the time the step took; pieces "
@@ -70,10 +73,11 @@ def stages(study: Study) -> Sequence[Figure | Missing]:
         ]
     found = sorted(found, key=lambda cell: not plain(cell))[:_MOST_BARS]
     found = sorted(found, key=order)
-    shares = {fully(cell): _shares(cell) for cell in found}
+    shares = {named(cell): _shares(cell) for cell in found}
     crypto = {name: each["seal"] + each["open"] for name, each in shares.items()}
     least, most = min(crypto, key=crypto.__getitem__), max(crypto, key=crypto.__getitem__)
-    says = f"Sealing and opening take {crypto[least]:.0%} ({least}) to {crypto[most]:.0%} ({most}) of the time of a worker."
+    lowest, highest = (f"{percent(crypto[name])} ({_one_line(name)})" for name in (least, most))
+    says = f"Sealing and opening take {lowest} to {highest} of the time of a worker."
     hidden = [name for name, each in shares.items() if sum(each.values()) > 1.01]
     if hidden:
         says += f" In {len(hidden)} of {len(shares)} cells part of the work is hidden behind other work."
@@ -82,12 +86,20 @@ def stages(study: Study) -> Sequence[Figure | Missing]:
     rows = [
         (
             fully(cell),
-            *(time_text(pieces(cell)[piece]) for piece in used),
-            time_text(cell.lines[PROFILED].seconds.median),
+            *(brief(pieces(cell)[piece]) for piece in used),
+            brief(cell.lines[PROFILED].seconds.median),
         )
         for cell in found
     ]
-    return [Figure("stages", "stacked", title, says, _STAGES_READING, numbers, found, Table(("", *used, "took"), rows))]
+    return [
+        Figure(
+            "stages", "stacked", title, says, _STAGES_READING, numbers, found, Table(("", *used, "took"), {"": rows})
+        )
+    ]
+
+
+def _one_line(label: str) -> str:
+    return label.replace("\n", ", ")
 
 
 def _shares(cell: Cell) -> dict[str, float]:
@@ -139,13 +151,13 @@ def roofline(study: Study) -> Sequence[Figure | Missing]:
         speed = _speed(largest, SEALED)["speed"][1]
         reached.append(
             f"with {workers} workers {size_text(largest.size or 0)} at {speed:.2f} GB/s, "
-            f"{speed / roofs['sealed']:.0%} of the roof"
+            f"{percent(speed / roofs['sealed'])} of the roof"
         )
     for stage, cost in costs.items():
         shares = stage_bytes("all_reduce", _SIZE, 2), stage_bytes("all_reduce", _SIZE, 4)
         rows.append((stage, f"{cost:.3f}", *(f"{each[stage] / each['send']:.2f}" for each in shares)))
     says = f"ringfence moves {'; '.join(reached)}."
-    table = Table(("stage", "cheapest, ns per byte", "bytes per byte sent, 2 workers", "4 workers"), rows)
+    table = Table(("stage", "cheapest, ns per byte", "bytes per byte sent, 2 workers", "4 workers"), {"": rows})
     return [Figure("roofline", "roofline", title, says, _ROOF_READING, numbers, found, table)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from ringfence.bench.units import size_text
@@ -51,13 +52,31 @@ def settings_text(cell: Cell) -> str:
     if cell.hosts:
         parts.append(f"{cell.hosts} hosts" + (f" at {rate_text(cell.rate_bits)}" if cell.rate_bits else ""))
     if cell.scaled != 1:
-        parts.append(f"1/{cell.scaled:.2g} of the step")
+        parts.append(f"1/{cell.scaled:.{0 if cell.scaled >= 10 else 1}f} of the step")
     return ", ".join(parts)
 
 
 def fully(cell: Cell) -> str:
     """A cell's whole name."""
     return ", ".join(part for part in (what(cell), workers_text(cell), settings_text(cell)) if part)
+
+
+def brief(seconds: float) -> str:
+    """A time with three figures."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= unit * 0.9995:
+            return f"{float(f'{seconds / unit:.3g}'):g} {name}"
+    return "0"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def named(cell: Cell) -> str:
+    """A cell's name on two lines, for the side of a chart; how much of its step was replayed is said elsewhere."""
+    settings = settings_text(replace(cell, scaled=1.0))
+    return f"{what(cell)}\n{workers_text(cell)}{', ' if settings else ''}{settings}"
 
 
 def workers_text(cell: Cell) -> str:

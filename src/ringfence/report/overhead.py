@@ -22,11 +22,8 @@ from ringfence.report.labels import (
 )
 from ringfence.report.study import Cell, Study
 
-_WHISKERS: Final = (
-    "A point is the median over the rounds of the time over plaintext Gloo's in the same round; whiskers are its "
-    "95 % bootstrap interval. The grey band is how far plaintext Gloo reads from itself in the same rounds: what "
-    "lies inside cannot be told from 1. Hollow points come from cells where that band is wider than ±0.10; they "
-    "are shown and not counted."
+_READING: Final = (
+    "Points: median of the time over plaintext Gloo's. Whiskers: 95 % interval. Grey: Gloo against itself."
 )
 _LARGE: Final = 25 << 20
 
@@ -38,7 +35,7 @@ def models(study: Study) -> Sequence[Figure | Missing]:
     if not cells:
         return [Missing("models", title, "no training step or trace was measured with default buckets")]
     says = f"A sealed step took {spread(cells)}. {_verdicts(cells)}"
-    return [Figure("models", "across", title, says, _WHISKERS, _by_workers(cells), cells)]
+    return [Figure("models", "across", title, says, _READING, _by_workers(cells), cells)]
 
 
 def workers(study: Study) -> Sequence[Figure | Missing]:
@@ -59,7 +56,7 @@ def workers(study: Study) -> Sequence[Figure | Missing]:
     says = f"Time over plaintext Gloo's, fewest and most workers: {'; '.join(ends)}."
     numbers = {name: [point(str(cell.workers), cell) for cell in cells] for name, cells in groups.items()}
     cells = [cell for some in groups.values() for cell in some]
-    return [Figure("workers", "panels", title, says, _WHISKERS, numbers, cells, axis="workers")]
+    return [Figure("workers", "panels", title, says, _READING, numbers, cells, axis="workers")]
 
 
 def sizes(study: Study) -> Sequence[Figure | Missing]:
@@ -72,7 +69,7 @@ def sizes(study: Study) -> Sequence[Figure | Missing]:
     for cell in sorted(found, key=lambda cell: (cell.workers, cell.size or 0)):
         numbers.setdefault(workers_text(cell), []).append(point(size_text(cell.size or 0), cell))
     says = f"A sealed all-reduce took {spread(found)}. {_verdicts(found)}"
-    return [Figure("sizes", "panels", title, says, _WHISKERS, numbers, found)]
+    return [Figure("sizes", "panels", title, says, _READING, numbers, found)]
 
 
 def ways(study: Study) -> Sequence[Figure | Missing]:
@@ -100,7 +97,7 @@ def _ways(title: str, count: int, cells: list[Cell]) -> Figure:
         )
     names = [name for name in (SEALED, UNSEALED, NAIVE, "tls") if any(name in cell.lines for cell in cells)]
     numbers = {contender_text(name): [point(what(cell), cell, name) for cell in having(cells, name)] for name in names}
-    return Figure(f"ways-{count}", "across", f"{title}, {count} workers", says, _WHISKERS, numbers, cells)
+    return Figure(f"ways-{count}", "across", f"{title}, {count} workers", says, _READING, numbers, cells)
 
 
 def rates(study: Study) -> Sequence[Figure | Missing]:
@@ -119,7 +116,7 @@ def rates(study: Study) -> Sequence[Figure | Missing]:
     for cell in found:
         numbers.setdefault(workers_text(cell), []).append(point(_rated(cell), cell))
     numbers = dict(sorted(numbers.items(), key=lambda item: int(item[0].split()[0])))
-    return [Figure("rates", "across", title, says, _WHISKERS, numbers, found)]
+    return [Figure("rates", "across", title, says, _READING, numbers, found)]
 
 
 def _rated(cell: Cell) -> str:
@@ -152,11 +149,11 @@ def _verdicts(cells: Sequence[Cell]) -> str:
     if not scored:
         return "In none of these cells does Gloo read within 10 % of itself: no difference is claimed."
     found = [verdict(cell) for cell in scored]
-    parts = [f"{found.count(each)} {each}" for each in ("faster", "the same", "slower") if each in found]
+    where = {"slower": "slower in", "faster": "faster in", "the same": "not to be told apart in"}
+    parts = [f"{words} {found.count(each)}" for each, words in where.items() if each in found]
     unscored = len(cells) - len(scored)
     rest = f" {counted(unscored, 'cell is', 'cells are')} too noisy to count." if unscored else ""
-    among = f"Of the {counted(len(scored), 'cell')} in which Gloo reads within 10 % of itself"
-    return f"{among}, {', '.join(parts)} as far as can be told.{rest}"
+    return f"Where Gloo reads within 10 % of itself ({counted(len(scored), 'cell')}), it is {', '.join(parts)}.{rest}"
 
 
 def _range(values: Sequence[float]) -> str:

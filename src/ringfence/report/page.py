@@ -73,6 +73,8 @@ def _top(study: Study, figures: Sequence[Figure | Missing]) -> Iterator[str]:
     others = {"cells": "All cells", "machine": "The machine", "published": "What others published"}
     links += [f'<li><a href="#{name}">{title}</a></li>' for name, title in others.items()]
     yield '<nav aria-label="Contents"><ul>\n' + "\n".join(links) + "\n</ul></nav>"
+    yield "<h2>How to read the figures</h2>"
+    yield html.paragraph(words.READING)
     yield "<h2>Before you quote a figure</h2>"
     yield html.bullets(words.limits(study))
 
@@ -81,7 +83,7 @@ def _section(study: Study, figure: Figure, picture: str) -> str:
     parts = [f'<section id="{figure.name}">', f"<h2>{escape(figure.title)}</h2>", html.paragraph(figure.says)]
     parts += ["<figure>", picture, f'<figcaption class="reading">{escape(figure.reading)}</figcaption>', "</figure>"]
     if figure.table:
-        parts.append(html.table(figure.table.header, {"": figure.table.rows}))
+        parts.append(html.table(figure.table.header, figure.table.groups))
     return "\n".join([*parts, html.terms(words.provenance(study, figure), "provenance"), "</section>"])
 
 

@@ -11,15 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ringfence.bench.units import size_text
-from ringfence.report.style import COLOURS, DASHES, HATCHES, MARKERS, Chart, whiskers
+from ringfence.report.style import COLOURS, DASHES, HATCHES, LOOKS, MARKERS, Chart, whiskers
 
-_LOOKS: Final = {
-    "plaintext Gloo": 0,
-    "ringfence": 1,
-    "ringfence, unsealed": 2,
-    "sealed hop by hop": 3,
-    "no communication": 4,
+_BRIEFLY: Final = {
+    "plaintext Gloo": "Gloo",
+    "ringfence, unsealed": "un-\nsealed",
+    "sealed hop by hop": "hop by\nhop",
+    "TLS 1.3 ring": "TLS",
+    "no communication": "alone",
 }
+_SPEEDS: Final = [figure * 10.0**power for power in range(-4, 4) for figure in (1, 2, 5)]
 _COLUMNS: Final = 2
 
 
@@ -31,7 +32,7 @@ def sweep(title: str, width: float) -> Chart:
         for axis, (name, lines) in zip(axes, series.items(), strict=False):
             labels = list(dict.fromkeys(point["label"] for points in lines.values() for point in points))
             for contender, points in lines.items():
-                look = _LOOKS.get(contender, 5)
+                look = LOOKS[contender]
                 places = [labels.index(point["label"]) + (look - 2) * 0.05 for point in points]
                 middle, around = whiskers(points, "seconds")
                 style: dict[str, Any] = {"color": COLOURS[look], "marker": MARKERS[look], "ls": DASHES[look]}
@@ -60,7 +61,9 @@ def pairs(title: str, width: float) -> Chart:
                 middle, around = whiskers([point for _, point in known], "seconds")
                 bars: dict[str, Any] = {"color": COLOURS[index], "hatch": HATCHES[index], "ec": "black", "lw": 0.5}
                 axis.bar(places, middle, 0.36, yerr=around, capsize=3, label=wire, alpha=0.85, **bars)
-            axis.set_xticks(range(len(lines)), [_broken(contender) for contender in lines], fontsize=7.5)
+            axis.set_xticks(
+                range(len(lines)), [_BRIEFLY.get(contender, contender) for contender in lines], fontsize=8.5
+            )
             axis.set_title(name, fontsize=9)
         _finish(figure, axes, title, "seconds a step")
         return figure
@@ -80,7 +83,7 @@ def roofline(title: str, width: float) -> Chart:
             axis.axhline(each["roofs"]["sealed"], color="black", ls="--", lw=1.2, label="roof, sealed")
             axis.axhline(each["roofs"]["unsealed"], color="black", ls=":", lw=1.2, label="roof, without seal and open")
             for contender, points in each["lines"].items():
-                look = _LOOKS.get(contender, 5)
+                look = LOOKS[contender]
                 middle, around = whiskers(points, "speed")
                 style: dict[str, Any] = {"color": COLOURS[look], "marker": MARKERS[look], "ls": DASHES[look]}
                 axis.errorbar(
@@ -102,6 +105,7 @@ def _roof_axes(axis: Axes, sizes: list[int]) -> None:
     axis.xaxis.set_major_locator(FixedLocator(sizes))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
+    axis.yaxis.set_major_locator(FixedLocator(_SPEEDS))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_locator(NullLocator())
     for label in axis.get_xticklabels():
@@ -184,10 +188,3 @@ def _finish(figure: Figure, axes: list[Axes], title: str, left: str) -> None:
 
 def _turned(labels: list[str]) -> dict[str, Any]:
     return {"rotation": 40, "ha": "right"} if len(labels) > 4 or max(map(len, labels)) > 7 else {}
-
-
-def _broken(text: str) -> str:
-    """A name on two lines, at the space next to its middle."""
-    words = text.split(" ")
-    cut = min(range(1, len(words)), key=lambda at: abs(2 * len(" ".join(words[:at])) - len(text)), default=0)
-    return text if not cut else " ".join(words[:cut]) + "\n" + " ".join(words[cut:])

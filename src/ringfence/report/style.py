@@ -17,10 +17,18 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ringfence.report.digest import digest
 
-COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00")
 MARKERS: Final = ("o", "s", "D", "^", "v", "P")
 DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 HATCHES: Final = ("//", "", "..", "xx", "\\\\", "oo")
+LOOKS: Final = {  # a contender has the same colour, shape and dash in every picture
+    "ringfence": 0,
+    "ringfence, unsealed": 1,
+    "sealed hop by hop": 2,
+    "TLS 1.3 ring": 3,
+    "plaintext Gloo": 4,
+    "no communication": 5,
+}
 STAGES: Final = {
     "compute": ("#FFFFFF", "--"),
     "seal": ("#0072B2", ""),
@@ -37,7 +45,7 @@ WHITE: Final = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor":
 BAND: Final = "#BBBBBB"
 BAND_WORDS: Final = "Gloo against itself"
 WIDTH: Final = 7.4  # inches; the report draws narrower ones, which a phone can show
-_STYLE: Final[dict[Any, Any]] = {
+STYLE: Final[dict[Any, Any]] = {
     "font.size": 10,
     "font.family": "DejaVu Sans",
     "axes.spines.top": False,
@@ -58,7 +66,7 @@ Chart = Callable[[dict[str, Any]], Figure]
 
 def save(name: str, series: dict[str, Any], chart: Chart, vectors: Path, pixels: Path) -> None:
     """One picture, as SVG for documents and as PNG for everything else; the same numbers give the same bytes."""
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure = chart(series)
         figure.set_layout_engine("constrained")
         about = {"Date": None, "Title": f"ringfence: {name}", "Description": f"samples {digest(series)}"}

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ringfence.report.figure import Figure, counted, distinct, having, ratio_of, verdict
 from ringfence.report.inside import floor_sentence
-from ringfence.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, plain, what
+from ringfence.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, percent, plain, what
 from ringfence.report.study import Cell, Study
+
+READING: Final = (
+    "A point is the median over the rounds of a contender's time over plaintext Gloo's in the same round: 1 is as "
+    "fast, 2 takes twice as long. Whiskers are its 95 % bootstrap interval. The grey band is how far plaintext "
+    "Gloo reads from itself in the same rounds: what lies inside cannot be told from 1. Hollow points come from "
+    "cells where that band is wider than ±0.10; they are shown and not counted."
+)
 
 
 def headline(study: Study) -> str:
@@ -28,7 +35,11 @@ def headline(study: Study) -> str:
             "plaintext Gloo read within 10 % of itself."
         )
     middle = _middle(scored)
-    much = f"{abs(middle - 1):.0%} {'longer' if middle > 1 else 'shorter'}" if abs(middle - 1) >= 0.005 else "no longer"
+    much = (
+        f"{percent(abs(middle - 1))} {'longer' if middle > 1 else 'shorter'}"
+        if abs(middle - 1) >= 0.005
+        else "no longer"
+    )
     return (
         f"On this machine a training step in which everything between workers is sealed takes {much} than with "
         f"plaintext Gloo ({'median of ' if len(scored) > 1 else ''}{counted(len(scored), 'cell')}: {middle:.2f} "
@@ -119,11 +130,10 @@ def _told_apart(steps: Sequence[Cell]) -> str:
     if not scored:
         return ""
     found = [verdict(cell) for cell in scored]
-    return (
-        f"Of {counted(len(scored), 'kind')} of step that the machine was quiet enough to measure, "
-        f"{found.count('the same')} cannot be told from plaintext Gloo, {found.count('slower')} are slower and "
-        f"{found.count('faster')} faster."
-    )
+    where = {"slower": "are slower", "faster": "are faster", "the same": "cannot be told from it"}
+    parts = [f"{found.count(each) or 'none'} {words}" for each, words in where.items()]
+    among = f"Of {counted(len(scored), 'step')} that the machine was quiet enough to compare with plaintext Gloo"
+    return f"{among}, {', '.join(parts)}."
 
 
 def _worst(steps: Sequence[Cell]) -> str:

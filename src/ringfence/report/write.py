@@ -12,6 +12,7 @@ from typing import Final
 from ringfence.errors import ConfigurationError
 from ringfence.report import choices, inside, overhead
 from ringfence.report.figure import Builder, Figure, Missing
+from ringfence.report.foretold import foretold
 from ringfence.report.page import page
 from ringfence.report.study import Study, read
 
@@ -27,6 +28,7 @@ BUILDERS: Final[tuple[Builder, ...]] = (
     overhead.rates,
     overhead.sizes,
     inside.roofline,
+    foretold,
 )
 
 

@@ -1,0 +1,109 @@
+"""The page: its words as they are (a snapshot), and that it needs nothing but itself.
+
+`python -m tests.pure.test_report_page` writes the snapshot anew; look at the difference before you keep it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+from ringfence.report.figure import Figure, Missing
+from ringfence.report.page import page
+from ringfence.report.published import PUBLISHED, READ
+from tests.pure.report_samples import everything
+from tests.pure.test_report_figures import figures_of, study_of
+
+SNAPSHOT = Path(__file__).with_name("report_page.html")
+EMPTY = {"meta", "br", "hr", "img", "link", "input"}
+
+
+def rendered() -> str:
+    """The page of the study with every kind of cell, without style and pictures, which other tests look at."""
+    study = study_of(everything())
+    figures = [*figures_of(study), Missing("nothing", "A figure that is not there", "nobody measured it")]
+    pictures = {each.name: f"<svg><!-- {each.name} --></svg>" for each in figures if isinstance(each, Figure)}
+    return re.sub(r"<style>.*?</style>", "<style></style>", page(study, figures, pictures), flags=re.DOTALL)
+
+
+class Structure(HTMLParser):
+    """Tags that are opened and closed in order, ids, and everything that is fetched or linked."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: Counter[str] = Counter()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        if tag not in EMPTY:
+            self.open.append(tag)
+        if found.get("id"):
+            self.ids[str(found["id"])] += 1
+        if tag == "a":
+            self.links.append(str(found["href"]))
+        self.fetched += [str(found[name]) for name in ("src", "data", "poster") if name in found]
+        assert tag not in ("script", "link", "iframe", "object")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_words_of_the_page_are_those_that_were_looked_at() -> None:
+    assert rendered() == SNAPSHOT.read_text(), "if this is meant: python -m tests.pure.test_report_page"
+
+
+def test_the_page_is_whole_and_fetches_nothing() -> None:
+    found = Structure(rendered())
+    assert found.fetched == []
+    assert [name for name, count in found.ids.items() if count > 1] == []
+    inside = {link.removeprefix("#") for link in found.links if link.startswith("#")}
+    assert inside <= set(found.ids)
+    assert all(link.startswith(("#", "https://")) for link in found.links)
+
+
+def test_the_style_fetches_nothing_and_knows_paper_and_phones() -> None:
+    study = study_of(everything())
+    style = re.findall(r"<style>(.*?)</style>", page(study, [], {}), flags=re.DOTALL)[0]
+    assert "@media print" in style
+    assert "max-width: 34rem" in style
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_what_the_machine_says_of_itself_is_escaped() -> None:
+    assert "<of some kind>" not in rendered()
+    assert "&lt;of some kind&gt;" in rendered()
+
+
+def test_every_contender_of_every_cell_is_in_the_table() -> None:
+    rows, text = everything(), rendered()
+    table = text[text.index('id="cells"') : text.index('id="machine"')]
+    assert table.count("<tr><td>") == len(rows)
+    assert table.count('scope="rowgroup"') == len({row["cell"] for row in rows})
+
+
+def test_a_figure_that_is_missing_is_named_with_the_reason() -> None:
+    assert "A figure that is not there: nobody measured it." in rendered()
+
+
+def test_published_figures_have_a_page_of_their_own_with_their_doubts() -> None:
+    text = rendered()
+    section = text[text.index('<section id="published" class="own-page">') :]
+    for entry in PUBLISHED:
+        assert entry.read in READ
+        assert entry.doubt
+    assert section.count("<tr><td>") == len(PUBLISHED)
+    assert "<svg" not in section
+    assert "41.6" in section
+    assert "41.6" not in text.removesuffix(section)
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(rendered())
