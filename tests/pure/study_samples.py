@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringfence.bench.resident import peak_bytes
 from ringfence.bench.samples import Samples
 from ringfence.study.cells import Cell
 from ringfence.study.folder import Folder
@@ -84,7 +84,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as path:
         folder = Folder(Path(path))
         make(folder, rows)
-        start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start = peak_bytes()
         begun = time.perf_counter()
         tidy(folder)
         tidied = time.perf_counter()
@@ -95,8 +95,7 @@ def main() -> None:
         counts = {"tidy": opened(folder.tidy, TIDY).metadata.num_rows}
         counts["summary"] = opened(folder.summary, SUMMARY).metadata.num_rows
     seconds = {"tidy": round(tidied - begun, 2), "summary": round(done - tidied, 2)}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"rows": counts, "seconds": seconds, "start_mib": start >> 10, "peak_mib": peak >> 10}))
+    print(json.dumps({"rows": counts, "seconds": seconds, "start_mib": start >> 20, "peak_mib": peak_bytes() >> 20}))
 
 
 if __name__ == "__main__":

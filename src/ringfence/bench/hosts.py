@@ -40,11 +40,16 @@ def burst_bytes(rate: str) -> int:
     return max(_SMALLEST_BURST, int(bits_per_second(rate) / 8 * _BURST_SECONDS))
 
 
+def available() -> bool:
+    """Whether namespaces can be made here."""
+    return os.geteuid() == 0 and shutil.which("ip") is not None and shutil.which("tc") is not None
+
+
 class Hosts:
     """`count` hosts; gone again at the end of the `with`, whatever ends it."""
 
     def __init__(self, count: int, rate: str | None) -> None:
-        if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
+        if not available():
             raise ConfigurationError("--hosts makes network namespaces: it needs root and iproute2 (ip, tc)")
         self._rate = rate
         self._bridge = f"rfb{os.getpid()}-bridge"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ringfence.study.cells import Cell
     from ringfence.study.folder import Folder
+    from ringfence.study.run import Missing
 
 DESCRIPTION = """\
 Measure a grid of cells (models, workers, bucket sizes, wire types, contenders, networks) and keep three layers of results:
@@ -36,7 +37,7 @@ computes nothing. After a change of the machine or of the measured code it measu
 EXAMPLES = """\
 examples:
   ringfence study --list                                    what would be measured, and for how long
-  ringfence study                                           half an hour on two cores; network namespaces need root
+  ringfence study                                           half an hour on two cores; without root, no limited links
   ringfence study --quick                                   a look at everything in a minute
   ringfence study --grid mine.toml --results mine           a grid of your own (docs/study.md)
   ringfence study query --model gpt2 --workers 2            rows of the summary
@@ -110,7 +111,7 @@ def run_study(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
     folder, here = Folder(options.results), run.facts()
     with folder.held(_command(options)):
-        missing = run.missing(folder, cells, here)
+        missing = _possible(run.missing(folder, cells, here))
         if missing:
             _say(f"{sum(each.rounds for each in missing)} rounds of {len(missing)} cells are to be measured")
             run.measure(missing, here, _command(options))
@@ -118,6 +119,16 @@ def run_study(options: argparse.Namespace) -> int:
     _print_summary(folder, {"cell": [cell.name for cell in cells]})
     print(f"\nlayers: {folder.path}; `ringfence study query` and `ringfence report` read them")
     return 0
+
+
+def _possible(missing: list[Missing]) -> list[Missing]:
+    """Without those that this user cannot measure: half an hour of the others is worth having."""
+    from ringfence.bench import hosts
+
+    here = [each for each in missing if not each.cell.settings["hosts"] or hosts.available()]
+    if len(here) < len(missing):
+        _say(f"{len(missing) - len(here)} cells are left out: network namespaces need root and iproute2 (ip, tc)")
+    return here
 
 
 def run_rebuild(options: argparse.Namespace) -> int:

@@ -17,13 +17,14 @@ from ringfence.study.cells import Cell
 _CREW_SECONDS: Final = (3.0, 1.7)  # to start workers and their contenders: fixed, and for each worker on two cores
 _TURN_SECONDS: Final = 0.012  # two barriers and a command
 _NS_PER_BYTE: Final = {
-    "ringfence": 0.85,
-    "ringfence-unsealed": 0.65,
-    "hop-by-hop": 1.6,
-    "tls": 2.2,
-}  # of processor time
-_GLOO_NS_PER_BYTE: Final = 0.75
-_STEP_SECONDS: Final = {"resnet50": 0.7, "bert-base": 1.0, "gpt2": 1.3, "gpt2-tiny": 0.02}  # on one core
+    "gloo-a": 0.6,
+    "gloo-b": 0.6,
+    "ringfence-unsealed": 0.6,
+    "hop-by-hop": 1.0,
+    "tls": 1.9,
+}  # of a core
+_SEALED_NS_PER_BYTE: Final = 0.75
+_STEP_SECONDS: Final = {"resnet50": 1.6, "bert-base": 1.4, "gpt2": 1.6, "gpt2-tiny": 0.02}  # on one core
 _BUILD_SECONDS_PER_BYTE: Final = 1.6e-9  # of a contender's copy of a model, on each worker
 
 
@@ -77,6 +78,6 @@ def _crowd(cell: Cell, cores: int) -> float:
 def _moving(settings: Mapping[str, Any], moved: int, contender: str, cores: int) -> float:
     """So many bytes from worker to worker: as fast as the cores allow, or the wire."""
     workers: int = settings["workers"]
-    working = moved * _NS_PER_BYTE.get(contender, _GLOO_NS_PER_BYTE) * 1e-9 / min(cores, workers)
+    working = moved * _NS_PER_BYTE.get(contender, _SEALED_NS_PER_BYTE) * 1e-9 / min(cores, workers)
     wire = moved / workers * 8 / bits_per_second(settings["rate"]) * 1.1 if settings["rate"] else 0.0
     return max(working, wire)
