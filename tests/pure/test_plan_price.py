@@ -41,7 +41,7 @@ def test_rings_cost_what_the_walk_says(
 ) -> None:
     size = slices * workers
     closed = price(profile, WAYS[way], identifier, workers, size).seconds
-    assert closed == pytest.approx(walked(profile, way, identifier, workers, size), rel=0.25)
+    assert closed == pytest.approx(walked(profile, way, identifier, workers, size), rel=0.3)
 
 
 @settings(max_examples=25, deadline=None)
@@ -112,12 +112,12 @@ def test_more_bytes_never_cost_less_and_sealing_is_never_free(workers: int, size
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_bytes_through_each_stage_are_those_of_the_schedules(workers: int) -> None:
     """Against the count that the benchmark's floor is made from: over all workers of a ring."""
-    from ringfence.bench import floor
+    from ringfence.bench import moved
 
     counted, alike = busiest(ScheduleId.ALL_REDUCE_RING, workers)
     size = 24 * MIB
     done = load(WAYS["ringfence"], counted[0], size)
-    total = floor.stage_bytes("all_reduce", size, workers)
+    total = moved.stage_bytes("all_reduce", size, workers)
     assert alike
     assert {
         "seal": done.sealed * workers,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ringfence.plan.hardware import FIGURES, WAY_FIGURES
 
 if TYPE_CHECKING:
-    from ringfence.collectives import Table
     from ringfence.plan.hardware import Hardware
     from ringfence.plan.models import Model
     from ringfence.plan.recommend import Plan
@@ -284,17 +283,17 @@ def published_text() -> str:
     )  # fmt: skip
 
 
-def table_json(proposed: Table, found: Sequence[Difference]) -> dict[str, Any]:
-    from ringfence.collectives import Table
+def table_json(proposed: Any, found: Sequence[Difference]) -> dict[str, Any]:
+    from ringfence.plan.table import DEFAULT
 
-    return {"default": asdict(Table()), "proposed": asdict(proposed), "differences": [asdict(each) for each in found]}
+    return {"default": asdict(DEFAULT), "proposed": asdict(proposed), "differences": [asdict(each) for each in found]}
 
 
-def table_text(proposed: Table, found: Sequence[Difference]) -> str:
-    from ringfence.collectives import Table
+def table_text(proposed: Any, found: Sequence[Difference]) -> str:
+    from ringfence.plan.table import DEFAULT
 
     rows = [["threshold", "default", "by the model"]]
-    mine, default = asdict(proposed), asdict(Table())
+    mine, default = asdict(proposed), asdict(DEFAULT)
     rows += [[name, f"{default[name]:,}", f"{mine[name]:,}"] for name in default]
     where = [["collective", "workers", "bytes", "default", "by the model", "saves"]]
     where += [

@@ -125,10 +125,11 @@ def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: s
         return {}
     found = _nearest(hardware, ordinary, contender, contender, _START)
     ways = {contender: _figures(found)}
+    held = 0.0 if contender == BASELINE else 1.0  # Gloo has algorithms of its own for each; the others share one engine
     for operation in sorted({_operation(cell) for cell in mine} - {"", "all_reduce"}):
         some = [cell for cell in mine if _operation(cell) == operation]
         apart = f"{contender}/{operation}"
-        factor = _nearest(hardware, some, contender, apart, found[:1], found[1:])
+        factor = _nearest(hardware, some, contender, apart, found[:1], found[1:], held=held / (1 + len(some)))
         ways[apart] = _figures((*factor, *found[1:]))
     return ways
 
@@ -140,8 +141,12 @@ def _nearest(
     way: str,
     start: Sequence[float],
     kept: Sequence[float] = (),
+    held: float = 0.0,
 ) -> Vector:
-    """The figures with which predictions for these cells are nearest to what was measured, in proportion."""
+    """The figures with which predictions for these cells are nearest to what was measured, in proportion.
+
+    `held` says how much they are drawn to where they start: few cells should not say much.
+    """
 
     def distance(point: Vector) -> float:
         outside = sum(max(0.0, low - x, x - high) for x, (low, high) in zip(point, _WIDE, strict=False))
@@ -152,7 +157,8 @@ def _nearest(
             said = predict(trial, cell[contender], contender, alone(cell))
             total += weight * abs(math.log(said / cell[contender]["seconds"])) ** 1.5
             weights += weight
-        return total / weights + outside
+        drawn = held * sum(abs(x - y) ** 1.5 for x, y in zip(point, start, strict=True))
+        return total / weights + outside + drawn
 
     return _bounded(minimum(distance, start))
 

@@ -70,7 +70,9 @@ def _trace(case: Case, alone: float) -> Trace:
 def _collective(hardware: Hardware, case: Case, contender: str, per_node: int) -> Price:
     operation, workers, size = case["operation"], int(case["workers"]), int(case["size"])
     way = way_of(hardware, contender, operation)
-    if contender in (BASELINE, "hop-by-hop"):
+    if contender == "hop-by-hop" and operation == "broadcast":
+        identifier = ScheduleId.BROADCAST_CHAIN  # it has two neighbours and nobody else
+    elif contender in (BASELINE, "hop-by-hop"):
         identifier = _GLOOS[operation]
     else:
         kind = Collective[operation.upper()]

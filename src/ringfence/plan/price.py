@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from ringfence.collectives import ScheduleId
 from ringfence.collectives.schedule import Action
 from ringfence.plan.hardware import Hardware
-from ringfence.plan.work import Costs, Link, Task, Way, busiest, chain, costs, segments
+from ringfence.plan.work import ON_THE_WIRE, Costs, Link, Task, Way, busiest, chain, costs, segments
 
 TERMS: Final = ("toll", "latency", "wire", "crypto", "stack", "reduce", "copy", "memory", "crossing")
 _RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
@@ -104,7 +104,7 @@ def price(
         "thread": _scaled(cpu, 1 / threads),
         "cores": _scaled(cpu, together / cores),
         "memory": {"memory": together * heaviest.touched(way) / hardware["memory", "rate"]},
-        "network": {"wire": _leaving(identifier, size, together, loads) / hardware["network", "rate"]},
+        "network": {"wire": _leaving(identifier, size, together, loads) * ON_THE_WIRE / hardware["network", "rate"]},
     }
     bound = max(bounds, key=lambda name: sum(bounds[name].values()))
     work = bounds[bound]
@@ -178,11 +178,13 @@ def _message(
     far = 0.0 if together >= size else (1 / together if identifier in _RINGS else 1.0)
     sharing = max(0.0, together / max(1.0, hardware["node", "cores"]) - 1)
     sealing, adding = _shares(identifier, way, size)
-    turns = 1.5 if identifier.name.endswith("_TREE") else 1.0  # of a parent's two children one is served second
+    turns = (
+        1.5 if identifier.name.endswith("_TREE") and size > 2 else 1.0
+    )  # of a parent's two children one is served second
     one = {
         "toll": turns * 2 * spent.message,
         "latency": far * hardware["network", "latency"] + spent.switch * sharing,
-        "wire": turns * far * length / hardware["network", "rate"],
+        "wire": turns * far * length * ON_THE_WIRE / hardware["network", "rate"],
         "stack": turns * length * (spent.send + spent.receive),
         "reduce": turns * length * spent.reduce * adding,
     }

@@ -15,6 +15,7 @@ from ringfence.plan.hardware import Hardware
 from ringfence.plan.price import price
 from ringfence.plan.work import WAYS
 
+DEFAULT: Final = Table()  # what the runtime has
 GROUPS: Final = (2, 3, 4, 8, 16, 64, 256, 1024)
 SIZES: Final = tuple(4096 << (2 * power) for power in range(9))  # 4 KiB to 256 MiB
 _OF: Final = {
@@ -61,7 +62,7 @@ class Difference:
 def table(hardware: Hardware, groups: Sequence[int] = GROUPS) -> Table:
     """The thresholds with which the choices cost least, over all sizes and groups alike."""
     prices = _prices(hardware, groups)
-    found = Table()
+    found = DEFAULT
     for _ in range(_ROUNDS):
         for name, kinds in _DECIDES.items():
             choices = _COUNTS if name.endswith("_group") else _BYTES
@@ -81,7 +82,7 @@ def differences(hardware: Hardware, groups: Sequence[int] = GROUPS, proposed: Ta
     prices, mine = _prices(hardware, groups), proposed or table(hardware, groups)
     result = []
     for (kind, size, whole), each in prices.items():
-        one, other = _choice(kind, size, whole, Table()), _choice(kind, size, whole, mine)
+        one, other = _choice(kind, size, whole, DEFAULT), _choice(kind, size, whole, mine)
         if one != other:
             names = [identifier.name.lower().removeprefix(f"{kind.name.lower()}_") for identifier in (one, other)]
             result.append(Difference(kind.name.lower(), size, whole, names[0], names[1], 1 - each[other] / each[one]))

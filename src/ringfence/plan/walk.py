@@ -14,7 +14,7 @@ from typing import Final
 from ringfence.collectives import ScheduleId, build
 from ringfence.collectives.schedule import Action, Schedule
 from ringfence.plan.hardware import Hardware
-from ringfence.plan.work import Costs, Way, costs, segments, share
+from ringfence.plan.work import ON_THE_WIRE, Costs, Way, costs, segments, share
 
 _LOCAL: Final = (Action.COPY, Action.SCALE)
 
@@ -176,7 +176,7 @@ class Walk:
         latency = self._switch
         arrived = now
         if here != there:
-            spent = self._pieces[rank][index][0] / self._hardware["network", "rate"]
+            spent = self._pieces[rank][index][0] * ON_THE_WIRE / self._hardware["network", "rate"]
             left = max(now, self._leaving[here]) + spent
             self._leaving[here] = left
             arrived = max(left, self._arriving[there] + spent)

@@ -6,6 +6,7 @@ two prices that differ in nothing else.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,8 @@ from ringfence.collectives import ScheduleId, build
 from ringfence.collectives.schedule import Action, Buffer, Place, Schedule
 from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.plan.hardware import Hardware
+
+ON_THE_WIRE: Final = 1514 / 1448  # a byte with its share of Ethernet's, IP's and TCP's headers, in frames of 1500 bytes
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Way:
     framed: bool = False  # copied into frames where the sealed way encrypts into them
     each_hop: bool = False  # a device's data crosses to the host for every hop, not once for the whole collective
     at_once: int = 1  #  collectives that are under way together
+    segment: int = 0  #  its own largest segment, of which a message has at least two; 0: as the runtime cuts them
 
 
 WAYS: Final = {
@@ -37,7 +41,7 @@ WAYS: Final = {
         Way("ringfence", "sealed, in segments, forwarded as it came", True, True, True, at_once=4),
         Way("ringfence-unsealed", "the same, bytes copied where they would be sealed", False, True, True, True, at_once=4),
         Way("plaintext", "the same schedules in the clear, nothing copied", False, True, True, at_once=4),
-        Way("gloo", "a plaintext ring, as Gloo does it", False, True, True),
+        Way("gloo", "a plaintext ring, as Gloo does it", False, True, True, segment=1 << 20),
         Way("hop-by-hop", "every chunk sealed whole for every hop, nothing overlapped", True, False, False, each_hop=True),
     )
 }  # fmt: skip
@@ -79,6 +83,9 @@ def segments(way: Way, length: float) -> tuple[float, int]:
     """How long the pieces of a message are, and how many."""
     if not way.pipelined:
         return length, 1
+    if way.segment:
+        count = max(2, math.ceil(length / way.segment))
+        return length / count, count
     whole = int(length)
     return min(length, segment_bytes(whole)), segment_count(whole)
 

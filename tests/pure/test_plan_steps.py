@@ -1,0 +1,166 @@
+"""Training steps, recommendations, the runtime's table and published figures."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.collectives import Table
+from ringfence.errors import ConfigurationError
+from ringfence.plan import hardware, models, published
+from ringfence.plan.recommend import WORKERS, plan, sweep
+from ringfence.plan.steps import Question, all_reduce, step
+from ringfence.plan.table import differences, table
+from ringfence.plan.work import WAYS
+
+GPT2 = models.load("gpt2")
+names = st.sampled_from(hardware.names())
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=names, workers=st.sampled_from([2, 5, 8, 64, 256]), cap=st.sampled_from([None, 1.0, 100.0]))
+def test_a_step_is_no_shorter_than_its_parts(name: str, workers: int, cap: float | None) -> None:
+    profile = hardware.load(name)
+    for way in WAYS.values():
+        found = step(profile, way, Question(GPT2, workers, cap))
+        assert found.seconds >= found.compute * 0.999999
+        assert found.seconds <= (found.compute + found.communication.seconds) * 1.000001
+        assert math.isclose(sum(found.terms.values()), found.seconds, rel_tol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=names, workers=st.sampled_from([2, 8, 64, 1024]), compute=st.floats(1e-3, 100))
+def test_sealing_costs_something_and_hop_by_hop_more(name: str, workers: int, compute: float) -> None:
+    profile = hardware.load(name)
+    question = Question(GPT2, workers, compute_seconds=compute)
+    plain, sealed, hops = (
+        step(profile, WAYS[way], question).seconds for way in ("plaintext", "ringfence", "hop-by-hop")
+    )
+    assert plain <= sealed * 1.000001
+    assert plain <= hops * 1.000001
+
+
+def test_nothing_is_hidden_in_confidential_mode() -> None:
+    found = step(hardware.load("h100-cc"), WAYS["ringfence"], Question(GPT2, 4))
+    assert found.seconds == pytest.approx(found.compute + found.communication.seconds)
+
+
+def test_computing_hides_communication_where_cores_are_free() -> None:
+    found = step(hardware.load("tdx-100g"), WAYS["ringfence"], Question(GPT2, 4, compute_seconds=100.0))
+    assert found.seconds < 100.2
+    assert found.communication.seconds > 0.2
+
+
+def test_computing_on_the_same_cores_hides_nothing() -> None:
+    busy = hardware.load("tdx-100g").with_values(node_workers=8, node_cores=2, compute_busy=1)
+    found = step(busy, WAYS["ringfence"], Question(GPT2, 2, compute_seconds=10.0))
+    assert found.exposed == pytest.approx(found.communication.cpu, rel=0.01)
+
+
+def test_fewer_synchronisations_cost_less() -> None:
+    profile = hardware.load("tdx-10g")
+    often = step(profile, WAYS["ringfence"], Question(GPT2, 64, every=10))
+    seldom = step(profile, WAYS["ringfence"], Question(GPT2, 64, every=100))
+    assert often.exposed == pytest.approx(10 * seldom.exposed)
+
+
+def test_two_levels_are_worth_it_where_workers_share_a_fast_node() -> None:
+    profile = hardware.load("h100-ppcie")
+    flat, two = (all_reduce(profile, WAYS["ringfence"], name, 64, 1e8).seconds for name in ("ring", "hierarchical"))
+    assert two < flat / 2
+    alone = hardware.load("tdx-100g")  # one worker a machine: there is no second level
+    assert all_reduce(alone, WAYS["ringfence"], "hierarchical", 64, 1e8).seconds == pytest.approx(
+        all_reduce(alone, WAYS["ringfence"], "ring", 64, 1e8).seconds
+    )
+
+
+def test_an_unknown_strategy_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="hierarchical"):
+        all_reduce(hardware.load("tdx-10g"), WAYS["ringfence"], "telepathy", 4, 1e6)
+
+
+@settings(max_examples=12, deadline=None)
+@given(name=names, workers=st.sampled_from([2, 8, 64, 512]), model=st.sampled_from(["resnet50", "gpt2-xl"]))
+def test_advice_never_makes_it_worse(name: str, workers: int, model: str) -> None:
+    profile = hardware.load(name)
+    found = plan(profile, Question(models.load(model), workers))
+    assert found.tuned["ringfence"].seconds <= found.ways["ringfence"].seconds * 1.000001
+    assert found.all_levers.seconds <= found.tuned["ringfence"].seconds * 1.000001
+    assert all(each.gain >= 0.01 for each in found.advice if each.lever != "every")
+    built = [each for each in found.advice if each.built]
+    assert {each.lever for each in built} <= {"schedule", "bucket"}
+
+
+def test_advice_is_what_its_gains_say() -> None:
+    """Asked with the recommended settings, the answer is the recommended price, and there is nothing left to advise."""
+    profile = hardware.load("tdx-100g")
+    found = plan(profile, Question(models.load("gpt2-xl"), 64))
+    again = step(profile, WAYS["ringfence"], found.best)
+    assert again.seconds == pytest.approx(found.all_levers.seconds)
+    product = math.prod(1 - each.gain for each in found.advice)
+    assert found.ways["ringfence"].seconds * product == pytest.approx(again.seconds)
+
+
+def test_a_sweep_goes_to_16384_and_is_quick() -> None:
+    start = time.process_time()
+    found = sweep(hardware.load("snp-100g"), Question(models.load("llama-7b"), 2))
+    assert [each.question.workers for each in found] == list(WORKERS)
+    assert WORKERS[-1] == 16_384
+    assert time.process_time() - start < 10
+
+
+def test_scale_costs_no_more_than_it_must() -> None:
+    """From 64 to 16,384 workers, a step with recommended settings grows by less than a factor of three on 400 Gbit/s."""
+    profile = hardware.load("tdx-400g")
+    small, large = (plan(profile, Question(models.load("llama-7b"), count)) for count in (64, 16_384))
+    assert large.tuned["ringfence"].seconds < 3 * small.tuned["ringfence"].seconds
+
+
+def test_the_models_table_is_no_worse_by_the_models_own_measure() -> None:
+    profile = hardware.load("tdx-10g")
+    groups = (2, 4, 8, 16, 64)
+    mine = table(profile, groups)
+    found = differences(profile, groups, mine)
+    assert mine != Table()
+    assert sum(math.log(1 - each.gain) for each in found) < 0
+    assert Table.from_bytes(mine.to_bytes()) == mine
+
+
+def test_published_figures_stand_beside_what_is_predicted() -> None:
+    found = published.gpt2_xl()
+    assert {each.link for each in found} == {"NVLink", "PCIe"}
+    for each in found:
+        assert each.slowdown["default"] > each.slowdown["enlarged"] > 1
+        toll, rate = each.implied
+        crossings = 12 * len(published._bucketed(models.load("gpt2-xl").parameters)["default"])
+        moved = 12 / 4 * models.load("gpt2-xl").elements * 4
+        assert (each.compute + crossings * toll + moved / rate) / each.plain == pytest.approx(41.6)
+
+
+def test_each_of_fastracks_fixes_saves_time() -> None:
+    found = published.fastrack()
+    assert len(found) == 4
+    assert [each.reduction for each in found] == sorted(each.reduction for each in found)
+    assert found[0].reduction == 0
+
+
+def test_a_trace_that_was_cut_is_found_again_by_its_scale() -> None:
+    from ringfence.plan.traces import as_replayed, trace
+
+    for name, most in (("gpt2-xl", 512 << 20), ("llama-7b", 2 << 30), ("gpt2", 64 << 20), ("resnet50", 1 << 30)):
+        cut = trace(models.load(name), None, 4, 10.0, False, most_bytes=most)
+        found = as_replayed(models.load(name), None, 4, cut.compute_seconds, False, cut.scale)
+        assert found.scale == pytest.approx(cut.scale)
+        assert [size for size, _ in found.steps] == [size for size, _ in cut.steps]
+        assert found.compute_seconds == pytest.approx(cut.compute_seconds)
+
+
+def test_questions_are_values() -> None:
+    question = Question(GPT2, 4)
+    assert replace(question, workers=8).workers == 8
+    assert question.workers == 4
