@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID, ObjectIdentifier
 from ringfence.admission.proofs.snp import Rules
 from ringfence.admission.proofs.snp_chain import Roots, line
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SIGNED_BYTES, Tcb
+from ringfence.admission.proofs.snp_revocation import RevocationList
 
 DAY = datetime.timedelta(days=1)
 PSS = padding.PSS(padding.MGF1(hashes.SHA384()), 48)
@@ -106,6 +107,22 @@ class Foundry:
         r, s = decode_dss_signature((key or self.chip_key).sign(bytes(raw[:SIGNED_BYTES]), ec.ECDSA(hashes.SHA384())))
         raw[0x2A0:0x330] = r.to_bytes(72, "little") + s.to_bytes(72, "little")
         return bytes(raw)
+
+    def revoked(
+        self, *serials: int, days: tuple[int, int] = (-1, 30), key: rsa.RSAPrivateKey | None = None
+    ) -> RevocationList:
+        """A list of revoked certificates by the root. Every signer here has serial number 1."""
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(name(f"ARK-{self.product.name.capitalize()}"))
+            .last_update(self._now + days[0] * DAY)
+            .next_update(self._now + days[1] * DAY)
+        )
+        for serial in serials:
+            one = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(self._now - DAY).build()
+            builder = builder.add_revoked_certificate(one)
+        signed = builder.sign(key or self._root_key, hashes.SHA384(), rsa_padding=PSS)
+        return RevocationList.parse(signed.public_bytes(Encoding.DER))
 
     def _sign(
         self,

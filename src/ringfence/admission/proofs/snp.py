@@ -21,6 +21,7 @@ from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots, endorsement, pinned
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, Report, Tcb
+from ringfence.admission.proofs.snp_revocation import FETCH, RevocationList
 from ringfence.errors import AdmissionError, ProtocolError
 from ringfence.policy.table import Table
 
@@ -49,12 +50,15 @@ class Rules:
     allow_cxl: bool = False
     require_single_socket: bool = False
     require_ciphertext_hiding: bool = False
+    revoked: tuple[RevocationList, ...] = ()  #   empty: nobody is asked
 
     def content(self) -> bytes:
         """The rules in one form, whatever the order of the policy's lists."""
         lists: list[tuple[bytes, ...]] = [self.measurements, self.host_data, self.id_key_digests]
         lists += [self.author_key_digests, self.chip_ids, tuple(each.encode() for each in self.vlek_providers)]
         lists.append(tuple(f"{name}: {tcb}".encode() for name, tcb in self.minimum_tcb))
+        if self.revoked:
+            lists.append(tuple(each.digest for each in self.revoked))
         flags = [self.allow_smt, self.allow_migration, self.allow_cxl]
         flags += [self.require_single_socket, self.require_ciphertext_hiding]
         numbers = wire.number(self.vmpl, 1) + wire.number(self.guest_svn, 4) + bytes(flags)
@@ -80,6 +84,7 @@ class Rules:
             lines.append("endorsed by its chip's key, or by a key that AMD gave to " + " or ".join(self.vlek_providers))
         else:
             lines.append("endorsed by its chip's own key (VCEK)")
+        lines += [f"and not revoked by AMD's list, good until {each.end:%Y-%m-%d}" for each in self.revoked]
         flags = (
             (not self.allow_smt, "without simultaneous multithreading"),
             (not self.allow_migration, "that cannot migrate"),
@@ -117,11 +122,19 @@ def read_rules(table: Table) -> Rules:
         allow_cxl=table.flag("allow_cxl", False),
         require_single_socket=table.flag("require_single_socket", False),
         require_ciphertext_hiding=table.flag("require_ciphertext_hiding", False),
+        revoked=tuple(_revoked(table, each) for each in table.files("crl", ())),
     )
     if rules.chip_ids and rules.vlek_providers:
         raise table.error("chip_id and vlek_providers exclude each other: a VLEK is not bound to a chip")
     table.done()
     return rules
+
+
+def _revoked(table: Table, content: bytes) -> RevocationList:
+    try:
+        return RevocationList.parse(content)
+    except ValueError as error:
+        raise table.error(f"crl: {error}; {FETCH}") from None
 
 
 # -- the verdict ----------------------------------------------------------------------------------------------------
@@ -137,14 +150,21 @@ class Claims:
     provider: str | None  # None: endorsed by its own chip's VCEK
 
 
-def authenticate(report: bytes, certificate: bytes, now: float, *, known: Roots | None = None) -> Claims:
+def authenticate(
+    report: bytes,
+    certificate: bytes,
+    now: float,
+    *,
+    known: Roots | None = None,
+    revoked: tuple[RevocationList, ...] = (),
+) -> Claims:
     """The report is AMD's word about a guest, whatever that guest is. Raises AdmissionError."""
     shown = Report.decode(report)
     if shown.is_masked:
         raise AdmissionError(
             "its host masks the chip's key, so the report is not signed: have it unmasked (MASK_CHIP_KEY)"
         )
-    endorsed = endorsement(certificate, pinned() if known is None else known, now)
+    endorsed = endorsement(certificate, pinned() if known is None else known, now, revoked)
     try:
         endorsed.key.verify(encode_dss_signature(*shown.signature), shown.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature:
@@ -232,7 +252,7 @@ def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, known:
     """Judge a proof for the 64 bytes that it must be about. `known` is for tests: no policy reaches it."""
     report, certificate = decode(proof)
     _check_report_data(Report.decode(report), report_data)  # before the work that a recorded report could cause
-    claims = authenticate(report, certificate, now, known=known)
+    claims = authenticate(report, certificate, now, known=known, revoked=rules.revoked)
     check(claims, rules)
     _check_report_data(claims.report, report_data)  # and again of what has verified, which is what counts
     return claims

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import NameOID
 
 from ringfence.admission import roots
-from ringfence.admission.proofs import der
+from ringfence.admission.proofs import der, snp_revocation
 from ringfence.admission.proofs.snp_report import PRODUCTS, Product, Tcb
+from ringfence.admission.proofs.snp_revocation import RevocationList
 from ringfence.errors import AdmissionError
 
 LEAF_BYTES: Final = 4096
@@ -73,7 +74,7 @@ def line(product: Product, pem: bytes) -> Line:
     return made
 
 
-def endorsement(leaf: bytes, known: Roots, now: float) -> Endorsement:
+def endorsement(leaf: bytes, known: Roots, now: float, revoked: Sequence[RevocationList] = ()) -> Endorsement:
     """What the leaf certificate says, once it is known to be AMD's. Raises AdmissionError."""
     if len(leaf) > LEAF_BYTES:
         raise AdmissionError(f"an endorsement certificate of {len(leaf)} bytes where {LEAF_BYTES} are allowed")
@@ -84,6 +85,7 @@ def endorsement(leaf: bytes, known: Roots, now: float) -> Endorsement:
         moment = datetime.fromtimestamp(now, UTC)
         for each in (above.root, signer):
             _check_time(_common_name(each), each.not_valid_before_utc, each.not_valid_after_utc, moment)
+        snp_revocation.check(revoked, above.root, signer, above.product.name.capitalize(), now)
         is_vlek = signer is above.vlek_signer
         _check_time("SEV-VLEK" if is_vlek else "SEV-VCEK", shown.start, shown.end, moment)
         return _read(shown, above.product, is_vlek)

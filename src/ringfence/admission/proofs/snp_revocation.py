@@ -1,0 +1,97 @@
+"""AMD's lists of revoked certificates, one for each product line, signed by its root and dated.
+
+They come from files that the policy names, so all workers judge by the same ones, and nobody can show an older one. What such
+a list can revoke is what the root has signed: the keys that sign VCEKs and VLEKs, and with them every chip below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from ringfence.errors import AdmissionError
+
+_SCHEME: Final = padding.PSS(padding.MGF1(hashes.SHA384()), 48)
+_MESSAGE_CHARACTERS: Final = 200
+FETCH: Final = "AMD serves it at https://kdsintf.amd.com/vcek/v1/LINE/crl"
+
+
+@dataclass(frozen=True)
+class RevocationList:
+    """One list, as it was read. That it is AMD's is checked when a report is judged."""
+
+    raw: bytes
+
+    @classmethod
+    def parse(cls, content: bytes) -> RevocationList:
+        """In DER or PEM form. Raises ValueError."""
+        try:
+            made = cls(content)
+            if made.end < made.list.last_update_utc:
+                raise ValueError("it ends before it begins")
+            return made
+        except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+            raise ValueError(f"not a list of revoked certificates: {error}"[:_MESSAGE_CHARACTERS]) from None
+
+    @cached_property
+    def list(self) -> x509.CertificateRevocationList:
+        is_text = self.raw.lstrip().startswith(b"-----BEGIN")
+        return x509.load_pem_x509_crl(self.raw) if is_text else x509.load_der_x509_crl(self.raw)
+
+    @property
+    def end(self) -> datetime:
+        end = self.list.next_update_utc
+        if end is None:
+            raise ValueError("it does not say until when it is good")
+        return end
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.raw).digest()
+
+    @property
+    def issuer(self) -> bytes:
+        return self.list.issuer.public_bytes()
+
+
+def check(
+    lists: Sequence[RevocationList], root: x509.Certificate, signer: x509.Certificate, name: str, now: float
+) -> None:
+    """One of the lists is the root's own; it is genuine, of this time, and does not revoke `signer`. No lists: no check."""
+    if not lists:
+        return
+    own = [each for each in lists if each.issuer == root.subject.public_bytes()]
+    if not own:
+        told = f"there is no list of revoked certificates for {name}"
+        raise AdmissionError(f"{told}: name it in crl; {FETCH}", told=told)
+    moment = datetime.fromtimestamp(now, UTC)
+    for each in own:
+        _check_signed(each, root)
+        if not each.list.last_update_utc <= moment <= each.end:
+            raise AdmissionError(
+                f"the list of revoked certificates for {name} is good from {each.list.last_update_utc:%Y-%m-%d} to "
+                f"{each.end:%Y-%m-%d}, and it is {moment:%Y-%m-%d}: fetch a new one; {FETCH}",
+                told=f"the policy's list of revoked certificates for {name} is not of this time",
+            )
+        if each.list.get_revoked_certificate_by_serial_number(signer.serial_number) is not None:
+            raise AdmissionError(f"AMD has revoked the key that signed its endorsement certificate, for {name}")
+
+
+def _check_signed(revoked: RevocationList, root: x509.Certificate) -> None:
+    key = root.public_key()
+    if not isinstance(key, rsa.RSAPublicKey):
+        raise AdmissionError("a root without an RSA key")
+    try:
+        key.verify(revoked.list.signature, revoked.list.tbs_certlist_bytes, _SCHEME, hashes.SHA384())
+    except InvalidSignature:
+        text = "a list of revoked certificates in the policy was not signed by AMD"
+        raise AdmissionError(f"{text}: fetch it again; {FETCH}", told=text) from None
