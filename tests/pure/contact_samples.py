@@ -1,4 +1,4 @@
-"""Workers that were let in by SEV-SNP reports, minted under a test root: their roster, and what each shows at first contact."""
+"""Workers that were let in by evidence, minted under a test root: their roster, and what each shows at first contact."""
 
 from __future__ import annotations
 
@@ -13,19 +13,48 @@ from ringfence.admission.contact import Acquaintances, Showing
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.messages import Hello
 from ringfence.admission.policy import Policy
-from ringfence.admission.proofs import snp
+from ringfence.admission.proofs import snp, tdx, token
 from ringfence.admission.roster import Roster, seal
 from ringfence.admission.tree import parent_of
-from tests.pure import snp_mint
+from tests.pure import mint_token, snp_mint, tdx_mint
 from tests.pure.admission_samples import SUITES, fixed_bytes, worker
 
 NOW = int(time.time())
 PATIENCE = 30.0
 
 
-def policy() -> Policy:
+@dataclass(frozen=True)
+class Technology:
+    """One kind of evidence: who judges it, and how the test's own hardware or service makes a proof for a binding."""
+
+    kind: int
+    policy: Policy
+    make: Callable[[Binding], bytes]
+
+
+def by_snp() -> Technology:
     vm = snp_mint.foundry()
-    return Policy((snp.SnpVerifier(vm.rules, time.time, known=vm.roots),))
+    judge = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
+    return Technology(snp.KIND, Policy((judge,)), lambda binding: report(binding.digest))
+
+
+def by_tdx() -> Technology:
+    td = tdx_mint.foundry()
+    judge = tdx.TdxVerifier(td.rules, time.time, root=td.root)
+    return Technology(tdx.KIND, Policy((judge,)), lambda binding: td.quote(binding.digest))
+
+
+def by_token() -> Technology:
+    judge = token.TokenVerifier(mint_token.rules(), time.time)
+
+    def make(binding: Binding) -> bytes:
+        claims = mint_token.claims(eat_nonce=token.nonce_of(binding.digest), iat=NOW, nbf=NOW, exp=NOW + 600)
+        return token.encode(mint_token.ES384.sign(claims), {})
+
+    return Technology(token.KIND, Policy((judge,)), make)
+
+
+TECHNOLOGIES = {"SEV-SNP": by_snp, "TDX": by_tdx, "token": by_token}
 
 
 def report(data: bytes, **changes: object) -> bytes:
@@ -38,11 +67,14 @@ def entry_of(rank: int, size: int, public_key: bytes) -> Entry:
     return worker(rank, size, public_key=public_key).entry
 
 
-def binding_of(entries: Sequence[Entry], rank: int, *, shown_to: int | None = None) -> Binding:
+def binding_of(
+    entries: Sequence[Entry], rank: int, *, shown_to: int | None = None, policy: Policy | None = None
+) -> Binding:
     """What `rank` covered by its proof when it met its parent, or, being rank 0, its first child."""
     parent = parent_of(rank)
     other = shown_to if shown_to is not None else 1 if parent is None else parent
-    hellos = [Hello(entries[each], policy().digest, SUITES, policy().kinds) for each in (rank, other)]
+    policy = policy or by_snp().policy
+    hellos = [Hello(entries[each], policy.digest, SUITES, policy.kinds) for each in (rank, other)]
     digests = [entries[each].tls_key_digest for each in (rank, other)]
     role = Role.PARENT if parent is None else Role.CHILD
     return bind(role, hellos[0], hellos[1], digests[0], digests[1], fixed_bytes(f"exporter {rank}"))
@@ -52,6 +84,7 @@ def binding_of(entries: Sequence[Entry], rank: int, *, shown_to: int | None = No
 class Circle:
     """One roster, and the showings of its workers."""
 
+    technology: Technology
     entries: list[Entry]
     showings: list[Showing]
 
@@ -65,21 +98,21 @@ class Circle:
 
     @property
     def roster(self) -> Roster:
-        return seal(policy(), self.entries[0], self.listings, 1, b"")
+        return seal(self.technology.policy, self.entries[0], self.listings, 1, b"")
 
     def acquaintances(self, own: int, showing: Showing | None = None) -> Acquaintances:
-        return Acquaintances(policy(), self.roster, own, showing or self.showings[own], NOW, PATIENCE)
+        return Acquaintances(self.technology.policy, self.roster, own, showing or self.showings[own], NOW, PATIENCE)
 
 
-def circle(public_keys: Sequence[bytes]) -> Circle:
+def circle(public_keys: Sequence[bytes], technology: Technology | None = None) -> Circle:
     """Honest workers with these keys."""
-    size = len(public_keys)
+    size, used = len(public_keys), technology or by_snp()
     entries = [entry_of(rank, size, key) for rank, key in enumerate(public_keys)]
     showings = []
     for rank in range(size):
-        binding = binding_of(entries, rank)
-        showings.append(Showing(snp.KIND, NOW, binding, report(binding.digest)))
-    return Circle(entries, showings)
+        binding = binding_of(entries, rank, policy=used.policy)
+        showings.append(Showing(used.kind, NOW, binding, used.make(binding)))
+    return Circle(used, entries, showings)
 
 
 Lie = Callable[[Circle], Showing]  # how somebody gets into a roster, and what is shown of it

@@ -18,7 +18,7 @@ from ringfence.admission.tree import Listing, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 from tests.pure import snp_mint
 from tests.pure.admission_samples import fixed_bytes, worker
-from tests.pure.contact_samples import LIES, NOW, PATIENCE, Circle, Lie, binding_of, circle, report
+from tests.pure.contact_samples import LIES, NOW, PATIENCE, TECHNOLOGIES, Circle, Lie, binding_of, circle, report
 
 SIZE = 7  # ranks 5 and 6 are children of rank 1, the others of rank 0
 KEYS = [fixed_bytes(f"key {rank}") for rank in range(SIZE)]
@@ -29,7 +29,9 @@ def made() -> Circle:
     return circle(KEYS)
 
 
-def test_everybody_passes_with_everybody(made: Circle) -> None:
+@pytest.mark.parametrize("name", TECHNOLOGIES)
+def test_everybody_passes_with_everybody(name: str) -> None:
+    made = circle(KEYS, TECHNOLOGIES[name]())
     for own in range(SIZE):
         known = made.acquaintances(own)
         for rank in set(range(SIZE)) - {own}:
