@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.bench.intervals import Interval
 from ringfence.bench.moved import stage_bytes
 from ringfence.report import choices, inside, overhead, words
 from ringfence.report.figure import Figure, Missing, verdict
 from ringfence.report.foretold import foretold
-from ringfence.report.labels import brief, fully
+from ringfence.report.labels import brief, brief_interval, fully
 from ringfence.report.study import Run, Study, study
 from ringfence.report.write import BUILDERS
 from tests.pure.report_samples import FACTS, RUN, Row, cell, everything
@@ -195,3 +196,8 @@ def test_what_was_cut_or_left_out_is_said() -> None:
 )
 def test_times_have_three_figures(seconds: float, text: str) -> None:
     assert brief(seconds) == text
+
+
+def test_an_interval_is_in_the_unit_of_its_median() -> None:
+    assert brief_interval(Interval(1.2345, 0.9, 12.3456)) == "1.23 s [0.9, 12.3]"
+    assert brief_interval(Interval(0.04567, 0.0441, 0.0472)) == "45.7 ms [44.1, 47.2]"

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     from ringfence.report.write import FIGURES, write
 
     target = options.out or options.study / "report"
-    done = write(options.study, target, lambda title: print(f"drawing: {title}", file=sys.stderr))
+    done = write(options.study, target, lambda words: print(words, file=sys.stderr))
     names = [figure.name for figure in done.figures]
     if options.json:
         files = [str(target / FIGURES / f"{name}.{kind}") for name in names for kind in ("svg", "png")]

@@ -22,6 +22,7 @@ from ringfence.report.labels import (
 from ringfence.report.study import Cell, Study
 
 _SHOWN: Final = ("gloo-a", SEALED, NAIVE, ALONE)
+_COLUMNS: Final = ("Gloo", "ringfence", "hop by hop", "alone", "ringfence / Gloo")
 _READING: Final = (
     "Seconds of a step: medians over the rounds, whiskers 95 % intervals. Only contenders of the same cell took "
     "turns; a shared machine may have been slower for one cell than for the next."
@@ -44,7 +45,7 @@ def buckets(study: Study) -> Sequence[Figure | Missing]:
         name: [(_bucket_label(cell), *(_time(cell, each) for each in _SHOWN), _ratio(cell)) for cell in cells]
         for name, cells in sweeps.items()
     }
-    header = ("bucket_cap_mb", *map(contender_text, _SHOWN), "ringfence over Gloo")
+    header = ("bucket_cap_mb", *_COLUMNS)
     cells = [cell for some in sweeps.values() for cell in some]
     return [Figure("buckets", "sweep", title, says, _READING, numbers, cells, Table(header, rows))]
 
@@ -72,7 +73,7 @@ def wires(study: Study) -> Sequence[Figure | Missing]:
         name: [(wire, *(_time(cell, each) for each in _SHOWN), _ratio(cell)) for wire, cell in cells.items()]
         for name, cells in groups.items()
     }
-    header = ("wire", *map(contender_text, _SHOWN), "ringfence over Gloo")
+    header = ("wire", *_COLUMNS)
     cells = [cell for some in groups.values() for cell in some.values()]
     return [Figure("wires", "pairs", title, says, _READING, numbers, cells, Table(header, rows))]
 

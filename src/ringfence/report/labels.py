@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from ringfence.bench.intervals import Interval
 from ringfence.bench.units import size_text
 from ringfence.report.study import Cell
 
@@ -67,6 +68,13 @@ def brief(seconds: float) -> str:
         if seconds >= unit * 0.9995:
             return f"{float(f'{seconds / unit:.3g}'):g} {name}"
     return "0"
+
+
+def brief_interval(interval: Interval) -> str:
+    """A time and its interval in one unit: "45.6 ms [44.9, 47.2]"."""
+    unit = next((unit for unit in (1.0, 1e-3, 1e-6) if interval.median >= unit * 0.9995), 1e-6)
+    low, high = (f"{float(f'{end / unit:.3g}'):g}" for end in (interval.low, interval.high))
+    return f"{brief(interval.median)} [{low}, {high}]"
 
 
 def percent(share: float) -> str:

@@ -8,10 +8,10 @@ from importlib import resources
 from typing import Final
 
 from ringfence.bench.intervals import Interval
-from ringfence.bench.units import size_text, time_text
+from ringfence.bench.units import size_text
 from ringfence.report import html, words
 from ringfence.report.figure import Figure, Missing, verdict
-from ringfence.report.labels import SEALED, contender_text, fully, order
+from ringfence.report.labels import SEALED, brief, brief_interval, contender_text, fully, order
 from ringfence.report.published import PUBLISHED, READ
 from ringfence.report.study import Cell, Study
 
@@ -124,9 +124,9 @@ def _row(cell: Cell, contender: str) -> tuple[str, ...]:
     return (
         contender_text(contender),
         str(line.rounds),
-        f"{time_text(line.seconds.median)} [{time_text(line.seconds.low)}, {time_text(line.seconds.high)}]",
+        brief_interval(line.seconds),
         _ratio(line.ratio),
-        time_text(line.cpu_seconds),
+        brief(line.cpu_seconds),
         size_text(line.sent_bytes),
     )
 

@@ -41,9 +41,14 @@ class Report:
     missing: list[Missing]
 
 
-def figures_of(study: Study) -> list[Figure | Missing]:
+def figures_of(study: Study, say: Callable[[str], None]) -> list[Figure | Missing]:
     """All figures in the order of the page."""
-    return [figure for build in BUILDERS for figure in build(study)]
+    found: list[Figure | Missing] = []
+    for build in BUILDERS:
+        if build is foretold:
+            say("calibrating the planner with half of the cells to predict the other half")  # the one that takes long
+        found += build(study)
+    return found
 
 
 def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: None) -> Report:
@@ -53,14 +58,14 @@ def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: Non
         from ringfence.report.drawing import draw  # late: the rest of the package needs no matplotlib
     except ImportError as error:
         raise ConfigurationError(f'pictures need matplotlib ({error}): pip install "ringfence[figures]"') from error
-    figures = figures_of(found)
+    figures = figures_of(found, say)
     drawn = [figure for figure in figures if isinstance(figure, Figure)]
     folder = target / FIGURES
     try:
         folder.mkdir(parents=True, exist_ok=True)
         pictures = {}
         for figure in drawn:
-            say(figure.title)
+            say(f"drawing: {figure.title}")
             pictures[figure.name] = draw(figure, folder)
         _replace(target / PAGE, page(found, figures, pictures))
     except OSError as error:
