@@ -21,7 +21,7 @@ from ringfence.admission.roster import Roster
 from ringfence.admission.tree import children_of, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 
-_CLOCKS_DIFFER: Final = 60  # seconds
+_CLOCKS_DIFFER: Final = 300  # seconds; nobody gains more by it than that much of a credential
 
 
 @dataclass(frozen=True)
