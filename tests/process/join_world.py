@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from ringfence import keys
+from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.join import Membership, join
 from ringfence.settings import Settings
 
@@ -49,6 +51,33 @@ class MemoryStore:
         """Until workers have looked for an address `count` times."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.lookups >= count, timeout)
+
+
+class SlowlyShown(SharedSecret):
+    """The shared secret as a kind of proof that takes time, as evidence of hardware does."""
+
+    kind = 7
+
+
+def slow_policy(run_id: str = "none") -> Policy:
+    return Policy((SlowlyShown(SECRET, run_id),))
+
+
+class Slow(SlowlyShown):
+    """A prover that takes its time, until it is told that it may answer. Whoever waits for `asked` knows that it was asked."""
+
+    def __init__(self, error: Exception | None = None, run_id: str = "none") -> None:
+        super().__init__(SECRET, run_id)
+        self.may_answer = threading.Event()
+        self.asked = threading.Semaphore(0)
+        self._error = error
+
+    def prove(self, binding: Binding) -> bytes:
+        self.asked.release()
+        assert self.may_answer.wait(20)
+        if self._error is not None:
+            raise self._error
+        return super().prove(binding)
 
 
 class World:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import select
 import socket
-import threading
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -22,7 +21,7 @@ from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.join import Membership, collect, join, listen
 from ringfence.settings import Settings
-from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, World
+from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -368,33 +367,9 @@ def test_evidence_that_never_comes_is_not_waited_for_until_the_deadline(
 ) -> None:
     monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 0.3)
     moody = Moody(1000, ConfigurationError("the service is down"))
-    with World(2, timeout=3.0) as world:
+    with World(2, timeout=2.0) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
         assert world.error(rank).startswith(f"EvidenceError: rank {rank} has had no proof to show for")
-
-
-class Slow(Moody):
-    """Takes its time, as a device does, until it is told that it may answer. Counts how many wait."""
-
-    kind = 7
-
-    def __init__(self) -> None:
-        super().__init__(0, RuntimeError())
-        self.may_answer = threading.Event()
-        self.asked = threading.Semaphore(0)
-
-    def prove(self, binding: Binding) -> bytes:
-        self.asked.release()
-        assert self.may_answer.wait(20)
-        return super().prove(binding)
-
-
-class SlowlyShown(SharedSecret):
-    kind = 7
-
-
-def slow_policy() -> Policy:
-    return Policy((SlowlyShown(SECRET, "none"),))
 
 
 def test_a_worker_that_collects_serves_others_meanwhile() -> None:
@@ -421,13 +396,12 @@ def test_evidence_is_collected_for_a_limited_number_at_once(monkeypatch: pytest.
 
 
 def test_what_nobody_foresaw_while_collecting_is_raised_and_not_lost() -> None:
-    broken = Slow()
+    broken = Slow(RuntimeError("nobody foresaw this"))
     broken.may_answer.set()
-    broken.left = 1
-    with World(2, timeout=5.0) as world:
+    with World(2, timeout=2.0) as world:
         world.start([1], admission={1: (slow_policy(), broken)})
         world.start([0], admission={0: (slow_policy(), Slow())})
-        assert world.error(1) == "RuntimeError: "
+        assert world.error(1) == "RuntimeError: nobody foresaw this"
 
 
 class Rude(SharedSecret):
