@@ -27,6 +27,9 @@ _UNSCORED: Final = 0.1  # the weight of a cell in which Gloo was too far from it
 _STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
 # Where nothing was profiled: one core of a Xeon with VAES, `ringfence bench --profile`, 2026-11-15. Their ratios matter.
 _USUAL: Final = {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.10, "reduce": 0.053, "copy": 0.05}
+_HELD: Final = (
+    0.01  # toll and cost per byte are hard to tell apart where all messages are long: then they stay near the start
+)
 _START: Final = (math.log(1.3), math.log(20.0), math.log(40.0), 0.0)  # factor, message, switch, exposed
 _WIDE: Final = (
     (-3.0, 4.0),
@@ -123,7 +126,7 @@ def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: s
     ordinary = [cell for cell in mine if cell[contender]["kind"] != "collective" or _operation(cell) == "all_reduce"]
     if not ordinary:
         return {}
-    found = _nearest(hardware, ordinary, contender, contender, _START)
+    found = _nearest(hardware, ordinary, contender, contender, _START, held=_HELD)
     ways = {contender: _figures(found)}
     held = 0.0 if contender == BASELINE else 1.0  # Gloo has algorithms of its own for each; the others share one engine
     for operation in sorted({_operation(cell) for cell in mine} - {"", "all_reduce"}):

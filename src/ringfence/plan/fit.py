@@ -8,7 +8,7 @@ Vector = tuple[float, ...]
 
 
 def minimum(
-    of: Callable[[Vector], float], start: Sequence[float], reach: float = 0.7, most: int = 400, near: float = 1e-5
+    of: Callable[[Vector], float], start: Sequence[float], reach: float = 0.7, most: int = 200, near: float = 1e-4
 ) -> Vector:
     """Where `of` is smallest, found from `start`; deterministic, and needs no derivatives."""
     corners = [tuple(start)]

@@ -93,6 +93,7 @@ class Hardware:
         return Hardware(self.name, self.title, figures, self.ways, self.notes)
 
 
+@lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
     """The profiles that come with the package."""
     files = sorted(file.name for file in _folder().iterdir() if file.name.endswith(".toml"))

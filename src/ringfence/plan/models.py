@@ -34,6 +34,7 @@ class Model:
         return 3.0 * self.forward_flops * samples
 
 
+@lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
     """All models that come with the package, the smallest first."""
     files = [file.name for file in _folder().iterdir() if file.name.endswith(".json")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 from ringfence.collectives import Collective, ScheduleId, Table, choose
@@ -47,7 +48,8 @@ def predict(hardware: Hardware, case: Case, contender: str, alone: float | None 
         return _over(hardware, case, lambda here, per_node: _collective(here, case, contender, per_node).seconds)
     if alone is None:
         raise ConfigurationError("a step is predicted from what it takes alone: measure the contender `alone` too")
-    made = _trace(case, alone)
+    scale = case.get("scaled") or 1.0
+    made = _trace(case["model"], case["kind"], case.get("bucket_mb"), case.get("device"), scale, alone)
     wire = 2 if case.get("wire") == "bfloat16" else 4
     question = Question(models.load(case["model"]), workers, case.get("bucket_mb"), strategy="table", wire_bytes=wire)
     way = WAYS[contender]
@@ -60,11 +62,11 @@ def way_of(hardware: Hardware, contender: str, operation: str) -> Way:
     return replace(WAYS[contender], name=apart) if apart in hardware.ways else WAYS[contender]
 
 
-def _trace(case: Case, alone: float) -> Trace:
-    model, bucket = models.load(case["model"]), case.get("bucket_mb")
-    if case["kind"] == "training":
-        return trace(model, bucket, 4, alone, True, most_bytes=_EVERYTHING)
-    return as_replayed(model, bucket, 4, alone, case["device"] == "cpu", case.get("scaled") or 1.0)
+@lru_cache(maxsize=1024)
+def _trace(name: str, kind: str, bucket: float | None, device: str | None, scale: float, alone: float) -> Trace:
+    if kind == "training":
+        return trace(models.load(name), bucket, 4, alone, True, most_bytes=_EVERYTHING)
+    return as_replayed(models.load(name), bucket, 4, alone, device == "cpu", scale)
 
 
 def _collective(hardware: Hardware, case: Case, contender: str, per_node: int) -> Price:

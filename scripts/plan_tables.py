@@ -1,0 +1,321 @@
+"""`scripts/plan-tables`: every table of docs/plan.md, made anew; or, with --check, whether they are fresh."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from ringfence.cli.plan import read_study
+from ringfence.cli.plan_views import seconds_text, share_text
+from ringfence.plan import hardware, models, published
+from ringfence.plan.calibrate import calibrate
+from ringfence.plan.hardware import FIGURES, Hardware
+from ringfence.plan.recommend import plan
+from ringfence.plan.steps import Question, step
+from ringfence.plan.table import DEFAULT, differences, table
+from ringfence.plan.validate import Line, Validation, validate
+from ringfence.plan.work import WAYS
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "plan.md"
+STUDY: Final = ROOT / "docs" / "results" / "study"
+SAMPLES: Final = ROOT / "docs" / "results"
+SCALES: Final = (64, 1024, 16_384)
+SCALE_MODELS: Final = ("bert-large", "gpt2-xl", "llama-7b")
+_PLACE: Final = re.compile(r"(<!-- plan: ([a-z-]+) -->\n).*?(<!-- end of plan -->)", re.DOTALL)
+
+Cells = Sequence[Sequence[str]]
+
+
+def markdown(rows: Cells) -> str:
+    head, *others = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *others))
+
+
+# -- the model against measurement ------------------------------------------------------------------------------------
+
+
+@cache
+def measured() -> tuple[list[dict[str, Any]], int, str]:
+    """Summary rows, cores, and where they are from."""
+    if (STUDY / "summary" / "cells.json").exists():
+        rows, cores, _ = read_study(STUDY, None)
+        return rows, cores, "`ringfence plan validate --study docs/results/study`"
+    return (
+        bench_rows(),
+        2,
+        "the samples of `ringfence bench` in `docs/results`: collectives only, since no step was timed alone",
+    )
+
+
+def bench_rows() -> list[dict[str, Any]]:
+    """The benchmark's samples as a study would summarise them."""
+    from scripts.page.edition import read
+
+    rates = {"1gbit": 10**9, "2.5gbit": 2_500_000_000, "10gbit": 10**10}
+    rows = []
+    for result in read(SAMPLES).results:
+        case = result.case
+        if case["kind"] != "collective" or case.get("busy"):
+            continue
+        around = f"-{case['hosts']}h-{case['rate']}" if case["rate"] else ""
+        profiled = "-profiled" if "ringfence-profiled" in case["contenders"] else ""
+        name = f"{case['operation']}-{case['size'] >> 10}KiB-{case['workers']}w{around}{profiled}"
+        for line in result.lines:
+            shares = line.stages or {}
+            stages = {f"stage_{stage}": share * line.seconds * 1e9 for stage, share in shares.items()}
+            row = {
+                "cell": name,
+                "contender": line.contender,
+                "seconds": line.seconds,
+                "ratio": line.ratio.median,
+                **stages,
+            }
+            rows.append({**row, **case, "rate_bits": rates.get(case["rate"]), "scored": result.resolution <= 0.10})
+    return rows
+
+
+@cache
+def validation() -> Validation:
+    rows, cores, _ = measured()
+    return validate(rows, 0, cores)
+
+
+def validation_table() -> str:
+    by_cell: dict[str, dict[str, Line]] = {}
+    for line in validation().lines:
+        by_cell.setdefault(line.cell, {})[line.contender] = line
+    rows = [
+        [
+            "cell",
+            "scored",
+            "Gloo",
+            "predicted",
+            "ringfence / Gloo",
+            "predicted",
+            "unsealed / Gloo",
+            "predicted",
+            "hop by hop / Gloo",
+            "predicted",
+        ]
+    ]
+    for cell, lines in by_cell.items():
+        gloo = lines["gloo"]
+        row = [f"`{cell}`", "yes" if gloo.scored else "no", seconds_text(gloo.measured)]
+        row.append(f"{seconds_text(gloo.predicted)} ({gloo.predicted / gloo.measured - 1:+.0%})")
+        for name in ("ringfence", "ringfence-unsealed", "hop-by-hop"):
+            line = lines.get(name)
+            off = line and line.predicted_ratio / line.measured_ratio - 1
+            row += (
+                ["", ""] if line is None else [f"{line.measured_ratio:.2f}", f"{line.predicted_ratio:.2f} ({off:+.0%})"]
+            )
+        rows.append(row)
+    return markdown(rows)
+
+
+def validation_summary() -> str:
+    found = validation()
+    kinds = {"the ratio to Gloo": True, "seconds": False}
+    rows = [["of", "median error", "worst error", "wanted", "met"]]
+    for name, ratios in kinds.items():
+        median, worst = found.errors(ratios)
+        met = "yes" if median <= 0.10 and worst <= 0.30 else "**no**"
+        rows.append([name, share_text(median), share_text(worst), "median at most 10%, worst at most 30%", met])
+    halves = [validate(measured()[0], seed, measured()[1]).errors(True)[0] for seed in (1, 2)]
+    return (
+        f"Over {found.scored_cells} scored cells of {found.cells}, from {measured()[2]}:\n\n{markdown(rows)}\n\n"
+        f"Dealt into halves in two other ways (seeds 1 and 2), the ratio's median error is {share_text(halves[0])} and "
+        f"{share_text(halves[1])}."
+    )
+
+
+# -- predictions ------------------------------------------------------------------------------------------------------
+
+
+def profiles_table() -> str:
+    rows = [["profile", "what it is", "figures assumed"]]
+    for name in hardware.names():
+        profile = hardware.load(name)
+        rows.append([f"`{name}`", profile.title, f"{len(profile.assumed())} of {len(FIGURES)}"])
+    return markdown(rows)
+
+
+def scale_table() -> str:
+    """Sealing's overhead with the recommended settings: today's, and with all levers."""
+    rows = [
+        [
+            "model",
+            "network",
+            "workers",
+            "plaintext",
+            "ringfence",
+            "sealing",
+            "recommended today",
+            "then",
+            "sealing then",
+            "and not built yet",
+            "then",
+        ]
+    ]
+    for name in SCALE_MODELS:
+        for rate in (100, 400):
+            profile = hardware.load(f"tdx-{rate}g")
+            for workers in SCALES:
+                found = plan(profile, Question(models.load(name), workers))
+                today = [f"{each.lever} {each.value}" for each in found.advice if each.built]
+                later = [f"{each.lever} {each.value}" for each in found.advice if not each.built]
+                rows.append(
+                    [
+                        name,
+                        f"{rate} Gbit/s",
+                        f"{workers:,}",
+                        seconds_text(found.ways["plaintext"].seconds),
+                        seconds_text(found.ways["ringfence"].seconds),
+                        f"{found.overhead - 1:+.0%}",
+                        ", ".join(today) or f"nothing ({_schedule(found)})",
+                        seconds_text(found.tuned["ringfence"].seconds),
+                        f"{found.tuned_overhead - 1:+.0%}",
+                        ", ".join(later) or "nothing",
+                        seconds_text(found.all_levers.seconds),
+                    ]
+                )
+    return markdown(rows)
+
+
+def _schedule(found: Any) -> str:
+    return "the table's schedule" if found.question.strategy == "table" else str(found.question.strategy)
+
+
+def overhead_table() -> str:
+    """What sealing costs when a worker has the threads that the plan asks for: both ways alike."""
+    rows = [["model", "network", *(f"{workers:,} workers" for workers in SCALES)]]
+    for name in SCALE_MODELS:
+        for rate in (100, 400):
+            profile = hardware.load(f"tdx-{rate}g")
+            shares = []
+            for workers in SCALES:
+                best = plan(profile, Question(models.load(name), workers)).best
+                sealed, plain = (step(profile, WAYS[way], best).seconds for way in ("ringfence", "plaintext"))
+                shares.append(f"{sealed / plain - 1:+.1%}")
+            rows.append([name, f"{rate} Gbit/s", *shares])
+    return markdown(rows)
+
+
+def published_table() -> str:
+    rows = [
+        [
+            "samples a GPU",
+            "plain link",
+            "plain step",
+            "predicted, default buckets",
+            "published",
+            "predicted, one bucket",
+            "published",
+            "toll that both imply",
+            "rate that both imply",
+        ]
+    ]
+    says = published.PUBLISHED
+    for each in published.gpt2_xl():
+        toll, rate = each.implied
+        slow = each.slowdown
+        row = [str(each.samples), each.link, seconds_text(each.plain), f"{slow['default']:.1f}", f"{says['default']}"]
+        rows.append(
+            [*row, f"{slow['enlarged']:.1f}", f"{says['enlarged']}", seconds_text(toll), f"{rate / 1e9:.0f} GB/s"]
+        )
+    return markdown(rows)
+
+
+def fastrack_table() -> str:
+    rows = [["switched on", "seconds a GB", "times the plain copy", "time saved", "published"]]
+    says = ["12.69 to 33.53 times", "", "", "up to 84.6 % less run time, of whole applications"]
+    for stage, words in zip(published.fastrack(), says, strict=True):
+        rows.append(
+            [stage.name, f"{stage.seconds_per_gb:.3f}", f"{stage.slowdown:.1f}", share_text(stage.reduction), words]
+        )
+    return markdown(rows)
+
+
+def thresholds_table() -> str:
+    chosen = ("tdx-10g", "tdx-100g", "tdx-400g")
+    tables = {name: table(hardware.load(name)) for name in chosen}
+    rows = [["threshold", "default", *(f"`{name}`" for name in chosen)]]
+    for field in DEFAULT.__dataclass_fields__:
+        rows.append(
+            [f"`{field}`", f"{getattr(DEFAULT, field):,}", *(f"{getattr(tables[name], field):,}" for name in chosen)]
+        )
+    lines = []
+    for name in chosen:
+        found = differences(hardware.load(name), proposed=tables[name])
+        gains = [each.gain for each in found]
+        better = sum(gain > 0 for gain in gains)
+        lines.append(
+            f"- `{name}`: another choice for {len(found)} of 504 combinations of collective, group and size; the model expects "
+            f"{better} of them to be faster (median of all {share_text(statistics.median(gains)) if gains else '0%'})."
+        )
+    return markdown(rows) + "\n\n" + "\n".join(lines)
+
+
+@cache
+def here() -> Hardware:
+    rows, cores, _ = measured()
+    return calibrate(rows, cores)
+
+
+def eight_table() -> str:
+    """Eight workers on the calibrated machine: what is recommended, and what the alternatives are predicted to cost."""
+    question = Question(models.load("gpt2"), 8, compute_seconds=1.0)
+    rows = [["bucket", *(f"{name}" for name in ("ring", "tree", "doubling"))]]
+    for cap in (None, 5.0, 25.0, 50.0, 100.0, 200.0):
+        row = ["DDP's default" if cap is None else f"{cap:g} MiB"]
+        for strategy in ("ring", "tree", "doubling"):
+            asked = Question(question.model, 8, cap, strategy=strategy, compute_seconds=1.0)
+            row.append(seconds_text(step(here(), WAYS["ringfence"], asked).seconds))
+        rows.append(row)
+    found = plan(here(), question)
+    advice = ", ".join(
+        f"{each.lever} {each.value} (saves {share_text(each.gain)})" for each in found.advice if each.built
+    )
+    return f"{markdown(rows)}\n\nRecommended for what the runtime can do today: {advice or 'change nothing'}."
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "validation": validation_table,
+    "validation-summary": validation_summary,
+    "profiles": profiles_table,
+    "scale": scale_table,
+    "overhead": overhead_table,
+    "published": published_table,
+    "fastrack": fastrack_table,
+    "thresholds": thresholds_table,
+    "eight": eight_table,
+}
+
+
+def filled(text: str) -> str:
+    """The text with a fresh table at each marker; a marker that names no table is a mistake."""
+    return _PLACE.sub(lambda place: f"{place[1]}{TABLES[place[2]]()}\n{place[3]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/plan-tables", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if anything is stale")
+    options = parser.parse_args()
+    text = PAGE.read_text()
+    fresh = filled(text)
+    if options.check:
+        print("all is fresh" if fresh == text else f"{PAGE.name} is stale: run scripts/plan-tables")
+        return 0 if fresh == text else 1
+    PAGE.write_text(fresh)
+    print(f"wrote {PAGE.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

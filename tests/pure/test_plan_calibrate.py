@@ -1,0 +1,95 @@
+"""Calibration: what a known machine would have measured leads back to that machine, and predicts what it has not seen."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.errors import ConfigurationError
+from ringfence.plan.calibrate import calibrate, grouped
+from ringfence.plan.fit import minimum
+from ringfence.plan.hardware import dump, parse
+from ringfence.plan.predict import predict
+from ringfence.plan.validate import validate
+from tests.pure.plan_rows import TRUTH, cases, machine, synthetic
+
+
+def test_a_known_machine_is_found_again() -> None:
+    found = calibrate(synthetic(noise=0.0), cores=2)
+    for way in TRUTH:
+        for case in cases():
+            alone = None if case["kind"] == "collective" else 0.4 * case["workers"] / 2
+            said, true = (predict(profile, case, way, alone) for profile in (found, machine()))
+            assert said == pytest.approx(true, rel=0.1), (way, case)
+
+
+def test_each_half_predicts_the_other() -> None:
+    found = validate(synthetic(), seed=1)
+    assert found.cells == len(list(cases()))
+    assert 0 < found.scored_cells < found.cells
+    (median, worst), (seconds, _) = found.errors(ratios=True), found.errors(ratios=False)
+    assert median < 0.05 and seconds < 0.05
+    assert worst < 0.3
+
+
+def test_another_seed_deals_other_halves_and_the_same_seed_the_same() -> None:
+    first, again, other = (validate(synthetic(), seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first.lines != other.lines
+
+
+def test_cells_that_are_not_scored_are_shown_and_not_counted() -> None:
+    rows = synthetic()
+    wild = next(row["cell"] for row in rows if not row["scored"] and row["kind"] == "collective")
+    spoilt = [{**row, "seconds": row["seconds"] * (9 if row["cell"] == wild else 1)} for row in rows]
+    found = validate(spoilt, seed=1)
+    assert any(line.cell == wild and line.error > 0.5 for line in found.lines)
+    assert found.errors(ratios=False)[0] < 0.05
+
+
+def test_a_profile_survives_its_file() -> None:
+    found = calibrate(synthetic(), cores=2)
+    again = parse(dump(found, "a study", "2026-11-15"), "here")
+    for case in list(cases())[:6]:
+        alone = None if case["kind"] == "collective" else 0.5
+        assert predict(again, case, "ringfence", alone) == pytest.approx(
+            predict(found, case, "ringfence", alone), rel=1e-4
+        )
+
+
+def test_too_few_cells_are_refused() -> None:
+    some = synthetic()
+    first = [row for row in some if row["cell"] in {"cell-00", "cell-01"}]
+    with pytest.raises(ConfigurationError, match="four cells"):
+        calibrate(first)
+
+
+def test_a_step_needs_to_know_what_it_takes_alone() -> None:
+    case = next(case for case in cases() if case["kind"] == "training")
+    with pytest.raises(ConfigurationError, match="alone"):
+        predict(machine(), case, "ringfence")
+
+
+def test_gloo_is_the_mean_of_its_two_runs() -> None:
+    for contenders in grouped(synthetic()).values():
+        both = (contenders["gloo-a"]["seconds"] + contenders["gloo-b"]["seconds"]) / 2
+        assert contenders["gloo"]["seconds"] == pytest.approx(both)
+
+
+def test_slow_links_between_hosts_are_the_limit() -> None:
+    case = next(case for case in cases() if case["size"] == 25 << 20 and case["workers"] == 4)
+    slow = {**case, "hosts": 4, "rate_bits": 10**9}
+    wire = 2 * 3 / 4 * (25 << 20) * 8 / 1e9
+    assert predict(machine(), slow, "ringfence") == pytest.approx(wire * 1514 / 1448, rel=0.05)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=4))
+def test_the_minimum_of_a_bowl_is_its_middle(middle: list[float]) -> None:
+    found = minimum(
+        lambda x: sum((a - b) ** 2 for a, b in zip(x, middle, strict=True)), [0.0] * len(middle), near=1e-12
+    )
+    assert math.dist(found, middle) < 0.05
