@@ -305,7 +305,7 @@ class SnpVerifier:
             raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
-        """A report signs nothing but itself: the entry stands on the word of the parent, which was admitted itself."""
+        """A report signs nothing but itself: until first contact the entry stands on the parent's word."""
         if listing.endorsement:
             raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} knows none")
 
