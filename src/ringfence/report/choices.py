@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ringfence.report.figure import Figure, Missing, Table, distinct, ends, having
+from ringfence.report.figure import Figure, Missing, Table, distinct, ends, having, ranged
 from ringfence.report.labels import (
     ALONE,
     NAIVE,
@@ -86,7 +85,7 @@ def _gain(groups: dict[str, dict[str, Cell]], contender: str) -> str:
         if {"float32", "bfloat16"} <= cells.keys() and all(contender in cell.lines for cell in cells.values())
     ]
     over = [half / full for half, full in pairs]
-    return f"{min(over):.2f} to {max(over):.2f} times (median {statistics.median(over):.2f})" if over else ""
+    return f"{ranged(over)} times" if over else ""
 
 
 def _lines(cells: Sequence[Cell], label: Any) -> dict[str, list[dict[str, Any]]]:

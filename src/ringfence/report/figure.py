@@ -118,6 +118,18 @@ def spread(cells: Sequence[Cell], contender: str = SEALED) -> str:
     )
 
 
+def counting(cells: Sequence[Cell]) -> tuple[Sequence[Cell], str]:
+    """The cells that count; where all are too noisy, all of them, and the words that say so."""
+    scored = [cell for cell in cells if cell.scored]
+    return (scored, "") if scored else (cells, " (all of these cells are too noisy to count)")
+
+
+def ranged(values: Sequence[float]) -> str:
+    """From the least to the most, with the median; one number where they do not differ."""
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high} (median {statistics.median(values):.2f})"
+
+
 def counted(count: int, one: str, many: str | None = None) -> str:
     """ "1 cell", "3 cells"."""
     return f"{count} {one if count == 1 else many or one + 's'}"

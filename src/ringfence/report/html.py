@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
-_NUMBER: Final = re.compile(r"[±–]?[\d.,]*( ?(s|ms|µs|%|[KMG]i?B))?( \[[\d., ]+\])?")
+_NUMBER: Final = re.compile(r"[±–]?[\d.,]*( ?(s|ms|µs|%|[KMG]i?B|B))?( \[[\d., ]+\])?")
 
 
 def paragraph(text: str, kind: str = "") -> str:
@@ -32,8 +32,12 @@ def table(
     header: Sequence[str], groups: Mapping[str, Iterable[Sequence[str]]], caption: str = "", kind: str = ""
 ) -> str:
     """Rows under the names of their groups; a group without a name has no line of its own."""
+    groups = {name: list(rows) for name, rows in groups.items()}
+    every = [row for rows in groups.values() for row in rows]
+    numbers = [index > 0 and all(_NUMBER.fullmatch(row[index]) for row in every) for index in range(len(header))]
     heads = "".join(
-        f'<th scope="col"{_class("number" if index else "")}>{escape(name)}</th>' for index, name in enumerate(header)
+        f'<th scope="col"{_class("number" if number else "")}>{escape(name)}</th>'
+        for name, number in zip(header, numbers, strict=True)
     )
     bodies = []
     for name, rows in groups.items():

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Final
 
 from ringfence.bench.units import size_text
-from ringfence.report.figure import Figure, Missing, Point, counted, distinct, having, point, ratio_of, spread, verdict
+from ringfence.report.figure import (
+    Figure,
+    Missing,
+    Point,
+    counted,
+    counting,
+    distinct,
+    having,
+    point,
+    ranged,
+    ratio_of,
+    spread,
+    verdict,
+)
 from ringfence.report.labels import (
     NAIVE,
     SEALED,
@@ -34,7 +46,8 @@ def models(study: Study) -> Sequence[Figure | Missing]:
     cells = distinct(cells, lambda cell: (what(cell), cell.workers))
     if not cells:
         return [Missing("models", title, "no training step or trace was measured with default buckets")]
-    says = f"A sealed step took {spread(cells)}. {_verdicts(cells)}"
+    some, note = counting(cells)
+    says = f"A sealed step took {spread(some)}{note}. {_verdicts(cells)}"
     return [Figure("models", "across", title, says, _READING, _by_workers(cells), cells)]
 
 
@@ -68,7 +81,8 @@ def sizes(study: Study) -> Sequence[Figure | Missing]:
     numbers: dict[str, list[Point]] = {}
     for cell in sorted(found, key=lambda cell: (cell.workers, cell.size or 0)):
         numbers.setdefault(workers_text(cell), []).append(point(size_text(cell.size or 0), cell))
-    says = f"A sealed all-reduce took {spread(found)}. {_verdicts(found)}"
+    some, note = counting(found)
+    says = f"A sealed all-reduce took {spread(some)}{note}. {_verdicts(found)}"
     return [Figure("sizes", "panels", title, says, _READING, numbers, found)]
 
 
@@ -83,16 +97,17 @@ def ways(study: Study) -> Sequence[Figure | Missing]:
 
 
 def _ways(title: str, count: int, cells: list[Cell]) -> Figure:
-    over = [cell.lines[NAIVE].seconds.median / cell.lines[SEALED].seconds.median for cell in cells]
+    some, note = counting(cells)
+    over = [cell.lines[NAIVE].seconds.median / cell.lines[SEALED].seconds.median for cell in some]
     says = (
         f"With {count} workers, sealing each whole message for each hop, with nothing overlapped and nothing "
-        f"forwarded, took {_range(over)} times as long as ringfence."
+        f"forwarded, took {ranged(over)} times as long as ringfence{note}."
     )
-    bare = [cell for cell in cells if UNSEALED in cell.lines]
+    bare = [cell for cell in some if UNSEALED in cell.lines]
     if bare:
         price = [cell.lines[SEALED].seconds.median / cell.lines[UNSEALED].seconds.median for cell in bare]
         says += (
-            f" ringfence itself took {_range(price)} times as long as its own transport with a copy in the place of "
+            f" ringfence itself took {ranged(price)} times as long as its own transport with a copy in the place of "
             "encryption: the price of sealing alone."
         )
     names = [name for name in (SEALED, UNSEALED, NAIVE, "tls") if any(name in cell.lines for cell in cells)]
@@ -109,8 +124,8 @@ def rates(study: Study) -> Sequence[Figure | Missing]:
         return [Missing("rates", title, "nothing was measured between hosts with a limited rate (it needs root)")]
     parts = []
     for rate in sorted({cell.rate_bits for cell in found if cell.rate_bits}):
-        here = [ratio_of(cell).median for cell in found if cell.rate_bits == rate]
-        parts.append(f"{_range(here)} at {rate_text(rate)}")
+        some, note = counting([cell for cell in found if cell.rate_bits == rate])
+        parts.append(f"{ranged([ratio_of(cell).median for cell in some])} at {rate_text(rate)}{note}")
     says = f"Between hosts whose links are limited, sealed over plaintext: {'; '.join(parts)}."
     numbers: dict[str, list[Point]] = {}
     for cell in found:
@@ -147,15 +162,10 @@ def _verdicts(cells: Sequence[Cell]) -> str:
     """How many differ from Gloo by more than Gloo does."""
     scored = [cell for cell in cells if cell.scored]
     if not scored:
-        return "In none of these cells does Gloo read within 10 % of itself: no difference is claimed."
+        return "No difference is claimed: in none of these cells does Gloo read within 10 % of itself."
     found = [verdict(cell) for cell in scored]
     where = {"slower": "slower in", "faster": "faster in", "the same": "not to be told apart in"}
     parts = [f"{words} {found.count(each)}" for each, words in where.items() if each in found]
     unscored = len(cells) - len(scored)
     rest = f" {counted(unscored, 'cell is', 'cells are')} too noisy to count." if unscored else ""
     return f"Where Gloo reads within 10 % of itself ({counted(len(scored), 'cell')}), it is {', '.join(parts)}.{rest}"
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    return low if low == high else f"{low} to {high} (median {statistics.median(values):.2f})"

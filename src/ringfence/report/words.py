@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ringfence.report.figure import Figure, counted, distinct, having, ratio_of, verdict
+from ringfence.report.figure import Figure, counted, counting, distinct, having, ratio_of, verdict
 from ringfence.report.inside import floor_sentence
 from ringfence.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, percent, plain, what
 from ringfence.report.study import Cell, Study
@@ -35,15 +35,15 @@ def headline(study: Study) -> str:
             "plaintext Gloo read within 10 % of itself."
         )
     middle = _middle(scored)
-    much = (
-        f"{percent(abs(middle - 1))} {'longer' if middle > 1 else 'shorter'}"
-        if abs(middle - 1) >= 0.005
-        else "no longer"
-    )
+    often = f"{middle:.2f} times in {'the median of ' if len(scored) > 1 else ''}{counted(len(scored), 'cell')}"
+    if all(verdict(cell) == "the same" for cell in scored):
+        much = "as long as with plaintext Gloo, as far as can be told"
+    else:
+        much = f"{percent(abs(middle - 1))} {'longer' if middle >= 1 else 'shorter'} than with plaintext Gloo"
+    rest = len(steps) - len(scored)
+    noisy = f" {counted(rest, 'more cell was', 'more cells were')} too noisy to count." if rest else ""
     return (
-        f"On this machine a training step in which everything between workers is sealed takes {much} than with "
-        f"plaintext Gloo ({'median of ' if len(scored) > 1 else ''}{counted(len(scored), 'cell')}: {middle:.2f} "
-        "times)."
+        f"On this machine a training step in which everything between workers is sealed takes {much} ({often}).{noisy}"
     )
 
 
@@ -127,7 +127,7 @@ def _middle(cells: Iterable[Cell]) -> float:
 
 def _told_apart(steps: Sequence[Cell]) -> str:
     scored = [cell for cell in steps if cell.scored]
-    if not scored:
+    if len(scored) < 2:
         return ""
     found = [verdict(cell) for cell in scored]
     where = {"slower": "are slower", "faster": "are faster", "the same": "cannot be told from it"}
@@ -150,28 +150,24 @@ def _worst(steps: Sequence[Cell]) -> str:
 
 def _price(study: Study) -> str:
     """Sealing against a copy, over everything that was measured both ways on the loopback."""
-    cells = [cell for cell in having(study.cells, SEALED, UNSEALED) if plain(cell)]
-    price = _over(cells, SEALED, UNSEALED)
-    if not price:
-        return ""
+    cells, note = counting([cell for cell in having(study.cells, SEALED, UNSEALED) if plain(cell)])
     steps, others = (_over([c for c in cells if is_step(c) is kind], SEALED, UNSEALED) for kind in (True, False))
-    parts = [
-        f"{statistics.median(some):.2f} in {name}"
-        for some, name in ((steps, "steps"), (others, "bare collectives"))
-        if some
-    ]
+    named = ((steps, "steps"), (others, "bare collectives"))
+    parts = [f"{statistics.median(some):.2f} in {name}" for some, name in named if some]
+    if not parts:
+        return ""
     what_for = "Sealing alone (ringfence over its own transport without encryption)"
-    return f"{what_for} costs a factor of {' and '.join(parts)}, in the median."
+    return f"{what_for} costs a factor of {' and '.join(parts)}, in the median{note}."
 
 
 def _naive(study: Study) -> str:
-    cells = [cell for cell in having(study.cells, SEALED, NAIVE) if plain(cell)]
+    cells, note = counting([cell for cell in having(study.cells, SEALED, NAIVE) if plain(cell)])
     over = _over(cells, NAIVE, SEALED)
     if not over:
         return ""
     return (
         f"Sealing the naive way, each message for each hop, takes {statistics.median(over):.2f} times as long as "
-        f"ringfence in the median of {counted(len(over), 'cell')}, up to {max(over):.2f} times."
+        f"ringfence in the median of {counted(len(over), 'cell')}, up to {max(over):.2f} times{note}."
     )
 
 
