@@ -24,6 +24,7 @@ from ringfence.admission.policy import SIGNING_KINDS, Policy, Prover
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, ConfigurationError, EvidenceError, PeerLostError, ProtocolError
 from ringfence.join.collect import Collector, Outcome, attempt
+from ringfence.join.listener import listen
 from ringfence.join.membership import Membership
 from ringfence.join.parent import AddressBook, Search, Store
 from ringfence.join.peer import Peer
@@ -35,7 +36,6 @@ _log = logging.getLogger(__name__)
 
 _SUITES: Final = (keys.SUITE_AES_256_GCM,)
 _REPORT_SECONDS: Final = 1.0
-_BACKLOG: Final = 128
 _NAMED: Final = 16  # ranks in an error
 # While the roster goes down nobody is listened to: what they say is about a roster that is not judged yet. After the go,
 # what follows on a connection is the control plane's.
@@ -63,28 +63,6 @@ def join(
     run, generation = settings.run_id, settings.generation
     entry = Entry(run, generation, rank, world_size, public_key, credentials.key_digest, *link_address)
     return _Climb(store, settings, entry, credentials, private_key, timeout, table, admission).run()
-
-
-def listen(settings: Settings) -> socket.socket:
-    """A non-blocking listener on the chosen interface, in the chosen range of ports."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    trouble: str | None = None
-    for port in settings.ports or (0,):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted worker takes its port again
-        try:
-            listener.bind((settings.host, port))
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            trouble = error.strerror
-            continue
-        listener.setblocking(False)
-        return listener
-    where = f"ports {settings.ports[0]}-{settings.ports[-1]} of " if settings.ports else ""
-    raise ConfigurationError(
-        f"cannot listen on {where}{settings.host}: {trouble}; set RINGFENCE_INTERFACE or RINGFENCE_PORTS"
-    )
 
 
 class _Climb:

@@ -1,0 +1,33 @@
+"""Where others reach this worker: a port of the interface that its settings choose."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from ringfence.errors import ConfigurationError
+from ringfence.settings import Settings
+
+_BACKLOG: Final = 128
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A non-blocking listener on the chosen interface, in the chosen range of ports."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    trouble: str | None = None
+    for port in settings.ports or (0,):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted worker takes its port again
+        try:
+            listener.bind((settings.host, port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            trouble = error.strerror
+            continue
+        listener.setblocking(False)
+        return listener
+    where = f"ports {settings.ports[0]}-{settings.ports[-1]} of " if settings.ports else ""
+    raise ConfigurationError(
+        f"cannot listen on {where}{settings.host}: {trouble}; set RINGFENCE_INTERFACE or RINGFENCE_PORTS"
+    )
