@@ -134,7 +134,7 @@ def test_rows_are_found_by_their_settings(study: Path) -> None:
 def test_the_list_says_what_would_be_measured_and_for_how_long(tmp_path: Path) -> None:
     done = ringfence("study", "--list", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^\d+ cells, about [12]\d min on \d+ cores", done.stdout.splitlines()[-1])
+    assert re.search(r"^\d+ cells, about \d+ min on \d+ cores", done.stdout.splitlines()[-1])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from ringfence.bench import names
 from ringfence.bench.crew import Crew, Seat
+from ringfence.bench.hosts import Hosts
 from ringfence.bench.measure import rounds_of
 from ringfence.bench.names import ALONE, necessary_bytes
 
@@ -59,3 +63,21 @@ def test_a_collective_of_bfloat16_is_summed_rightly_by_all(crew: Crew) -> None:
     case = {"kind": "collective", "operation": "all_reduce", "size": 1 << 20, "busy": False, "wire": "bfloat16"}
     everyone = [name for name in CONTENDERS if name != ALONE]
     assert set(rounds_of(crew, {**case, "contenders": everyone})(0)) == set(everyone)
+
+
+def test_hosts_of_a_killed_study_are_removed_by_the_next() -> None:
+    """Their names say which process made them; those of a living one stay."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    orphan, living = f"rfb{ended.pid}-0", f"rfb{os.getpid()}-kept"
+    try:
+        for name in (orphan, living):
+            subprocess.run(["ip", "netns", "add", name], check=True)
+        with Hosts(2, None):
+            listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    finally:
+        for name in (orphan, living):
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)
+    assert orphan not in listed
+    assert living in listed
+    assert f"rfb{os.getpid()}-1" in listed
