@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 
 import pynvml
@@ -49,6 +50,30 @@ def test_what_is_collected_admits(driver: Driver) -> None:
     policy = Policy((NvidiaVerifier(Rules((golden,), gpus=2), lambda: mint.NOW, root=ROOT.certificate),))
     binding = Binding(b"a connection")
     assert judge(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
+
+
+def test_gpus_are_asked_for_one_connection_after_the_other(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker collects for its parent and its children at the same time; a device keeps one question in mind."""
+    busy, overlapped = threading.Lock(), threading.Event()
+    plain = driver.nvmlDeviceGetConfComputeGpuAttestationReport
+
+    def report(handle: object, out: object) -> int:
+        if not busy.acquire(blocking=False):
+            overlapped.set()
+            return plain(handle, out)
+        try:
+            overlapped.wait(0.05)  # time for another to come in between
+            return plain(handle, out)
+        finally:
+            busy.release()
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetConfComputeGpuAttestationReport", report)
+    threads = [threading.Thread(target=collect) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not overlapped.is_set()
 
 
 def test_bytes_that_a_driver_leaves_behind_do_not_travel(driver: Driver) -> None:

@@ -7,6 +7,7 @@ a GPU that others should know about.
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, cast
@@ -17,6 +18,7 @@ from ringfence.admission.proofs import gpu_chain, spdm
 from ringfence.admission.proofs.nvidia import GPUS, Gpu, pinned_root
 from ringfence.errors import AdmissionError, ConfigurationError
 
+_asking = threading.Lock()  # a GPU answers one question at a time, and a worker collects for several connections
 _ADVICE: Final = (
     "attestation needs a GPU with confidential computing (Hopper or later), switched on for it by the host, and a driver "
     "that is ready: `nvidia-smi conf-compute -f` shows its state"
@@ -59,7 +61,7 @@ def collect(nonce: bytes, library: Library, *, root: x509.Certificate | None = N
     """One report over `nonce` from every GPU. `root` is what a chain ends in and travels without; for tests."""
     if len(nonce) != spdm.NONCE_BYTES:
         raise ValueError(f"a GPU signs a nonce of {spdm.NONCE_BYTES} bytes")
-    with _session(library):
+    with _asking, _session(library):
         found = library.nvmlDeviceGetCount()
         if found not in GPUS:
             raise ConfigurationError(f"this machine has {found} GPUs; a worker shows {GPUS[0]} to {GPUS[-1]}")
