@@ -76,7 +76,7 @@ def test_a_price_in_json_adds_up() -> None:
 def test_a_sweep_with_a_chart(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "scale.svg"
-    done = ringfence("plan", "--model", "gpt2", "--hardware", "tdx-25g", "--sweep", "--chart", str(picture))
+    done = ringfence("plan", "--model", "gpt2", "--hardware", "tdx-25g", "--chart", str(picture))
     assert done.returncode == 0, done.stderr
     assert "16,384" in done.stdout
     drawn = picture.read_text()
@@ -117,8 +117,6 @@ def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
     checked = answered("plan", "validate", "--study", str(folder), folder=tmp_path)
     assert checked["scored_cells"] > 10
     assert checked["ratio"]["median_error"] < 0.1
-    text = bare("plan", "validate", "--study", str(folder), folder=tmp_path).stdout
-    assert "median error" in text
 
 
 @pytest.mark.parametrize(

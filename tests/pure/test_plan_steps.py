@@ -164,3 +164,13 @@ def test_questions_are_values() -> None:
     question = Question(GPT2, 4)
     assert replace(question, workers=8).workers == 8
     assert question.workers == 4
+
+
+def test_the_page_shows_what_the_script_writes() -> None:
+    """The quick tables; `scripts/plan-tables --check` looks at all of them."""
+    from scripts.plan_tables import PAGE, TABLES
+
+    text = PAGE.read_text()
+    assert all(f"<!-- plan: {name} -->" in text for name in TABLES)
+    for name in ("profiles", "published", "fastrack"):
+        assert TABLES[name]() in text, f"{name} is stale: run scripts/plan-tables"

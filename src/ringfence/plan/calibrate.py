@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
-from ringfence.plan.fit import Vector, minimum
+from ringfence.plan.fit import Vector, nearest
 from ringfence.plan.hardware import FIGURES, Figure, Hardware
 from ringfence.plan.predict import BASELINE, CONTENDERS, covered, predict
 from ringfence.plan.price import load
@@ -27,9 +27,8 @@ _UNSCORED: Final = 0.1  # the weight of a cell in which Gloo was too far from it
 _STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
 # Where nothing was profiled: one core of a Xeon with VAES, `ringfence bench --profile`, 2026-11-15. Their ratios matter.
 _USUAL: Final = {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.10, "reduce": 0.053, "copy": 0.05}
-_HELD: Final = (
-    0.01  # toll and cost per byte are hard to tell apart where all messages are long: then they stay near the start
-)
+# Toll and cost per byte are hard to tell apart where all messages are long: then they stay near the start.
+_HELD: Final = 0.0005
 _START: Final = (math.log(1.3), math.log(20.0), math.log(40.0), 0.0)  # factor, message, switch, exposed
 _WIDE: Final = (
     (-3.0, 4.0),
@@ -132,7 +131,7 @@ def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: s
     for operation in sorted({_operation(cell) for cell in mine} - {"", "all_reduce"}):
         some = [cell for cell in mine if _operation(cell) == operation]
         apart = f"{contender}/{operation}"
-        factor = _nearest(hardware, some, contender, apart, found[:1], found[1:], held=held / (1 + len(some)))
+        factor = _nearest(hardware, some, contender, apart, found[:1], found[1:], held=held * 0.3 / (1 + len(some)))
         ways[apart] = _figures((*factor, *found[1:]))
     return ways
 
@@ -151,23 +150,16 @@ def _nearest(
     `held` says how much they are drawn to where they start: few cells should not say much.
     """
 
-    def distance(point: Vector) -> float:
-        outside = sum(max(0.0, low - x, x - high) for x, (low, high) in zip(point, _WIDE, strict=False))
-        trial = Hardware(hardware.name, hardware.title, hardware.figures, {way: _figures(_bounded((*point, *kept)))})
-        total = weights = 0.0
-        for cell in cells:
-            weight = 1.0 if cell[contender]["scored"] else _UNSCORED
-            said = predict(trial, cell[contender], contender, alone(cell))
-            total += weight * abs(math.log(said / cell[contender]["seconds"])) ** 1.5
-            weights += weight
-        drawn = held * sum(abs(x - y) ** 1.5 for x, y in zip(point, start, strict=True))
-        return total / weights + outside + drawn
+    weights = [1.0 if cell[contender]["scored"] else _UNSCORED for cell in cells]
 
-    return _bounded(minimum(distance, start))
+    def residuals(point: Vector) -> Vector:
+        trial = Hardware(hardware.name, hardware.title, hardware.figures, {way: _figures((*point, *kept))})
+        return tuple(
+            math.log(predict(trial, cell[contender], contender, alone(cell)) / cell[contender]["seconds"])
+            for cell in cells
+        )
 
-
-def _bounded(point: Sequence[float]) -> Vector:
-    return tuple(min(max(x, low), high) for x, (low, high) in zip(point, _WIDE, strict=False))
+    return nearest(residuals, weights, start, _WIDE[: len(start)], spring=held * sum(weights))
 
 
 def _figures(point: Sequence[float]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ringfence.collectives import ScheduleId
@@ -95,8 +96,7 @@ def price(
         return FREE
     together = min(size, max(1, int(hardware["node", "workers"]) if per_node is None else per_node))
     spent = costs(hardware, way)
-    counted, alike = busiest(identifier, size)
-    loads = [load(way, each, whole) for each in counted]
+    loads, alike = _loads(way, identifier, size, whole)
     heaviest = max(loads, key=lambda each: sum(each.terms(spent, way).values()))
     cpu = heaviest.terms(spent, way)
     cores = min(max(1.0, hardware["node", "cores"]), float(together * threads))
@@ -159,7 +159,13 @@ def load(way: Way, counted: Mapping[Task, int], whole: float) -> Load:
     return Load(messages, sealed, opened, sent, received, reduced, copied)
 
 
-def _leaving(identifier: ScheduleId, size: int, together: int, loads: list[Load]) -> float:
+@lru_cache(maxsize=4096)
+def _loads(way: Way, identifier: ScheduleId, size: int, whole: float) -> tuple[tuple[Load, ...], bool]:
+    counted, alike = busiest(identifier, size)
+    return tuple(load(way, each, whole) for each in counted), alike
+
+
+def _leaving(identifier: ScheduleId, size: int, together: int, loads: tuple[Load, ...]) -> float:
     """Bytes that the busiest node sends or gets over its card."""
     if together >= size:
         return 0.0

@@ -64,7 +64,7 @@ class Validation:
 
 
 def validate(rows: Iterable[Row], seed: int = 0, cores: int = 2) -> Validation:
-    """Cells are dealt into two halves by a digest of the seed and their name; each half is predicted from the other."""
+    """Cells are dealt into two halves; each half is predicted from the other."""
     cells = {name: cell for name, cell in grouped(rows).items() if usable(cell, BASELINE)}
     halves = _halves(cells, seed)
     lines: list[Line] = []
@@ -96,12 +96,30 @@ def _line(profile: Any, name: str, cell: Mapping[str, Row], contender: str, gloo
 
 
 def _halves(cells: Mapping[str, Mapping[str, Row]], seed: int) -> tuple[list[str], list[str]]:
-    """Every other one, within each kind and number of workers, so that no half lacks a kind."""
+    """Neighbours in kind, workers and size are parted, and the seed says which of the two goes where.
 
-    def place(name: str) -> tuple[str, int, str, str]:
+    So neither half lacks a kind or ends at another size; what is asked for is the cell between, not the cell beyond.
+    """
+
+    def place(name: str) -> tuple[str, int, str, int, int, float, str]:
         row = cells[name][BASELINE]
-        digest = hashlib.sha256(f"{seed}:{name}".encode()).hexdigest()
-        return str(row["kind"]), int(row["workers"]), str(row.get("operation") or row.get("device") or ""), digest
+        what = str(row.get("operation") or row.get("device") or "")
+        bucket = float(row.get("bucket_mb") or 0)
+        return (
+            str(row["kind"]),
+            int(row["workers"]),
+            what,
+            int(row.get("hosts") or 0),
+            int(row.get("size") or 0),
+            bucket,
+            name,
+        )
 
     ordered = sorted(cells, key=place)
-    return ordered[::2], ordered[1::2]
+    halves: tuple[list[str], list[str]] = ([], [])
+    for first in range(0, len(ordered), 2):
+        side = hashlib.sha256(f"{seed}:{ordered[first]}".encode()).digest()[0] % 2
+        for name in ordered[first : first + 2]:
+            halves[side].append(name)
+            side = 1 - side
+    return halves

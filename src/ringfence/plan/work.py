@@ -79,6 +79,7 @@ def costs(hardware: Hardware, way: Way) -> Costs:
     )
 
 
+@lru_cache(maxsize=4096)
 def segments(way: Way, length: float) -> tuple[float, int]:
     """How long the pieces of a message are, and how many."""
     if not way.pipelined:
@@ -156,6 +157,7 @@ class Link(NamedTuple):
     by_segment: bool  # its segments may go on while others of it are still to come
 
 
+@lru_cache(maxsize=512)
 def chain(identifier: ScheduleId, size: int) -> tuple[Link, ...]:
     """The longest chain of messages, from the rule of each schedule; a test walks the schedules and compares."""
     if size < 2:
