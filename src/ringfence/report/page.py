@@ -80,7 +80,11 @@ def _top(study: Study, figures: Sequence[Figure | Missing]) -> Iterator[str]:
 
 
 def _section(study: Study, figure: Figure, picture: str) -> str:
-    parts = [f'<section id="{figure.name}">', f"<h2>{escape(figure.title)}</h2>", html.paragraph(figure.says)]
+    parts = [
+        f'<section id="{figure.name}" class="own-page">',
+        f"<h2>{escape(figure.title)}</h2>",
+        html.paragraph(figure.says),
+    ]
     parts += ["<figure>", picture, f'<figcaption class="reading">{escape(figure.reading)}</figcaption>', "</figure>"]
     if figure.table:
         parts.append(html.table(figure.table.header, figure.table.groups))

@@ -8,6 +8,7 @@ from typing import Any, Final
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ringfence.bench.units import size_text
@@ -125,21 +126,7 @@ def scatter(title: str, width: float) -> Chart:
             words = "10 % off" if factor < 1 else None
             axis.plot([low, high], [low * factor, high * factor], color="black", lw=0.6, ls=":", label=words)
         for index, (name, some) in enumerate(series.items()):
-            for scored in (True, False):
-                chosen = [point for point in some if point.get("scored", True) is scored]
-                if not chosen:
-                    continue
-                face = COLOURS[index % len(COLOURS)] if scored else "white"
-                axis.plot(
-                    [point["measured"] for point in chosen],
-                    [point["predicted"] for point in chosen],
-                    ls="",
-                    marker=MARKERS[index % len(MARKERS)],
-                    mec=COLOURS[index % len(COLOURS)],
-                    mfc=face,
-                    ms=5,
-                    label=name if scored else f"{name}, too noisy",
-                )
+            _cloud(axis, name, some, LOOKS.get(name, index))
         for scale in (axis.set_xscale, axis.set_yscale):
             scale("log")
         for side in (axis.xaxis, axis.yaxis):
@@ -150,10 +137,24 @@ def scatter(title: str, width: float) -> Chart:
         axis.set_xlabel("measured")
         axis.set_ylabel("predicted")
         axis.set_title(title, fontsize=11, loc="left")
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+        handles = axis.get_legend_handles_labels()[0]
+        if any(not point.get("scored", True) for point in points):
+            handles.append(
+                Line2D([], [], marker="o", mfc="white", mec="black", ls="", label="hollow: too noisy to count")
+            )
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
         return figure
 
     return draw
+
+
+def _cloud(axis: Axes, name: str, points: list[dict[str, Any]], style: int) -> None:
+    """The points of one contender; those that do not count are hollow."""
+    for scored, face in ((True, COLOURS[style]), (False, "white")):
+        chosen = [point for point in points if point.get("scored", True) is scored]
+        across, up = [point["measured"] for point in chosen], [point["predicted"] for point in chosen]
+        look: dict[str, Any] = {"marker": MARKERS[style], "mec": COLOURS[style], "mfc": face, "ls": "", "ms": 5}
+        axis.plot(across, up, label=name if scored else None, **look)
 
 
 def _seconds(value: float, _: object) -> str:
