@@ -6,6 +6,7 @@ bottom to descend to. A weak spring draws every parameter to where it starts: wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -59,7 +60,7 @@ def nearest(
 
 def _weight(residual: float) -> float:
     """With which a residual's square makes it count by the power 1.5."""
-    return max(_LEAST, abs(residual)) ** -0.5
+    return 1 / math.sqrt(max(_LEAST, abs(residual)))
 
 
 def solved(matrix: Sequence[Sequence[float]], target: Sequence[float]) -> list[float]:
