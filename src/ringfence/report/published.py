@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 READ: Final = {
-    "text": "primary text, source or data read",
-    "abstract": "abstract or opening only",
-    "second-hand": "second-hand: somebody quotes it",
-    "recomputed": "recomputed by us from the authors' data",
+    "text": "Primary text, source or data read",
+    "abstract": "Abstract or opening only",
+    "second-hand": "Second-hand: somebody quotes it",
+    "recomputed": "Recomputed by us from the authors' data",
 }
 
 
