@@ -3,7 +3,7 @@
     docs/results/samples.jsonl -> edition ─┬► tables ─► between markers in docs/what-it-costs.md and README.md
                                            └► series ─► draw ─► docs/figures/*.svg
 
-It is a script and no command of ringfence, because it writes this repository's documents and needs matplotlib; the
-package stays without it. Every picture carries a digest of the numbers it was drawn from, so that a test can tell a
+It is a script and no command of ringfence, because it writes this repository's documents; its charts are those of
+`ringfence report`. Every picture carries a digest of the numbers it was drawn from, so that a test can tell a
 stale one without drawing it.
 """
