@@ -21,11 +21,11 @@ from ringfence.plan.steps import Question, step
 from ringfence.plan.table import DEFAULT, differences, table
 from ringfence.plan.validate import Line, Validation, validate
 from ringfence.plan.work import WAYS
+from scripts.plan_samples import bench_rows
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "plan.md"
 STUDY: Final = ROOT / "docs" / "results" / "study"
-SAMPLES: Final = ROOT / "docs" / "results"
 SCALES: Final = (64, 1024, 16_384)
 SCALE_MODELS: Final = ("bert-large", "gpt2-xl", "llama-7b")
 _PLACE: Final = re.compile(r"(<!-- plan: ([a-z-]+) -->\n).*?(<!-- end of plan -->)", re.DOTALL)
@@ -52,33 +52,6 @@ def measured() -> tuple[list[dict[str, Any]], int, str]:
         2,
         "the samples of `ringfence bench` in `docs/results`: collectives only, since no step was timed alone",
     )
-
-
-def bench_rows() -> list[dict[str, Any]]:
-    """The benchmark's samples as a study would summarise them."""
-    from scripts.page.edition import read
-
-    rates = {"1gbit": 10**9, "2.5gbit": 2_500_000_000, "10gbit": 10**10}
-    rows = []
-    for result in read(SAMPLES).results:
-        case = result.case
-        if case["kind"] != "collective" or case.get("busy"):
-            continue
-        around = f"-{case['hosts']}h-{case['rate']}" if case["rate"] else ""
-        profiled = "-profiled" if "ringfence-profiled" in case["contenders"] else ""
-        name = f"{case['operation']}-{case['size'] >> 10}KiB-{case['workers']}w{around}{profiled}"
-        for line in result.lines:
-            shares = line.stages or {}
-            stages = {f"stage_{stage}": share * line.seconds * 1e9 for stage, share in shares.items()}
-            row = {
-                "cell": name,
-                "contender": line.contender,
-                "seconds": line.seconds,
-                "ratio": line.ratio.median,
-                **stages,
-            }
-            rows.append({**row, **case, "rate_bits": rates.get(case["rate"]), "scored": result.resolution <= 0.10})
-    return rows
 
 
 @cache

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import plan_views
+from ringfence.cli import plan_checks, plan_views
 from ringfence.errors import ConfigurationError
 from ringfence.plan import hardware, models
 
@@ -173,13 +173,13 @@ def run_validate(options: argparse.Namespace) -> int:
 
     rows, cores, _ = read_study(options.study, options.cores)
     found = validate(rows, options.seed, cores)
-    print(json.dumps(found.as_json(), indent=2) if options.json else plan_views.validation_text(found))
+    print(json.dumps(found.as_json(), indent=2) if options.json else plan_checks.validation_text(found))
     return 0
 
 
 def run_published(options: argparse.Namespace) -> int:
     """The model beside what others measured."""
-    print(json.dumps(plan_views.published_json(), indent=2) if options.json else plan_views.published_text())
+    print(json.dumps(plan_checks.published_json(), indent=2) if options.json else plan_checks.published_text())
     return 0
 
 
@@ -193,9 +193,9 @@ def run_table(options: argparse.Namespace) -> int:
     proposed = table(profile, groups)
     found = differences(profile, groups, proposed)
     print(
-        json.dumps(plan_views.table_json(proposed, found), indent=2)
+        json.dumps(plan_checks.table_json(proposed, found), indent=2)
         if options.json
-        else plan_views.table_text(proposed, found)
+        else plan_checks.table_text(proposed, found)
     )
     return 0
 

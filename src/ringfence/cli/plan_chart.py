@@ -39,6 +39,7 @@ def draw(profile: Hardware, plans: Sequence[Plan], path: Path) -> None:
             axis.plot(workers, lines[name], color=colour, marker=marker, ls=dashes, label=label, markersize=5)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.set_xticks(workers, [f"{count:,}" for count in workers], rotation=45)
         axis.set_xlabel("workers")
         axis.set_ylabel("seconds a step, predicted")

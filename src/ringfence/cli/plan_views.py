@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ringfence.plan.models import Model
     from ringfence.plan.recommend import Plan
     from ringfence.plan.steps import Question, Step
-    from ringfence.plan.table import Difference
-    from ringfence.plan.validate import Validation
 
 _NAMES = {
     "gloo": "plaintext Gloo",
@@ -61,19 +59,25 @@ def plan_text(profile: Hardware, plan: Plan) -> str:
     """One point: the ways, what the sealed one is made of, and what to change."""
     lines = [f"{question_text(plan.question)}, {plan.question.workers:,} workers", f"on {profile.title}", ""]
     lines += [_ways_text(plan.ways), "", _terms_text(plan.ways["ringfence"]), ""]
-    lines.append(f"sealing costs {plan.overhead - 1:+.1%} over the same schedules in the clear")
+    what = "confidential mode and sealing cost" if profile["crossing", "rate"] else "sealing costs"
+    lines.append(f"{what} {plan.overhead - 1:+.1%} over the same schedules in the clear")
     if plan.advice:
         lines += ["", "recommended, each on top of the one before:", _advice_text(plan)]
         built = [each for each in plan.advice if each.built]
         if built:
             tuned = plan.tuned["ringfence"].seconds
-            lines.append(f"with what the runtime can do today: {seconds_text(tuned)} a step, sealing {plan.tuned_overhead - 1:+.1%}")
+            lines.append(
+                f"with what the runtime can do today: {seconds_text(tuned)} a step, sealing {plan.tuned_overhead - 1:+.1%}"
+            )
         if len(built) < len(plan.advice):
             lines.append(f"with all of it: {seconds_text(plan.all_levers.seconds)} a step")
     else:
         lines += ["", "recommended: change nothing; no other setting saves a hundredth"]
     assumed = profile.assumed()
-    lines += ["", f"{len(assumed)} of {len(FIGURES)} figures of this profile are assumed: `ringfence plan hardware {profile.name}`"]
+    lines += [
+        "",
+        f"{len(assumed)} of {len(FIGURES)} figures of this profile are assumed: `ringfence plan hardware {profile.name}`",
+    ]
     return "\n".join([*lines, *profile.notes])
 
 
@@ -107,13 +111,27 @@ def _terms_text(step: Step) -> str:
 def _advice_text(plan: Plan) -> str:
     rows = [["  lever", "set it to", "saves", "today", "because"]]
     for each in plan.advice:
-        rows.append([f"  {each.lever}", each.value, share_text(each.gain), "yes" if each.built else "not built", each.why])
+        rows.append(
+            [f"  {each.lever}", each.value, share_text(each.gain), "yes" if each.built else "not built", each.why]
+        )
     return table_of(rows)
 
 
 def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
     """All scales: the sealed step, its price over plaintext, and what is recommended there."""
-    rows = [["workers", "plaintext", "ringfence", "over it", "hop by hop", "dominated by", "tuned", "over plaintext", "recommended"]]
+    rows = [
+        [
+            "workers",
+            "plaintext",
+            "ringfence",
+            "over it",
+            "hop by hop",
+            "dominated by",
+            "tuned",
+            "over plaintext",
+            "recommended",
+        ]
+    ]
     for plan in plans:
         sealed = plan.ways["ringfence"]
         rows.append(
@@ -205,98 +223,10 @@ def profile_text(profile: Hardware) -> str:
 def profile_json(profile: Hardware) -> dict[str, Any]:
     figures = {f"{a}.{b}": {"unit": FIGURES[a, b][0], **asdict(figure)} for (a, b), figure in profile.figures.items()}
     ways = {way: dict(fitted) for way, fitted in profile.ways.items()}
-    return {"name": profile.name, "title": profile.title, "figures": figures, "ways": ways, "notes": list(profile.notes)}
-
-
-def validation_text(found: Validation) -> str:
-    """All predictions, those that are scored marked, and what they come to."""
-    rows = [["cell", "contender", "scored", "measured", "predicted", "error", "ratio", "predicted", "error"]]
-    for line in found.lines:
-        rows.append(
-            [
-                line.cell,
-                line.contender,
-                "yes" if line.scored else "no",
-                seconds_text(line.measured),
-                seconds_text(line.predicted),
-                share_text(line.error),
-                f"{line.measured_ratio:.2f}",
-                f"{line.predicted_ratio:.2f}",
-                share_text(line.ratio_error),
-            ]
-        )
-    return f"{table_of(rows)}\n\n{validation_summary(found)}"
-
-
-def validation_summary(found: Validation) -> str:
-    seconds, ratios = found.errors(ratios=False), found.errors(ratios=True)
-    return (
-        f"{found.cells} cells, {found.scored_cells} of them scored (Gloo within 10 % of itself); each predicted from the other half\n"
-        f"ratio to Gloo: median error {share_text(ratios[0])}, worst {share_text(ratios[1])}\n"
-        f"seconds:       median error {share_text(seconds[0])}, worst {share_text(seconds[1])}"
-    )
-
-
-def published_json() -> dict[str, Any]:
-    from ringfence.plan import published
-
     return {
-        "lee": {"published": published.PUBLISHED, "predicted": [asdict(each) for each in published.gpt2_xl()]},
-        "fastrack": {"inputs": published.FASTRACK_INPUTS, "predicted": [asdict(each) for each in published.fastrack()]},
+        "name": profile.name,
+        "title": profile.title,
+        "figures": figures,
+        "ways": ways,
+        "notes": list(profile.notes),
     }
-
-
-def published_text() -> str:
-    """Predictions beside publications, and what had to be assumed."""
-    from ringfence.plan import hardware, published
-
-    says = published.PUBLISHED
-    rows = [["samples, plain link", "plain step", "default buckets", "published", "one bucket", "published", "toll implied", "rate implied"]]
-    for each in published.gpt2_xl():
-        toll, rate = each.implied
-        rows.append(
-            [
-                f"{each.samples}, {each.link}",
-                seconds_text(each.plain),
-                f"{each.slowdown['default']:.1f}",
-                f"{says['default']}",
-                f"{each.slowdown['enlarged']:.1f}",
-                f"{says['enlarged']}",
-                seconds_text(toll),
-                f"{rate / 1e9:.0f} GB/s",
-            ]
-        )
-    steps = [["Fastrack's fixes, one by one", "s/GB", "over plain copy", "time saved"]]
-    for stage in published.fastrack():
-        steps.append([stage.name, f"{stage.seconds_per_gb:.3f}", f"{stage.slowdown:.1f}", share_text(stage.reduction)])
-    assumed = [f"  {key}: {why}" for key, why in hardware.load("h100-cc").assumed().items() if key.startswith(("cross", "comp"))]
-    inputs = [f"  {name}: {what}" for name, what in published.FASTRACK_INPUTS.items()]
-    return "\n".join(
-        [
-            "GPT-2 XL on four GPUs, every hop sealed (Lee et al., arXiv 2501.11771 v3; abstract and opening read), times the plain step",
-            table_of(rows),
-            "implied: the toll and the rate of a crossing that would make both published figures true at once",
-            "", table_of(steps),
-            "published (abstract read): communication 12.69 to 33.53 times the plain one; up to 84.6 % less run time with all three",
-            "", "assumed:", *assumed, *inputs,
-        ]
-    )  # fmt: skip
-
-
-def table_json(proposed: Any, found: Sequence[Difference]) -> dict[str, Any]:
-    from ringfence.plan.table import DEFAULT
-
-    return {"default": asdict(DEFAULT), "proposed": asdict(proposed), "differences": [asdict(each) for each in found]}
-
-
-def table_text(proposed: Any, found: Sequence[Difference]) -> str:
-    from ringfence.plan.table import DEFAULT
-
-    rows = [["threshold", "default", "by the model"]]
-    mine, default = asdict(proposed), asdict(DEFAULT)
-    rows += [[name, f"{default[name]:,}", f"{mine[name]:,}"] for name in default]
-    where = [["collective", "workers", "bytes", "default", "by the model", "saves"]]
-    where += [
-        [d.collective, f"{d.workers:,}", f"{d.bytes:,}", d.default, d.proposed, share_text(d.gain)] for d in found
-    ]
-    return f"{table_of(rows)}\n\n{table_of(where) if found else 'both choose the same everywhere'}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from ringfence.plan.hardware import Hardware
 from ringfence.plan.steps import FLAT, Question, Step, hierarchical_possible, step
@@ -62,13 +62,15 @@ def plan(hardware: Hardware, question: Question) -> Plan:
     ways = _priced(hardware, question)
     now, best, advice = ways["ringfence"], question, []
     tuned = question
-    for lever, built, choices in _levers(hardware):
-        found = _better(hardware, best, now, _FIELDS[lever], choices)
+    for built, choices in _levers(hardware, question):
+        found = _better(hardware, best, now, choices)
         if found is None:
             continue
         better, priced = found
-        value = _value_text(lever, getattr(better, _FIELDS[lever]))
-        advice.append(Advice(lever, value, 1 - priced.seconds / now.seconds, built, _why(lever, now, priced)))
+        changed = [lever for lever, field in _FIELDS.items() if getattr(better, field) != getattr(best, field)]
+        value = ", ".join(_value_text(lever, getattr(better, _FIELDS[lever])) for lever in changed)
+        gain = 1 - priced.seconds / now.seconds
+        advice.append(Advice(" and ".join(changed), value, gain, built, _why(now, priced)))
         best, now = better, priced
         if built:
             tuned = better
@@ -94,33 +96,30 @@ def _priced(hardware: Hardware, question: Question) -> dict[str, Step]:
     return {name: step(hardware, WAYS[name], question) for name in names}
 
 
-_FIELDS: Final = {"bucket": "cap_mib", "schedule": "strategy", "threads": "threads"}
+_FIELDS: Final = {"schedule": "strategy", "bucket": "cap_mib", "threads": "threads"}
 
 
-def _levers(hardware: Hardware) -> Iterator[tuple[str, bool, tuple[object, ...]]]:
-    """In turn: the lever, whether the runtime has it today, and its positions."""
-    yield "schedule", True, tuple(FLAT)
-    yield "bucket", True, CAPS
-    yield "schedule", False, ("hierarchical",)
-    yield "bucket", False, CAPS  # again: two levels may want others
+def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list[dict[str, Any]]]]:
+    """In turn: whether the runtime has it today, and its positions. Schedule and bucket size are looked for together."""
+    flat = dict.fromkeys((question.strategy, *FLAT))
+    yield True, [{"strategy": name, "cap_mib": cap} for name in flat for cap in CAPS]
+    if hierarchical_possible(hardware, question.workers):
+        yield False, [{"strategy": "hierarchical", "cap_mib": cap} for cap in CAPS]
     per_worker = max(1.0, hardware["node", "cores"] / max(1.0, hardware["node", "workers"]))
-    yield "threads", False, tuple(count for count in THREADS if count <= per_worker)
+    yield False, [{"threads": count} for count in THREADS if count <= per_worker]
 
 
 def _better(
-    hardware: Hardware, question: Question, now: Step, field: str, choices: tuple[object, ...]
+    hardware: Hardware, question: Question, now: Step, choices: list[dict[str, Any]]
 ) -> tuple[Question, Step] | None:
-    """The first choice within a hundredth of the best one, if it saves enough at all."""
-    priced = []
-    for choice in choices:
-        if choice == "hierarchical" and not hierarchical_possible(hardware, question.workers):
-            continue
-        asked = replace(question, **{field: choice})  # type: ignore[arg-type]
-        priced.append((asked, step(hardware, WAYS["ringfence"], asked)))
-    if not priced:
-        return None
+    """Of all within half a hundredth of the best, the one that changes least; if it saves enough at all."""
+    asked = [replace(question, **choice) for choice in choices]
+    priced = [(each, step(hardware, WAYS["ringfence"], each)) for each in asked]
     least = min(each.seconds for _, each in priced)
-    chosen = next((asked, each) for asked, each in priced if each.seconds <= least * (1 + _WORTH / 2))
+    near = [(each, found) for each, found in priced if found.seconds <= least * (1 + _WORTH / 2)]
+    chosen = min(
+        near, key=lambda pair: sum(getattr(pair[0], field) != getattr(question, field) for field in _FIELDS.values())
+    )
     return chosen if chosen[1].seconds < now.seconds * (1 - _WORTH) else None
 
 
@@ -140,10 +139,9 @@ def _value_text(lever: str, value: object) -> str:
     return str(value)
 
 
-def _why(lever: str, before: Step, after: Step) -> str:
-    if lever == "bucket":
-        return f"{before.buckets} buckets become {after.buckets}"
-    return f"{before.communication.dominant} dominated, now {after.communication.dominant}"
+def _why(before: Step, after: Step) -> str:
+    counts = f"{before.buckets} buckets become {after.buckets}; " if before.buckets != after.buckets else ""
+    return f"{counts}{before.communication.dominant} dominated, now {after.communication.dominant}"
 
 
 def sweep(hardware: Hardware, question: Question, workers: tuple[int, ...] = WORKERS) -> list[Plan]:
