@@ -148,7 +148,8 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
             ]
         )
     head = f"{question_text(plans[0].question)}\non {profile.title}\n"
-    return f"{head}\n{table_of(rows)}\n\n* not built yet, and not in `tuned`. Assumed figures: `ringfence plan hardware {profile.name}`"
+    foot = f"* not built yet, and not in `tuned`. Assumed figures: `ringfence plan hardware {profile.name}`"
+    return f"{head}\n{table_of(rows)}\n\n{foot}"
 
 
 def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
@@ -194,9 +195,16 @@ def models_text(found: Sequence[Model]) -> str:
 
 def models_json(found: Sequence[Model]) -> list[dict[str, Any]]:
     return [
-        {"name": m.name, "parameters": m.elements, "tensors": len(m.parameters), "forward_flops": m.forward_flops, "sample": m.sample, "source": m.source}
-        for m in found
-    ]  # fmt: skip
+        {
+            "name": each.name,
+            "parameters": each.elements,
+            "tensors": len(each.parameters),
+            "forward_flops": each.forward_flops,
+            "sample": each.sample,
+            "source": each.source,
+        }
+        for each in found
+    ]
 
 
 def profiles_text(profiles: Sequence[Hardware]) -> str:
