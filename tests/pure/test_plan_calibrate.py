@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import ConfigurationError
+from ringfence.plan import models
 from ringfence.plan.calibrate import calibrate, grouped
 from ringfence.plan.fit import nearest, solved
 from ringfence.plan.hardware import dump, parse
@@ -84,6 +85,19 @@ def test_slow_links_between_hosts_are_the_limit() -> None:
     slow = {**case, "hosts": 4, "rate_bits": 10**9}
     wire = 2 * 3 / 4 * (25 << 20) * 8 / 1e9
     assert predict(machine(), slow, "ringfence") == pytest.approx(wire * 1514 / 1448, rel=0.05)
+
+
+def test_a_step_that_computes_long_enough_does_not_notice_slow_links() -> None:
+    case = next(case for case in cases() if case["kind"] == "trace" and case["workers"] == 2)
+    slow = {**case, "hosts": 2, "rate_bits": 10**9}
+    wire = case_bytes(case) * 8 / 1e9 * 1514 / 1448
+    assert predict(machine(), slow, "ringfence", alone=100.0) == pytest.approx(100.0, rel=0.05)
+    assert predict(machine(), slow, "ringfence", alone=0.1) == pytest.approx(wire, rel=0.1)
+
+
+def case_bytes(case: dict[str, object]) -> int:
+    """What a worker of two sends in a step: every gradient once."""
+    return models.load(str(case["model"])).elements * 4
 
 
 @settings(max_examples=25, deadline=None)

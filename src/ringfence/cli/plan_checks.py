@@ -97,7 +97,7 @@ def published_text() -> str:
             table_of(rows),
             "implied: the toll and the rate of a crossing that would make both published figures true at once",
             "", table_of(steps),
-            "published (abstract read): communication 12.69 to 33.53 times the plain one; with all three up to 84.6 % less run time",
+            "published (abstract read): communication 12.69 to 33.53 times the plain one; up to 84.6 % less run time",
             "", "assumed:", *assumed, *inputs,
         ]
     )  # fmt: skip

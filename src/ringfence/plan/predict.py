@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -45,7 +45,7 @@ def predict(hardware: Hardware, case: Case, contender: str, alone: float | None 
         raise ConfigurationError(f"the model does not cover {contender} in a cell of kind {case['kind']}")
     workers = int(case["workers"])
     if case["kind"] == "collective":
-        return _over(hardware, case, lambda here, per_node: _collective(here, case, contender, per_node).seconds)
+        return _over(hardware, case, 0.0, lambda here, per_node: _collective(here, case, contender, per_node).seconds)
     if alone is None:
         raise ConfigurationError("a step is predicted from what it takes alone: measure the contender `alone` too")
     scale = case.get("scaled") or 1.0
@@ -53,7 +53,7 @@ def predict(hardware: Hardware, case: Case, contender: str, alone: float | None 
     wire = 2 if case.get("wire") == "bfloat16" else 4
     question = Question(models.load(case["model"]), workers, case.get("bucket_mb"), strategy="table", wire_bytes=wire)
     way = WAYS[contender]
-    return _over(hardware, case, lambda here, per_node: replayed(here, way, made, question).seconds)
+    return _over(hardware, case, alone, lambda here, per_node: replayed(here, way, made, question).seconds)
 
 
 def way_of(hardware: Hardware, contender: str, operation: str) -> Way:
@@ -82,12 +82,16 @@ def _collective(hardware: Hardware, case: Case, contender: str, per_node: int) -
     return price(hardware, way, identifier, workers, size, per_node=per_node)
 
 
-def _over(hardware: Hardware, case: Case, seconds: Any) -> float:
-    """Between hosts with limited links, the slower of the cores that all hosts share here and the links."""
+def _over(hardware: Hardware, case: Case, alone: float, seconds: Callable[[Hardware, int], float]) -> float:
+    """Between hosts with limited links, the slower of the cores that all hosts share here and the links.
+
+    What is compared is what communication adds; where both add about the same, it is a little more than either.
+    """
     workers, hosts, rate = int(case["workers"]), int(case.get("hosts") or 0), case.get("rate_bits")
     cores = seconds(hardware, workers)
     if not hosts or not rate:
-        return float(cores)
+        return cores
     each = -(-workers // hosts)
     limited = hardware.with_values(network_rate=rate / 1e9, node_workers=each, node_cores=1e6)
-    return float((cores**_SHARP + seconds(limited, each) ** _SHARP) ** (1 / _SHARP))
+    one, other = (max(0.0, found - alone) for found in (cores, seconds(limited, each)))
+    return alone + float((one**_SHARP + other**_SHARP) ** (1 / _SHARP))
