@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
 import sys
@@ -89,6 +90,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         document = {
             "machine": facts,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "proof": options.proof,
             "worlds": [cost.as_json() for cost in costs],
             "predicted": [cost.as_json() for cost in predicted],

@@ -1,0 +1,167 @@
+"""`scripts/admission`: put the tables of what admission costs into docs/benchmark.md; --check says whether they are stale.
+
+They come from docs/results: admission.json, admission-certificate.json and admission-everybody.json are what `ringfence bench
+admission --json` printed, first-contact.json is what scripts/first_contact.py did. Nobody types a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from ringfence.bench.units import size_text, time_text
+
+ROOT: Final = Path(__file__).parents[1]
+RESULTS: Final = ROOT / "docs" / "results"
+PAGE: Final = ROOT / "docs" / "benchmark.md"
+
+_PLACE: Final = re.compile(r"(<!-- admission: ([a-z-]+) -->\n).*?(<!-- end of admission -->)", re.DOTALL)
+_HEAD: Final = [
+    "| workers | depth | handshakes a worker, mean (most) | sent by a worker, mean (most) | CPU of a worker, mean "
+    "| of rank 0 | CPU time on the longest way |",
+    "|---:|---:|---:|---:|---:|---:|---:|",
+]
+
+Results = dict[str, Any]  # name of a file: what it holds
+
+
+def read(folder: Path) -> Results:
+    names = ("admission", "admission-certificate", "admission-everybody", "first-contact")
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
+
+
+def filled(page: str, results: Results) -> str:
+    """The page with fresh tables at its markers; a marker that names no table is a mistake."""
+    return _PLACE.sub(lambda place: f"{place[1]}{TABLES[place[2]](results)}\n{place[3]}", page)
+
+
+# -- tables ---------------------------------------------------------------------------------------------------------
+
+
+def _worlds(results: Results) -> str:
+    found = results["admission"]
+    machine = found["machine"]
+    version = " ".join(machine["openssl"].split()[:2])
+    lines = [
+        f"The second command, on {machine['cores']} cores of an {machine['cpu']} that others were using too "
+        f"({machine['kernel']}, Python {machine['python']}, {version}), on {found['date']}:",
+        "",
+        *_HEAD,
+        *(_row(each) for each in found["worlds"]),
+        *(_row(each, ", predicted") for each in found["predicted"]),
+        "",
+        _processes(found["processes"]),
+    ]
+    return "\n".join(lines)
+
+
+def _row(cost: Any, note: str = "") -> str:
+    cells = (
+        f"{cost['workers']:,}{note}",
+        str(cost["depth"]),
+        f"{cost['handshakes_mean']:.2f} ({cost['handshakes_max']})",
+        f"{size_text(cost['bytes_mean'])} ({size_text(cost['bytes_max'])})",
+        time_text(cost["cpu_seconds"]),
+        time_text(sum(cost["cpu_root"].values())),
+        time_text(cost["way_seconds"]),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _processes(joins: Any) -> str:
+    seconds = sorted(each["seconds"] for each in joins["rounds"])
+    cpu = statistics.median(each["cpu"] for each in joins["rounds"]) / joins["workers"]
+    return (
+        f"{joins['workers']} processes: {statistics.median(seconds):.2f} s (median of {len(seconds)} joins, "
+        f"{seconds[0]:.2f} to {seconds[-1]:.2f}) from the word to join until the last was in; {time_text(cpu)} of CPU each."
+    )
+
+
+def _fit(results: Results) -> str:
+    """How far the fit was off for the largest world, made from the smaller ones."""
+    found = results["admission"]
+    measured, fitted = found["worlds"][-1], found["last_world_predicted_from_the_others"]
+    handshake = measured["cpu_mean"]["handshakes"] / measured["handshakes_mean"]
+    each = (measured["cpu_mean"]["roster"] + measured["cpu_mean"]["check"]) / measured["workers"]
+    return (
+        "A worker makes the same few handshakes in a world of any size, "
+        f"{time_text(handshake)} each in that of {measured['workers']:,}. What grows is the roster: "
+        f"{measured['bytes_mean'] / measured['workers']:.0f} bytes and {time_text(each)} for each worker in it. "
+        f"Made from the smaller worlds for {measured['workers']:,}, the prediction was "
+        f"{_off(fitted, measured, 'cpu_seconds')} in CPU time and {_off(fitted, measured, 'bytes_mean')} in bytes."
+    )
+
+
+def _off(fitted: Any, measured: Any, what: str) -> str:
+    off = fitted[what] / measured[what] - 1
+    return f"{abs(off):.1%} {'low' if off < 0 else 'high'}"
+
+
+def _everybody(results: Results) -> str:
+    found = results["admission-everybody"]
+    world = found["worlds"][0]
+    return "\n".join(
+        (
+            f"With every one of {world['judges']:,} workers parsing and judging the whole roster (`--judges 0`):",
+            "",
+            *_HEAD,
+            _row(world),
+        )
+    )
+
+
+def _certificates(results: Results) -> str:
+    found = results["admission-certificate"]
+    measured, fitted = found["worlds"][-1], found["last_world_predicted_from_the_others"]
+    rows = (*(_row(each) for each in found["worlds"]), *(_row(each, ", predicted") for each in found["predicted"]))
+    fit = f"this fit was {_off(fitted, measured, 'cpu_seconds')} in CPU time"
+    note = f"(Made for {measured['workers']:,} from the smaller worlds, {fit}.)"
+    return "\n".join((*_HEAD, *rows, "", note))
+
+
+def _contact(results: Results) -> str:
+    found = results["first-contact"]
+    lines = ["| proof | CPU of both ends (quartiles) | bytes of both ends |", "|---|---:|---:|"]
+    for name, cost in found["first_contact"].items():
+        low, high = cost["cpu_seconds_quartiles"]
+        cpu = f"{time_text(cost['cpu_seconds'])} ({time_text(low)} to {time_text(high)})"
+        lines.append(f"| {name} | {cpu} | {cost['bytes']:,} |")
+    link = found["first_link"]
+    lines += [
+        "",
+        f"The first link itself, with a group's opening: {time_text(link['cpu_seconds'])} and {link['bytes']:,} bytes.",
+    ]
+    return "\n".join(lines)
+
+
+TABLES: Final[dict[str, Callable[[Results], str]]] = {
+    "worlds": _worlds,
+    "fit": _fit,
+    "everybody": _everybody,
+    "certificates": _certificates,
+    "first-contact": _contact,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/admission", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is stale")
+    options = parser.parse_args()
+    before = PAGE.read_text()
+    after = filled(before, read(RESULTS))
+    if options.check:
+        print("all is fresh" if before == after else f"{PAGE.name} is stale: scripts/admission writes it")
+        return int(before != after)
+    PAGE.write_text(after)
+    print(f"wrote {PAGE.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""The tables of what admission costs: written from results, never typed, and the page shows the results that lie beside it."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+
+from scripts.admission_tables import PAGE, RESULTS, TABLES, filled, read
+
+
+def test_the_page_shows_the_results_that_lie_beside_it() -> None:
+    assert PAGE.read_text() == filled(PAGE.read_text(), read(RESULTS)), "run scripts/admission"
+
+
+def test_every_table_has_its_place_and_every_place_its_table() -> None:
+    assert re.findall(r"<!-- admission: ([a-z-]+) -->", PAGE.read_text()) == [
+        "worlds", "fit", "certificates", "everybody", "first-contact",
+    ]  # fmt: skip
+    assert set(re.findall(r"<!-- admission: ([a-z-]+) -->", PAGE.read_text())) == set(TABLES)
+    with pytest.raises(KeyError, match="nonsense"):
+        filled("<!-- admission: nonsense -->\nold\n<!-- end of admission -->", read(RESULTS))
+
+
+def test_other_results_make_the_page_stale() -> None:
+    """So that the check can fail."""
+    page, results = PAGE.read_text(), read(RESULTS)
+    for name, change in {
+        "admission": lambda found: found["worlds"][-1].update(cpu_seconds=99.0),
+        "admission-certificate": lambda found: found["predicted"][0].update(way_seconds=99.0),
+        "admission-everybody": lambda found: found["worlds"][0].update(bytes_mean=1.0),
+        "first-contact": lambda found: found["first_contact"]["TDX"].update(bytes=1),
+    }.items():
+        changed = copy.deepcopy(results)
+        change(changed[name])
+        assert filled(page, changed) != page, name
+
+
+def test_everybody_judged_in_the_largest_world() -> None:
+    world = read(RESULTS)["admission-everybody"]["worlds"][0]
+    assert world["judges"] == world["workers"] == 4096
