@@ -149,6 +149,8 @@ class Loop:
             raise
         finally:
             self._driver = 0
+            if not (self._asked or self.engine.busy()):
+                self._haste.end()  # the background thread may have slept through what another thread woke it for
             self._lock.release()
             if self._asked or self.engine.busy():
                 self.wake()
@@ -224,6 +226,7 @@ class Loop:
         self.wake()
         if threading.current_thread() is not self._thread and not interrupting:
             self._thread.join(timeout=5)
+        self._haste.end()  # and that thread may have ended before it was woken
         leaves_to_children(self)  # the numbers of its descriptors will be somebody else's
         for edge in self._edges:
             edge.close()

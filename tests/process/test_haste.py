@@ -1,0 +1,62 @@
+"""While asynchronous work is in flight the interpreter switches threads often; afterwards as the user had it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+from tests.pool import Pool
+
+_SHORT = 51e-6
+_USUAL = 0.004
+
+
+def from_two_threads() -> list[float]:
+    """Asynchronous collectives of two threads at once, some of them waited for by driving: the interval before and after."""
+    sys.setswitchinterval(_USUAL)
+    groups = [dist.new_group(), dist.new_group()]
+
+    def work(group: dist.ProcessGroup) -> None:
+        for size in (10, 100_000, 10, 3_000_000):
+            works = [dist.all_reduce(torch.ones(size), group=group, async_op=True) for _ in range(5)]
+            for each in works:
+                each.wait()
+
+    threads = [threading.Thread(target=work, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [_USUAL, _settled()]
+
+
+def in_flight() -> float:
+    """What it is right after something was begun: the loop must get the lock while this thread computes."""
+    sys.setswitchinterval(_USUAL)
+    work = dist.all_reduce(torch.ones(3_000_000), async_op=True)
+    interval = sys.getswitchinterval()
+    work.wait()
+    _settled()
+    return interval
+
+
+def _settled() -> float:
+    """The loop's thread ends it when nothing is left to do, which may be a moment after the last wait."""
+    limit = time.monotonic() + 10
+    idle = threading.Event()
+    while sys.getswitchinterval() < _SHORT and time.monotonic() < limit:
+        idle.wait(0.001)
+    return sys.getswitchinterval()
+
+
+def test_it_is_as_before_when_all_is_done(pool: Pool) -> None:
+    for before, after in pool.check(from_two_threads, world=2):
+        assert abs(after - before) < 1e-6
+
+
+def test_it_is_short_from_the_moment_work_is_handed_over(pool: Pool) -> None:
+    assert all(interval < _SHORT for interval in pool.check(in_flight, world=2))
