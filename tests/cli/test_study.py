@@ -116,6 +116,66 @@ def test_a_second_run_computes_nothing_new(study: Path) -> None:
     assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files} == before
 
 
+def of_another_machine(line: str) -> str:
+    """A line of a raw file as if another machine had measured it."""
+    record = json.loads(line)
+    record["run"] = "0" * 8
+    if "case" in record:
+        record["case"]["machine"] = "elsewhere"
+    return json.dumps(record) + "\n"
+
+
+def machines_in(results: Path) -> set[tuple[str, int]]:
+    rows = json.loads((results / "summary" / "cells.json").read_text())
+    return {("elsewhere" if row["machine"] == "elsewhere" else "here", row["rounds"]) for row in rows}
+
+
+def test_back_where_everything_was_measured_its_rounds_are_shown_again(study: Path) -> None:
+    results = study / "back"
+    shutil.copytree(study / "results" / "raw", results / "raw")
+    for file in (results / "raw").iterdir():  # meanwhile another machine measured all cells, with a round less
+        begin, *lines = file.read_text().splitlines()
+        rounds = [line for line in lines if "case" in json.loads(line)]
+        file.write_text(file.read_text() + "".join(map(of_another_machine, [begin, *rounds[:-1]])))
+    assert ringfence("study", "rebuild", "--results", str(results)).returncode == 0
+    assert machines_in(results) == {("elsewhere", 7)}
+    done = ringfence("study", "--grid", str(study / "grid.toml"), "--results", str(results))
+    assert done.returncode == 0, done.stderr
+    assert "3 cells were shown as measured on another machine or with other code" in done.stderr
+    assert "nothing new" not in done.stderr
+    assert "  8 rounds, Gloo / Gloo" in done.stdout
+    assert machines_in(results) == {("here", 8)}
+    before = layers(results)
+    for name in LAYERS:
+        (results / name).unlink()
+    assert ringfence("study", "rebuild", "--results", str(results)).returncode == 0
+    assert layers(results) == before
+
+
+def test_new_code_stopped_on_the_way_leaves_what_was_shown(study: Path) -> None:
+    results = study / "changed"
+    (results / "raw").mkdir(parents=True)
+    for file in (study / "results" / "raw").glob("*64KiB*"):
+        lines = "".join(map(of_another_machine, file.read_text().splitlines()))
+        (results / "raw" / file.name).write_text(lines)
+    small = study / "small.toml"
+    small.write_text(GRID.partition('[[cells]]\nkind = "trace"')[0].replace('"4KiB", ', ""))
+    arguments = ("--grid", str(small), "--results", str(results))
+    process, terminal = start(*arguments)
+    try:
+        read_until(terminal, "░ 3/8")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        os.close(terminal)
+    assert ringfence("study", "rebuild", "--results", str(results)).returncode == 0
+    assert machines_in(results) == {("elsewhere", 8)}
+    done = ringfence("study", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "1 of them are shown as measured on another machine or with other code, each until" in done.stderr
+    assert machines_in(results) == {("here", 8)}
+
+
 def test_rows_are_found_by_their_settings(study: Path) -> None:
     results = ("--results", str(study / "results"), "--json")
     done = ringfence("study", "query", "--model", "resnet50", "--contender", "alone,ringfence-profiled", *results)

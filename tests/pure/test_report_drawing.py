@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -92,6 +93,13 @@ def test_a_picture_inside_the_page_says_what_it_shows_and_shares_no_id(tmp_path:
         assert 'role="img"' in svg
         assert not re.search(r"^<svg[^>]*\s(width|height)=", svg)
     assert f'<desc id="ways-2-desc">{FIGURES["ways-2"].says}</desc>' in one
+
+
+@pytest.mark.parametrize("name", ["", "../ways", "ways 2", 'a"><b>', "Ways", "ways-\\g<1>", "ways-2\n"])
+def test_what_could_be_more_than_a_name_draws_nothing(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="names no figure"):
+        draw(replace(FIGURES["models"], name=name), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_chart_that_nobody_knows_is_refused() -> None:

@@ -14,7 +14,8 @@ from ringfence.report import choices, inside, overhead, words
 from ringfence.report.figure import Figure, Missing, verdict
 from ringfence.report.foretold import foretold
 from ringfence.report.labels import brief, brief_interval, fully
-from ringfence.report.study import Run, Study, study
+from ringfence.report.runs import Run
+from ringfence.report.study import Study, study
 from ringfence.report.write import BUILDERS
 from tests.pure.report_samples import FACTS, RUN, Row, cell, everything
 
@@ -81,6 +82,45 @@ def test_the_headline_claims_no_difference_that_cannot_be_told() -> None:
     assert "as long as with plaintext Gloo, as far as can be told (1.00 times in the median of 2 cells)" in same
     assert "20 % longer than with plaintext Gloo" in words.headline(study_of(step(factor=1.2)))
     assert "nothing can be said" in words.headline(study_of(step(resolution=0.3)))
+
+
+def test_a_cell_with_few_rounds_is_marked_and_not_counted() -> None:
+    found = study_of(step() + step("bert-base", 3.0, rounds=1))
+    figure = drawn(overhead.models(found))
+    points = {point["label"]: point for point in figure.numbers["2 workers"]}
+    assert points["bert-base"]["scored"] is False
+    assert "1.10 times" in figure.says
+    assert "1 cell has too few rounds to count" in figure.says
+    assert "1 more cell has too few rounds to count" in words.headline(found)
+    nothing = study_of(step(rounds=4) + step("bert-base", resolution=0.3))
+    assert "over 5 rounds or more" in words.headline(nothing)
+    said = drawn(overhead.models(nothing)).says
+    assert "all of these cells are too noisy or have too few rounds to count" in said
+
+
+def trace(workers: int, scaled: float, factor: float = 1.2) -> list[Row]:
+    about = {"kind": "trace", "model": "llama-7b", "strategy": "ddp", "device": "gpu"}
+    return cell(f"llama-{workers}-{scaled}", 1.0, {"ringfence": factor}, workers=workers, scaled=scaled, **about)
+
+
+def test_steps_that_were_cut_differently_are_not_joined() -> None:
+    figure = drawn(overhead.workers(study_of(trace(2, 56.5) + trace(4, 56.5) + trace(8, 113.0, 3.0))))
+    (name,) = figure.numbers
+    assert name == "llama-7b trace, GPU\n1/56 of the step"
+    assert [point["label"] for point in figure.numbers[name]] == ["2", "4"]
+    assert "llama-7b trace, GPU, 1/56 of the step 1.20 with 2 and 1.20 with 4." in figure.says
+    assert "Not shown: llama-7b trace, GPU, 8 workers, 1/113 of the step (cut differently" in figure.says
+    (missing,) = overhead.workers(study_of(trace(2, 56.5) + trace(8, 113.0)))
+    assert isinstance(missing, Missing)
+    assert "cut differently" in missing.why
+
+
+def test_what_a_replayed_step_stands_for_is_said() -> None:
+    found = study_of(trace(2, 56.5))
+    assert "a training step, real or replayed, in which everything" in words.headline(found)
+    assert "a training step in which everything" in words.headline(study_of(step()))
+    (cut,) = (sentence for sentence in words.limits(found) if "cut" in sentence)
+    assert "stand for the whole step only where communication outweighs computing" in cut
 
 
 def test_where_all_is_noisy_the_sentences_say_so() -> None:

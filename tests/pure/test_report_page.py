@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -80,6 +81,21 @@ def test_the_style_fetches_nothing_and_knows_paper_and_phones() -> None:
 def test_what_the_machine_says_of_itself_is_escaped() -> None:
     assert "<of some kind>" not in rendered()
     assert "&lt;of some kind&gt;" in rendered()
+
+
+def test_the_name_of_a_figure_is_escaped() -> None:
+    study = study_of(everything())
+    figure = replace(next(each for each in figures_of(study) if isinstance(each, Figure)), name='x"><script>')
+    text = page(study, [figure], {figure.name: "<svg></svg>"})
+    assert "<script>" not in text
+    assert text.count("x&quot;&gt;&lt;script&gt;") == 2  # the link and what it leads to
+
+
+def test_a_cell_with_too_few_rounds_says_so_in_its_heading() -> None:
+    rows = [{**row, "rounds": 2} if row["cell"] == "gpt2-2w" else row for row in everything()]
+    text = page(study_of(rows), [], {})
+    assert "gpt2, 2 workers · Gloo / Gloo ±0.05: too few rounds to count</th>" in text
+    assert "1 more cell has too few rounds to count." in text
 
 
 def test_every_contender_of_every_cell_is_in_the_table() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from ringfence.bench import intervals
 from ringfence.errors import ConfigurationError
-from ringfence.study import bootstrap, query
+from ringfence.study import bootstrap, query, table
 from ringfence.study.folder import Folder, replaced
 from ringfence.study.schema import SUMMARY, TIDY, SchemaError, batch_of, opened
 from ringfence.study.summary import summarise, summary_of
@@ -78,7 +79,7 @@ def test_the_summary_says_what_the_rounds_say(folder: Folder) -> None:
     assert sealed["seconds"] == statistics.median(each["ringfence"]["seconds"] for each in rounds)
     assert sealed["ratio"] == pytest.approx(statistics.median(ratios))
     assert sealed["ratio_low"] <= sealed["ratio"] <= sealed["ratio_high"]
-    assert sealed["scored"] == (sealed["resolution"] <= 0.10)
+    assert sealed["scored"] == (sealed["resolution"] <= 0.10 and sealed["rounds"] >= 5)
     assert json.loads(folder.summary_json.read_text()) == list(query.rows(folder.summary, SUMMARY, {}))
     assert json.loads(folder.machines.read_text())["m1"]["cores"] == 2
 
@@ -132,6 +133,17 @@ def test_rounds_of_other_machines_and_other_code_are_never_put_together(folder: 
     make(folder)
     rows = list(query.rows(folder.summary, SUMMARY, {"size": [4096]}))
     assert {(row["machine"], row["rounds"]) for row in rows} == {("m1", 8)}
+
+
+@pytest.mark.parametrize(("rounds", "scored"), [(1, False), (4, False), (5, True), (7, True)])
+def test_few_rounds_are_not_scored_however_alike_they_are(tmp_path: Path, rounds: int, scored: bool) -> None:
+    folder = Folder(tmp_path / "study")
+    path = study_samples.write(folder, study_samples.cell(4096), rounds, random.Random(9))
+    path.write_text(re.sub(r'"seconds": [\d.]+', '"seconds": 0.01', path.read_text()))
+    make(folder)
+    rows = list(query.rows(folder.summary, SUMMARY, {}))
+    assert {(row["rounds"], row["resolution"], row["scored"]) for row in rows} == {(rounds, 0.0, scored)}
+    assert ("too few rounds to score this cell" in table.summary(rows)) is not scored
 
 
 def test_a_file_without_a_round_has_no_rows(folder: Folder) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ringfence.study.cells import Cell
     from ringfence.study.folder import Folder
-    from ringfence.study.run import Missing
+    from ringfence.study.run import Wanted
 
 DESCRIPTION = """\
 Measure a grid of cells (models, workers, bucket sizes, wire types, contenders, networks) and keep three layers of results:
@@ -30,8 +30,8 @@ Measure a grid of cells (models, workers, bucket sizes, wire types, contenders, 
   summary/cells.parquet   a row for each cell and contender, with intervals (also as cells.json)
 
 Stop it whenever you like, also with kill -9: the same command goes on where it was stopped, and when all is measured it
-computes nothing. After a change of the machine or of the measured code it measures anew. Contenders are those of
-`ringfence bench`, and `alone`: the same step without any communication.
+computes nothing. After a change of the machine or of the measured code it measures anew; a cell is shown as it was until
+all its new rounds are there. Contenders are those of `ringfence bench`, and `alone`: the same step without any communication.
 """
 
 EXAMPLES = """\
@@ -50,6 +50,7 @@ that you write here is run as a query.
 """
 
 _FOLDER = Path("study-results")
+_ELSEWHERE = "as measured on another machine or with other code"
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -111,17 +112,24 @@ def run_study(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
     folder, here = Folder(options.results), run.facts()
     with folder.held(_command(options)):
-        missing = _possible(run.missing(folder, cells, here))
+        wanted = run.wanted(folder, cells, here)
+        if back := run.show([each for each in wanted if not each.rounds]):
+            _say(
+                f"{back} cells were shown {_ELSEWHERE}: all rounds of this machine and code are there, and shown again"
+            )
+        missing = _possible([each for each in wanted if each.rounds])
         if missing:
             _say(f"{sum(each.rounds for each in missing)} rounds of {len(missing)} cells are to be measured")
+            if others := sum(each.others for each in missing):
+                _say(f"{others} of them are shown {_ELSEWHERE}, each until all its new rounds are there")
             run.measure(missing, here, _command(options))
         _rebuild(folder, nothing_new=not missing)
-    _print_summary(folder, {"cell": [cell.name for cell in cells]})
+    _print_summary(folder, {"cell": [cell.name for cell in cells], "machine": [run.digest(here)]})
     print(f"\nlayers: {folder.path}; `ringfence study query` and `ringfence report` read them")
     return 0
 
 
-def _possible(missing: list[Missing]) -> list[Missing]:
+def _possible(missing: list[Wanted]) -> list[Wanted]:
     """Without those that this user cannot measure: half an hour of the others is worth having."""
     from ringfence.bench import hosts
 

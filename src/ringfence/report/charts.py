@@ -1,7 +1,7 @@
 """Charts of ratios and of stages, which the report shares with the project's own page of figures.
 
-A point is {"label", "ratio": [low, median, high], "resolution"} and, where the cell is too noisy to count, "scored": false:
-it is drawn hollow.
+A point is {"label", "ratio": [low, median, high], "resolution"} and, where its cell is too noisy or has too few rounds,
+"scored": false: it is drawn hollow.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _hollow(series: dict[str, Any]) -> list[Line2D]:
     """The legend of hollow markers, where there are any."""
     if all(point.get("scored", True) for points in series.values() for point in points):
         return []
-    return [Line2D([], [], marker="o", mfc="white", mec="black", ls="", label="hollow: too noisy to count")]
+    return [Line2D([], [], marker="o", mfc="white", mec="black", ls="", label="hollow: shown, not counted")]
 
 
 def across(title: str, *, width: float = WIDTH) -> Chart:

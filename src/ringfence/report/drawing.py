@@ -12,6 +12,7 @@ from ringfence.report.figure import Figure
 from ringfence.report.plots import pairs, roofline, scatter, sweep
 from ringfence.report.style import Chart, save
 
+NAME: Final = re.compile(r"[a-z0-9-]+")  # it names files, ids in the page, and stands in patterns
 WIDTH: Final = 5.4  # inches: on a phone the words of the picture are still read
 
 
@@ -39,6 +40,8 @@ def chart_of(figure: Figure) -> Chart:
 
 def draw(figure: Figure, folder: Path) -> str:
     """Both files of a figure; its SVG for the page."""
+    if not NAME.fullmatch(figure.name):
+        raise ValueError(f"{figure.name!r} names no figure: small letters, digits and hyphens do")
     save(figure.name, figure.numbers, chart_of(figure), folder, folder)
     return inline((folder / f"{figure.name}.svg").read_text(), figure.name, figure.title, figure.says)
 

@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 
 from ringfence.bench.intervals import Interval
 from ringfence.report.labels import SEALED, fully
-from ringfence.report.study import Cell, Line, Study
+from ringfence.report.study import FEWEST, Cell, Line, Study
 
 DIGITS: Final = 4
+QUIET: Final = f"within 10 % of itself, over {FEWEST} rounds or more"  # where Gloo reads so, a cell counts
 Point = dict[str, Any]
 
 
@@ -119,9 +120,25 @@ def spread(cells: Sequence[Cell], contender: str = SEALED) -> str:
 
 
 def counting(cells: Sequence[Cell]) -> tuple[Sequence[Cell], str]:
-    """The cells that count; where all are too noisy, all of them, and the words that say so."""
+    """The cells that count; where none does, all of them, and the words that say so."""
     scored = [cell for cell in cells if cell.scored]
-    return (scored, "") if scored else (cells, " (all of these cells are too noisy to count)")
+    if scored:
+        return scored, ""
+    why = " or ".join(sorted({"have too few rounds" if cell.few else "are too noisy" for cell in cells}))
+    return cells, f" (all of these cells {why} to count)"
+
+
+def doubt(cell: Cell) -> str:
+    """What keeps a cell from counting. With too few rounds nobody knows how noisy it is."""
+    return "too few rounds to count" if cell.few else "too noisy to count"
+
+
+def uncounted(cells: Sequence[Cell], more: str = "") -> str:
+    """A sentence for each reason for which some of these cells do not count, with a space before it."""
+    left = [cell.few for cell in cells if not cell.scored]
+    few, noisy = left.count(True), left.count(False)
+    said = f" {counted(noisy, f'{more}cell is', f'{more}cells are')} too noisy to count." if noisy else ""
+    return said + (f" {counted(few, f'{more}cell has', f'{more}cells have')} too few rounds to count." if few else "")
 
 
 def ranged(values: Sequence[float]) -> str:

@@ -15,7 +15,7 @@ _READING: Final = (
     "Each point is one contender in one cell: left to right the time that was measured, upwards the time that the "
     "planner's cost model predicts from cells it was calibrated with, of which this is none. On the line it is "
     "right; between the dotted lines it is within 10 %. Hollow points come from cells in which Gloo reads more "
-    "than 10 % from itself; they are shown and not counted."
+    "than 10 % from itself, or that have too few rounds; they are shown and not counted."
 )
 _WORST: Final = 8
 _SEED: Final = 0

@@ -53,8 +53,13 @@ def settings_text(cell: Cell) -> str:
     if cell.hosts:
         parts.append(f"{cell.hosts} hosts" + (f" at {rate_text(cell.rate_bits)}" if cell.rate_bits else ""))
     if cell.scaled != 1:
-        parts.append(f"1/{cell.scaled:.{0 if cell.scaled >= 10 else 1}f} of the step")
+        parts.append(cut_text(cell))
     return ", ".join(parts)
+
+
+def cut_text(cell: Cell) -> str:
+    """How much of a step was replayed."""
+    return f"1/{cell.scaled:.{0 if cell.scaled >= 10 else 1}f} of the step"
 
 
 def fully(cell: Cell) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 from ringfence.bench.units import size_text
 from ringfence.report.figure import (
+    QUIET,
     Figure,
     Missing,
     Point,
@@ -18,6 +20,7 @@ from ringfence.report.figure import (
     ranged,
     ratio_of,
     spread,
+    uncounted,
     verdict,
 )
 from ringfence.report.labels import (
@@ -25,6 +28,8 @@ from ringfence.report.labels import (
     SEALED,
     UNSEALED,
     contender_text,
+    cut_text,
+    fully,
     is_step,
     order,
     plain,
@@ -54,21 +59,24 @@ def models(study: Study) -> Sequence[Figure | Missing]:
 def workers(study: Study) -> Sequence[Figure | Missing]:
     title = "Overhead by number of workers"
     found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or _all_reduce(cell, _LARGE))]
-    found = distinct(sorted(having(found, SEALED), key=order), lambda cell: (what(cell), cell.workers))
-    groups: dict[str, list[Cell]] = {}
+    found = distinct(sorted(having(found, SEALED), key=order), lambda cell: (_joined(cell), cell.workers))
+    every: dict[tuple[str, ...], list[Cell]] = {}
     for cell in found:
-        groups.setdefault(what(cell), []).append(cell)
-    groups = {name: cells for name, cells in groups.items() if len(cells) > 1}
+        every.setdefault(_joined(cell), []).append(cell)
+    groups = {names: cells for names, cells in every.items() if len(cells) > 1}
     if not groups:
-        return [Missing("workers", title, "nothing was measured with more than one number of workers")]
+        why = "nothing was measured with more than one number of workers"
+        return [Missing("workers", title, _apart(found, found) or why)]
     ends = [
-        f"{name} {ratio_of(cells[0]).median:.2f} with {cells[0].workers} and {ratio_of(cells[-1]).median:.2f} with "
-        f"{cells[-1].workers}"
-        for name, cells in groups.items()
+        f"{', '.join(names)} {ratio_of(cells[0]).median:.2f} with {cells[0].workers} and "
+        f"{ratio_of(cells[-1]).median:.2f} with {cells[-1].workers}"
+        for names, cells in groups.items()
     ]
-    says = f"Time over plaintext Gloo's, fewest and most workers: {'; '.join(ends)}."
-    numbers = {name: [point(str(cell.workers), cell) for cell in cells] for name, cells in groups.items()}
     cells = [cell for some in groups.values() for cell in some]
+    says = f"Time over plaintext Gloo's, fewest and most workers: {'; '.join(ends)}."
+    if left := _apart(found, [cell for some in every.values() if len(some) == 1 for cell in some]):
+        says += f" Not shown: {left}."
+    numbers = {"\n".join(names): [point(str(cell.workers), cell) for cell in some] for names, some in groups.items()}
     return [Figure("workers", "panels", title, says, _READING, numbers, cells, axis="workers")]
 
 
@@ -139,6 +147,19 @@ def _rated(cell: Cell) -> str:
     return f"{rate_text(cell.rate_bits or 0)}, {what(cell)}{hosts}"
 
 
+def _joined(cell: Cell) -> tuple[str, ...]:
+    """What a line by workers joins: steps cut alike. Of one with fewer buckets, computing hides another share."""
+    return (what(cell), cut_text(cell)) if cell.scaled != 1 else (what(cell),)
+
+
+def _apart(found: Sequence[Cell], left: Sequence[Cell]) -> str:
+    """Those left that have nobody to stand beside only because the steps of their model were cut differently."""
+    times = Counter(what(cell) for cell in found)
+    names = [fully(cell) for cell in left if times[what(cell)] > 1]
+    why = "cut differently from the same with other workers, and so not to be joined"
+    return f"{'; '.join(names)} ({why})" if names else ""
+
+
 def _plain_step(cell: Cell) -> bool:
     return plain(cell) and is_step(cell)
 
@@ -162,10 +183,9 @@ def _verdicts(cells: Sequence[Cell]) -> str:
     """How many differ from Gloo by more than Gloo does."""
     scored = [cell for cell in cells if cell.scored]
     if not scored:
-        return "No difference is claimed: in none of these cells does Gloo read within 10 % of itself."
+        return f"No difference is claimed: in none of these cells does Gloo read {QUIET}."
     found = [verdict(cell) for cell in scored]
     where = {"slower": "slower in", "faster": "faster in", "the same": "not to be told apart in"}
     parts = [f"{words} {found.count(each)}" for each, words in where.items() if each in found]
-    unscored = len(cells) - len(scored)
-    rest = f" {counted(unscored, 'cell is', 'cells are')} too noisy to count." if unscored else ""
-    return f"Where Gloo reads within 10 % of itself ({counted(len(scored), 'cell')}), it is {', '.join(parts)}.{rest}"
+    counts = counted(len(scored), "cell")
+    return f"Where Gloo reads {QUIET} ({counts}), it is {', '.join(parts)}.{uncounted(cells)}"

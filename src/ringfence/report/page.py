@@ -10,7 +10,7 @@ from typing import Final
 from ringfence.bench.intervals import Interval
 from ringfence.bench.units import size_text
 from ringfence.report import html, words
-from ringfence.report.figure import Figure, Missing, verdict
+from ringfence.report.figure import Figure, Missing, doubt, verdict
 from ringfence.report.labels import SEALED, brief, brief_interval, contender_text, fully, order
 from ringfence.report.published import PUBLISHED, READ
 from ringfence.report.study import Cell, Study
@@ -66,7 +66,7 @@ def _top(study: Study, figures: Sequence[Figure | Missing]) -> Iterator[str]:
         "instrument cannot tell apart."
     )
     links = [
-        f'<li><a href="#{figure.name}">{escape(figure.title)}</a></li>'
+        f'<li><a href="#{escape(figure.name)}">{escape(figure.title)}</a></li>'
         for figure in figures
         if isinstance(figure, Figure)
     ]
@@ -81,7 +81,7 @@ def _top(study: Study, figures: Sequence[Figure | Missing]) -> Iterator[str]:
 
 def _section(study: Study, figure: Figure, picture: str) -> str:
     parts = [
-        f'<section id="{figure.name}" class="own-page">',
+        f'<section id="{escape(figure.name)}" class="own-page">',
         f"<h2>{escape(figure.title)}</h2>",
         html.paragraph(figure.says),
     ]
@@ -103,7 +103,7 @@ def _cells(study: Study) -> str:
     groups = {_heading(cell): [_row(cell, name) for name in cell.lines] for cell in sorted(study.cells, key=order)}
     note = (
         "Medians over the rounds, with 95 % intervals. Behind a cell's name: how far plaintext Gloo reads from "
-        "itself, and what that leaves to be said of ringfence."
+        "itself, and what that and the number of rounds leave to be said of ringfence."
     )
     return "\n".join(
         [
@@ -119,7 +119,7 @@ def _cells(study: Study) -> str:
 def _heading(cell: Cell) -> str:
     told = ""
     if SEALED in cell.lines and cell.lines[SEALED].ratio:
-        told = f": ringfence is {verdict(cell)}" if cell.scored else ": too noisy to count"
+        told = f": ringfence is {verdict(cell)}" if cell.scored else f": {doubt(cell)}"
     return f"{fully(cell)} · Gloo / Gloo ±{cell.resolution:.2f}{told}"
 
 

@@ -1,26 +1,39 @@
 """What a study found, as the report reads it: cells with their contenders, and who measured them, when and how.
 
 The summary layer holds the numbers, and one run for each machine. The raw files name every run with its command and date;
-without them the report is made all the same, and says less.
+without them the report is made all the same, and says less. Whatever is read may have been written by somebody else, so the
+type of every value is checked before it becomes a part of the page.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ringfence.bench.intervals import Interval
 from ringfence.bench.names import BASELINE
 from ringfence.errors import ConfigurationError
+from ringfence.report.runs import Run, json_of, machines_of, told_by
 
 STAGES: Final = ("seal", "open", "lock", "reduce", "send", "receive", "wait")
 SETTINGS: Final = (
     "kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts", "rate_bits", "busy",
 )  # fmt: skip
+FEWEST: Final = 5  # rounds of a cell that counts
 _NUMBERS: Final = ("seconds", "seconds_low", "seconds_high", "cpu_seconds", "sent_bytes", "resolution")
+_TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
+    **dict.fromkeys(("cell", "contender", "kind", "wire"), ("text", (str,))),
+    **dict.fromkeys(
+        ("operation", "model", "strategy", "device", "machine", "source"), ("text or null", (str, type(None)))
+    ),
+    **dict.fromkeys(("workers", "hosts", "rounds"), ("a whole number", (int,))),
+    **dict.fromkeys(("size", "rate_bits"), ("a whole number or null", (int, type(None)))),
+    "bucket_mb": ("a number or null", (int, float, type(None))),
+    **dict.fromkeys(("busy", "scored"), ("true or false", (bool,))),
+}
 
 
 @dataclass(frozen=True)
@@ -69,14 +82,10 @@ class Cell:
         low, median, high = (sum(getattr(one, end) for one in both) / len(both) for end in ("low", "median", "high"))
         return Interval(median, low, high)
 
-
-@dataclass(frozen=True)
-class Run:
-    """Who measured: one start of the study."""
-
-    command: str
-    date: str
-    machine: Mapping[str, Any]
+    @property
+    def few(self) -> bool:
+        """Whether somebody in it has too few rounds for the cell to count, however quiet the machine was."""
+        return any(line.rounds < FEWEST for line in self.lines.values())
 
 
 @dataclass(frozen=True)
@@ -100,107 +109,104 @@ class Study:
 
 
 def read(folder: Path) -> Study:
-    """The study in a folder; of several machines or versions, the one that was measured last."""
-    rows, machines = _rows(folder / "summary" / "cells.json"), _machines(folder / "summary" / "machines.json")
-    known = {row["cell"]: (machines[row["machine"]],) for row in rows if row.get("machine") in machines}
-    runs = {path.stem: tuple(_runs(path)) for path in sorted((folder / "raw").glob("*.jsonl"))}
-    return study(rows, {**known, **runs})
+    """The study in a folder; of several machines or versions, the one that was measured or asked for last."""
+    rows, machines = _rows(folder / "summary" / "cells.json"), machines_of(folder / "summary" / "machines.json")
+    raw = {path.stem: path for path in sorted((folder / "raw").glob("*.jsonl"))}
+    cells = _cells(rows)
+    told = {name: told_by(raw[name], cell.machine) for name, cell in cells.items() if name in raw}
+    known = {name: (machines[cell.machine],) for name, cell in cells.items() if cell.machine in machines}
+    measured = {name: each.runs for name, each in told.items() if each.runs}
+    return study(rows, {**known, **measured}, {name: each.asked for name, each in told.items()})
 
 
-def study(rows: Iterable[Mapping[str, Any]], runs: Mapping[str, tuple[Run, ...]]) -> Study:
+def study(
+    rows: Iterable[Mapping[str, Any]], runs: Mapping[str, tuple[Run, ...]], asked: Mapping[str, str] | None = None
+) -> Study:
     """Cells from summary rows."""
     rows = tuple(rows)
-    cells: dict[str, Cell] = {}
-    for number, row in enumerate(rows):
-        try:
-            cell = cells.setdefault(row["cell"], _cell(row))
-            cell.lines[row["contender"]] = _line(row)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"row {number + 1} of the summary is not of a study ({type(error).__name__}: {error}); "
-                "make it anew from the raw samples with `ringfence study`"
-            ) from error
-    chosen = _latest(list(cells.values()), runs)
+    cells = _cells(rows)
+    chosen = _latest(list(cells.values()), runs, asked or {})
     kept = {cell.name for cell in chosen}
     return Study(tuple(chosen), runs, tuple(row for row in rows if row["cell"] in kept), len(cells) - len(chosen))
 
 
-def _latest(cells: list[Cell], runs: Mapping[str, tuple[Run, ...]]) -> list[Cell]:
+def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {}
+    doubtful: set[str] = set()
+    for number, row in enumerate(rows, 1):
+        try:
+            _check(row)
+            cells.setdefault(row["cell"], _cell(row)).lines[row["contender"]] = _line(row)
+            if not row["scored"] or row["rounds"] < FEWEST:
+                doubtful.add(row["cell"])
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"row {number} of the summary is not of a study ({type(error).__name__}: {error}); "
+                "make it anew from the raw samples with `ringfence study rebuild`"
+            ) from error
+    return {name: replace(cell, scored=name not in doubtful) for name, cell in cells.items()}
+
+
+def _latest(cells: list[Cell], runs: Mapping[str, tuple[Run, ...]], asked: Mapping[str, str]) -> list[Cell]:
     """Cells of different machines, or of different code, are never put together."""
     editions: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         editions.setdefault((cell.machine, cell.source), []).append(cell)
 
     def age(edition: list[Cell]) -> tuple[str, int]:
-        return max((run.date for cell in edition for run in runs.get(cell.name, ())), default=""), len(edition)
+        dates = [run.date for cell in edition for run in runs.get(cell.name, ())]
+        return max([*dates, *(asked.get(cell.name, "") for cell in edition)]), len(edition)
 
     return max(editions.values(), key=age, default=[])
 
 
+def _check(row: Mapping[str, Any]) -> None:
+    """No text where a number is due: what stands in a page, or names a file, is what it seems to be."""
+    for name, (due, types) in _TYPES.items():
+        if type(row[name]) not in types:
+            raise TypeError(f"{name} is {row[name]!r}, not {due}")
+
+
 def _cell(row: Mapping[str, Any]) -> Cell:
-    settings = {name: row[name] for name in SETTINGS}
     return Cell(
         name=row["cell"],
-        **settings,
+        **{name: row[name] for name in SETTINGS},
         resolution=_number(row["resolution"]),
-        scored=bool(row["scored"]),
+        scored=row["scored"],
         machine=row["machine"] or "",
         source=row["source"] or "",
-        scaled=float(row.get("scaled") or 1.0),
+        scaled=_number(1.0 if row.get("scaled") is None else row["scaled"]),
     )
 
 
 def _line(row: Mapping[str, Any]) -> Line:
-    stages = {stage: row[f"stage_{stage}"] for stage in STAGES if row.get(f"stage_{stage}") is not None}
+    spent = {stage: row[f"stage_{stage}"] for stage in STAGES if row.get(f"stage_{stage}") is not None}
     numbers = {name: _number(row[name]) for name in _NUMBERS}
+    ratio = None
+    if row["ratio"] is not None:
+        ratio = Interval(*(_number(row[name]) for name in ("ratio", "ratio_low", "ratio_high")))
     return Line(
         contender=row["contender"],
-        rounds=int(row["rounds"]),
+        rounds=row["rounds"],
         seconds=Interval(numbers["seconds"], numbers["seconds_low"], numbers["seconds_high"]),
         cpu_seconds=numbers["cpu_seconds"],
         sent_bytes=numbers["sent_bytes"],
-        ratio=None if row["ratio"] is None else Interval(row["ratio"], row["ratio_low"], row["ratio_high"]),
-        stages={stage: spent / 1e9 for stage, spent in stages.items()},
+        ratio=ratio,
+        stages={stage: _number(nanoseconds) / 1e9 for stage, nanoseconds in spent.items()},
     )
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or value != value:
+    if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is no number")
     return float(value)
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:
     """The summary as JSON: it needs no other package to read."""
-    found = _json(path)
+    found = json_of(path)
     if found is None:
         raise ConfigurationError(f"{path} is not there: `ringfence study` makes it")
     if not isinstance(found, list) or not found or not all(isinstance(row, dict) for row in found):
         raise ConfigurationError(f"{path} holds no rows: `ringfence study` makes them")
     return found
-
-
-def _machines(path: Path) -> dict[str, Run]:
-    """The first run on each machine."""
-    found = _json(path) or {}
-    return {name: Run(facts.pop("command"), facts.pop("date"), facts) for name, facts in found.items()}
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {path} ({error}): `ringfence study` makes it anew") from error
-
-
-def _runs(path: Path) -> Iterator[Run]:
-    """The lines of a raw file that say who measured. Samples are passed over unread: they are many."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if '"case"' in line[:64] or not line.endswith("\n"):
-                continue
-            record = json.loads(line)
-            if "machine" in record:
-                yield Run(record["command"], record["date"], record["machine"])

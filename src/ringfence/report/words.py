@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ringfence.report.figure import Figure, counted, counting, distinct, having, ratio_of, verdict
+from ringfence.report.figure import QUIET, Figure, counted, counting, distinct, having, ratio_of, uncounted, verdict
 from ringfence.report.inside import floor_sentence
 from ringfence.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, percent, plain, what
-from ringfence.report.study import Cell, Study
+from ringfence.report.study import FEWEST, Cell, Study
 
 READING: Final = (
     "A point is the median over the rounds of a contender's time over plaintext Gloo's in the same round: 1 is as "
     "fast, 2 takes twice as long. Whiskers are its 95 % bootstrap interval. The grey band is how far plaintext "
     "Gloo reads from itself in the same rounds: what lies inside cannot be told from 1. Hollow points come from "
-    "cells where that band is wider than ±0.10; they are shown and not counted."
+    f"cells where that band is wider than ±0.10, or that have fewer than {FEWEST} rounds; they are shown and not counted."
 )
 
 
@@ -24,15 +24,16 @@ def headline(study: Study) -> str:
     steps = _plain_steps(study)
     scored = [cell for cell in steps if cell.scored]
     if not steps:
-        cells = having(filter(plain, study.cells), SEALED)
+        cells, note = counting(having(filter(plain, study.cells), SEALED))
         if not cells:
             return "This study holds no cell that compares ringfence with plaintext Gloo."
-        often = f"in the median of {counted(len(cells), 'cell')}"
+        often = f"in the median of {counted(len(cells), 'cell')}{note}"
         return f"On this machine a sealed collective takes {_middle(cells):.2f} times plaintext Gloo's time {often}."
+    replayed = ", real or replayed" if any(cell.kind == "trace" for cell in steps) else ""
     if not scored:
         return (
-            f"On this machine nothing can be said of training steps: in none of {counted(len(steps), 'cell')} does "
-            "plaintext Gloo read within 10 % of itself."
+            f"On this machine nothing can be said of training steps{replayed}: in none of "
+            f"{counted(len(steps), 'cell')} does plaintext Gloo read {QUIET}."
         )
     middle = _middle(scored)
     often = f"{middle:.2f} times in {'the median of ' if len(scored) > 1 else ''}{counted(len(scored), 'cell')}"
@@ -40,11 +41,8 @@ def headline(study: Study) -> str:
         much = "as long as with plaintext Gloo, as far as can be told"
     else:
         much = f"{percent(abs(middle - 1))} {'longer' if middle >= 1 else 'shorter'} than with plaintext Gloo"
-    rest = len(steps) - len(scored)
-    noisy = f" {counted(rest, 'more cell was', 'more cells were')} too noisy to count." if rest else ""
-    return (
-        f"On this machine a training step in which everything between workers is sealed takes {much} ({often}).{noisy}"
-    )
+    step = f"a training step{replayed}, in which" if replayed else "a training step in which"
+    return f"On this machine {step} everything between workers is sealed takes {much} ({often}).{uncounted(steps, 'more ')}"
 
 
 def summary(study: Study) -> list[str]:
@@ -79,12 +77,14 @@ def limits(study: Study) -> list[str]:
     if scaled:
         found.append(
             "Steps with more bytes than the study replays are cut, bytes and computing alike, in "
-            f"{counted(len(scaled), 'cell')}; their names say to which part. Ratios stand for the whole step."
+            f"{counted(len(scaled), 'cell')}; their names say to which part. Their ratios stand for the whole step "
+            "only where communication outweighs computing: of a few buckets the last, which no computing hides, is a "
+            "larger part than of many."
         )
     if study.left_out:
         found.append(
             f"The folder holds {counted(study.left_out, 'more cell')} of another machine or of other code; the "
-            "report shows the last that was measured."
+            "report shows the last that was measured or asked for."
         )
     return found
 

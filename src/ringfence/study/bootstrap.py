@@ -11,8 +11,11 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from ringfence.bench.intervals import CONFIDENCE, RESAMPLES, Interval
+
+FEWEST: Final = 5  # rounds that an interval is believed of: that of a single one has no width at all
 
 
 def interval(values: Sequence[float]) -> Interval:

@@ -13,6 +13,7 @@ from ringfence.bench.crew import Crew
 from ringfence.bench.measure import rounds_of, seats_for
 from ringfence.bench.progress import Progress
 from ringfence.bench.samples import Samples
+from ringfence.study import shown
 from ringfence.study.cells import Cell, label
 from ringfence.study.folder import Folder
 
@@ -20,13 +21,18 @@ from ringfence.study.folder import Folder
 UNMEASURED: Final = ("admission", "cli", "evidence", "join", "plan", "policy", "report", "study")
 
 
-class Missing(NamedTuple):
-    """A cell, its samples, and how many rounds they lack."""
+class Wanted(NamedTuple):
+    """A cell as it is wanted here, its samples, and how many rounds they lack."""
 
     cell: Cell
     case: Mapping[str, Any]
     samples: Samples
     rounds: int
+
+    @property
+    def others(self) -> bool:
+        """Whether the layers show rounds of another machine or of other code in its place."""
+        return shown.others(self.samples.path, self.case)
 
 
 def facts() -> dict[str, Any]:
@@ -34,40 +40,51 @@ def facts() -> dict[str, Any]:
     return {**machine.facts(), "source": machine.source_digest(without=UNMEASURED)}
 
 
-def missing(folder: Folder, cells: Sequence[Cell], here: Mapping[str, Any]) -> list[Missing]:
-    """Cells that lack rounds on this machine with this code."""
-    digest = hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()[:12]
+def digest(here: Mapping[str, Any]) -> str:
+    """Names a machine with its code."""
+    return hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def wanted(folder: Folder, cells: Sequence[Cell], here: Mapping[str, Any]) -> list[Wanted]:
+    """All cells, each with the rounds that it lacks on this machine with this code."""
     found = []
     for cell in cells:
-        case = {**cell.settings, "machine": digest}
+        case = {**cell.settings, "machine": digest(here)}
         samples = Samples(folder.raw, f"{cell.name}.jsonl")
-        found.append(Missing(cell, case, samples, max(0, cell.rounds - len(samples.rounds(case)))))
-    return [each for each in found if each.rounds]
+        found.append(Wanted(cell, case, samples, max(0, cell.rounds - len(samples.rounds(case)))))
+    return found
 
 
-def measure(wanted: Sequence[Missing], here: Mapping[str, Any], command: str) -> None:
-    """Measure what is wanted. Cells with the same workers on the same hosts share them: starting workers takes seconds."""
-    progress = Progress(sum(each.rounds for each in wanted))
+def show(complete: Sequence[Wanted]) -> int:
+    """Let the layers show the rounds of this machine and code; for how many cells they showed others."""
+    return sum(shown.show(each.samples.path, each.samples.run, each.case, machine.now()) for each in complete)
+
+
+def measure(missing: Sequence[Wanted], here: Mapping[str, Any], command: str) -> None:
+    """Measure what is missing. Cells with the same workers on the same hosts share them: starting workers takes seconds."""
+    progress = Progress(sum(each.rounds for each in missing))
     try:
-        together = sorted(wanted, key=lambda each: each.cell.crew)
+        together = sorted(missing, key=lambda each: each.cell.crew)
         for (hosts, rate, workers), group in itertools.groupby(together, key=lambda each: each.cell.crew):
             progress.say(f"starting {workers} workers")
             each_of_them = list(group)
             with seats_for(workers, hosts, rate or None) as seats, Crew(seats, _everyone(each_of_them)) as crew:
                 for each in each_of_them:
+                    shown.hold(each.samples.path, each.samples.run, each.case)
                     each.samples.begin({**here, **crew.facts}, command, machine.now())
                     _measure(crew, each, progress)
+                    show([each])
     finally:
         progress.end()
 
 
-def _everyone(group: Sequence[Missing]) -> list[str]:
+def _everyone(group: Sequence[Wanted]) -> list[str]:
     """All contenders that any of the cells has, in one order."""
     named = {name for each in group for name in each.case["contenders"]}
     return [name for name in (*names.CONTENDERS, names.ALONE) if name in named]
 
 
-def _measure(crew: Crew, wanted: Missing, progress: Progress) -> None:
+def _measure(crew: Crew, wanted: Wanted, progress: Progress) -> None:
     what = f"{label(wanted.case)}, {crew.size} workers"
     progress.say(what)
     one = rounds_of(crew, wanted.case, wanted.cell.trace)

@@ -14,7 +14,7 @@ from ringfence.errors import ConfigurationError
 STAGES: Final = ("seal", "open", "lock", "reduce", "send", "receive", "wait")
 MADE_FROM: Final = b"ringfence.made_from"  # a digest of the layer below, in a file's metadata
 MACHINES: Final = b"ringfence.machines"  # JSON: the facts about each machine that the layer's rows name
-_VERSION: Final = 1
+_VERSION: Final = 2  # of what is made, not of the columns alone: layers of an older one are made again
 
 
 def _column(name: str, kind: Any, optional: bool = False) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from ringfence.bench.names import BASELINE
-from ringfence.study.bootstrap import interval, resolution
+from ringfence.study.bootstrap import FEWEST, interval, resolution
 from ringfence.study.folder import Folder, digest_of, replaced
 from ringfence.study.schema import (
     MACHINES,
@@ -92,7 +92,8 @@ def summary_of(rows: Sequence[Row]) -> Iterator[Row]:
     for samples in by_contender.values():
         rounds = [samples[number] for number in order if number in samples]
         if rounds:
-            yield {**_line(rounds, gloo), "resolution": itself, "scored": itself <= SCORED}
+            scored = itself <= SCORED and len(rounds) >= FEWEST
+            yield {**_line(rounds, gloo), "resolution": itself, "scored": scored}
 
 
 def _line(rounds: Sequence[Row], gloo: Mapping[int, float]) -> Row:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringfence.bench.units import time_text
+from ringfence.study.bootstrap import FEWEST
 from ringfence.study.cells import Cell, label
 from ringfence.study.estimate import seconds, total
 
@@ -58,12 +59,16 @@ def samples(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _heading(row: Mapping[str, Any]) -> list[str]:
     rate = f"{row['rate_bits'] / 1e9:g}gbit" if row["rate_bits"] else None
-    trust = "" if row["scored"] else "; Gloo differs too much from itself to score this cell"
+    trust = "" if row["scored"] else f"; {_doubt(row)} to score this cell"
     cut = f", 1/{row['scaled']:.3g} of a step" if row["scaled"] != 1 else ""
     return [
         f"{label(row)}{cut}, {row['workers']} workers, {_network(row, rate)}",
         f"  {row['rounds']} rounds, Gloo / Gloo ±{row['resolution']:.2f}{trust}",
     ]
+
+
+def _doubt(row: Mapping[str, Any]) -> str:
+    return "too few rounds" if row["rounds"] < FEWEST else "Gloo differs too much from itself"
 
 
 def _network(settings: Mapping[str, Any], rate: str | None) -> str:

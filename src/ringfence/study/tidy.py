@@ -1,7 +1,7 @@
 """From raw samples to tidy ones: a row for each round and contender, in chunks, so that memory does not grow with the rows.
 
 A raw file may hold rounds of several machines, or of several versions of the measured code. They are never put together: the
-rows of a cell are those of the circumstances that were measured last.
+rows of a cell are those of the circumstances that `shown` names.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 
 from ringfence.bench.hosts import bits_per_second
 from ringfence.errors import ConfigurationError
+from ringfence.study import shown
 from ringfence.study.folder import Folder, digest_of, replaced
 from ringfence.study.schema import MACHINES, MADE_FROM, STAGES, TIDY, batch_of, made_from, origin
 
 CHUNK: Final = 20_000  # rows that are in memory at once
-_TAIL: Final = 1 << 16
 
 Row = dict[str, Any]
 
@@ -56,7 +56,7 @@ def _write(writer: Any, columns: dict[str, list[Any]], where: Path) -> None:
 
 def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
     """The rows of one cell; what machine they were measured on is noted in `machines`."""
-    case = _last_case(file)
+    case = shown.case_of(file)
     if case is None:  # nothing measured yet, or not to be read: then the line is named
         for _ in _records(file):
             pass
@@ -65,6 +65,8 @@ def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
     shared = _settings(file, case)
     for number, record in _records(file):
         try:
+            if shown.NOTE in record:
+                continue
             if "case" not in record:
                 runs[record["run"]] = record
             elif record["case"] == case:
@@ -126,23 +128,3 @@ def _records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(record, dict):
                 raise ConfigurationError(f"{file}, line {number}: not a record; move the file away")
             yield number, record
-
-
-def _last_case(file: Path) -> Mapping[str, Any] | None:
-    """The settings of the last round in a file, without reading all of it."""
-    size, length = file.stat().st_size, _TAIL
-    while True:
-        with file.open("rb") as lines:
-            start = max(0, size - length)
-            lines.seek(start)
-            found = lines.read(size - start).split(b"\n")[:-1]
-        for line in reversed(found if start == 0 else found[1:]):
-            try:
-                case: Mapping[str, Any] | None = json.loads(line).get("case")
-            except (ValueError, AttributeError):
-                case = None  # the reading of the whole file names the line
-            if case is not None:
-                return case
-        if start == 0:
-            return None
-        length *= 4
