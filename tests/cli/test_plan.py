@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from ringfence.cli.plan import read_study
+from ringfence.cli.plan_checks import validation_summary
+from ringfence.errors import ConfigurationError
+from ringfence.plan.validate import validate
 from tests.cli.command import ringfence
 from tests.pure.plan_rows import synthetic
 
@@ -44,7 +48,8 @@ def study(folder: Path) -> Path:
     summary = folder / "results" / "summary"
     summary.mkdir(parents=True)
     (summary / "cells.json").write_text(json.dumps(synthetic()))
-    (summary / "machines.json").write_text(json.dumps({"m": {"cores": 2}}))
+    facts = {"cores": 2, "command": "ringfence study", "date": "2026-01-02T03:04:05+00:00"}
+    (summary / "machines.json").write_text(json.dumps({"m": facts}))
     return folder / "results"
 
 
@@ -95,7 +100,16 @@ def test_models_and_hardware_are_listed() -> None:
 def test_published_figures_and_assumptions_are_printed() -> None:
     done = bare("plan", "published")
     assert done.returncode == 0, done.stderr
-    for words in ("41.6", "3.03", "84.6 %", "assumed:", "abstract"):
+    for words in (
+        "41.6",
+        "3.03",
+        "84.6 %",
+        "assumed:",
+        "abstract",
+        "crossings only",
+        "times below",
+        "NVLink, 476 GB/s",
+    ):
         assert words in done.stdout
 
 
@@ -110,6 +124,7 @@ def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
     done = bare("plan", "calibrate", "--study", str(folder), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "here.toml" in done.stdout
+    assert "date = '2026-01-02'" in (tmp_path / "here.toml").read_text()  # of the study, not of its file
     found = answered(
         "plan", "--hardware", "here", "--workers", "8", "--model", "gpt2", "--compute", "1.5", folder=tmp_path
     )
@@ -117,6 +132,38 @@ def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
     checked = answered("plan", "validate", "--study", str(folder), folder=tmp_path)
     assert checked["scored_cells"] > 10
     assert checked["ratio"]["median_error"] < 0.1
+    assert checked["steps"]["scored_cells"] + checked["collectives"]["scored_cells"] == checked["scored_cells"]
+
+
+def test_a_validation_says_what_free_communication_would_score() -> None:
+    shown = validation_summary(validate(synthetic()))
+    rows = [line.split("  ")[0] for line in shown.splitlines()[2:]]
+    assert rows == ["collectives", "steps", "steps, were communication free"]
+    only = validate([row for row in synthetic() if row["kind"] == "collective"])
+    assert "free" not in validation_summary(only)
+
+
+def test_of_two_machines_the_one_that_was_measured_last_is_read(tmp_path: Path) -> None:
+    """As in the report of the same study, however many rows the older one has."""
+    folder = study(tmp_path) / "summary"
+    rows = synthetic()
+    newer = [{**row, "cell": f"new-{row['cell']}", "machine": "n"} for row in rows if row["workers"] == 2]
+    (folder / "cells.json").write_text(json.dumps([*rows, *newer]))
+    machines = json.loads((folder / "machines.json").read_text())
+    machines["n"] = {"cores": 3, "command": "ringfence study", "date": "2026-02-03T00:00:00+00:00"}
+    (folder / "machines.json").write_text(json.dumps(machines))
+    found, cores, date = read_study(folder.parent, None)
+    assert {row["machine"] for row in found} == {"n"}
+    assert (len(found), cores, date) == (len(newer), 3, "2026-02-03")
+    (folder / "machines.json").unlink()
+    with pytest.raises(ConfigurationError, match="ringfence study rebuild"):
+        read_study(folder.parent, None)
+
+
+def test_a_schedule_that_is_asked_for_is_said_not_to_be_built() -> None:
+    asked = bare("plan", "--model", "gpt2", "--workers", "8", "--strategy", "doubling").stdout
+    assert "schedule: doubling, as asked; not built: the runtime's table chooses" in asked
+    assert "as asked" not in bare("plan", "--model", "gpt2", "--workers", "8").stdout
 
 
 @pytest.mark.parametrize(
@@ -126,7 +173,11 @@ def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
         (["--hardware", "here"], "ringfence plan calibrate"),
         (["--model", "gpt5"], "ringfence plan models"),
         (["--workers", "0"], "whole number"),
+        (["--workers", "16385"], "up to 16,384"),
         (["--compute", "0"], "above zero"),
+        (["--compute", "inf"], "finite"),
+        (["--bucket-cap-mb", "inf"], "finite"),
+        (["--bucket-cap-mb", "nan"], "finite"),
         (["--chart", "scale.doc"], ".svg or .png"),
         (["calibrate", "--study", "nowhere"], "ringfence study"),
     ],

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from ringfence.errors import ConfigurationError
 from ringfence.plan import models
-from ringfence.plan.calibrate import calibrate, grouped
+from ringfence.plan.calibrate import _stage_costs, calibrate, grouped
 from ringfence.plan.fit import nearest, solved
 from ringfence.plan.hardware import dump, parse
 from ringfence.plan.predict import predict
-from ringfence.plan.validate import validate
+from ringfence.plan.steps import Question, step
+from ringfence.plan.validate import _halves, validate
+from ringfence.plan.work import WAYS, costs
 from tests.pure.plan_rows import TRUTH, cases, machine, synthetic
 
 
@@ -34,6 +36,76 @@ def test_each_half_predicts_the_other() -> None:
     (median, worst), (seconds, _) = found.errors(ratios=True), found.errors(ratios=False)
     assert median < 0.05 and seconds < 0.05
     assert worst < 0.3
+
+
+def test_the_two_ways_of_hiding_are_told_apart() -> None:
+    """A step that a GPU computes and one that computes on the same cores have a figure each."""
+    found = calibrate(synthetic(noise=0.0), cores=2).ways
+    for way, true in TRUTH.items():
+        assert {name: found[way][name] for name in ("tail", "beside")} == pytest.approx(
+            {name: true[name] for name in ("tail", "beside")}, rel=0.1
+        ), way
+
+
+def test_a_way_that_was_not_measured_pays_what_the_engine_pays() -> None:
+    """Plaintext runs in no study: without ringfence's tolls it would look cheaper than it is, and sealing dearer."""
+    found = calibrate(synthetic(), cores=2)
+    plain, sealed = (costs(found, WAYS[name]) for name in ("plaintext", "ringfence"))
+    assert (plain.message, plain.switch, plain.send) == (sealed.message, sealed.switch, sealed.send)
+    assert plain.message > 0 and plain.seal == 0
+    question = Question(models.load("gpt2"), 8, compute_seconds=1.0)
+    beside = [step(found, WAYS[name], question) for name in ("plaintext", "ringfence")]
+    assert beside[0].seconds < beside[1].seconds
+    work = [each.communication.cpu for each in beside]
+    assert beside[0].exposed / beside[1].exposed == pytest.approx(work[0] / work[1])
+
+
+def test_what_is_no_figure_of_the_core_is_not_called_measured() -> None:
+    profile = calibrate(synthetic(), cores=2)
+    again = parse(dump(profile, "a study", "2026-11-15"), "here").assumed()
+    assert "in ways" in again["core.message"] and "in ways" in again["core.switch"]
+    assert "not profiled" in again["core.seal"]  # no row of these is of ringfence-profiled
+    assert "node.cores" not in again
+
+
+def test_stages_are_those_of_the_mean_worker() -> None:
+    """The clocks are the mean of all workers, so they are divided by what the mean worker does, and not by the root's bytes."""
+    size, common = (
+        8 << 20,
+        {"contender": "ringfence-profiled", "cell": "x", "kind": "collective", "operation": "broadcast"},
+    )
+    moved = 7 / 8 * size  # the root opens nothing, seven others open everything
+    row = {**common, "size": size, "workers": 8, "stage_open": 0.5 * moved}
+    assert _stage_costs({"x": {"ringfence-profiled": row}}) == pytest.approx({"open": 0.5})
+
+
+def test_cells_of_equal_settings_are_dealt_into_the_same_half() -> None:
+    rows = synthetic()
+    twins = [{**row, "cell": f"{row['cell']}-twin"} for row in rows]
+    cells = grouped([*rows, *twins])
+    for seed in range(4):
+        one, other = _halves(cells, seed)
+        assert {f"{name}-twin" for name in one if not name.endswith("-twin")} <= set(one)
+        assert {f"{name}-twin" for name in other if not name.endswith("-twin")} <= set(other)
+        assert set(one) | set(other) == set(cells)
+        assert len(one) + len(other) == len(cells)
+        assert 0.8 < len(one) / len(other) < 1.25
+
+
+def test_collectives_and_steps_are_judged_apart_and_beside_free_communication() -> None:
+    found = validate(synthetic(), seed=1)
+    assert found.scored_of(True) + found.scored_of(False) == found.scored_cells
+    of_steps = [line for line in found.lines if line.step and line.scored]
+    for ratios in (True, False):
+        assert found.errors(ratios)[1] == max(found.errors(ratios, steps)[1] for steps in (True, False))
+        assert found.errors(ratios, steps=True)[0] < found.free_errors(ratios)[0]
+    assert found.free_errors(ratios=False)[1] == max(
+        abs(line.alone / line.measured - 1) for line in of_steps if line.alone is not None
+    )
+    assert all(line.alone is None for line in found.lines if not line.step)
+    shown = found.as_json()
+    assert shown["steps"]["if_communication_were_free"]["seconds"]["median_error"] == found.free_errors(False)[0]
+    assert "if_communication_were_free" not in shown["collectives"]
 
 
 def test_another_seed_deals_other_halves_and_the_same_seed_the_same() -> None:

@@ -79,7 +79,7 @@ def test_an_unknown_name_lists_the_known() -> None:
 @pytest.mark.parametrize("name", ["tdx-100g", "blackwell"])
 def test_what_is_written_reads_the_same(name: str) -> None:
     first = load(name)
-    fitted = {"ringfence": {"factor": 1.25, "message": 7.5, "switch": 100.0, "exposed": 0.5}}
+    fitted = {"ringfence": {"factor": 1.25, "message": 7.5, "switch": 100.0, "tail": 0.5, "beside": 1.5}}
     wrote = dump(Hardware(first.name, first.title, first.figures, fitted), "a test", "2026-11-15")
     second = parse(wrote, name)
     assert second.values == pytest.approx(first.values)

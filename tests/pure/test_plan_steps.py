@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringfence.collectives import Table
 from ringfence.errors import ConfigurationError
 from ringfence.plan import hardware, models, published
-from ringfence.plan.recommend import WORKERS, plan, sweep
+from ringfence.plan.recommend import CAPS, WORKERS, best_for, in_the_clear, plan, sweep
 from ringfence.plan.steps import Question, all_reduce, step
 from ringfence.plan.table import differences, table
 from ringfence.plan.work import WAYS
@@ -93,7 +93,40 @@ def test_advice_never_makes_it_worse(name: str, workers: int, model: str) -> Non
     assert found.all_levers.seconds <= found.tuned["ringfence"].seconds * 1.000001
     assert all(each.gain >= 0.01 for each in found.advice if each.lever != "every")
     built = [each for each in found.advice if each.built]
-    assert {each.lever for each in built} <= {"schedule", "bucket", "schedule and bucket"}
+    assert {each.lever for each in built} <= {"bucket"}
+
+
+def test_a_schedule_is_advised_as_what_cannot_be_set_today() -> None:
+    """The runtime's table chooses: whoever asks with a bad schedule is told of a better one, and that it is not built."""
+    profile = hardware.load("tdx-100g")
+    found = plan(profile, Question(GPT2, 8, strategy="doubling"))
+    (advised,) = [each for each in found.advice if "schedule" in each.lever]
+    assert not advised.built
+    assert "table chooses" in advised.why
+    assert found.tuned["ringfence"].seconds > found.synchronous.seconds
+
+
+def test_two_levels_that_were_asked_for_are_not_advised_again() -> None:
+    profile = hardware.load("h100-ppcie")
+    found = plan(profile, Question(GPT2, 64, strategy="hierarchical"))
+    assert not any("schedule" in each.lever for each in found.advice)
+    assert [each.lever for each in found.advice if each.built] in ([], ["bucket"])
+
+
+@settings(max_examples=12, deadline=None)
+@given(name=names, workers=st.sampled_from([2, 8, 64, 512, 4096]))
+def test_plaintext_is_compared_at_what_is_best_for_plaintext(name: str, workers: int) -> None:
+    profile, question = hardware.load(name), Question(GPT2, workers)
+    found = plan(profile, question)
+    least = min(step(profile, WAYS["plaintext"], replace(question, cap_mib=cap)).seconds for cap in CAPS)
+    assert found.tuned["plaintext"].seconds <= least * 1.016
+    assert found.tuned_overhead >= 0.999999
+    best = best_for(profile, question, "ringfence")
+    assert best.every == 1
+    assert step(profile, WAYS["ringfence"], best).seconds == pytest.approx(found.synchronous.seconds)
+    plain = in_the_clear(profile, question, best).seconds
+    assert plain <= step(profile, WAYS["plaintext"], best).seconds
+    assert plain <= step(profile, WAYS["plaintext"], best_for(profile, question, "plaintext")).seconds
 
 
 def test_advice_is_what_its_gains_say() -> None:
@@ -132,7 +165,7 @@ def test_the_models_table_is_no_worse_by_the_models_own_measure() -> None:
 
 
 def test_published_figures_stand_beside_what_is_predicted() -> None:
-    found = published.gpt2_xl()
+    found = published.crossings_only()
     assert {each.link for each in found} == {"NVLink", "PCIe"}
     for each in found:
         assert each.slowdown["default"] > each.slowdown["enlarged"] > 1
@@ -140,6 +173,19 @@ def test_published_figures_stand_beside_what_is_predicted() -> None:
         crossings = 12 * len(published._bucketed(models.load("gpt2-xl").parameters)["default"])
         moved = 12 / 4 * models.load("gpt2-xl").elements * 4
         assert (each.compute + crossings * toll + moved / rate) / each.plain == pytest.approx(41.6)
+
+
+def test_the_published_setting_is_priced_by_the_model_itself() -> None:
+    profile, model = hardware.load("h100-cc"), models.load("gpt2-xl")
+    for each in published.gpt2_xl():
+        question = Question(model, 4, samples=each.samples)
+        plain, hops = (step(profile, WAYS[way], question).seconds for way in ("plaintext", "hop-by-hop"))
+        assert each.slowdown["default"] == pytest.approx(hops / plain)
+        one = step(profile, WAYS["hop-by-hop"], replace(question, cap_mib=1e6))
+        assert one.buckets == 1
+        assert each.slowdown["enlarged"] == pytest.approx(one.seconds / plain)
+    assert published.distance(41.6 * 2, "default") == "2.0 times above"
+    assert published.distance(3.03 / 4, "enlarged") == "4.0 times below"
 
 
 def test_each_of_fastracks_fixes_saves_time() -> None:
@@ -172,5 +218,5 @@ def test_the_page_shows_what_the_script_writes() -> None:
 
     text = PAGE.read_text()
     assert all(f"<!-- plan: {name} -->" in text for name in TABLES)
-    for name in ("profiles", "published", "fastrack"):
+    for name in ("profiles", "published", "crossings", "fastrack"):
         assert TABLES[name]() in text, f"{name} is stale: run scripts/plan-tables"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="gpt2-xl", metavar="NAME", help="default: gpt2-xl; `plan models` lists them")
-    parser.add_argument("--workers", type=_count, default=64, metavar="N", help="default: 64")
+    parser.add_argument("--workers", type=_workers, default=64, metavar="N", help="up to 16,384; default: 64")
     parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step; default: 8")
     parser.add_argument("--compute", type=float, metavar="SECONDS", help="a step without communication, if you know it")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of gradients")
@@ -86,6 +87,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps")
 
 
+_MOST_WORKERS = 1 << 14  # a ring has twice as many steps, and each rank's schedule is built
 _STRATEGIES = ("table", "ring", "tree", "doubling", "hierarchical")
 
 
@@ -212,35 +214,27 @@ def find_hardware(name: str) -> Hardware:
 
 
 def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], int, str]:
-    """The summary rows of the machine that most of them are from, its cores, and when the summary was made."""
-    import datetime
+    """The summary rows of what was measured last, as in the report of the study; the machine's cores; the day."""
+    from ringfence.report.study import read
 
-    path = folder / "summary" / "cells.json"
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        facts = json.loads((path.parent / "machines.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"{error.filename} is not there: `ringfence study` makes it") from None
-    except ValueError as error:
-        raise ConfigurationError(f"{path.parent}: {error}; `ringfence study` makes it again") from None
-    if not rows:
-        raise ConfigurationError(f"{path} has no rows: nothing was measured yet")
-    machines = [row["machine"] for row in rows]
-    machine = max(sorted(set(machines)), key=machines.count)
-    mine = [row for row in rows if row["machine"] == machine]
-    found = cores or int(facts.get(machine, {}).get("cores") or os.cpu_count() or 1)
-    made = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).date().isoformat()
-    return mine, found, made
+    study = read(folder)
+    runs = study.runs_of(study.cells)
+    if not runs:
+        raise ConfigurationError(
+            f"{folder}: nothing says who measured its rows and when; `ringfence study rebuild` makes the summary anew"
+        )
+    found = cores or int(study.facts.get("cores") or os.cpu_count() or 1)
+    return [dict(row) for row in study.rows], found, runs[-1].date[:10]
 
 
 def _question(options: argparse.Namespace) -> Question:
     from ringfence.plan.steps import Question
 
     width = {"float32": 4, "bfloat16": 2}
-    if options.compute is not None and not options.compute > 0:
-        raise ConfigurationError("--compute is a number of seconds above zero")
-    if options.bucket_cap_mb is not None and not options.bucket_cap_mb > 0:
-        raise ConfigurationError("--bucket-cap-mb is a number of MiB above zero")
+    if options.compute is not None and not 0 < options.compute < math.inf:
+        raise ConfigurationError("--compute is a finite number of seconds above zero")
+    if options.bucket_cap_mb is not None and not 0 < options.bucket_cap_mb < math.inf:
+        raise ConfigurationError("--bucket-cap-mb is a finite number of MiB above zero")
     return Question(
         model=models.load(options.model),
         workers=options.workers,
@@ -253,6 +247,15 @@ def _question(options: argparse.Namespace) -> Question:
         wire_bytes=width[options.wire or options.dtype],
         compute_seconds=options.compute,
     )
+
+
+def _workers(text: str) -> int:
+    value = _count(text)
+    if value > _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(
+            f"{text} workers are more than the model is for: it was looked at for up to {_MOST_WORKERS:,}"
+        )
+    return value
 
 
 def _count(text: str) -> int:

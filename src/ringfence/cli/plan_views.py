@@ -57,7 +57,10 @@ def question_text(question: Question) -> str:
 
 def plan_text(profile: Hardware, plan: Plan) -> str:
     """One point: the ways, what the sealed one is made of, and what to change."""
-    lines = [f"{question_text(plan.question)}, {plan.question.workers:,} workers", f"on {profile.title}", ""]
+    lines = [f"{question_text(plan.question)}, {plan.question.workers:,} workers", f"on {profile.title}"]
+    if plan.question.strategy != "table":
+        lines.append(f"schedule: {plan.question.strategy}, as asked; not built: the runtime's table chooses")
+    lines.append("")
     lines += [_ways_text(plan.ways), "", _terms_text(plan.ways["ringfence"]), ""]
     what = "confidential mode and sealing cost" if profile["crossing", "rate"] else "sealing costs"
     lines.append(f"{what} {plan.overhead - 1:+.1%} over the same schedules in the clear")
@@ -67,7 +70,8 @@ def plan_text(profile: Hardware, plan: Plan) -> str:
         if built:
             tuned = plan.tuned["ringfence"].seconds
             lines.append(
-                f"with what the runtime can do today: {seconds_text(tuned)} a step, sealing {plan.tuned_overhead - 1:+.1%}"
+                f"with the bucket size alone: {seconds_text(tuned)} a step, sealing {plan.tuned_overhead - 1:+.1%} "
+                "over plaintext with the bucket size that is best for it"
             )
         if len(built) < len(plan.advice):
             lines.append(f"with all of it: {seconds_text(plan.all_levers.seconds)} a step")
@@ -148,7 +152,10 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
             ]
         )
     head = f"{question_text(plans[0].question)}\non {profile.title}\n"
-    foot = f"* not built yet, and not in `tuned`. Assumed figures: `ringfence plan hardware {profile.name}`"
+    foot = (
+        "tuned: sealed and plaintext each with the bucket size that is best for it; *: not built yet, and not in it\n"
+        f"assumed figures: `ringfence plan hardware {profile.name}`"
+    )
     return f"{head}\n{table_of(rows)}\n\n{foot}"
 
 
@@ -166,6 +173,7 @@ def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
                 "advice": [asdict(each) for each in plan.advice],
                 "tuned": {name: _step_json(step) for name, step in plan.tuned.items()},
                 "tuned_over_plaintext": plan.tuned_overhead,
+                "synchronous": _step_json(plan.synchronous),
                 "all_levers": _step_json(plan.all_levers),
             }
             for plan in plans

@@ -1,8 +1,9 @@
 """From the summary of a study to a hardware profile of the machine it was made on.
 
-Of each contender four numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
-waits for each worker that a core is shared with, and how much of its communication computing does not hide. What computing
-costs by itself is not fitted: the study measured it (`alone`), and whoever plans knows it.
+Of each contender five numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
+waits for each worker that a core is shared with, how the end of a step that a GPU computes relates to what the model finds left
+to do, and how its core seconds grow beside computing on the same cores. What computing costs by itself is not fitted: the
+study measured it (`alone`). With more workers than cores, that already contains their contention for the cores.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any, Final
 from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence.plan.fit import Vector, nearest
-from ringfence.plan.hardware import FIGURES, Figure, Hardware
+from ringfence.plan.hardware import FIGURES, WAY_FIGURES, Figure, Hardware
 from ringfence.plan.predict import BASELINE, CONTENDERS, covered, predict
 from ringfence.plan.price import load
-from ringfence.plan.work import WAYS, busiest
+from ringfence.plan.work import WAYS, usual
 
 Row = Mapping[str, Any]
 Cells = dict[str, dict[str, Row]]  # cell -> contender -> row
@@ -27,13 +28,15 @@ _UNSCORED: Final = 0.1  # the weight of a cell in which Gloo was too far from it
 _STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
 # Where nothing was profiled: one core of a Xeon with VAES, `ringfence bench --profile`, 2026-11-15. Their ratios matter.
 _USUAL: Final = {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.10, "reduce": 0.053, "copy": 0.05}
+_IN_WAYS: Final = (("core", "message"), ("core", "switch"))
 # Toll and cost per byte are hard to tell apart where all messages are long: then they stay near the start.
 _HELD: Final = 0.0005
-_START: Final = (math.log(1.3), math.log(20.0), math.log(40.0), 0.0)  # factor, message, switch, exposed
+_START: Final = (math.log(1.3), math.log(20.0), math.log(40.0), 0.0, 0.0)  # as in WAY_FIGURES
 _WIDE: Final = (
     (-3.0, 4.0),
     (-2.0, 9.0),
     (-5.0, 9.0),
+    (-2.0, 1.0),
     (-2.0, 1.0),
 )  # no farther: a figure that does not matter may wander
 
@@ -79,6 +82,7 @@ def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardwa
 
 def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
     """Everything on one machine: all workers share its cores, and no card is between them."""
+    known = {**_USUAL, **stages}
     here = {
         ("network", "rate"): 1000.0,
         ("node", "workers"): 1024.0,
@@ -89,35 +93,37 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
         ("compute", "flops"): 0.4,
         ("compute", "utilisation"): 1.0,
         ("compute", "busy"): 1.0,
-        **{("core", stage): cost for stage, cost in stages.items()},
+        **{("core", stage): cost for stage, cost in known.items()},
     }
     reasons = {
         "memory": "no bound of its own: it is in what was fitted",
         "compute": "a plan is better told with --compute",
+        "core": "usual for one core with VAES, not profiled here: only the ratios matter, `factor` in ways was fitted",
     }
+    in_ways = "not a figure of the core here: it is in ways, fitted for each contender"
     figures = {}
     for key in FIGURES:
-        measured = key[0] in ("core", "node")
-        origin = "fitted" if measured else reasons.get(key[0], "everything is on one machine")
-        figures[key] = Figure(here.get(key, 0.0), origin, not measured)
+        measured = key == ("node", "cores") or (key[0] == "core" and key[1] in stages)
+        reason = in_ways if key in _IN_WAYS else reasons.get(key[0], "everything is on one machine")
+        figures[key] = Figure(here.get(key, 0.0), "measured" if measured else reason, not measured)
     return Hardware(name, f"this machine: {cores} cores, all workers on it", figures)
 
 
 def _stage_costs(cells: Cells) -> dict[str, float]:
-    """Nanoseconds per byte of each stage, from collectives that were profiled; else the usual ones."""
+    """Nanoseconds per byte of the stages that were profiled in collectives, by the mean of the workers."""
     found: dict[str, list[float]] = defaultdict(list)
     for contenders in cells.values():
         row = contenders.get("ringfence-profiled")
         if row is None or row["kind"] != "collective" or row["size"] < 1 << 20:
             continue
         schedule = choose(Collective[row["operation"].upper()], row["workers"], 0, 0, row["size"], Table())
-        counted, _ = busiest(ScheduleId(schedule.identifier), row["workers"])
-        done = load(WAYS["ringfence"], counted[0], row["size"])._asdict()
+        counted = usual(ScheduleId(schedule.identifier), row["workers"])
+        done = load(WAYS["ringfence"], counted, row["size"])._asdict()
         for stage, through in _STAGES.items():
             spent = row.get(f"stage_{stage}")
             if spent and done[through]:
                 found[stage].append(spent / done[through])
-    return {stage: _median(found[stage]) if found[stage] else usual for stage, usual in _USUAL.items()}
+    return {stage: _median(costs) for stage, costs in found.items()}
 
 
 def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: str) -> dict[str, dict[str, float]]:
@@ -163,7 +169,7 @@ def _nearest(
 
 
 def _figures(point: Sequence[float]) -> dict[str, float]:
-    return dict(zip(("factor", "message", "switch", "exposed"), map(math.exp, point), strict=True))
+    return dict(zip(WAY_FIGURES, map(math.exp, point), strict=True))
 
 
 def _operation(cell: Mapping[str, Row]) -> str:

@@ -49,7 +49,8 @@ WAY_FIGURES: Final = {
     "factor": "times the stages' costs per byte, as fitted",
     "message": "µs: its own toll for each segment at each end",
     "switch": "µs: its own wait for each worker that a core is shared with",
-    "exposed": "the share of its communication that computing beside it does not hide",
+    "tail": "times what the model finds left to do when computing ends that leaves the cores free; may be above 1",
+    "beside": "times its core seconds where computing takes the same cores; above 1 if the two slow each other down",
 }
 
 

@@ -2,7 +2,8 @@
 
 Two bounds. The *chain*: messages that wait for each other, each of which takes its tolls, its first segment's work at both
 ends, its wire and its latency. The *work*: what the busiest of the workers' threads, the nodes' cores, cards and memory has
-to do in all. In a schedule in which all workers do the same all the time, the longer one is the price. In a tree, a worker's
+to do in all: a thread has the heaviest worker's work, and what a node's workers share has the mean worker's, as often as there
+are workers. In a schedule in which all workers do the same all the time, the longer one is the price. In a tree, a worker's
 work begins when the chain has reached it, so both add up.
 """
 
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 from ringfence.collectives import ScheduleId
 from ringfence.collectives.schedule import Action
 from ringfence.plan.hardware import Hardware
-from ringfence.plan.work import ON_THE_WIRE, Costs, Link, Task, Way, busiest, chain, costs, segments
+from ringfence.plan.work import ON_THE_WIRE, Costs, Link, Task, Way, busiest, chain, costs, segments, usual
 
 TERMS: Final = ("toll", "latency", "wire", "crypto", "stack", "reduce", "copy", "memory", "crossing")
 _RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
@@ -33,7 +34,7 @@ class Price:
     terms: Mapping[str, float]
     bound: str  # chain, thread, cores, network, memory or crossing
     work: float = 0.0  # seconds for which the busiest resource can do nothing else
-    cpu: float = 0.0  # seconds of cores, for each worker
+    cpu: float = 0.0  # seconds of cores, for each worker: their mean
 
     @property
     def dominant(self) -> str:
@@ -96,15 +97,17 @@ def price(
         return FREE
     together = min(size, max(1, int(hardware["node", "workers"]) if per_node is None else per_node))
     spent = costs(hardware, way)
-    loads, alike = _loads(way, identifier, size, whole)
+    loads, mean, alike = _loads(way, identifier, size, whole)
     heaviest = max(loads, key=lambda each: sum(each.terms(spent, way).values()))
-    cpu = heaviest.terms(spent, way)
+    cpu = mean.terms(spent, way)
     cores = min(max(1.0, hardware["node", "cores"]), float(together * threads))
     bounds: dict[str, Terms] = {
-        "thread": _scaled(cpu, 1 / threads),
+        "thread": _scaled(heaviest.terms(spent, way), 1 / threads),
         "cores": _scaled(cpu, together / cores),
-        "memory": {"memory": together * heaviest.touched(way) / hardware["memory", "rate"]},
-        "network": {"wire": _leaving(identifier, size, together, loads) * ON_THE_WIRE / hardware["network", "rate"]},
+        "memory": {"memory": max(heaviest.touched(way), together * mean.touched(way)) / hardware["memory", "rate"]},
+        "network": {
+            "wire": _leaving(identifier, size, together, loads, mean) * ON_THE_WIRE / hardware["network", "rate"]
+        },
     }
     bound = max(bounds, key=lambda name: sum(bounds[name].values()))
     work = bounds[bound]
@@ -140,7 +143,7 @@ def _in_turn(path: Terms, work: Terms, bound: str, pieces: float) -> tuple[Terms
     return _added(path, rest), bound if sum(rest.values()) > sum(path.values()) else "chain"
 
 
-def load(way: Way, counted: Mapping[Task, int], whole: float) -> Load:
+def load(way: Way, counted: Mapping[Task, float], whole: float) -> Load:
     """What one worker's tasks come to when the collective is about so many bytes."""
     messages = sealed = opened = sent = received = reduced = copied = 0.0
     for (action, part, seals), times in counted.items():
@@ -160,19 +163,20 @@ def load(way: Way, counted: Mapping[Task, int], whole: float) -> Load:
 
 
 @lru_cache(maxsize=4096)
-def _loads(way: Way, identifier: ScheduleId, size: int, whole: float) -> tuple[tuple[Load, ...], bool]:
+def _loads(way: Way, identifier: ScheduleId, size: int, whole: float) -> tuple[tuple[Load, ...], Load, bool]:
     counted, alike = busiest(identifier, size)
-    return tuple(load(way, each, whole) for each in counted), alike
+    return tuple(load(way, each, whole) for each in counted), load(way, usual(identifier, size), whole), alike
 
 
-def _leaving(identifier: ScheduleId, size: int, together: int, loads: tuple[Load, ...]) -> float:
+def _leaving(identifier: ScheduleId, size: int, together: int, loads: tuple[Load, ...], mean: Load) -> float:
     """Bytes that the busiest node sends or gets over its card."""
     if together >= size:
         return 0.0
     most = max(max(each.sent, each.received) for each in loads)
     if identifier in _RINGS:
         return most  # neighbours sit together: one of a node's workers talks to another node
-    return most * together * (size - together) / (size - 1)  # anybody may talk to anybody
+    all_of_them = max(most, together * max(mean.sent, mean.received))
+    return all_of_them * (size - together) / (size - 1)  # anybody may talk to anybody
 
 
 def _message(

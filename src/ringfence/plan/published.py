@@ -1,5 +1,8 @@
 """The model beside published figures: other hardware, other software, inputs that had to be assumed. Nothing is fitted to them.
 
+Two answers. `gpt2_xl` is the planner's own: both ways over the profile's network, so the baseline pays for it too.
+`crossings_only` leaves all of that out and takes a baseline whose GPUs talk over NVLink or PCIe. They differ in the baseline.
+
 Lee et al. (arXiv 2501.11771 v3): four GPU TEEs, GPT-2 XL: 41.6 times slower with DDP's default buckets, 3.03 times with
 enlarged ones. Fastrack (arXiv 2410.15240): CPU-GPU communication 12.69 to 33.53 times slower; up to 84.6 % less run time with
 all three fixes.
@@ -12,45 +15,75 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfence.plan import models
-from ringfence.plan.buckets import buckets
+from ringfence.plan.buckets import MIB, buckets
 from ringfence.plan.hardware import Hardware, load
 from ringfence.plan.price import load as load_of
-from ringfence.plan.steps import FLAT
+from ringfence.plan.steps import FLAT, Question, step
 from ringfence.plan.work import WAYS, busiest
 
 GPUS: Final = 4
 PUBLISHED: Final = {"default": 41.6, "enlarged": 3.03}
-_PLAIN_LINKS: Final = {"NVLink": 476e9, "PCIe": 12e9}  # nccl-tests issue 290; NCCL's topo.h for PCIe 3.0 x16
+PLAIN_LINKS: Final = {"NVLink": 476e9, "PCIe": 12e9}  # nccl-tests issue 290; NCCL's topo.h for PCIe 3.0 x16
 _SAMPLES: Final = (1, 4, 16)
 _ELEMENT: Final = 4
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """GPT-2 XL on four GPUs, protected hop by hop, against the same in the clear."""
+class Predicted:
+    """GPT-2 XL on four GPUs by the whole model: sealed hop by hop over plaintext, both over the profile's own network."""
+
+    samples: int
+    plain: float  # seconds a step
+    slowdown: dict[str, float]  # by buckets
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """The same by crossings alone, against a baseline whose GPUs talk to each other over a link of their own."""
 
     samples: int
     link: str  # what the plaintext baseline's GPUs talk over
     compute: float
     plain: float  # seconds a step
-    slowdown: dict[str, float]  # predicted, by buckets
+    slowdown: dict[str, float]  # by buckets
     implied: tuple[float, float]  # the toll and the rate of a crossing that would make both published figures true
 
 
-def gpt2_xl(hardware: Hardware | None = None) -> list[Comparison]:
-    """What the model says, for each assumption about the batch and the baseline's link."""
+def gpt2_xl(hardware: Hardware | None = None) -> list[Predicted]:
+    """What `ringfence plan` says of the published setting, for each assumption about the batch."""
+    profile, model = hardware or load("h100-cc"), models.load("gpt2-xl")
+    whole = model.elements * _ELEMENT / MIB
+    result = []
+    for samples in _SAMPLES:
+        plain = step(profile, WAYS["plaintext"], Question(model, GPUS, samples=samples)).seconds
+        slowdown = {}
+        for name, cap in (("default", None), ("enlarged", whole)):
+            asked = Question(model, GPUS, cap, samples=samples)
+            slowdown[name] = step(profile, WAYS["hop-by-hop"], asked).seconds / plain
+        result.append(Predicted(samples, plain, slowdown))
+    return result
+
+
+def crossings_only(hardware: Hardware | None = None) -> list[Crossings]:
+    """Computing and crossings, nothing else, for each assumption about the batch and the baseline's link."""
     profile = hardware or load("h100-cc")
     model = models.load("gpt2-xl")
     result = []
     for samples in _SAMPLES:
         compute = model.step_flops(samples) / (profile["compute", "flops"] * profile["compute", "utilisation"])
-        for link, rate in _PLAIN_LINKS.items():
+        for link, rate in PLAIN_LINKS.items():
             moved = 2 * (GPUS - 1) / GPUS * model.elements * _ELEMENT
             plain = max(compute, compute / 3 + moved / rate)  # hidden behind the backward pass as far as it goes
             protected = {name: compute + _hops(profile, sizes) for name, sizes in _bucketed(model.parameters).items()}
             slowdown = {name: seconds / plain for name, seconds in protected.items()}
-            result.append(Comparison(samples, link, compute, plain, slowdown, implied(compute, plain)))
+            result.append(Crossings(samples, link, compute, plain, slowdown, implied(compute, plain)))
     return result
+
+
+def distance(predicted: float, buckets_are: str) -> str:
+    """How far a prediction is from what was published, in words."""
+    times = predicted / PUBLISHED[buckets_are]
+    return f"{times:.1f} times above" if times >= 1 else f"{1 / times:.1f} times below"
 
 
 def _bucketed(parameters: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

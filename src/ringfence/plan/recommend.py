@@ -1,7 +1,7 @@
 """Which settings to use, and what each is expected to gain: one lever after the other, cheapest to pull first.
 
-bucket    DDP's bucket_cap_mb                                 a number in the training script
-schedule  ring, tree, doubling, or two levels                 the runtime's table; two levels are not built yet
+bucket    DDP's bucket_cap_mb                                 a number in the training script: the one that can be set today
+schedule  ring, tree, doubling, or two levels                 not built: the runtime's table chooses, and has no two levels
 threads   with which a worker seals and sends                 the runtime has one today
 every     synchronise once in H steps                         another training algorithm: what it does to learning is not priced
 """
@@ -9,7 +9,7 @@ every     synchronise once in H steps                         another training a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ class Advice:
     lever: str
     value: str
     gain: float
-    built: bool  # whether the runtime can do it today
+    built: bool  # whether it can be set today
     why: str
 
 
@@ -43,8 +43,9 @@ class Plan:
     question: Question
     best: Question
     ways: dict[str, Step]  # as asked, by contender
-    tuned: dict[str, Step]  # with everything that is recommended and built today
-    all_levers: Step  # sealed, with what is recommended but not built as well
+    tuned: dict[str, Step]  # with what can be set today: sealed as recommended, plaintext as is best for plaintext
+    synchronous: Step  # sealed, with what is recommended but not built as well, and a synchronisation in each step
+    all_levers: Step  # and with fewer synchronisations, if they are recommended
     advice: tuple[Advice, ...]
 
     @property
@@ -60,29 +61,56 @@ class Plan:
 def plan(hardware: Hardware, question: Question) -> Plan:
     """Price the question as asked, then pull lever after lever for the sealed way."""
     ways = _priced(hardware, question)
-    now, best, advice = ways["ringfence"], question, []
-    tuned = question
-    for built, choices in _levers(hardware, question):
-        found = _better(hardware, best, now, choices)
-        if found is None:
-            continue
-        better, priced = found
-        changed = [lever for lever, field in _FIELDS.items() if getattr(better, field) != getattr(best, field)]
-        value = ", ".join(_value_text(lever, getattr(better, _FIELDS[lever])) for lever in changed)
-        gain = 1 - priced.seconds / now.seconds
-        advice.append(Advice(" and ".join(changed), value, gain, built, _why(now, priced)))
-        best, now = better, priced
-        if built:
-            tuned = better
+    pulled = list(_pulled(hardware, question, "ringfence", _levers(hardware, question)))
+    advice = [each for each, _, _ in pulled]
+    best, now = (pulled[-1][1], pulled[-1][2]) if pulled else (question, ways["ringfence"])
+    settable = [(asked, priced) for each, asked, priced in pulled if each.built]
+    today, sealed = settable[-1] if settable else (question, ways["ringfence"])
+    synchronous = now
     spaced = _spaced(hardware, best, now)
     if spaced is not None:
-        best, priced = spaced
-        gain = 1 - priced.seconds / now.seconds
+        best, now = spaced
+        gain = 1 - now.seconds / synchronous.seconds
         advice.append(
             Advice("every", f"{best.every} steps", gain, False, "communication still outweighs what it may add")
         )
-        now = priced
-    return Plan(question, best, ways, _priced(hardware, tuned), now, tuple(advice))
+    tuned = {"plaintext": in_the_clear(hardware, question, today, built=True), "ringfence": sealed}
+    return Plan(question, best, ways, tuned, synchronous, now, tuple(advice))
+
+
+def in_the_clear(hardware: Hardware, question: Question, sealed: Question, built: bool = False) -> Step:
+    """Plaintext with the settings that are best for itself, or with those of the sealed way, should they be better still.
+
+    So what sealing costs is told against the best that there is without it.
+    """
+    choices = (best_for(hardware, question, "plaintext", built), sealed)
+    return min((step(hardware, WAYS["plaintext"], each) for each in choices), key=lambda found: found.seconds)
+
+
+def best_for(hardware: Hardware, question: Question, way: str, built: bool = False) -> Question:
+    """The settings that are best for one way: with all levers but fewer synchronisations, or what can be set today."""
+    levers = [each for each in _levers(hardware, question) if each[0] or not built]
+    pulled = list(_pulled(hardware, question, way, levers))
+    return pulled[-1][1] if pulled else question
+
+
+def _pulled(
+    hardware: Hardware, question: Question, way: str, levers: Iterable[tuple[bool, list[dict[str, Any]]]]
+) -> Iterator[tuple[Advice, Question, Step]]:
+    """The levers that are worth it for this way, each on top of those before."""
+    now = step(hardware, WAYS[way], question)
+    for built, choices in levers:
+        found = _better(hardware, way, question, now, choices)
+        if found is None:
+            continue
+        better, priced = found
+        changed = [lever for lever, field in _FIELDS.items() if getattr(better, field) != getattr(question, field)]
+        value = ", ".join(_value_text(lever, getattr(better, _FIELDS[lever])) for lever in changed)
+        why = _why(now, priced)
+        if "schedule" in changed and better.strategy != "hierarchical":
+            why += "; today the runtime's table chooses"
+        yield Advice(" and ".join(changed), value, 1 - priced.seconds / now.seconds, built, why), better, priced
+        question, now = better, priced
 
 
 def _priced(hardware: Hardware, question: Question) -> dict[str, Step]:
@@ -100,9 +128,9 @@ _FIELDS: Final = {"schedule": "strategy", "bucket": "cap_mib", "threads": "threa
 
 
 def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list[dict[str, Any]]]]:
-    """In turn: whether the runtime has it today, and its positions. Schedule and bucket size are looked for together."""
-    flat = dict.fromkeys((question.strategy, *FLAT))
-    yield True, [{"strategy": name, "cap_mib": cap} for name in flat for cap in CAPS]
+    """In turn: whether it can be set today, and its positions. Schedules are looked for together with bucket sizes."""
+    yield True, [{"cap_mib": cap} for cap in CAPS]
+    yield False, [{"strategy": name, "cap_mib": cap} for name in FLAT for cap in CAPS]
     if hierarchical_possible(hardware, question.workers):
         yield False, [{"strategy": "hierarchical", "cap_mib": cap} for cap in CAPS]
     per_worker = max(1.0, hardware["node", "cores"] / max(1.0, hardware["node", "workers"]))
@@ -110,11 +138,11 @@ def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list
 
 
 def _better(
-    hardware: Hardware, question: Question, now: Step, choices: list[dict[str, Any]]
+    hardware: Hardware, way: str, question: Question, now: Step, choices: list[dict[str, Any]]
 ) -> tuple[Question, Step] | None:
     """Of all within half a hundredth of the best, the one that changes least; if it saves enough at all."""
     asked = [replace(question, **choice) for choice in choices]
-    priced = [(each, step(hardware, WAYS["ringfence"], each)) for each in asked]
+    priced = [(each, step(hardware, WAYS[way], each)) for each in asked]
     least = min(each.seconds for _, each in priced)
     near = [(each, found) for each, found in priced if found.seconds <= least * (1 + _WORTH / 2)]
     chosen = min(

@@ -13,7 +13,7 @@ from ringfence.plan.hardware import Hardware
 from ringfence.plan.models import Model
 from ringfence.plan.price import FREE, Price, load, price
 from ringfence.plan.traces import Trace, trace
-from ringfence.plan.work import WAYS, Way, busiest
+from ringfence.plan.work import WAYS, Way, busiest, fitted_figures
 
 FLAT: Final = {
     "ring": ScheduleId.ALL_REDUCE_RING,
@@ -96,8 +96,7 @@ def replayed(hardware: Hardware, way: Way, made: Trace, question: Question) -> S
 
 
 def _overlapped(hardware: Hardware, way: Way, made: Trace, prices: Mapping[int, Price], workers: int) -> float:
-    fitted = hardware.ways.get(way.name)
-    exposed = fitted["exposed"] if fitted else 1.0
+    fitted = fitted_figures(hardware, way)
     compute = made.compute_seconds
     if hardware["crossing", "rate"] and not hardware["crossing", "overlap"] and way.name not in ("plaintext", "gloo"):
         return compute + sum(prices[size].seconds for size, _ in made.steps)
@@ -110,12 +109,12 @@ def _overlapped(hardware: Hardware, way: Way, made: Trace, prices: Mapping[int, 
         ends.append(max(begin + prices[size].seconds, ends[-1] if ends else 0.0))
     finished = max(compute, ends[-1] if ends else 0.0)
     if not made.busy:
-        return compute + (finished - compute) * exposed
+        return compute + (finished - compute) * (fitted["tail"] if fitted else 1.0)
     together = min(workers, max(1, int(hardware["node", "workers"])))
     cores = max(1.0, hardware["node", "cores"])
     computing = compute * min(1.0, cores / together) * together  # core seconds of the node: `compute` is as it was met
     talking = sum(prices[size].cpu for size, _ in made.steps) * together
-    return max(finished, (computing + talking * exposed) / cores)
+    return max(finished, (computing + talking * (fitted["beside"] if fitted else 1.0)) / cores)
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -17,6 +18,7 @@ from ringfence.collectives.schedule import Action, Buffer, Place, Schedule
 from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.plan.hardware import Hardware
 
+_LIKE_MORE: Final = 64  # workers: the mean of so many is that of more
 ON_THE_WIRE: Final = 1514 / 1448  # a byte with its share of Ethernet's, IP's and TCP's headers, in frames of 1500 bytes
 
 
@@ -60,10 +62,19 @@ class Costs(NamedTuple):
     copy: float
 
 
+def fitted_figures(hardware: Hardware, way: Way) -> Mapping[str, float] | None:
+    """What was fitted for a way. One that was not measured has ringfence's: it runs in the same engine.
+
+    Without that, it would pay nothing for messages where the others pay what was fitted, and the difference would be called
+    the price of sealing.
+    """
+    return hardware.ways.get(way.name) or hardware.ways.get("ringfence")
+
+
 @lru_cache(maxsize=256)
 def costs(hardware: Hardware, way: Way) -> Costs:
     """The stages' costs; where the way was fitted on this hardware, in its proportion."""
-    fitted = hardware.ways.get(way.name)
+    fitted = fitted_figures(hardware, way)
     factor = fitted["factor"] if fitted else 1.0
     core = {name: hardware["core", name] * factor for name in ("seal", "open", "send", "receive", "reduce", "copy")}
     frame = core["copy"] if way.framed else 0.0
@@ -132,6 +143,23 @@ def busiest(identifier: ScheduleId, size: int) -> tuple[tuple[Counter[Task], ...
     chosen = [0] if alike else ranks
     # Called as `choose` calls it, so that one schedule is built once.
     return tuple(tasks(build(identifier, size, rank, 0, False, True)) for rank in chosen), alike
+
+
+def usual(identifier: ScheduleId, size: int) -> Mapping[Task, float]:
+    """What a worker does on average: what each takes of the things that the workers of a node share.
+
+    Beyond 64 workers it is that of 64: a tree has as many edges as workers, less one, whatever its size.
+    """
+    return _mean(identifier, size if identifier in SYMMETRIC else min(size, _LIKE_MORE))
+
+
+@lru_cache(maxsize=512)
+def _mean(identifier: ScheduleId, size: int) -> Mapping[Task, float]:
+    counted: Counter[Task] = Counter()
+    ranks = 1 if identifier in SYMMETRIC else size
+    for rank in range(ranks):
+        counted += tasks(build(identifier, size, rank, 0, False, True))
+    return {task: times / ranks for task, times in counted.items()}
 
 
 SYMMETRIC: Final = frozenset(
