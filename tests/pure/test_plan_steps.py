@@ -129,6 +129,14 @@ def test_plaintext_is_compared_at_what_is_best_for_plaintext(name: str, workers:
     assert plain <= step(profile, WAYS["plaintext"], best_for(profile, question, "plaintext")).seconds
 
 
+def test_buckets_that_were_best_for_one_thread_do_not_stay_where_more_threads_want_others() -> None:
+    profile, question = hardware.load("tdx-100g"), Question(models.load("gpt2-xl"), 16_384)
+    best = best_for(profile, question, "ringfence")
+    assert best.threads > 1
+    least = min(step(profile, WAYS["ringfence"], replace(best, cap_mib=cap)).seconds for cap in CAPS)
+    assert step(profile, WAYS["ringfence"], best).seconds <= least * 1.016
+
+
 def test_advice_is_what_its_gains_say() -> None:
     """Asked with the recommended settings, the answer is the recommended price, and there is nothing left to advise."""
     profile = hardware.load("tdx-100g")

@@ -134,7 +134,9 @@ def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list
     if hierarchical_possible(hardware, question.workers):
         yield False, [{"strategy": "hierarchical", "cap_mib": cap} for cap in CAPS]
     per_worker = max(1.0, hardware["node", "cores"] / max(1.0, hardware["node", "workers"]))
-    yield False, [{"threads": count} for count in THREADS if count <= per_worker]
+    # With more threads, other buckets may be best than those that were best with one.
+    counts = [count for count in THREADS if count <= per_worker]
+    yield False, [{"threads": count, "cap_mib": cap} for count in counts for cap in (question.cap_mib, *CAPS)]
 
 
 def _better(
