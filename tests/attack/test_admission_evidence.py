@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
+import threading
 import time
 
 import pytest
 
 from ringfence import keys
 from ringfence.admission.binding import Role
+from ringfence.admission.contact import Showing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Hello, Proof
+from ringfence.admission.policy import Evidence, Policy
+from ringfence.join import climb, collect
+from ringfence.join.parent import AddressBook
+from ringfence.join.peer import Peer
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.attack.admission_strangers import Stranger, channel_of
+from tests.attack.admission_strangers import Stranger, channel_of, with_key
 from tests.attack.test_admission_states import GARBAGE, hangs_up
 from tests.process.join_world import SECRET, Slow, SlowlyShown, World, slow_policy
 from tests.pure.admission_samples import SUITES, worker
@@ -83,15 +90,15 @@ def test_who_says_nothing_is_sent_away_as_soon_as_ever(monkeypatch: pytest.Monke
 
 def test_a_worker_that_never_gets_its_own_evidence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its child has proved itself and waits; the device does not answer."""
-    monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 0.3)
-    world, stuck = World(SIZE, timeout=1.5), Slow(run_id=RUN)
+    monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 0.2)
+    world, stuck = World(SIZE, timeout=2.5), Slow(run_id=RUN)
     with parent(world, stuck) as address:
         child = Child(address)
         child.greet()
         child.prove()
         assert stuck.asked.acquire(timeout=5)
         assert hangs_up(child.connection, 5.0)
-        assert "this machine gave no evidence within 0 s" in world.error(0)
+        assert "this machine gave no evidence within 1 s" in world.error(0)
     stuck.may_answer.set()
 
 
@@ -129,3 +136,92 @@ def test_a_crowd_does_not_displace_who_collects_its_evidence() -> None:
         assert len(world.members()) == SIZE
         assert not child.asked.acquire(blocking=False), "it was sent away and came again"
         world.close()
+
+
+def test_a_crowd_that_says_the_right_hello_does_not_displace_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may say it. The child was there first, and whoever goes is drawn by lot: here, the last one."""
+    drawn: list[int] = []
+
+    def draw(crowd: list[Peer]) -> Peer:
+        drawn.append(len(crowd))
+        return crowd[-1]
+
+    greeted, go_on = threading.Semaphore(0), climb._Climb._go_on
+
+    def goes_on(self: climb._Climb, peer: Peer) -> None:
+        go_on(self, peer)
+        if (peer.handshake.role, peer.handshake.state) == (Role.PARENT, State.PROOF):
+            greeted.release()
+
+    monkeypatch.setattr(climb._Climb, "_go_on", goes_on)
+    monkeypatch.setattr(secrets, "choice", draw)
+    world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
+    quick.may_answer.set()
+    with parent(world, quick) as address:
+        world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), child)})
+        assert child.asked.acquire(timeout=10) and greeted.acquire(timeout=10)
+        crowd = [Child(address)]
+        for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS + 2):
+            crowd[-1].greet()
+            assert greeted.acquire(timeout=10)
+            crowd.append(Child(address))
+        assert drawn == [keys.ADMISSION_PENDING_PER_ADDRESS] * 4
+        for each in crowd:
+            each.connection.close()
+        child.may_answer.set()
+        assert len(world.members()) == SIZE
+        assert not child.asked.acquire(blocking=False), "it was sent away and came again"
+        world.close()
+
+
+def test_evidence_is_collected_for_a_limited_number_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An impostor in place of the parent says the right hello and hangs up: a child must not be filled with threads."""
+    monkeypatch.setattr(collect, "LIMIT", 2)
+    world, child, quick, thief = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN), Credentials()
+    quick.may_answer.set()
+    policy = slow_policy(RUN)
+    hello = Hello(with_key(worker(0, SIZE).entry, thief), policy.digest, SUITES, policy.kinds)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        AddressBook(world.store, hello.entry).publish(listener.getsockname())
+        world.start([1], {1: ONE_RUN}, {1: (policy, child)})
+        for attempt in range(5):
+            impostor = Stranger.wait(listener, thief)
+            impostor.say(hello)
+            assert isinstance(impostor.hear(), Hello)
+            if attempt < 2:
+                assert child.asked.acquire(timeout=10)
+            else:
+                assert impostor.hear() is None, "it collects for a third"
+            impostor.close()
+        assert not child.asked.acquire(blocking=False)
+    child.may_answer.set()  # for those who hung up; then there is room again
+    world.start([0], {0: ONE_RUN}, {0: (policy, quick)})
+    assert len(world.members()) == SIZE
+    assert child.asked.acquire(blocking=False)
+    world.close()
+
+
+def test_a_proof_counts_as_of_when_it_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of when the other side had judged it: that may take as long as it likes."""
+
+    class Clock:
+        now = 1000.0
+        monotonic = staticmethod(time.monotonic)
+
+        def time(self) -> float:
+            return self.now
+
+    clock = Clock()
+
+    class Judge(SlowlyShown):
+        def verify(self, evidence: Evidence) -> None:
+            super().verify(evidence)
+            clock.now += 500
+
+    monkeypatch.setattr(climb, "time", clock)
+    policy, quick = Policy((Judge(SECRET, RUN),)), SlowlyShown(SECRET, RUN)
+    with World(SIZE) as world:
+        world.start(range(SIZE), dict.fromkeys(range(SIZE), ONE_RUN), dict.fromkeys(range(SIZE), (policy, quick)))
+        known = [member.acquaintances for member in world.members()]
+    # The child shows, the parent judges and shows, the child judges: at 1000, 1500 and 2000.
+    assert [Showing.decode(each.showing).at for each in known if each is not None] == [1500, 1000]

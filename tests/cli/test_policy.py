@@ -8,8 +8,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
-from ringfence.admission.proofs import catalogue
+from ringfence.admission.proofs import catalogue, snp_chain
 from ringfence.cli.templates import TABLES
 from ringfence.errors import PolicyError
 from ringfence.settings import load_policy
@@ -132,6 +137,39 @@ def test_check_finds_collateral_at_its_end(tmp_path: Path) -> None:
     assert "expired: TDX collateral for platforms " in done.stdout
     explained = ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout
     assert "A certificate beside the evidence closes that." in explained
+
+
+@pytest.mark.parametrize(
+    ("days", "amd", "says"),
+    [
+        ((-30, -1), True, "expired: list of revoked certificates of 'CN=ARK-Milan"),
+        ((-1, 5), True, "expires within 30 days: list of revoked certificates of 'CN=ARK-Milan"),
+        ((-1, 90), True, "a list of revoked certificates in the policy was not signed by AMD"),
+        ((-1, 90), False, "none of AMD's roots issued it"),
+    ],
+    ids=["expired", "soon", "not signed", "foreign"],
+)
+def test_check_finds_lists_of_revoked_certificates_that_no_worker_believes(
+    tmp_path: Path, days: tuple[int, int], amd: bool, says: str
+) -> None:
+    """In AMD's name or not, these are signed by somebody else."""
+    root = snp_chain.pinned()["milan"].root.subject
+    issuer = root if amd else x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ARK-Milan")])
+    start, end = (NOW + day * 24 * HOUR for day in days)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(issuer).last_update(start).next_update(end)
+    signed = builder.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    (tmp_path / "milan.crl").write_bytes(signed.public_bytes(Encoding.DER))
+    table = f'[admit.snp]\nmeasurement = "{"00" * 48}"\ncrl = "milan.crl"\n'
+    write(tmp_path, f"version = 1\n[[admit]]\n{table}[admit.snp.minimum_tcb.milan]\n" + TCB)
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert says in done.stdout and "is in order" not in done.stdout
+    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    assert found["in_order"] is False and len(found["not_genuine"]) == 1
+    assert len(found["expired"]) == (days[1] < 0) and len(found["expires_soon"]) == (days[1] == 5)
+
+
+TCB = "bootloader = 0\ntee = 0\nsnp = 0\nmicrocode = 0\n"
 
 
 def test_explain_says_whom_it_admits(tmp_path: Path) -> None:

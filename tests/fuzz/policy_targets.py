@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from functools import cache
 
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from ringfence.admission.proofs import catalogue, golden, jose, nvidia, snp, tdx, token
+from ringfence.admission.proofs.snp_revocation import RevocationList, check, objection
 from ringfence.admission.proofs.tdx_collateral import Collateral
-from ringfence.errors import PolicyError
+from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.file import explain
 from ringfence.policy.table import parse
 from tests.certificates import Authority
 from tests.fuzz.target import Target
-from tests.pure import mint_token, nvidia_records, tdx_records
+from tests.pure import mint_token, nvidia_records, snp_mint, tdx_records
 
 REFUSED = (PolicyError,)
 READERS = {"tdx": tdx.read_rules, "snp": snp.read_rules, "nvidia": nvidia.read_rules, "token": token.read_rules}
@@ -129,6 +134,22 @@ def _collaterals() -> list[bytes]:
     return [(tdx_records.FOLDER / each.collateral_file).read_bytes() for each in tdx_records.RECORDS.values()]
 
 
+@cache
+def _revoked() -> list[bytes]:
+    lists = [snp_mint.foundry(product).revoked(*range(2, 5)) for product in ("milan", "turin")]
+    return [each.raw for each in lists] + [lists[0].list.public_bytes(Encoding.PEM)]
+
+
+def _read_revoked(data: bytes) -> None:
+    """What a list says can be asked for without a surprise, and nobody believes a changed one."""
+    found, line = RevocationList.parse(data), snp_mint.foundry("milan").roots["milan"]
+    assert found.describe().isprintable() and len(found.digest) == 32
+    same = found.list == RevocationList(_revoked()[0]).list
+    assert same or objection(found, [line.root], time.time()) is not None, "a changed list was believed"
+    with contextlib.suppress(AdmissionError):
+        check([found], line.root, line.vcek_signer, "Milan", time.time())
+
+
 TARGETS = (
     Target("policy", _policies, _read_policy, REFUSED, bounded=1000, words=WORDS),
     Target("policy-tables", _tables, _read_table, REFUSED, bounded=1000, words=WORDS),
@@ -136,5 +157,6 @@ TARGETS = (
     Target(
         "key-set", _key_sets, _read_keys, REFUSED, bounded=1000, words=(b'"kty"', b'"oct"', b'"d"', b'"e"', b"null")
     ),
+    Target("revoked", _revoked, _read_revoked, (ValueError,), bounded=500),
     Target("collateral", _collaterals, Collateral.parse, (ValueError,), bounded=500, longest=32768),
 )

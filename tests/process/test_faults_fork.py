@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import RingfenceError
 from tests.pool import Pool
 
@@ -68,6 +70,18 @@ def test_a_forked_child_holds_no_socket_of_the_group(pool: Pool) -> None:
     for count, kept in pool.check(compare_sockets, WORLD, renew=True):
         assert count >= 5  # links of two lanes and two groups, and an edge of the tree
         assert kept == set()
+
+
+def what_could_judge() -> tuple[int, bool, bool]:
+    """Keys of the secret that this worker holds; whether it, and a child of it, hold anything of the policy."""
+    engine = dist.group.WORLD._session.engine
+    gc.collect()
+    keys = sum(isinstance(each, SharedSecret) for each in gc.get_objects())
+    return keys, engine.acquaintances is not None, in_a_child(lambda: engine.acquaintances is not None)
+
+
+def test_nothing_that_admits_is_kept_where_nobody_is_to_be_judged(pool: Pool) -> None:
+    assert pool.check(what_could_judge, WORLD, renew=True) == [(0, False, False)] * WORLD
 
 
 def try_in_a_child() -> list[str]:

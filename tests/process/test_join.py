@@ -19,7 +19,7 @@ from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.join import Membership, collect, join, listen
+from ringfence.join import Membership, join, listen
 from ringfence.settings import Settings
 from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
 
@@ -383,16 +383,6 @@ def test_a_worker_that_collects_serves_others_meanwhile() -> None:
             assert slow.asked.acquire(timeout=10), "the second child waits for the first one's evidence"
         slow.may_answer.set()
         assert len(world.members()) == 3
-
-
-def test_evidence_is_collected_for_a_limited_number_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who makes a worker collect and hangs up must not be able to fill it with threads."""
-    monkeypatch.setattr(collect, "LIMIT", 0)
-    slow = Slow()
-    with World(2, timeout=1.0) as world:
-        world.start(range(2), admission={rank: (slow_policy(), slow) for rank in range(2)})
-        assert "this worker still collects evidence for others" in world.error(1)
-    assert not slow.asked.acquire(blocking=False)
 
 
 def test_what_nobody_foresaw_while_collecting_is_raised_and_not_lost() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
 import sys
 
 import pytest
@@ -69,3 +72,28 @@ def test_a_command_that_says_that_asking_again_does_not_help_is_believed(status:
 def test_a_command_that_does_not_start_is_hopeless_and_the_error_says_what_to_do() -> None:
     with pytest.raises(EvidenceError, match=r"does not start: No such file.*set RINGFENCE_TOKEN_COMMAND"):
         fetch_with(["/no/such/command"])("00")
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY])
+def test_a_machine_that_is_short_of_something_just_now_is_asked_again(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No fork, no descriptor: that passes, and must not end a run."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(ConfigurationError, match="does not start") as caught:
+        fetch_with(python(""))("00")
+    assert not isinstance(caught.value, EvidenceError)
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC])
+def test_a_command_that_nobody_can_run_is_hopeless(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(EvidenceError, match="does not start"):
+        fetch_with(python(""))("00")

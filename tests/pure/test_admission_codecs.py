@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from ringfence.admission.entry import Entry
 from ringfence.admission.messages import HANDSHAKE, HEADER_BYTES, TREE, Frames, Message, decode, encode
 from ringfence.control import Abort, Bye
 from ringfence.errors import ProtocolError
+from ringfence.runtime.engine import ABORT_CODES
 from tests.pure.admission_samples import entries, messages, ranks, texts, worker
 
 CONTROL: dict[int, type[Message]] = {Abort.TYPE: Abort, Bye.TYPE: Bye}
@@ -114,3 +118,9 @@ def test_escaping_bounds_text_and_changes_it_once(value: str, limit: int) -> Non
 @given(texts(0, 40))
 def test_plain_text_is_not_escaped(value: str) -> None:
     assert wire.escape(value, 40) == value
+
+
+def test_the_specification_lists_every_code_of_an_abort() -> None:
+    text = (Path(__file__).parents[2] / "spec" / "admission.md").read_text()
+    table = text.partition("| code of an Abort |")[2].partition("\n\n")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == list(range(len(ABORT_CODES)))

@@ -213,6 +213,27 @@ def test_a_parent_finds_its_children_verbatim_in_the_roster() -> None:
         tree.receive(0, Welcome(1, keys.Secret(bytes(32)), b"", listings))
 
 
+BARE = TokenVerifier(rules(), lambda: NOW)  # a proof that endorses nothing: anybody can list anybody by it
+
+
+@pytest.mark.parametrize("lie", ["digest", "kind"])
+@pytest.mark.parametrize("about", [1, 5], ids=["itself", "its child"])
+def test_a_worker_finds_its_own_proof_and_its_childrens_in_the_roster(about: int, lie: str) -> None:
+    """Or at first contact it would be blamed for what somebody above has listed in its name."""
+    one = worker(1, 6)
+    tree = Tree(one.entry, Policy((one.shared, BARE)), one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
+    tree.begin()
+    tree.attach_parent(worker(0, 6).entry, bytes(32))
+    tree.attach_child(worker(5, 6).entry, bytes(32), SharedSecret.kind)
+    listings = [endorsed(worker(rank, 6), bytes(32)) for rank in range(6)]
+    if lie == "digest":
+        listings[about] = endorsed(worker(about, 6), b"\1" * 32)
+    else:
+        listings[about] = replace(listings[about], kind=BARE.kind, endorsement=b"")
+    with pytest.raises(AdmissionError, match=f"does not list rank {about} by the proof that it showed"):
+        tree.receive(0, Welcome(1, keys.Secret(bytes(32)), b"", tuple(listings)))
+
+
 def test_an_unknown_suite_is_refused() -> None:
     with pytest.raises(AdmissionError, match="cipher suite 9"):
         leaf().receive(0, replace(welcome(worker(1, 2), worker(0, 2)), suite=9))

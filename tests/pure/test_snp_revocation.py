@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence.admission.proofs import catalogue, snp
-from ringfence.admission.proofs.snp_revocation import RevocationList
+from ringfence.admission.proofs.snp_revocation import RevocationList, objection
 from ringfence.errors import AdmissionError, PolicyError
 from tests.pure.snp_mint import MEASUREMENT, foundry
 
@@ -66,6 +66,17 @@ def test_every_flipped_bit_of_a_list_is_refused() -> None:
         changed[place] ^= 1 << (place % 8)
         with pytest.raises((AdmissionError, ValueError)):
             verify(RevocationList.parse(bytes(changed)))
+
+
+def test_what_is_wrong_with_a_list_is_known_before_anybody_is_judged_by_it() -> None:
+    mint, now = foundry("milan"), time.time()
+    roots = [line.root for line in mint.roots.values()]
+    assert objection(mint.revoked(7), roots, now) is None
+    assert objection(mint.revoked(days=(-30, -1)), roots, now) is None, "that it has expired is said elsewhere"
+    forged = mint.revoked(key=rsa.generate_private_key(65537, 2048))
+    assert "was not signed by AMD" in str(objection(forged, roots, now))
+    assert "none of AMD's roots issued it" in str(objection(foundry("turin").revoked(), roots, now))
+    assert "it begins on" in str(objection(mint.revoked(days=(2, 30)), roots, now))
 
 
 def policy(folder: Path, crl: str) -> bytes:

@@ -51,8 +51,15 @@ class Showing:
         return cls(kind, at, binding, proof)
 
 
+def all_sign(roster: Roster) -> bool:
+    """Whether nobody of this roster is to be judged at first contact."""
+    return all(kind in SIGNING_KINDS for kind, _ in roster.proofs)
+
+
 class Acquaintances:
     """Whom this worker has yet to judge at first contact, and what it shows them itself.
+
+    It lives as long as the run, so it keeps no key of the policy.
 
     Credentials are judged once an epoch: a proof counts as of when it was shown, and that was while the run formed. So
     `formed` says when that ended, and `patience` how long it may have taken, in seconds.
@@ -61,17 +68,16 @@ class Acquaintances:
     def __init__(
         self, policy: Policy, roster: Roster, own: int, showing: Showing | None, formed: float, patience: float
     ) -> None:
-        self._policy = policy
+        self._policy = policy.without_keys()
         self._roster = roster
         self._own = own
         self._begin, self._end = formed - patience - _CLOCKS_DIFFER, formed + _CLOCKS_DIFFER
         self._judged: dict[int, bytes] = {}  # rank: the digest of what it showed
-        self._all_sign = all(kind in SIGNING_KINDS for kind, _ in roster.proofs)
         self.showing = b"" if showing is None else showing.encode()
 
     def due(self, rank: int) -> bool:
         """Whether these two must show each other their proofs. Both read it off the same roster, so both say the same."""
-        if self._all_sign or rank == self._own or self._own == parent_of(rank) or rank == parent_of(self._own):
+        if rank == self._own or self._own == parent_of(rank) or rank == parent_of(self._own):
             return False
         return not {self._roster.proofs[self._own][0], self._roster.proofs[rank][0]} <= SIGNING_KINDS
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Final, NoReturn, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, NoReturn, Protocol, runtime_checkable
 
 from ringfence import keys
 from ringfence.admission import wire
@@ -53,6 +53,14 @@ class Verifier(Protocol):
         """Whoever cannot see the connection checks this: the entry was endorsed by someone this policy admits."""
 
 
+@runtime_checkable
+class HoldsKey(Protocol):
+    """A verifier that judges by a key with which one could also prove. It is needed until the roster is judged, not longer."""
+
+    def without_key(self) -> Verifier:
+        """Judges at first contact, where the roster's endorsements have been verified."""
+
+
 class Prover(Protocol):
     """One kind of proof, as its maker sees it."""
 
@@ -81,6 +89,14 @@ class Policy:
         """Equal on two workers only if they would judge alike."""
         rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
         return policy_digest(rules, self.min_workers, self.max_epoch_age)
+
+    def without_keys(self) -> Policy:
+        """What is left to judge by when the epoch has begun: a run of days must not hold what admits to the next one."""
+        return replace(self, verifiers=tuple(without_key(verifier) for verifier in self.verifiers))
+
+
+def without_key(verifier: Verifier) -> Verifier:
+    return verifier.without_key() if isinstance(verifier, HoldsKey) else verifier
 
 
 def policy_digest(rules: Iterable[tuple[int, bytes]], min_workers: int, max_epoch_age: int | None) -> bytes:

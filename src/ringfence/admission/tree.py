@@ -282,6 +282,7 @@ class Tree:
     def _find_neighbours(self, roster: Roster) -> None:
         """Those whom this worker saw with its own eyes must stand in the roster exactly as it saw them.
 
+        Its own proof and its children's, too: who is listed by another one would be blamed for it at first contact.
         Its children are among them, all of them: nobody could have listed one that did not come to this worker.
         """
         absent = [rank for rank in children_of(self._own.rank, self._own.world_size) if rank not in self._children]
@@ -295,6 +296,12 @@ class Tree:
         for entry in seen:
             if roster.entries[entry.rank] != entry:
                 raise AdmissionError(f"the roster does not show rank {entry.rank} as it showed itself: {entry}")
+        own = self._listings[self._own.rank]
+        proofs = [(self._own.rank, own.kind, own.proof_digest)]
+        proofs += [(rank, kind, digest) for rank, (_, kind, digest) in self._children.items()]
+        for rank, kind, digest in proofs:
+            if roster.proofs[rank] != (kind, digest):
+                raise AdmissionError(f"the roster does not list rank {rank} by the proof that it showed")
 
     def _acknowledge_if_all(self) -> list[Outgoing]:
         assert self.epoch is not None

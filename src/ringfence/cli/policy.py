@@ -40,7 +40,8 @@ Read a policy with all the files that it names, as a worker would, and say what 
 The digest covers all that decides who is admitted: two workers admit each other only if theirs are equal. The first 16
 digits are what the error says when they are not.
 
-exit codes: 0 if it is in order, 1 if what it relies on has expired (an authority, TDX collateral), 2 if it cannot be used
+exit codes: 0 if it is in order, 1 if what it relies on has expired (an authority, TDX collateral, AMD's lists of revoked
+certificates) or is not AMD's, 2 if it cannot be used
 """
 
 EXPLAIN = """\
@@ -132,20 +133,25 @@ def run_check(options: argparse.Namespace) -> int:
     policy = load_policy(options.file)
     digest = digest_of(policy).hex()
     expired, soon = _ending(policy, time.time())
+    wrong = _not_genuine(policy, time.time())
+    in_order = not (expired or wrong)
     rules = [[kind for kind, _ in rule.proofs] for rule in policy.rules]
     if options.json:
-        found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "in_order": not expired}
+        found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "not_genuine": wrong}
         limits = {"min_workers": policy.min_workers, "max_epoch_age": policy.max_epoch_age}
-        print(json.dumps({**found, **limits}))
-        return 1 if expired else 0
+        print(json.dumps({**found, "in_order": in_order, **limits}))
+        return 0 if in_order else 1
     for name in expired:
         print(f"!!  expired: {name}")
     for name in soon:
         print(f"    expires within {SOON_DAYS} days: {name}")
-    print(f"{options.file} is in order." if not expired else f"{options.file} relies on what has expired.")
+    for name in wrong:
+        print(f"!!  not genuine: {name}")
+    fault = "what is not genuine" if wrong else "what has expired"
+    print(f"{options.file} is in order." if in_order else f"{options.file} relies on {fault}.")
     print("  admits by  " + ", or by ".join(" and ".join(rule) for rule in rules))
     print(f"  digest     {digest[:16]} {digest[16:]}")
-    return 1 if expired else 0
+    return 0 if in_order else 1
 
 
 def _ending(policy: PolicyFile, now: float) -> tuple[list[str], list[str]]:
@@ -157,7 +163,7 @@ def _ending(policy: PolicyFile, now: float) -> tuple[list[str], list[str]]:
 
 
 def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
-    from ringfence.admission.proofs import authorities, certificate, tdx
+    from ringfence.admission.proofs import authorities, certificate, snp, tdx
 
     if isinstance(rules, certificate.Rules):
         for each in rules.authorities:
@@ -167,6 +173,20 @@ def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
             with contextlib.suppress(ValueError):  # a date that cannot be read is refused when it is judged by
                 end = datetime.datetime.fromisoformat(collateral.next_update).timestamp()
                 yield f"TDX collateral for platforms {collateral.fmspc}, until {collateral.next_update}", end
+    elif isinstance(rules, snp.Rules):
+        for revoked in rules.revoked:
+            yield f"{revoked.describe()}, until {revoked.end:%Y-%m-%d}", revoked.end.timestamp()
+
+
+def _not_genuine(policy: PolicyFile, now: float) -> list[str]:
+    """AMD's lists that no worker would believe. (Collateral is judged with a quote, authorities are the policy's own.)"""
+    from ringfence.admission.proofs import snp, snp_chain, snp_revocation
+
+    roots = [line.root for line in snp_chain.pinned().values()]
+    named = [rules for rule in policy.rules for _, rules in rule.proofs if isinstance(rules, snp.Rules)]
+    lists = dict.fromkeys(each for rules in named for each in rules.revoked)
+    found = ((each.describe(), snp_revocation.objection(each, roots, now)) for each in lists)
+    return [f"{name}: {text}" for name, text in found if text is not None]
 
 
 def run_explain(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ detached submodules. Services differ in what they want and how they are paid; wh
 
 from __future__ import annotations
 
+import errno
 import logging
 import subprocess
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 # Of sysexits.h and of shells: wrong usage, wrong configuration, not executable, not found. Asking again does not help.
 _HOPELESS: Final = (64, 78, 126, 127)
+_CANNOT_START: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC)
 
 
 def fetch_with(command: Sequence[str], seconds: float = TOKEN_SECONDS) -> Callable[[str], bytes]:
@@ -42,9 +44,11 @@ def run(command: Sequence[str], seconds: float) -> bytes:
     except subprocess.TimeoutExpired:
         raise ConfigurationError(f"the token command {command[0]} gave no token within {seconds:.0f} s") from None
     except OSError as error:
+        text = f"the token command {command[0]} does not start: {error.strerror}"
+        if error.errno not in _CANNOT_START:  # this machine is short of memory, processes or descriptors just now
+            raise ConfigurationError(text) from error
         raise EvidenceError(
-            f"the token command {command[0]} does not start: {error.strerror}; set RINGFENCE_TOKEN_COMMAND to a command "
-            "that this worker's user may run, with its whole path"
+            f"{text}; set RINGFENCE_TOKEN_COMMAND to a command that this worker's user may run, with its whole path"
         ) from error
     if done.returncode != 0:
         # What it said may hold credentials, and errors are passed on to other workers: it stays here.

@@ -13,12 +13,14 @@ import contextlib
 import errno
 import os
 import secrets
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ringfence.admission.proofs import snp_report, tdx_quote
 from ringfence.errors import AdmissionError, ConfigurationError
+from ringfence.evidence.turn import turn
 
 FOLDER: Final = "/sys/kernel/config/tsm/report"
 TDX: Final = "tdx_guest"
@@ -27,6 +29,7 @@ REPORT_DATA_BYTES: Final = 64
 ATTEMPTS: Final = 5
 BLOB_BYTES: Final = 32 * 1024  # the kernel's own limit for what it hands out
 
+_asking = threading.Lock()  # the kernel makes one report at a time, for the whole machine: here one can still step back
 _AGAIN: Final = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EEXIST)
 _ADVICE: Final = {
     errno.ENOENT: "this is no confidential VM, or its kernel is older than 6.7, or configfs is not mounted "
@@ -107,7 +110,8 @@ def collect(
     reason = ""
     for _ in range(ATTEMPTS):
         try:
-            return _attempt(report_data, files, level, f"{FOLDER}/ringfence-{draw()}")
+            with turn(_asking):
+                return _attempt(report_data, files, level, f"{FOLDER}/ringfence-{draw()}")
         except _TryAgain as error:
             reason = str(error)
         except OSError as error:

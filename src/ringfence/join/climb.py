@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import selectors
 import socket
 import time
@@ -16,11 +17,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence import keys
 from ringfence.admission import wire
 from ringfence.admission.binding import Role
-from ringfence.admission.contact import Acquaintances, Showing
+from ringfence.admission.contact import Acquaintances, Showing, all_sign
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, Refusal, State
 from ringfence.admission.messages import Failure, Hello, Proof
 from ringfence.admission.policy import SIGNING_KINDS, Policy, Prover
+from ringfence.admission.roster import Roster
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, ConfigurationError, EvidenceError, PeerLostError, ProtocolError
 from ringfence.join.collect import Collector, Outcome, attempt
@@ -107,7 +109,6 @@ class _Climb:
         self._showing: Showing | None = (
             None  # what the first who had to be convinced was shown: the parent; rank 0's first child
         )
-        self._without_since: float | None = None  # evidence was asked for and could not be had
 
     def run(self) -> Membership:
         try:
@@ -206,17 +207,26 @@ class _Climb:
 
     def _go_on(self, peer: Peer) -> None:
         """A stranger came a step further. Evidence takes time: who said the right hello is given it, and so are we."""
-        handshake = peer.handshake
+        handshake, now = peer.handshake, time.monotonic()
         if self._takes_time:
-            peer.expires = time.monotonic() + keys.EVIDENCE_SECONDS
+            peer.expires = now + self._patience(peer)
         if handshake.state is not State.COLLECT:
             return
+        peer.collecting_since = now
         if self._prover.kind in SIGNING_KINDS:
             self._show(peer, attempt(self._prover, handshake.wanted))
         elif self._collector.full:
             self._drop(peer, "this worker still collects evidence for others")
         else:
             self._collector.start(peer, handshake.wanted)
+
+    def _patience(self, peer: Peer) -> float:
+        """Seconds until a stranger's next step. Devices answer one question at a time, so a parent's children wait in turn."""
+        if not self._takes_time or not peer.greeted:
+            return keys.ADMISSION_SECONDS
+        handshake = peer.handshake
+        in_turn = handshake.state is State.COLLECT or (handshake.role, handshake.state) == (Role.CHILD, State.PROOF)
+        return keys.EVIDENCE_SECONDS * (keys.TREE_FANOUT + 1 if in_turn else 1)
 
     def _take_evidence(self) -> None:
         """Evidence has been collected, for whoever is still there."""
@@ -228,7 +238,8 @@ class _Climb:
 
     def _show(self, peer: Peer, outcome: Outcome) -> None:
         if isinstance(outcome, Proof):
-            self._without_since = None
+            self._collector.drought.end()
+            peer.shown_at = time.time()
             peer.send(peer.handshake.show(outcome))
             self._go_on(peer)
         else:
@@ -271,16 +282,21 @@ class _Climb:
         self._meet(connection, host, Role.PARENT, self._children)
 
     def _make_room(self, host: str) -> None:
-        """At a limit the oldest stranger goes, those who have not said the right hello before those who have.
+        """At a limit the oldest goes of those who have not said the right hello, or else anyone of those who have.
 
-        A child says it in milliseconds, though its evidence may take seconds; who has shown its proof is no stranger.
+        A child says it in milliseconds, though its evidence may take seconds; who has shown its proof is no stranger. But
+        anybody may say it, and if the oldest went, a crowd that does would drive out every child that collects.
         """
         crowd = [peer for peer in self._strangers if not peer.passed and peer is not self._dialled]
         neighbours = [peer for peer in crowd if peer.address == host]
         if len(neighbours) >= keys.ADMISSION_PENDING_PER_ADDRESS:
-            self._drop(min(neighbours, key=lambda peer: peer.greeted), "too many strangers from one address")
+            self._displace(neighbours, "too many strangers from one address")
         elif len(crowd) >= keys.ADMISSION_PENDING:
-            self._drop(min(crowd, key=lambda peer: peer.greeted), "too many strangers")
+            self._displace(crowd, "too many strangers")
+
+    def _displace(self, crowd: list[Peer], reason: str) -> None:
+        silent = [peer for peer in crowd if not peer.greeted]
+        self._drop(silent[0] if silent else secrets.choice(crowd), reason)
 
     def _meet(self, connection: socket.socket, address: str, role: Role, ranks: frozenset[int]) -> Peer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -303,7 +319,7 @@ class _Climb:
             self._tree.attach_child(entry, handshake.child_proof_digest, handshake.child_kind)
         assert handshake.shown is not None
         if handshake.role is Role.CHILD or (self._entry.rank == 0 and self._showing is None):
-            self._showing = Showing.of(handshake.shown, time.time())
+            self._showing = Showing.of(handshake.shown, peer.shown_at)
         peer.become_neighbour(entry.rank, entry.world_size)
         self._strangers.remove(peer)
         self._edges[entry.rank] = peer
@@ -326,11 +342,10 @@ class _Climb:
 
     def _go_without_proof(self, peer: Peer, error: Exception) -> None:
         """Evidence could not be had just now: a service is down, a device is busy. The next attempt asks again, for a while."""
-        now = time.monotonic()
-        since = self._without_since = now if self._without_since is None else self._without_since
-        if now - since >= keys.EVIDENCE_SECONDS:
+        seconds = self._collector.drought.failed(peer.collecting_since, time.monotonic())
+        if seconds >= keys.EVIDENCE_SECONDS:
             raise EvidenceError(
-                f"rank {self._entry.rank} has had no proof to show for {now - since:.0f} s: {error}"
+                f"rank {self._entry.rank} has had no proof to show for {seconds:.0f} s: {error}"
             ) from error
         text = f"has no proof to show: {wire.escape(str(error), keys.REFUSAL_TEXT_BYTES)}"
         if self._entry.rank not in self._refused:
@@ -340,11 +355,11 @@ class _Climb:
 
     def _expire(self, now: float) -> None:
         for peer in [peer for peer in self._strangers if now >= peer.expires]:
+            seconds = self._patience(peer)
             if peer.handshake.state is State.COLLECT:
-                text = f"gave no evidence within {keys.EVIDENCE_SECONDS:.0f} s; see what its kernel or service does"
+                text = f"gave no evidence within {seconds:.0f} s; see what its kernel or service does"
                 self._go_without_proof(peer, ConfigurationError(f"this machine {text}"))
             else:
-                seconds = keys.EVIDENCE_SECONDS if self._takes_time and peer.greeted else keys.ADMISSION_SECONDS
                 self._drop(peer, f"no answer within {seconds:.0f} s")
 
     def _drop(self, peer: Peer, reason: str) -> None:
@@ -396,12 +411,16 @@ class _Climb:
             table=epoch.table,
             admitted_by=epoch.roster.admitted[self._entry.rank].how,
             edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
-            acquaintances=Acquaintances(
-                self._policy, epoch.roster, self._entry.rank, self._showing, time.time(), self._timeout
-            ),
+            acquaintances=self._acquaintances(epoch.roster),
             max_epoch_age=self._policy.max_epoch_age,
             judged_at=time.monotonic() if self._judged_at is None else self._judged_at,
         )
+
+    def _acquaintances(self, roster: Roster) -> Acquaintances | None:
+        if all_sign(roster):
+            return None  # all are judged: nothing of the policy is needed any more
+        own = self._entry.rank
+        return Acquaintances(self._policy, roster, own, self._showing, time.time(), self._timeout)
 
     def _give_up(self, error: BaseException) -> None:
         """Tell the neighbours, so that nobody waits for a deadline to learn what is known here."""

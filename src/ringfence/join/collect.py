@@ -1,7 +1,8 @@
 """This worker's own evidence, collected beside the loop: a quote or a token may take seconds, and meanwhile others are served.
 
-Each proof covers its own connection, so each is collected for itself, in a thread of its own, and none waits for another. How
-many there are at once is limited: whoever makes this worker collect and hangs up could otherwise fill it with threads.
+Each proof covers its own connection, so each is collected for itself, in a thread of its own. Services are asked at the same
+time; a device answers one after the other, and is not asked for who has hung up meanwhile. How many there are at once is
+limited: whoever makes this worker collect and hangs up could otherwise fill it with threads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.messages import Proof
 from ringfence.admission.policy import Prover
 from ringfence.errors import AdmissionError, ConfigurationError
+from ringfence.evidence import turn
+from ringfence.join.drought import Drought
 from ringfence.join.peer import Peer
 
 LIMIT: Final = 2 * (
@@ -38,6 +41,7 @@ class Collector:
     """Its descriptor is readable when `finished()` has something."""
 
     def __init__(self, prover: Prover) -> None:
+        self.drought = Drought()
         self._prover = prover
         self._finished: deque[tuple[Peer, Outcome | BaseException]] = deque()
         self._running = 0
@@ -68,10 +72,13 @@ class Collector:
             self._running -= 1
             if not isinstance(outcome, Proof | ConfigurationError | AdmissionError):
                 raise outcome
+            if isinstance(outcome, Proof):
+                self.drought.end()  # also if its peer has hung up: there is evidence again
             yield peer, outcome
 
     def _collect(self, peer: Peer, wanted: Binding) -> None:
         outcome: Outcome | BaseException
+        turn.wanted.set(lambda: not peer.gone)  # in this thread's own context
         try:
             outcome = attempt(self._prover, wanted)
         except BaseException as error:

@@ -25,7 +25,7 @@ class Membership:
     table: bytes = field(repr=False)  # rank 0's schedule table
     admitted_by: str  #                 for people: "shared secret"
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
-    acquaintances: Acquaintances = field(repr=False)  # who is judged at first contact, and what it is shown
+    acquaintances: Acquaintances | None = field(repr=False)  # who is judged at first contact, if anybody is
     max_epoch_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
     judged_at: float = 0.0  #           time.monotonic() of the first judgement, which is the oldest
 

@@ -28,6 +28,8 @@ class Peer:
         self.address = address
         self.expires = expires
         self.connecting = False
+        self.shown_at = 0.0  # this worker's own proof: by the clock that proofs are judged by
+        self.collecting_since = 0.0
         self.rank: int | None = None
         self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
 
@@ -35,6 +37,11 @@ class Peer:
     def greeted(self) -> bool:
         """It claims this run and a rank that belongs here; anybody may."""
         return self.handshake.state not in (State.IDLE, State.HELLO)
+
+    @property
+    def gone(self) -> bool:
+        """Its connection is closed. Other threads may ask."""
+        return self.stream.fileno() < 0
 
     @property
     def passed(self) -> bool:

@@ -46,6 +46,11 @@ class Doorway:
         """Whether it has said a hello that authenticates."""
         return self._hello is not None
 
+    @property
+    def introduces(self) -> int | None:
+        """The worker that has shown that it holds its key and now shows its proof; None: a stranger so far."""
+        return None if self._incoming is None or self._hello is None else self._hello.sender
+
     def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
         self.poke()
 
@@ -107,7 +112,9 @@ class Doorway:
         if not keys.same(received, self._secrets.dialler_confirms):
             raise AuthenticationError("a dialler does not hold the key it claims")
         if self._hello.lane == Lane.INTRODUCTION:
+            self.engine.introduced(self._hello.sender)
             self._incoming = Incoming(self.engine.opener(self._secrets.forth), self._hello.sender)
+            self.deadline = self.engine.clock() + keys.LINK_HELLO_SECONDS
             self.poke()
             return
         stream, self.stream = self.stream, None

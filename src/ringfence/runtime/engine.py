@@ -290,6 +290,10 @@ class Engine:
         introduction.waiting.append(link)
         return False
 
+    def introduce_by(self, introduction: Introduction) -> None:
+        """This one takes the place of an earlier attempt."""
+        self._introductions[introduction.worker] = introduction
+
     def met(self, introduction: Introduction) -> None:
         """Both have judged: the acceptor shows its proof only to those who pass."""
         self._met.add(introduction.worker)
@@ -302,14 +306,20 @@ class Engine:
         if self.failure is not None:  # the epoch is over, and the memory of what it had pending is no longer ours
             stream.close()
             return
-        same = [doorway for doorway in self.doorways if doorway.address == address]
-        crowd = same if len(same) >= LINK_PENDING_PER_ADDRESS else list(self.doorways)
-        if len(same) >= LINK_PENDING_PER_ADDRESS or len(self.doorways) >= LINK_PENDING:
+        strangers = [doorway for doorway in self.doorways if doorway.introduces is None]
+        same = [doorway for doorway in strangers if doorway.address == address]
+        crowd = same if len(same) >= LINK_PENDING_PER_ADDRESS else strangers
+        if len(same) >= LINK_PENDING_PER_ADDRESS or len(strangers) >= LINK_PENDING:
             min(crowd, key=lambda doorway: (doorway.known, doorway.deadline)).close()
         doorway = Doorway(self, stream, address)
         self.doorways.add(doorway)
         self.network.watch(stream, doorway)
         doorway.poke()
+
+    def introduced(self, worker: int) -> None:
+        """A worker begins to show its proof. It has one connection for that: an older one is what it gave up."""
+        for doorway in [each for each in self.doorways if each.introduces == worker]:
+            doorway.close()
 
     def admitted(self, doorway: Doorway, stream: Stream, hello: Hello, secrets: LinkSecrets) -> None:
         """A dialler has shown that it is who it says."""
@@ -458,6 +468,7 @@ class Engine:
             link.stream = None  # its number will be somebody else's
         nothing = Secret(b"")
         self.epoch_key = nothing
+        self.acquaintances = None  # and with them the policy
         self._shared.clear()
         self._parked.clear()
         self.doorways.clear()

@@ -102,20 +102,34 @@ class Introduction(Link):
     def work(self) -> None:
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
-        if not self.flush():
-            return
-        assert self.engine.acquaintances is not None and self.stream is not None
-        if self._incoming is None:
-            self._incoming = Incoming(self.opener, self.worker)
-            self.put(memoryview(seal_showing(self.sealer, self.engine.acquaintances.showing)))
-            if not self.flush():
-                return
+        known = self.engine.acquaintances
+        assert known is not None
         try:
-            shown = self._incoming.read(self.stream)
-        except (PeerLostError, ConnectionResetError):
-            self._redial()
+            shown = self._exchange(known.showing)
+        except (PeerLostError, ConnectionResetError, BrokenPipeError):  # the doorway was too crowded, or gave up on us
+            self._start_over()
             return
         if shown is not None:
             self.close()
-            self.engine.acquaintances.judge(self.worker, shown)
+            known.judge(self.worker, shown)
             self.engine.met(self)
+
+    def _start_over(self) -> None:
+        """Dial again, by a new end: this one may hold half a frame, which belongs to the connection that was cut."""
+        self.close()
+        successor = Introduction(self.engine, self.worker)
+        successor.waiting, successor._dials = self.waiting, self._dials
+        self.engine.introduce_by(successor)
+        successor._redial()
+
+    def _exchange(self, showing: bytes) -> bytes | None:
+        """Write this worker's proof, then read the other's: None until all of it is there."""
+        if not self.flush():
+            return None
+        if self._incoming is None:
+            self._incoming = Incoming(self.opener, self.worker)
+            self.put(memoryview(seal_showing(self.sealer, showing)))
+            if not self.flush():
+                return None
+        assert self.stream is not None
+        return self._incoming.read(self.stream)

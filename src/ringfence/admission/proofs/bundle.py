@@ -13,7 +13,7 @@ from ringfence import keys
 from ringfence.admission import wire
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
-from ringfence.admission.policy import Evidence, Prover, Verifier
+from ringfence.admission.policy import Evidence, Prover, Verifier, without_key
 from ringfence.errors import AdmissionError, ConfigurationError, ProtocolError
 
 KIND: Final = 7
@@ -60,6 +60,9 @@ class All:
         shown = self._split(listing.entry, listing.endorsement, ENDORSEMENT_BYTES)
         for part, (kind, endorsement) in zip(self._parts, shown, strict=True):
             part.verify_listing(replace(listing, kind=kind, endorsement=endorsement))
+
+    def without_key(self) -> Verifier:
+        return All([without_key(part) for part in self._parts])
 
     def _split(self, entry: Entry, data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
         try:

@@ -8,7 +8,7 @@ from typing import Final
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.policy import Evidence
+from ringfence.admission.policy import Evidence, Verifier
 from ringfence.errors import AdmissionError
 from ringfence.policy.table import Table
 
@@ -60,3 +60,28 @@ class SharedSecret:
     def verify_listing(self, listing: Listing) -> None:
         if not keys.same(listing.endorsement, self.endorse(listing.entry, listing.proof_digest)):
             raise AdmissionError(f"the entry of rank {listing.entry.rank} is not endorsed under the shared secret")
+
+    def without_key(self) -> Verifier:
+        return Endorsed(self.kind)
+
+
+@dataclass(frozen=True)
+class Endorsed:
+    """The shared secret at first contact, when its key is forgotten.
+
+    Who made the proof has endorsed the entry and the digest of the proof under the same key, and that was judged with the
+    roster. So whoever shows the proof that is listed has shown all that its HMAC could say.
+    """
+
+    kind: int
+    name: str = NAME
+
+    def content(self) -> bytes:
+        return Rules().content()
+
+    def verify(self, evidence: Evidence) -> None:
+        if len(evidence.proof) != keys.DIGEST_BYTES:
+            raise AdmissionError(f"rank {evidence.entry.rank} shows {len(evidence.proof)} bytes in place of an HMAC")
+
+    def verify_listing(self, listing: Listing) -> None:
+        raise AdmissionError(f"rank {listing.entry.rank} is listed when the roster has been judged")

@@ -7,7 +7,7 @@ a list can revoke is what the root has signed: the keys that sign VCEKs and VLEK
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -38,6 +38,7 @@ class RevocationList:
             made = cls(content)
             if made.end < made.list.last_update_utc:
                 raise ValueError("it ends before it begins")
+            _ = made.issuer, len(made.list)  # the library reads these when they are asked for: here, not before a judge
             return made
         except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
             raise ValueError(f"not a list of revoked certificates: {error}"[:_MESSAGE_CHARACTERS]) from None
@@ -62,6 +63,10 @@ class RevocationList:
     def issuer(self) -> bytes:
         return self.list.issuer.public_bytes()
 
+    def describe(self) -> str:
+        """For people, in one printable line."""
+        return f"list of revoked certificates of {self.list.issuer.rfc4514_string()[:_MESSAGE_CHARACTERS]!a}"
+
 
 def check(
     lists: Sequence[RevocationList], root: x509.Certificate, signer: x509.Certificate, name: str, now: float
@@ -84,6 +89,19 @@ def check(
             )
         if each.list.get_revoked_certificate_by_serial_number(signer.serial_number) is not None:
             raise AdmissionError(f"AMD has revoked the key that signed its endorsement certificate, for {name}")
+
+
+def objection(revoked: RevocationList, roots: Iterable[x509.Certificate], now: float) -> str | None:
+    """Why no guest of its product line would be admitted with this list, other than that it has expired; None: no reason."""
+    root = next((each for each in roots if each.subject.public_bytes() == revoked.issuer), None)
+    if root is None:
+        return f"none of AMD's roots issued it; {FETCH}"
+    try:
+        _check_signed(revoked, root)
+    except AdmissionError as error:
+        return str(error)
+    begin = revoked.list.last_update_utc
+    return f"it begins on {begin:%Y-%m-%d}: see the clock" if datetime.fromtimestamp(now, UTC) < begin else None
 
 
 def _check_signed(revoked: RevocationList, root: x509.Certificate) -> None:

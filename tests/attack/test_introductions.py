@@ -1,0 +1,273 @@
+"""Introductions that are cut, stalled, crowded out or never answered: they are tried again, or end the run by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ringfence.errors import AbortedError, CollectiveTimeoutError
+from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
+from ringfence.link.showing import NO_GROUP, seal_showing
+from ringfence.runtime import engine
+from ringfence.runtime.operation import Operation
+from ringfence.transport.memory import MemoryStream, Pipe
+from tests.attack.test_first_contact import SIZE, added_up, honest
+from tests.pure.test_doorway import answer, settle
+from tests.world import World
+
+NONCE = bytes(range(NONCE_BYTES))
+
+
+def drive(world: World, operations: list[Any], seconds: float = 5.0) -> None:
+    """Let a world run, and time pass, until all is done."""
+    for _ in range(int(seconds / 0.1)):
+        world.run(operations)
+        if all(operation.done for operation in operations):
+            return
+        for each in world.engines:  # pipes in memory do not tell of their end if they carried nothing: sockets do
+            links = [link for group in each.groups.values() for link in group.links()]
+            for link in (*links, *each._introductions.values()):
+                if link.stream is not None and not link.open:
+                    link.notify(True, False)
+        world.wait(0.1)
+
+
+class Torn:
+    """A connection that is cut while its dialler writes: from then on the kernel refuses what is written."""
+
+    def __init__(self, stream: MemoryStream, after: int, error: type[OSError]) -> None:
+        self._stream = stream
+        self._left = after
+        self._error = error
+
+    def send(self, data: memoryview) -> int:
+        if not self._left:
+            raise self._error(0, "cut")
+        sent = self._stream.send(data[: self._left])
+        self._left -= sent
+        return sent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def tear(world: World, after: int, error: type[OSError], times: int = 1) -> list[int]:
+    """Cut the first introductions of every worker; who was cut."""
+    cut: list[int] = []
+    for each in world.engines:
+
+        def dial(link: Any, network: Any = each.network, rank: int = each.rank, dial: Any = each.network.dial) -> None:
+            dial(link)
+            if link.lane == Lane.INTRODUCTION and cut.count(rank) < times:
+                cut.append(rank)
+                link.stream = Torn(link.stream, after, error)
+
+        each.network.dial = dial  # type: ignore[method-assign]
+    return cut
+
+
+FORTH = HELLO_BYTES + CONFIRM_BYTES
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, BrokenPipeError])
+@pytest.mark.parametrize(
+    "after",
+    [HELLO_BYTES, HELLO_BYTES + 10, FORTH, FORTH + 40, FORTH + 900],
+    ids=["before confirm", "in confirm", "before the frame", "in its header", "in its proof"],
+)
+def test_an_introduction_that_is_cut_while_it_is_written_is_tried_again(after: int, error: type[OSError]) -> None:
+    world = World(SIZE, introduce=honest)
+    cut = tear(world, after, error)
+    operations, tensors = added_up(world)
+    drive(world, operations)
+    assert cut, "nobody was cut"
+    assert [operation.error for operation in operations] == [None] * SIZE
+    assert all(operation.done for operation in operations)
+    assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
+
+
+def test_introductions_that_are_cut_every_time_end_the_epoch_by_name() -> None:
+    world = World(SIZE, introduce=honest)
+    tear(world, FORTH + 40, ConnectionResetError, times=LINK_DIALS)
+    operations, _ = added_up(world)
+    drive(world, operations)
+    assert all(operation.error is not None for operation in operations)
+    assert any("closed a connection before answering it" in str(operation.error) for operation in operations)
+
+
+# -- by hand: worker 5 introduces itself to worker 4 --------------------------------------------------------------
+
+
+def greet(world: World) -> tuple[MemoryStream, LinkSecrets]:
+    """Say hello, and read the reply."""
+    greeting = Hello(5, 4, Lane.INTRODUCTION, NO_GROUP, NONCE)
+    stream = world.wires.connect(5, 4)
+    stream.send(memoryview(world.engines[5].hello_bytes(greeting)))
+    settle(world)
+    reply = answer(stream)
+    assert reply is not None and len(reply) == REPLY_BYTES
+    return stream, world.engines[5].link_secrets(4, greeting, reply[:NONCE_BYTES])
+
+
+def confirm(world: World, stream: MemoryStream, secrets: LinkSecrets) -> bytes:
+    """Confirm; the frame that would have to follow."""
+    stream.send(memoryview(secrets.dialler_confirms))
+    settle(world)
+    known = world.engines[5].acquaintances
+    assert known is not None
+    return seal_showing(world.engines[5].sealer(secrets.forth), known.showing)
+
+
+def say(world: World, stream: MemoryStream, data: bytes) -> None:
+    stream.send(memoryview(data))
+    settle(world)
+
+
+def judged(world: World) -> bool:
+    known = world.engines[4].acquaintances
+    assert known is not None
+    return known.judged(5)
+
+
+def nobody_failed(world: World) -> bool:
+    return all(each.failure is None for each in world.engines)
+
+
+def test_a_dialler_that_stalls_in_the_middle_of_its_proof_is_hung_up_on_and_may_come_again() -> None:
+    world = World(SIZE, introduce=honest)
+    stream, secrets = greet(world)
+    say(world, stream, confirm(world, stream, secrets)[:500])
+    world.wait(LINK_HELLO_SECONDS - 0.1)
+    assert len(world.engines[4].doorways) == 1
+    world.wait(0.2)
+    settle(world)
+    assert answer(stream) is None and not world.engines[4].doorways
+    assert nobody_failed(world) and not judged(world)
+    stream, secrets = greet(world)
+    say(world, stream, confirm(world, stream, secrets))
+    assert judged(world)
+
+
+def test_time_for_the_proof_begins_when_the_dialler_has_shown_who_it_is() -> None:
+    world = World(SIZE, introduce=honest)
+    stream, secrets = greet(world)
+    world.wait(LINK_HELLO_SECONDS - 1)
+    frame = confirm(world, stream, secrets)
+    world.wait(LINK_HELLO_SECONDS - 1)
+    say(world, stream, frame)
+    assert judged(world)
+
+
+def test_a_crowd_does_not_displace_who_shows_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "LINK_PENDING", 2)
+    world = World(SIZE, introduce=honest)
+    stream, secrets = greet(world)
+    frame = confirm(world, stream, secrets)
+    say(world, stream, frame[:500])
+    for number in range(10):
+        world.wires.connect(100 + number, 4)
+        settle(world)
+        assert len(world.engines[4].doorways) <= 2 + 1
+    say(world, stream, frame[500:])
+    assert judged(world)
+
+
+def test_a_worker_shows_its_proof_on_one_connection_at_a_time() -> None:
+    """So that who counts as no stranger cannot be a crowd either."""
+    world = World(SIZE, introduce=honest)
+    streams = []
+    for _ in range(5):
+        stream, secrets = greet(world)
+        say(world, stream, confirm(world, stream, secrets)[:500])
+        streams.append(stream)
+    settle(world)
+    assert len(world.engines[4].doorways) == 1
+    assert [answer(each) for each in streams] == [None] * 4 + [b""]
+    assert nobody_failed(world)
+
+
+# -- everybody ----------------------------------------------------------------------------------------------------
+
+
+class Caller:
+    """Waits until it may dial a worker."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+        self.done = False
+
+    def dial(self) -> None:
+        self.done = True
+
+
+def test_everybody_meets_everybody_through_narrow_doors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All introduce themselves to all at once, proofs take many writes, and a doorway has room for two strangers."""
+    monkeypatch.setattr(engine, "LINK_PENDING", 2)
+    world = World(SIZE, capacity=600, introduce=honest)
+    callers: list[Any] = []
+    for each in world.engines:
+        new = [Caller(worker) for worker in range(SIZE) if worker != each.rank]
+        callers += [caller for caller in new if not each.have_met(caller)]  # type: ignore[arg-type]
+    assert len(callers) == 20, "all but parents and children"
+    drive(world, callers)
+    assert nobody_failed(world)
+    assert all(caller.done for caller in callers)
+
+
+def test_two_workers_that_introduce_themselves_to_each_other_at_once_both_pass() -> None:
+    world = World(SIZE, introduce=honest)
+    pair = world.add_group("pair", (4, 5))
+    pair[4].outbox(1)
+    pair[5].outbox(0)
+    settle(world)
+    assert nobody_failed(world)
+    for one, two in ((4, 5), (5, 4)):
+        known = world.engines[one].acquaintances
+        assert known is not None and known.judged(two) and two in world.engines[one]._met
+        assert not world.engines[one]._introductions and not world.engines[one].doorways
+    assert pair[4].outbox(1).open and pair[5].outbox(0).open
+
+
+def silence(pipe: Pipe, data: bytes) -> bytes:
+    """Behind the confirmation nothing arrives: no acceptor has a proof to judge, and none answers."""
+    return data[:CONFIRM_BYTES] if len(data) > 1000 else data
+
+
+def test_an_acceptor_that_never_answers_is_waited_for_no_longer_than_the_operation() -> None:
+    world = World(SIZE, introduce=honest)
+    operations, _ = added_up(world)
+    world.run(operations, silence)
+    assert not any(operation.done for operation in operations) and nobody_failed(world)
+    world.wait(10.1)  # the operations' own time
+    world.run(operations)
+    errors = [operation.error for operation in operations]
+    assert all(isinstance(error, CollectiveTimeoutError | AbortedError) for error in errors), errors
+    assert any("did not finish within its timeout; it waits for worker" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("reporter", [4, 5, 0], ids=["acceptor", "dialler", "another worker"])
+def test_an_abort_during_an_introduction_leaves_nothing_behind(reporter: int) -> None:
+    world = World(SIZE, introduce=honest)
+    world.groups[5].outbox(4)
+    for each in world.engines:
+        each.run_ready()
+    world.wires.deliver()
+    world.engines[4].run_ready()
+    assert world.engines[5]._introductions and world.engines[4].doorways
+    waiting, _ = added_up(world)
+    world.engines[reporter].fail(AbortedError("enough"), reporter)
+    world.run([*waiting, Operation(waiting[0].call, float("inf"))])
+    for each in world.engines:
+        assert each.failure is not None and "enough" in str(each.failure)
+        assert not each.doorways and not each.blocked
+        assert all(introduction.stream is None for introduction in each._introductions.values())
+    assert all(operation.error is not None for operation in waiting)
+
+
+def test_a_forked_child_keeps_nothing_to_judge_by() -> None:
+    world = World(SIZE, introduce=honest)
+    world.engines[5].forget()
+    assert world.engines[5].acquaintances is None
