@@ -95,8 +95,8 @@ def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"receiver": 2}, {"sender": 3}, {"sender": 2**32 - 1}, {"lane": 2}],
-    ids=["for another worker", "from nobody", "from far beyond", "in no lane"],
+    [{"receiver": 2}, {"sender": 3}, {"sender": 2**32 - 1}, {"lane": 3}, {"lane": 2}],
+    ids=["for another worker", "from nobody", "from far beyond", "in no lane", "an introduction that nobody needs"],
 )
 def test_a_hello_that_does_not_fit_is_shown_the_door(changes: dict[str, int]) -> None:
     world = World(3)

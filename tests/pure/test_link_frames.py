@@ -134,7 +134,7 @@ def test_a_hello_of_another_epoch_is_refused(hello: Hello) -> None:
 
 def test_a_hello_for_a_lane_that_does_not_exist_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="another version"):
-        read_hello(EPOCH_KEY, write_hello(EPOCH_KEY, Hello(0, 1, 2, bytes(32), bytes(32))))
+        read_hello(EPOCH_KEY, write_hello(EPOCH_KEY, Hello(0, 1, max(Lane) + 1, bytes(32), bytes(32))))
 
 
 def test_every_input_changes_every_secret_of_a_link() -> None:
