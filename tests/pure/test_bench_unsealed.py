@@ -19,17 +19,18 @@ from ringfence.settings import Settings
 from tests.pure.test_imports import FILES, PACKAGE, imports_of, name_of
 
 PRODUCT = [file for file in FILES if file.relative_to(PACKAGE).parts[0] != "bench"]
-COMMANDS = (PACKAGE / "cli" / "bench.py", PACKAGE / "cli" / "bench_admission.py")
+MEASURING = ("study", "report")  # rooms that have the benchmark measure, or draw what it measured
+COMMANDS = tuple(PACKAGE / "cli" / f"{name}.py" for name in ("bench", "bench_admission", "study"))
 MAKERS = {"sealer", "opener", "origin_keys"}
 
 
 @pytest.mark.parametrize("file", PRODUCT, ids=name_of)
 def test_nothing_of_the_product_imports_the_benchmark(file: Path) -> None:
-    """Its command does, and it may not import what makes a contender: that is left to the benchmark's own processes."""
+    """What measures does, and may not import what makes a contender: that is left to the benchmark's own processes."""
     imported = {name for name in imports_of(file) if name.startswith("ringfence.bench")}
-    if file in COMMANDS:
+    if file in COMMANDS or file.relative_to(PACKAGE).parts[0] in MEASURING:
         parts = {part for name in imported for part in name.split(".")}
-        assert not parts & {"unsealed", "contenders", "worker", "training", "profile"}
+        assert not parts & {"unsealed", "contenders", "worker", "training", "profile", "forced", "replay"}
     else:
         assert imported <= ({"ringfence.cli.bench"} if file.parent.name == "cli" else set())
 
