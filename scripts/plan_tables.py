@@ -18,8 +18,9 @@ from ringfence.plan import hardware, models, published
 from ringfence.plan.calibrate import calibrate
 from ringfence.plan.hardware import FIGURES, Hardware
 from ringfence.plan.recommend import best_for, in_the_clear, plan
-from ringfence.plan.steps import Question, step
+from ringfence.plan.steps import Question, replayed, step
 from ringfence.plan.table import DEFAULT, differences, table
+from ringfence.plan.traces import trace
 from ringfence.plan.validate import Line, Validation, validate
 from ringfence.plan.work import WAYS
 from scripts.plan_samples import bench_rows
@@ -27,6 +28,8 @@ from scripts.plan_samples import bench_rows
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "plan.md"
 STUDY: Final = ROOT / "docs" / "results" / "study"
+EIGHT: Final = ROOT / "docs" / "results" / "eight-workers"
+EIGHT_WAYS: Final = ("ring", "tree", "doubling")
 SCALES: Final = (64, 1024, 16_384)
 SCALE_MODELS: Final = ("bert-large", "gpt2-xl", "llama-7b")
 _PLACE: Final = re.compile(r"(<!-- plan: ([a-z-]+) -->\n).*?(<!-- end of plan -->)", re.DOTALL)
@@ -227,28 +230,37 @@ def here() -> Hardware:
 
 
 def eight_table() -> str:
-    """Eight workers on the calibrated machine: what is recommended, and what the alternatives are predicted to cost."""
-    question = Question(models.load("gpt2"), 8, compute_seconds=1.0)
-    rows = [["bucket", *(f"{name}" for name in ("ring", "tree", "doubling"))]]
-    for cap in (None, 5.0, 25.0, 50.0, 100.0, 200.0):
+    """Eight workers on the calibrated machine: what each schedule and bucket size is predicted to cost, and what it took."""
+    tried = {(row["bucket_mb"], row["contender"]): row for row in read_study(EIGHT, None)[0]}
+    found: dict[tuple[float | None, str], tuple[float, float]] = {}
+    rows = [["bucket", *EIGHT_WAYS, "the runtime's choice"]]
+    for cap in sorted({cap for cap, _ in tried}, key=lambda cap: cap or 0.0):
+        alone = tried[cap, "alone"]["seconds"]
         row = ["DDP's default" if cap is None else f"{cap:g} MiB"]
-        for strategy in ("ring", "tree", "doubling"):
-            asked = Question(question.model, 8, cap, strategy=strategy, compute_seconds=1.0)
-            row.append(seconds_text(step(here(), WAYS["ringfence"], asked).seconds))
-        rows.append(row)
-    found = plan(here(), question)
-    said = {
-        built: ", ".join(
-            f"{each.lever} {each.value} (saves {share_text(each.gain)})"
-            for each in found.advice
-            if each.built is built and each.lever != "every"
-        )
-        for built in (True, False)
-    }
+        for strategy in EIGHT_WAYS:
+            made = trace(models.load("resnet50"), cap, 4, alone, busy=False)
+            asked = Question(models.load("resnet50"), 8, cap, strategy=strategy)
+            took = tried[cap, f"ringfence-{strategy}"]
+            said = replayed(here(), WAYS["ringfence"], made, asked).seconds
+            found[cap, strategy] = said, took["seconds"]
+            row.append(f"{seconds_text(said)}; took {_interval(took)}")
+        rows.append([*row, f"took {_interval(tried[cap, 'ringfence'])}"])
+    advised, best = (min(found, key=lambda each: found[each][index]) for index in (0, 1))
+    distance = found[advised][1] / found[best][1] - 1
     return (
-        f"{markdown(rows)}\n\nRecommended of what can be set today: {said[True] or 'change nothing'}. "
-        f"Were it built: {said[False] or 'nothing more'}."
+        f"{markdown(rows)}\n\nPredicted to be best: {_setting(advised)}, which took {seconds_text(found[advised][1])}. "
+        f"Measured to be best: {_setting(best)}, with {seconds_text(found[best][1])}. "
+        f"What the plan recommends is {f'{share_text(distance)} slower than the best' if distance else 'the best'} of these."
     )
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return f"{seconds_text(row['seconds'])} [{seconds_text(row['seconds_low'])}, {seconds_text(row['seconds_high'])}]"
+
+
+def _setting(choice: tuple[float | None, str]) -> str:
+    cap, strategy = choice
+    return f"{strategy} with {'the default bucket' if cap is None else f'buckets of {cap:g} MiB'}"
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
