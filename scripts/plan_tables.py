@@ -30,6 +30,12 @@ PAGE: Final = ROOT / "docs" / "plan.md"
 STUDY: Final = ROOT / "docs" / "results" / "study"
 EIGHT: Final = ROOT / "docs" / "results" / "eight-workers"
 EIGHT_WAYS: Final = ("ring", "tree", "doubling")
+WHOSE: Final = {
+    "gloo": "plaintext Gloo",
+    "ringfence": "ringfence",
+    "ringfence-unsealed": "ringfence, unsealed",
+    "hop-by-hop": "sealed hop by hop",
+}
 SCALES: Final = (64, 1024, 16_384)
 SCALE_MODELS: Final = ("bert-large", "gpt2-xl", "llama-7b")
 _PLACE: Final = re.compile(r"(<!-- plan: ([a-z-]+) -->\n).*?(<!-- end of plan -->)", re.DOTALL)
@@ -103,9 +109,14 @@ def validation_summary() -> str:
         for what, (median, worst) in (("the ratio to Gloo", ratio), ("seconds", seconds)):
             met = "yes" if median <= 0.10 and worst <= 0.30 else "**no**"
             rows.append([name, str(count), what, share_text(median), share_text(worst), met])
+    whose = [["seconds of", "scored cells", "median error", "worst error"]]
+    for contender, title in WHOSE.items():
+        errors = sorted(line.error for line in found.lines if line.scored and line.contender == contender)
+        whose.append([title, str(len(errors)), share_text(statistics.median(errors)), share_text(errors[-1])])
     halves = [validate(measured()[0], seed, measured()[1]).errors(True)[0] for seed in (1, 2)]
     return (
         f"Over {found.scored_cells} scored cells of {found.cells}, from {measured()[2]}:\n\n{markdown(rows)}\n\n"
+        f"{markdown(whose)}\n\n"
         f"Dealt into halves in two other ways (seeds 1 and 2), the median error of all ratios is {share_text(halves[0])} and "
         f"{share_text(halves[1])}; as above, it is {share_text(found.errors(True)[0])}."
     )
