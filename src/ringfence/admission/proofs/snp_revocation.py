@@ -40,7 +40,7 @@ class RevocationList:
                 raise ValueError("it ends before it begins")
             _ = made.issuer, len(made.list)  # the library reads these when they are asked for: here, not before a judge
             return made
-        except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:  # TypeError: strange names
             raise ValueError(f"not a list of revoked certificates: {error}"[:_MESSAGE_CHARACTERS]) from None
 
     @cached_property
