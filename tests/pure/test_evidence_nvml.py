@@ -17,6 +17,7 @@ from ringfence.evidence import nvml
 from tests.pure import mint_nvidia as mint
 from tests.pure.admission_samples import worker
 from tests.pure.nvml_driver import Driver
+from tests.pure.overlap import watched
 
 ROOT = mint.root()
 NONCE = bytes(range(32))
@@ -54,19 +55,7 @@ def test_what_is_collected_admits(driver: Driver) -> None:
 
 def test_gpus_are_asked_for_one_connection_after_the_other(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker collects for its parent and its children at the same time; a device keeps one question in mind."""
-    busy, overlapped = threading.Lock(), threading.Event()
-    plain = driver.nvmlDeviceGetConfComputeGpuAttestationReport
-
-    def report(handle: object, out: object) -> int:
-        if not busy.acquire(blocking=False):
-            overlapped.set()
-            return plain(handle, out)
-        try:
-            overlapped.wait(0.05)  # time for another to come in between
-            return plain(handle, out)
-        finally:
-            busy.release()
-
+    report, overlapped = watched(driver.nvmlDeviceGetConfComputeGpuAttestationReport)
     monkeypatch.setattr(driver, "nvmlDeviceGetConfComputeGpuAttestationReport", report)
     threads = [threading.Thread(target=collect) for _ in range(4)]
     for thread in threads:

@@ -21,6 +21,7 @@ from ringfence.join.peer import Peer
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 from tests.pure.admission_samples import worker
 from tests.pure.nvml_driver import Driver
+from tests.pure.overlap import watched
 from tests.pure.test_collect import snp_kernel
 from tests.pure.test_evidence_nvml import ROOT, driver  # noqa: F401 - a fixture
 
@@ -92,21 +93,8 @@ def test_gpus_are_not_asked_for_who_has_hung_up(driver: Driver, monkeypatch: pyt
 
 
 def test_the_kernel_is_asked_for_one_connection_after_the_other() -> None:
-    busy, overlapped = threading.Lock(), threading.Event()
     kernel = snp_kernel()
-    plain = kernel.make_report
-
-    def report(data: bytes, level: int) -> bytes:
-        if not busy.acquire(blocking=False):
-            overlapped.set()
-            return plain(data, level)
-        try:
-            overlapped.wait(0.05)  # time for another to come in between
-            return plain(data, level)
-        finally:
-            busy.release()
-
-    kernel.make_report = report
+    kernel.make_report, overlapped = watched(kernel.make_report)
     collector = Collector(Asks(lambda data: guest.snp(data, kernel)))
     peers = [stranger() for _ in range(4)]
     for peer in peers:

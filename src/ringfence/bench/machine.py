@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ def facts() -> dict[str, Any]:
 def now() -> str:
     """The date, to the second, in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """Names a machine with its code, by its facts."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def source_digest(without: Collection[str] = ()) -> str:

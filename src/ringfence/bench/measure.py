@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +40,7 @@ class Setup:
         place: dict[str, Any] = {"hosts": self.hosts, "rate": self.rate}
         if self.rate is not None:
             place["burst"] = burst_bytes(self.rate)
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-        return {**place, "contenders": list(self.contenders), "machine": digest}
+        return {**place, "contenders": list(self.contenders), "machine": machine.digest(facts)}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ CONTENDERS: Final = {
     "ringfence-doubling": "ringfence that sums everything by recursive doubling",
 }
 PROFILED: Final = "ringfence-profiled"
+STAGES: Final = ("seal", "open", "lock", "reduce", "send", "receive", "wait")  # profile.py says what each is
 ALONE: Final = "alone"  # a step with no communication at all; the study measures it, `bench` does not
 RINGS: Final = ("hop-by-hop", "tls", "plain-ring")
 DEFAULT_CONTENDERS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls")

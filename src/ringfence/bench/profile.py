@@ -13,14 +13,13 @@ Only the compiled data plane has clocks; they are off unless this switches them 
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any
 
+from ringfence.bench.names import STAGES
 from ringfence.errors import ConfigurationError
 from ringfence.runtime import core
 from ringfence.runtime.engine import Engine
 from ringfence.session import Session
-
-STAGES: Final = ("seal", "open", "lock", "reduce", "send", "receive", "wait")
 
 
 class Stages:

@@ -45,7 +45,7 @@ class Samples:
             except ValueError:
                 raise ConfigurationError(f"{self.path}, line {number}: not JSON; move the file away") from None
             if "case" in record:
-                self._rounds.setdefault(_key(record["case"]), []).append(record["samples"])
+                self._rounds.setdefault(key(record["case"]), []).append(record["samples"])
 
     def begin(self, machine: Mapping[str, Any], command: str, date: str) -> None:
         """Note the circumstances of what follows."""
@@ -53,17 +53,22 @@ class Samples:
 
     def rounds(self, case: Case) -> list[Round]:
         """What has been measured with exactly these settings."""
-        return self._rounds.get(_key(case), [])
+        return self._rounds.get(key(case), [])
 
     def add(self, case: Case, samples: Round) -> None:
-        rounds = self._rounds.setdefault(_key(case), [])
+        rounds = self._rounds.setdefault(key(case), [])
         self._append({"run": self.run, "case": case, "round": len(rounds), "samples": samples})
         rounds.append(samples)
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append(self.path, record)
 
 
-def _key(case: Case) -> str:
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def key(case: Case) -> str:
+    """Equal for equal settings, in whatever order they stand."""
     return json.dumps(case, sort_keys=True)

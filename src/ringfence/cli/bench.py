@@ -224,7 +224,7 @@ def run_memory(options: argparse.Namespace) -> int:
 
     if min(options.workers) < 2:
         raise ConfigurationError("at least two workers are needed")
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     facts = machine.facts()
     measured = memory.measure(_setup(options, options.contenders), options.sizes, options.workers, facts)
     results = [memory.result(each) for each in measured]
@@ -268,7 +268,7 @@ def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequ
         raise ConfigurationError("at least two workers, and one for each host, are needed")
     everyone = dict.fromkeys((*names.BASELINE, *contenders))  # without the baseline there is no ratio
     setup = _setup(options, tuple(everyone))
-    signal.signal(signal.SIGTERM, _interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
+    signal.signal(signal.SIGTERM, interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
     facts = machine.facts()
     costs = _stage_costs(setup, facts) if names.PROFILED in everyone else {}
     results = [result(measured) for measured in Measurement(setup, cases, facts).run()]
@@ -277,7 +277,8 @@ def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequ
     return 0
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """For SIGTERM: ends what was started by the same way out as Ctrl-C."""
     raise KeyboardInterrupt
 
 

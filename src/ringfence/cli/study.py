@@ -9,10 +9,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ringfence.bench.units import bytes_of
+from ringfence.cli.bench import interrupt
 from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -106,10 +106,11 @@ def run_study(options: argparse.Namespace) -> int:
         print(table.listing(cells, len(os.sched_getaffinity(0))))
         return 0
     _need_pyarrow()
+    from ringfence.bench import machine
     from ringfence.study import run
     from ringfence.study.folder import Folder
 
-    signal.signal(signal.SIGTERM, _interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
+    signal.signal(signal.SIGTERM, interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
     folder, here = Folder(options.results), run.facts()
     with folder.held(_command(options)):
         wanted = run.wanted(folder, cells, here)
@@ -124,7 +125,7 @@ def run_study(options: argparse.Namespace) -> int:
                 _say(f"{others} of them are shown {_ELSEWHERE}, each until all its new rounds are there")
             run.measure(missing, here, _command(options))
         _rebuild(folder, nothing_new=not missing)
-    _print_summary(folder, {"cell": [cell.name for cell in cells], "machine": [run.digest(here)]})
+    _print_summary(folder, {"cell": [cell.name for cell in cells], "machine": [machine.digest(here)]})
     print(f"\nlayers: {folder.path}; `ringfence study query` and `ringfence report` read them")
     return 0
 
@@ -219,10 +220,6 @@ def _command(options: argparse.Namespace) -> str:
 
 def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _need_pyarrow() -> None:

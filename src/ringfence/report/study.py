@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringfence.bench.intervals import Interval
-from ringfence.bench.names import BASELINE
+from ringfence.bench.names import BASELINE, STAGES
 from ringfence.errors import ConfigurationError
 from ringfence.report.runs import Run, json_of, machines_of, told_by
 
-STAGES: Final = ("seal", "open", "lock", "reduce", "send", "receive", "wait")
 SETTINGS: Final = (
     "kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts", "rate_bits", "busy",
 )  # fmt: skip

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -40,16 +38,11 @@ def facts() -> dict[str, Any]:
     return {**machine.facts(), "source": machine.source_digest(without=UNMEASURED)}
 
 
-def digest(here: Mapping[str, Any]) -> str:
-    """Names a machine with its code."""
-    return hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def wanted(folder: Folder, cells: Sequence[Cell], here: Mapping[str, Any]) -> list[Wanted]:
     """All cells, each with the rounds that it lacks on this machine with this code."""
     found = []
     for cell in cells:
-        case = {**cell.settings, "machine": digest(here)}
+        case = {**cell.settings, "machine": machine.digest(here)}
         samples = Samples(folder.raw, f"{cell.name}.jsonl")
         found.append(Wanted(cell, case, samples, max(0, cell.rounds - len(samples.rounds(case)))))
     return found

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ringfence.bench.names import STAGES
 from ringfence.errors import ConfigurationError
 
-STAGES: Final = ("seal", "open", "lock", "reduce", "send", "receive", "wait")
 MADE_FROM: Final = b"ringfence.made_from"  # a digest of the layer below, in a file's metadata
 MACHINES: Final = b"ringfence.machines"  # JSON: the facts about each machine that the layer's rows name
 _VERSION: Final = 2  # of what is made, not of the columns alone: layers of an older one are made again

@@ -12,14 +12,13 @@ other circumstances, and its own as soon as all its rounds are there: stopped in
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from ringfence.bench.samples import Case, append, key
 
 NOTE: Final = "shown"
 _TAIL: Final = 1 << 16
-
-Case = Mapping[str, Any]
 
 
 def case_of(file: Path) -> Case | None:
@@ -33,30 +32,21 @@ def case_of(file: Path) -> Case | None:
 def others(file: Path, case: Case) -> bool:
     """Whether the layers show rounds, and of other circumstances than these."""
     now = case_of(file)
-    return now is not None and _key(now) != _key(case)
+    return now is not None and key(now) != key(case)
 
 
 def hold(file: Path, run: str, case: Case) -> None:
     """Whatever other rounds are shown go on to be, while rounds of `case` are added."""
     if others(file, case):
-        _append(file, {"run": run, NOTE: case_of(file)})
+        append(file, {"run": run, NOTE: case_of(file)})
 
 
 def show(file: Path, run: str, case: Case, date: str) -> bool:
     """From now on the rounds of `case` are shown; whether that changes anything."""
     changes = others(file, case)
     if changes:
-        _append(file, {"run": run, NOTE: case, "date": date})
+        append(file, {"run": run, NOTE: case, "date": date})
     return changes
-
-
-def _append(file: Path, record: Mapping[str, Any]) -> None:
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(record) + "\n")
-
-
-def _key(case: Case) -> str:
-    return json.dumps(case, sort_keys=True)
 
 
 def _noted(file: Path) -> Case | None:

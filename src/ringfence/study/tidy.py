@@ -15,10 +15,11 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from ringfence.bench.hosts import bits_per_second
+from ringfence.bench.names import STAGES
 from ringfence.errors import ConfigurationError
 from ringfence.study import shown
 from ringfence.study.folder import Folder, digest_of, replaced
-from ringfence.study.schema import MACHINES, MADE_FROM, STAGES, TIDY, batch_of, made_from, origin
+from ringfence.study.schema import MACHINES, MADE_FROM, TIDY, batch_of, made_from, origin
 
 CHUNK: Final = 20_000  # rows that are in memory at once
 
