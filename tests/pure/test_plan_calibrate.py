@@ -76,7 +76,21 @@ def test_stages_are_those_of_the_mean_worker() -> None:
     )
     moved = 7 / 8 * size  # the root opens nothing, seven others open everything
     row = {**common, "size": size, "workers": 8, "stage_open": 0.5 * moved}
-    assert _stage_costs({"x": {"ringfence-profiled": row}}) == pytest.approx({"open": 0.5})
+    assert _stage_costs({"x": {"ringfence-profiled": row}}, cores=8) == pytest.approx({"open": 0.5})
+
+
+def test_stages_are_not_taken_from_workers_that_share_a_core() -> None:
+    """A stage's clock goes on while somebody else has the core."""
+    row = {"kind": "collective", "operation": "all_reduce", "size": 8 << 20, "workers": 4, "stage_open": 1e7}
+    cells = {"x": {"ringfence-profiled": row}}
+    assert _stage_costs(cells, cores=4) and not _stage_costs(cells, cores=2)
+
+
+def test_gloos_memory_and_what_no_cache_holds_are_found_again() -> None:
+    found = calibrate(synthetic(noise=0.0), cores=2).ways
+    for way, name in (("gloo", "staged"), ("gloo", "fresh"), ("hop-by-hop", "cold")):
+        assert found[way][name] == pytest.approx(TRUTH[way][name], rel=0.25), (way, name)
+    assert found["ringfence"]["staged"] == found["ringfence"]["fresh"] == found["ringfence"]["cold"] == 0
 
 
 def test_cells_of_equal_settings_are_dealt_into_the_same_half() -> None:

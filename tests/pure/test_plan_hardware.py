@@ -6,7 +6,7 @@ import pytest
 
 from ringfence.errors import ConfigurationError
 from ringfence.plan import hardware
-from ringfence.plan.hardware import FIGURES, Hardware, dump, load, names, parse
+from ringfence.plan.hardware import FIGURES, WAY_FIGURES, Hardware, dump, load, names, parse
 
 WANTED = {
     *(f"{kind}-{rate}g" for kind in ("tdx", "snp") for rate in (10, 25, 100, 400)),
@@ -79,7 +79,7 @@ def test_an_unknown_name_lists_the_known() -> None:
 @pytest.mark.parametrize("name", ["tdx-100g", "blackwell"])
 def test_what_is_written_reads_the_same(name: str) -> None:
     first = load(name)
-    fitted = {"ringfence": {"factor": 1.25, "message": 7.5, "switch": 100.0, "tail": 0.5, "beside": 1.5}}
+    fitted = {"ringfence": {name: 1.25 * number for number, name in enumerate(WAY_FIGURES, 1)}}
     wrote = dump(Hardware(first.name, first.title, first.figures, fitted), "a test", "2026-11-15")
     second = parse(wrote, name)
     assert second.values == pytest.approx(first.values)

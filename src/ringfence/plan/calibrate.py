@@ -1,9 +1,11 @@
 """From the summary of a study to a hardware profile of the machine it was made on.
 
-Of each contender five numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
-waits for each worker that a core is shared with, how the end of a step that a GPU computes relates to what the model finds left
-to do, and how its core seconds grow beside computing on the same cores. What computing costs by itself is not fitted: the
-study measured it (`alone`). With more workers than cores, that already contains their contention for the cores.
+Of each contender six numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
+waits for each worker that a core is shared with, how much of its time a worker's thread waits, how the end of a step that a GPU
+computes relates to what the model finds left to do, and how its core seconds grow beside computing on the same cores. Whoever
+handles a chunk whole has a seventh, for what no cache holds, and Gloo two for the memory in which torch has it gather and
+scatter. All collectives share them. What computing costs by itself is not fitted: the study measured it (`alone`). With more
+workers than cores, that already contains their contention for the cores.
 """
 
 from __future__ import annotations
@@ -27,18 +29,23 @@ Cells = dict[str, dict[str, Row]]  # cell -> contender -> row
 _UNSCORED: Final = 0.1  # the weight of a cell in which Gloo was too far from itself to say anything exact
 _STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
 # Where nothing was profiled: one core of a Xeon with VAES, `ringfence bench --profile`, 2026-11-15. Their ratios matter.
-_USUAL: Final = {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.10, "reduce": 0.053, "copy": 0.05}
+_USUAL: Final = {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.10, "reduce": 0.053, "copy": 0.08}
 _IN_WAYS: Final = (("core", "message"), ("core", "switch"))
 # Toll and cost per byte are hard to tell apart where all messages are long: then they stay near the start.
-_HELD: Final = 0.0005
-_START: Final = (math.log(1.3), math.log(20.0), math.log(40.0), 0.0, 0.0)  # as in WAY_FIGURES
-_WIDE: Final = (
-    (-3.0, 4.0),
-    (-2.0, 9.0),
-    (-5.0, 9.0),
-    (-2.0, 1.0),
-    (-2.0, 1.0),
-)  # no farther: a figure that does not matter may wander
+_HELD: Final = 0.002
+# Each figure of a way: where its fit begins, and how far it may go: one that does not matter may wander.
+_FITTED: Final = {
+    "factor": (1.3, 0.05, 50.0),
+    "message": (20.0, 0.1, 8000.0),
+    "switch": (40.0, 0.01, 8000.0),
+    "idle": (0.2, 0.01, 0.7),
+    "tail": (1.0, 0.15, 2.7),
+    "beside": (1.0, 0.15, 2.7),
+    "cold": (0.3, 0.01, 2.0),
+    "staged": (0.15, 0.01, 2.0),
+    "fresh": (0.4, 0.01, 4.0),
+}
+_ALL_HAVE: Final = ("factor", "message", "switch", "idle", "tail", "beside")
 
 
 def grouped(rows: Iterable[Row]) -> Cells:
@@ -73,7 +80,7 @@ def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardwa
     known = [cell for cell in cells.values() if usable(cell, BASELINE)]
     if len(known) < 4:
         raise ConfigurationError(f"a calibration needs at least four cells with both Gloo runs; there are {len(known)}")
-    hardware = _ground(name, cores, _stage_costs(cells))
+    hardware = _ground(name, cores, _stage_costs(cells, cores))
     ways: dict[str, dict[str, float]] = {}
     for contender in CONTENDERS:
         ways |= _fitted(hardware, known, contender)
@@ -109,12 +116,15 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
     return Hardware(name, f"this machine: {cores} cores, all workers on it", figures)
 
 
-def _stage_costs(cells: Cells) -> dict[str, float]:
-    """Nanoseconds per byte of the stages that were profiled in collectives, by the mean of the workers."""
+def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:
+    """Nanoseconds per byte of the stages that were profiled in collectives, by the mean of the workers.
+
+    Only where each worker had a core to itself: otherwise a stage's time is also that of whoever took the core meanwhile.
+    """
     found: dict[str, list[float]] = defaultdict(list)
     for contenders in cells.values():
         row = contenders.get("ringfence-profiled")
-        if row is None or row["kind"] != "collective" or row["size"] < 1 << 20:
+        if row is None or row["kind"] != "collective" or row["size"] < 1 << 20 or row["workers"] > cores:
             continue
         schedule = choose(Collective[row["operation"].upper()], row["workers"], 0, 0, row["size"], Table())
         counted = usual(ScheduleId(schedule.identifier), row["workers"])
@@ -128,52 +138,34 @@ def _stage_costs(cells: Cells) -> dict[str, float]:
 
 def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: str) -> dict[str, dict[str, float]]:
     mine = [cell for cell in cells if usable(cell, contender)]
-    ordinary = [cell for cell in mine if cell[contender]["kind"] != "collective" or _operation(cell) == "all_reduce"]
-    if not ordinary:
+    if not mine:
         return {}
-    found = _nearest(hardware, ordinary, contender, contender, _START, held=_HELD)
-    ways = {contender: _figures(found)}
-    held = 0.0 if contender == BASELINE else 1.0  # Gloo has algorithms of its own for each; the others share one engine
-    for operation in sorted({_operation(cell) for cell in mine} - {"", "all_reduce"}):
-        some = [cell for cell in mine if _operation(cell) == operation]
-        apart = f"{contender}/{operation}"
-        factor = _nearest(hardware, some, contender, apart, found[:1], found[1:], held=held * 0.3 / (1 + len(some)))
-        ways[apart] = _figures((*factor, *found[1:]))
-    return ways
+    names = [*_ALL_HAVE]
+    if not WAYS[contender].pipelined:
+        names.append("cold")
+    if contender == BASELINE:
+        names += ["staged", "fresh"]
+    return {contender: _nearest(hardware, mine, contender, names)}
 
 
 def _nearest(
-    hardware: Hardware,
-    cells: Sequence[Mapping[str, Row]],
-    contender: str,
-    way: str,
-    start: Sequence[float],
-    kept: Sequence[float] = (),
-    held: float = 0.0,
-) -> Vector:
-    """The figures with which predictions for these cells are nearest to what was measured, in proportion.
-
-    `held` says how much they are drawn to where they start: few cells should not say much.
-    """
-
+    hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: str, names: Sequence[str]
+) -> dict[str, float]:
+    """The figures of these names with which predictions are nearest to what was measured, in proportion; the others are 0."""
     weights = [1.0 if cell[contender]["scored"] else _UNSCORED for cell in cells]
 
+    def figures(point: Vector) -> dict[str, float]:
+        return {**dict.fromkeys(WAY_FIGURES, 0.0), **dict(zip(names, map(math.exp, point), strict=True))}
+
     def residuals(point: Vector) -> Vector:
-        trial = Hardware(hardware.name, hardware.title, hardware.figures, {way: _figures((*point, *kept))})
+        trial = Hardware(hardware.name, hardware.title, hardware.figures, {contender: figures(point)})
         return tuple(
             math.log(predict(trial, cell[contender], contender, alone(cell)) / cell[contender]["seconds"])
             for cell in cells
         )
 
-    return nearest(residuals, weights, start, _WIDE[: len(start)], spring=held * sum(weights))
-
-
-def _figures(point: Sequence[float]) -> dict[str, float]:
-    return dict(zip(WAY_FIGURES, map(math.exp, point), strict=True))
-
-
-def _operation(cell: Mapping[str, Row]) -> str:
-    return str(cell[BASELINE].get("operation") or "")
+    begin, *bounds = ([math.log(value) for value in column] for column in zip(*map(_FITTED.get, names), strict=True))
+    return figures(nearest(residuals, weights, begin, list(zip(*bounds, strict=True)), spring=_HELD * sum(weights)))
 
 
 def _median(values: Sequence[float]) -> float:

@@ -49,6 +49,10 @@ WAY_FIGURES: Final = {
     "factor": "times the stages' costs per byte, as fitted",
     "message": "µs: its own toll for each segment at each end",
     "switch": "µs: its own wait for each worker that a core is shared with",
+    "idle": "the share of its time that a worker's thread waits; a core rests while all its workers do",
+    "cold": "times what a byte costs, added, of pieces that are far larger than a core's cache",
+    "staged": "ns/B: copying what a call keeps beside the tensors it was given",
+    "fresh": "ns/B: getting such memory from the system, above the size from which it is given back each time",
     "tail": "times what the model finds left to do when computing ends that leaves the cores free; may be above 1",
     "beside": "times its core seconds where computing takes the same cores; above 1 if the two slow each other down",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -11,20 +10,26 @@ from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence.plan import models
 from ringfence.plan.hardware import Hardware
-from ringfence.plan.price import Price, price
+from ringfence.plan.price import Price, price, staging
 from ringfence.plan.steps import Question, replayed
 from ringfence.plan.traces import Trace, as_replayed, trace
-from ringfence.plan.work import WAYS, Way
+from ringfence.plan.work import WAYS
 
 BASELINE: Final = "gloo"  # the mean of the two Gloo runs of a cell
 CONTENDERS: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
 _GLOOS: Final = {
     "all_reduce": ScheduleId.ALL_REDUCE_RING,
     "all_gather": ScheduleId.ALL_GATHER_RING,
-    "reduce_scatter": ScheduleId.REDUCE_SCATTER_RING,
+    "reduce_scatter": ScheduleId.ALL_REDUCE_RING,  # torch's Gloo reduces a copy of everything, and keeps its part
     "broadcast": ScheduleId.BROADCAST_BINOMIAL,
     "all_to_all": ScheduleId.ALL_TO_ALL_DIRECT,
 }
+_HOPS: Final = {  # it has two neighbours and nobody else
+    **_GLOOS,
+    "reduce_scatter": ScheduleId.REDUCE_SCATTER_RING,
+    "broadcast": ScheduleId.BROADCAST_CHAIN,
+}
+_STAGED: Final = ("all_gather", "reduce_scatter")  # which torch's Gloo does in a tensor that it makes for the call
 _EVERYTHING: Final = 1 << 62
 _SHARP: Final = 6
 
@@ -56,12 +61,6 @@ def predict(hardware: Hardware, case: Case, contender: str, alone: float | None 
     return _over(hardware, case, alone, lambda here, per_node: replayed(here, way, made, question).seconds)
 
 
-def way_of(hardware: Hardware, contender: str, operation: str) -> Way:
-    """A contender does some collectives in other ways than its all-reduce; then that was fitted apart."""
-    apart = f"{contender}/{operation}"
-    return replace(WAYS[contender], name=apart) if apart in hardware.ways else WAYS[contender]
-
-
 @lru_cache(maxsize=1024)
 def _trace(name: str, kind: str, bucket: float | None, device: str | None, scale: float, alone: float) -> Trace:
     if kind == "training":
@@ -71,15 +70,19 @@ def _trace(name: str, kind: str, bucket: float | None, device: str | None, scale
 
 def _collective(hardware: Hardware, case: Case, contender: str, per_node: int) -> Price:
     operation, workers, size = case["operation"], int(case["workers"]), int(case["size"])
-    way = way_of(hardware, contender, operation)
-    if contender == "hop-by-hop" and operation == "broadcast":
-        identifier = ScheduleId.BROADCAST_CHAIN  # it has two neighbours and nobody else
-    elif contender in (BASELINE, "hop-by-hop"):
-        identifier = _GLOOS[operation]
-    else:
-        kind = Collective[operation.upper()]
-        identifier = ScheduleId(choose(kind, workers, 0, 0, size, Table()).identifier)
-    return price(hardware, way, identifier, workers, size, per_node=per_node)
+    way, identifier = WAYS[contender], _schedule(contender, operation, workers, size)
+    found = price(hardware, way, identifier, workers, size, per_node=per_node)
+    if contender == BASELINE and operation in _STAGED:
+        found = found.plus(staging(hardware, way, workers, size, 1 + 1 / workers, per_node))
+    return found
+
+
+def _schedule(contender: str, operation: str, workers: int, size: int) -> ScheduleId:
+    if contender == BASELINE:
+        return _GLOOS[operation]
+    if contender == "hop-by-hop":
+        return _HOPS[operation]
+    return ScheduleId(choose(Collective[operation.upper()], workers, 0, 0, size, Table()).identifier)
 
 
 def _over(hardware: Hardware, case: Case, alone: float, seconds: Callable[[Hardware, int], float]) -> float:

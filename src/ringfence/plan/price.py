@@ -17,11 +17,12 @@ from typing import Final, NamedTuple
 from ringfence.collectives import ScheduleId
 from ringfence.collectives.schedule import Action
 from ringfence.plan.hardware import Hardware
-from ringfence.plan.work import ON_THE_WIRE, Costs, Link, Task, Way, busiest, chain, costs, segments, usual
+from ringfence.plan.work import ON_THE_WIRE, Costs, Link, Task, Way, beyond, busiest, chain, costs, segments, usual
 
 TERMS: Final = ("toll", "latency", "wire", "crypto", "stack", "reduce", "copy", "memory", "crossing")
 _RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
 _SHARP: Final = 6
+GIVEN_BACK: Final = 32 << 20  # bytes from which the C library gives freed memory back to the system, at the latest
 
 Terms = dict[str, float]
 
@@ -91,19 +92,26 @@ def price(
     whole: float,
     threads: int = 1,
     per_node: int | None = None,
+    at_once: int = 1,
 ) -> Price:
-    """What one collective of `whole` bytes among `size` workers costs. `per_node`: if not as the hardware says."""
+    """What one collective of `whole` bytes among `size` workers costs.
+
+    `per_node`: if not as the hardware says. `at_once`: how many such are under way, so that a thread has others to turn to.
+    """
     if size < 2:
         return FREE
     together = min(size, max(1, int(hardware["node", "workers"]) if per_node is None else per_node))
-    spent = costs(hardware, way)
+    piece = max((segments(way, link.part * whole)[0] for link in chain(identifier, size)), default=0.0)
+    spent = costs(hardware, way).fetched(beyond(piece))
     loads, mean, alike = _loads(way, identifier, size, whole)
     heaviest = max(loads, key=lambda each: sum(each.terms(spent, way).values()))
     cpu = mean.terms(spent, way)
     cores = min(max(1.0, hardware["node", "cores"]), float(together * threads))
+    waits = spent.idle**at_once if alike else 0.0  # in a tree bytes flow one way: nobody waits for an answer
+    at_work = 1 - waits ** max(1.0, together / cores)  # a core rests while all its workers wait
     bounds: dict[str, Terms] = {
-        "thread": _scaled(heaviest.terms(spent, way), 1 / threads),
-        "cores": _scaled(cpu, together / cores),
+        "thread": _scaled(heaviest.terms(spent, way), 1 / threads / (1 - waits)),
+        "cores": _scaled(cpu, together / cores / at_work),
         "memory": {"memory": max(heaviest.touched(way), together * mean.touched(way)) / hardware["memory", "rate"]},
         "network": {
             "wire": _leaving(identifier, size, together, loads, mean) * ON_THE_WIRE / hardware["network", "rate"]
@@ -112,7 +120,8 @@ def price(
     bound = max(bounds, key=lambda name: sum(bounds[name].values()))
     work = bounds[bound]
     links = [
-        (link, _message(hardware, way, link, whole, size, together, identifier)) for link in chain(identifier, size)
+        (link, _message(hardware, way, spent, link, whole, size, together, identifier))
+        for link in chain(identifier, size)
     ]
     path: Terms = {}
     for link, terms in links:
@@ -180,10 +189,16 @@ def _leaving(identifier: ScheduleId, size: int, together: int, loads: tuple[Load
 
 
 def _message(
-    hardware: Hardware, way: Way, link: Link, whole: float, size: int, together: int, identifier: ScheduleId
+    hardware: Hardware,
+    way: Way,
+    spent: Costs,
+    link: Link,
+    whole: float,
+    size: int,
+    together: int,
+    identifier: ScheduleId,
 ) -> Terms:
     """One message of the chain: its first segment, or all of it where nothing goes on before it is complete."""
-    spent = costs(hardware, way)
     length, pieces = segments(way, link.part * whole)
     far = 0.0 if together >= size else (1 / together if identifier in _RINGS else 1.0)
     sharing = max(0.0, together / max(1.0, hardware["node", "cores"]) - 1)
@@ -226,6 +241,15 @@ def crossing(hardware: Hardware, way: Way, whole: float, done: Load) -> Price:
     copies, moved = (done.messages, done.sent + done.received) if way.each_hop else (2.0, 2 * whole)
     seconds = copies * toll + moved / rate
     return Price(seconds, {"crossing": seconds}, "crossing", seconds)
+
+
+def staging(hardware: Hardware, way: Way, size: int, whole: float, copies: float, per_node: int) -> Price:
+    """What a call costs that works on memory of its own: getting as much as the whole, and copying it so many times."""
+    spent = costs(hardware, way)
+    each = whole * (copies * spent.staged + (spent.fresh if whole > GIVEN_BACK else 0.0))
+    together = min(size, max(1, per_node))
+    seconds = each * max(1.0, together / max(1.0, hardware["node", "cores"]))
+    return Price(seconds, {"copy": seconds}, "cores", seconds, each)
 
 
 def _scaled(terms: Mapping[str, float], factor: float) -> Terms:

@@ -126,9 +126,9 @@ def all_reduce(hardware: Hardware, way: Way, strategy: str, workers: int, whole:
         strategy = "ring"  # it is all they do
     if strategy == "table":
         found = choose(Collective.ALL_REDUCE, workers, 0, 0, int(whole), Table())
-        return price(hardware, way, ScheduleId(found.identifier), workers, whole, threads)
+        return price(hardware, way, ScheduleId(found.identifier), workers, whole, threads, at_once=way.at_once)
     if strategy in FLAT:
-        return price(hardware, way, FLAT[strategy], workers, whole, threads)
+        return price(hardware, way, FLAT[strategy], workers, whole, threads, at_once=way.at_once)
     if strategy == "hierarchical":
         return _hierarchical(hardware, way, workers, whole, threads)
     raise ConfigurationError(f"no strategy is called {strategy!r}: {', '.join(STRATEGIES)}")
@@ -146,11 +146,11 @@ def _hierarchical(hardware: Hardware, way: Way, workers: int, whole: float, thre
     The runtime has no such schedule yet; this says whether it would be worth having.
     """
     if not hierarchical_possible(hardware, workers):
-        return price(hardware, way, FLAT["ring"], workers, whole, threads)
+        return all_reduce(hardware, way, "ring", workers, whole, threads)
     together = int(hardware["node", "workers"])
     inside = way if hardware["inside", "sealed"] else WAYS["plaintext" if way.sealed else way.name]
     lone = _one_of(hardware, together)
-    outer = price(lone, way, FLAT["ring"], workers // together, whole / together, threads)
+    outer = price(lone, way, FLAT["ring"], workers // together, whole / together, threads, at_once=way.at_once)
     if hardware["inside", "rate"]:
         counted, _ = busiest(FLAT["ring"], together)
         moved = load(inside, counted[0], whole)
@@ -159,10 +159,11 @@ def _hierarchical(hardware: Hardware, way: Way, workers: int, whole: float, thre
         within = Price(wire + latency, {"wire": wire, "latency": latency}, "network", wire)
     else:
         local = _without_device(hardware)
-        within = price(local, inside, ScheduleId.REDUCE_SCATTER_RING, together, whole, threads, per_node=together)
-        within = within.plus(
-            price(local, inside, ScheduleId.ALL_GATHER_RING, together, whole, threads, per_node=together)
+        scatter, gather = (
+            price(local, inside, identifier, together, whole, threads, per_node=together, at_once=way.at_once)
+            for identifier in (ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
         )
+        within = scatter.plus(gather)
     return outer.plus(within)
 
 

@@ -2,7 +2,7 @@
 
 Each rank has its threads and its node's cores, each node a card for what leaves and one for what comes. A worker serves its
 links in turn, a segment each, as the runtime does. What a step waits for is what the schedule says: the same dependencies, by
-segment or whole, that the runtime obeys.
+segment or whole, that the runtime obeys. It knows nothing of what a calibration adds for waiting threads and small caches.
 """
 
 from __future__ import annotations

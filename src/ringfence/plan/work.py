@@ -18,6 +18,7 @@ from ringfence.collectives.schedule import Action, Buffer, Place, Schedule
 from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.plan.hardware import Hardware
 
+_CACHE: Final = 2 << 20  # bytes that a core of the day has to itself; only ways that were fitted pay for what is beyond
 _LIKE_MORE: Final = 64  # workers: the mean of so many is that of more
 ON_THE_WIRE: Final = 1514 / 1448  # a byte with its share of Ethernet's, IP's and TCP's headers, in frames of 1500 bytes
 
@@ -43,7 +44,7 @@ WAYS: Final = {
         Way("ringfence", "sealed, in segments, forwarded as it came", True, True, True, at_once=4),
         Way("ringfence-unsealed", "the same, bytes copied where they would be sealed", False, True, True, True, at_once=4),
         Way("plaintext", "the same schedules in the clear, nothing copied", False, True, True, at_once=4),
-        Way("gloo", "a plaintext ring, as Gloo does it", False, True, True, segment=1 << 20),
+        Way("gloo", "a plaintext ring, as Gloo does it", False, True, True, at_once=2, segment=1 << 20),
         Way("hop-by-hop", "every chunk sealed whole for every hop, nothing overlapped", True, False, False, each_hop=True),
     )
 }  # fmt: skip
@@ -60,6 +61,18 @@ class Costs(NamedTuple):
     receive: float
     reduce: float
     copy: float
+    idle: float = 0.0  # the share of its time that a thread waits for another
+    cold: float = 0.0  # what pieces beyond the cache cost more, as a share
+    staged: float = 0.0
+    fresh: float = 0.0
+
+    def fetched(self, share: float) -> Costs:
+        """With this share of all bytes fetched anew by each stage."""
+        if not share * self.cold:
+            return self
+        slower = 1 + self.cold * share
+        stages = ("seal", "open", "send", "receive", "reduce", "copy")
+        return self._replace(**{stage: getattr(self, stage) * slower for stage in stages})
 
 
 def fitted_figures(hardware: Hardware, way: Way) -> Mapping[str, float] | None:
@@ -87,6 +100,8 @@ def costs(hardware: Hardware, way: Way) -> Costs:
         receive=core["receive"],
         reduce=core["reduce"],
         copy=core["copy"],
+        **{name: fitted[name] for name in ("idle", "cold") if fitted},
+        **{name: fitted[name] * 1e-9 for name in ("staged", "fresh") if fitted},
     )
 
 
@@ -100,6 +115,11 @@ def segments(way: Way, length: float) -> tuple[float, int]:
         return length / count, count
     whole = int(length)
     return min(length, segment_bytes(whole)), segment_count(whole)
+
+
+def beyond(length: float) -> float:
+    """The share of a piece that is not in a core's cache any more when the next stage asks for it."""
+    return max(0.0, 1 - _CACHE / length) if length else 0.0
 
 
 class Task(NamedTuple):
