@@ -78,7 +78,7 @@ class World:
             for rank in range(size)
         ]
         for rank, engine in enumerate(self.engines):
-            self.wires.serve(rank, engine.accept)
+            self.wires.serve(rank, engine.gate.accept)
             for edge in edges[rank]:
                 edge.engine = engine
         self.groups = self.add_group("world", range(size))

@@ -11,7 +11,7 @@ from ringfence.errors import AbortedError, CollectiveTimeoutError
 from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.link.showing import NO_GROUP, seal_showing
-from ringfence.runtime import engine
+from ringfence.runtime import gate
 from ringfence.runtime.operation import Operation
 from ringfence.transport.memory import MemoryStream, Pipe
 from tests.attack.test_first_contact import SIZE, added_up, honest
@@ -29,7 +29,7 @@ def drive(world: World, operations: list[Any], seconds: float = 5.0) -> None:
             return
         for each in world.engines:  # pipes in memory do not tell of their end if they carried nothing: sockets do
             links = [link for group in each.groups.values() for link in group.links()]
-            for link in (*links, *each._introductions.values()):
+            for link in (*links, *each.gate.introductions.values()):
                 if link.stream is not None and not link.open:
                     link.notify(True, False)
         world.wait(0.1)
@@ -116,7 +116,7 @@ def confirm(world: World, stream: MemoryStream, secrets: LinkSecrets) -> bytes:
     """Confirm; the frame that would have to follow."""
     stream.send(memoryview(secrets.dialler_confirms))
     settle(world)
-    known = world.engines[5].acquaintances
+    known = world.engines[5].gate.acquaintances
     assert known is not None
     return seal_showing(world.engines[5].sealer(secrets.forth), known.showing)
 
@@ -127,7 +127,7 @@ def say(world: World, stream: MemoryStream, data: bytes) -> None:
 
 
 def judged(world: World) -> bool:
-    known = world.engines[4].acquaintances
+    known = world.engines[4].gate.acquaintances
     assert known is not None
     return known.judged(5)
 
@@ -141,10 +141,10 @@ def test_a_dialler_that_stalls_in_the_middle_of_its_proof_is_hung_up_on_and_may_
     stream, secrets = greet(world)
     say(world, stream, confirm(world, stream, secrets)[:500])
     world.wait(LINK_HELLO_SECONDS - 0.1)
-    assert len(world.engines[4].doorways) == 1
+    assert len(world.engines[4].gate.doorways) == 1
     world.wait(0.2)
     settle(world)
-    assert answer(stream) is None and not world.engines[4].doorways
+    assert answer(stream) is None and not world.engines[4].gate.doorways
     assert nobody_failed(world) and not judged(world)
     stream, secrets = greet(world)
     say(world, stream, confirm(world, stream, secrets))
@@ -163,7 +163,7 @@ def test_time_for_the_proof_begins_when_the_dialler_has_shown_who_it_is() -> Non
 
 def test_a_crowd_does_not_displace_who_shows_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even one that replays a hello, as anybody can who has seen it on the wire."""
-    monkeypatch.setattr(engine, "LINK_PENDING", 2)
+    monkeypatch.setattr(gate, "LINK_PENDING", 2)
     world = World(SIZE, introduce=honest)
     stream, secrets = greet(world)
     frame = confirm(world, stream, secrets)
@@ -172,7 +172,7 @@ def test_a_crowd_does_not_displace_who_shows_its_proof(monkeypatch: pytest.Monke
     for number in range(10):
         world.wait(0.1)
         say(world, world.wires.connect(100 + number, 4), replayed)
-        assert len(world.engines[4].doorways) <= 2 + 1
+        assert len(world.engines[4].gate.doorways) <= 2 + 1
     say(world, stream, frame[500:])
     assert judged(world)
 
@@ -186,7 +186,7 @@ def test_a_worker_shows_its_proof_on_one_connection_at_a_time() -> None:
         say(world, stream, confirm(world, stream, secrets)[:500])
         streams.append(stream)
     settle(world)
-    assert len(world.engines[4].doorways) == 1
+    assert len(world.engines[4].gate.doorways) == 1
     assert [answer(each) for each in streams] == [None] * 4 + [b""]
     assert nobody_failed(world)
 
@@ -207,12 +207,12 @@ class Caller:
 
 def test_everybody_meets_everybody_through_narrow_doors(monkeypatch: pytest.MonkeyPatch) -> None:
     """All introduce themselves to all at once, proofs take many writes, and a doorway has room for two strangers."""
-    monkeypatch.setattr(engine, "LINK_PENDING", 2)
+    monkeypatch.setattr(gate, "LINK_PENDING", 2)
     world = World(SIZE, capacity=600, introduce=honest)
     callers: list[Any] = []
     for each in world.engines:
         new = [Caller(worker) for worker in range(SIZE) if worker != each.rank]
-        callers += [caller for caller in new if not each.have_met(caller)]  # type: ignore[arg-type]
+        callers += [caller for caller in new if not each.gate.have_met(caller)]  # type: ignore[arg-type]
     assert len(callers) == 20, "all but parents and children"
     drive(world, callers)
     assert nobody_failed(world)
@@ -227,9 +227,9 @@ def test_two_workers_that_introduce_themselves_to_each_other_at_once_both_pass()
     settle(world)
     assert nobody_failed(world)
     for one, two in ((4, 5), (5, 4)):
-        known = world.engines[one].acquaintances
-        assert known is not None and known.judged(two) and two in world.engines[one]._met
-        assert not world.engines[one]._introductions and not world.engines[one].doorways
+        known = world.engines[one].gate.acquaintances
+        assert known is not None and known.judged(two) and two in world.engines[one].gate.met
+        assert not world.engines[one].gate.introductions and not world.engines[one].gate.doorways
     assert pair[4].outbox(1).open and pair[5].outbox(0).open
 
 
@@ -258,18 +258,18 @@ def test_an_abort_during_an_introduction_leaves_nothing_behind(reporter: int) ->
         each.run_ready()
     world.wires.deliver()
     world.engines[4].run_ready()
-    assert world.engines[5]._introductions and world.engines[4].doorways
+    assert world.engines[5].gate.introductions and world.engines[4].gate.doorways
     waiting, _ = added_up(world)
     world.engines[reporter].fail(AbortedError("enough"), reporter)
     world.run([*waiting, Operation(waiting[0].call, float("inf"))])
     for each in world.engines:
         assert each.failure is not None and "enough" in str(each.failure)
-        assert not each.doorways and not each.blocked
-        assert all(introduction.stream is None for introduction in each._introductions.values())
+        assert not each.gate.doorways and not each.blocked
+        assert all(introduction.stream is None for introduction in each.gate.introductions.values())
     assert all(operation.error is not None for operation in waiting)
 
 
 def test_a_forked_child_keeps_nothing_to_judge_by() -> None:
     world = World(SIZE, introduce=honest)
     world.engines[5].forget()
-    assert world.engines[5].acquaintances is None
+    assert world.engines[5].gate.acquaintances is None

@@ -77,7 +77,7 @@ def what_could_judge() -> tuple[int, bool, bool]:
     engine = dist.group.WORLD._session.engine
     gc.collect()
     keys = sum(isinstance(each, SharedSecret) for each in gc.get_objects())
-    return keys, engine.acquaintances is not None, in_a_child(lambda: engine.acquaintances is not None)
+    return keys, engine.gate.acquaintances is not None, in_a_child(lambda: engine.gate.acquaintances is not None)
 
 
 def test_nothing_that_admits_is_kept_where_nobody_is_to_be_judged(pool: Pool) -> None:

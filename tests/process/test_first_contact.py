@@ -105,8 +105,8 @@ def add_up_and_tell_whom_it_met() -> tuple[float, set[int], list[int]]:
     elif dist.get_rank() == 2:
         dist.recv(tensor, 1)
     engine: Any = backend._session.engine  # type: ignore[union-attr]
-    known = engine.acquaintances
-    return float(tensor[0]), set(engine._met), [rank for rank in range(dist.get_world_size()) if known.judged(rank)]
+    known = engine.gate.acquaintances
+    return float(tensor[0]), set(engine.gate.met), [rank for rank in range(dist.get_world_size()) if known.judged(rank)]
 
 
 def test_workers_admitted_by_tokens_meet_and_add_up(pool: Pool, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def hello(world: World, **changes: object) -> bytes:
 def test_garbage_is_shown_the_door_without_a_word(data: bytes) -> None:
     world = World(3)
     stream = knock(world, data)
-    assert answer(stream) is None and not world.engines[1].doorways
+    assert answer(stream) is None and not world.engines[1].gate.doorways
     still_works(world)
 
 
@@ -86,10 +86,10 @@ def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
     answer(stream)
     assert world.engines[1].next_deadline() == LINK_HELLO_SECONDS
     world.wait(LINK_HELLO_SECONDS - 0.1)
-    assert len(world.engines[1].doorways) == 1
+    assert len(world.engines[1].gate.doorways) == 1
     world.wait(0.1)
     settle(world)
-    assert not world.engines[1].doorways and answer(stream) is None
+    assert not world.engines[1].gate.doorways and answer(stream) is None
     still_works(world)
 
 
@@ -101,7 +101,7 @@ def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
 def test_a_hello_that_does_not_fit_is_shown_the_door(changes: dict[str, int]) -> None:
     world = World(3)
     stream = knock(world, hello(world, **changes))
-    assert answer(stream) is None and not world.engines[1].doorways
+    assert answer(stream) is None and not world.engines[1].gate.doorways
     still_works(world)
 
 
@@ -141,13 +141,13 @@ def test_a_flood_displaces_itself_and_lets_workers_in(strangers: int) -> None:
     engine = world.engines[1]
     for number in range(200):
         world.wires.connect(100 + number % strangers, 1)
-        assert len(engine.doorways) <= LINK_PENDING
-        for address in {doorway.address for doorway in engine.doorways}:
-            same = [doorway for doorway in engine.doorways if doorway.address == address]
+        assert len(engine.gate.doorways) <= LINK_PENDING
+        for address in {doorway.address for doorway in engine.gate.doorways}:
+            same = [doorway for doorway in engine.gate.doorways if doorway.address == address]
             assert len(same) <= LINK_PENDING_PER_ADDRESS
     still_works(world)
     world.wait(LINK_HELLO_SECONDS)
-    assert not engine.doorways
+    assert not engine.gate.doorways
 
 
 def shake_hands(world: World, sender: int, group: bytes) -> MemoryStream:

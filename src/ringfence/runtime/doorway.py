@@ -90,7 +90,7 @@ class Doorway:
         if hello.receiver != self.engine.rank or not 0 <= hello.sender < self.engine.world_size:
             raise AuthenticationError("a hello for somebody else")
         if hello.lane == Lane.INTRODUCTION:
-            known = self.engine.acquaintances
+            known = self.engine.gate.acquaintances
             if hello.group != NO_GROUP or known is None or not known.due(hello.sender):
                 raise AuthenticationError("an introduction that nobody needs")
         nonce = self.engine.random(keys.NONCE_BYTES)
@@ -112,18 +112,18 @@ class Doorway:
         if not keys.same(received, self._secrets.dialler_confirms):
             raise AuthenticationError("a dialler does not hold the key it claims")
         if self._hello.lane == Lane.INTRODUCTION:
-            self.engine.introduced(self._hello.sender)
+            self.engine.gate.introduced(self._hello.sender)
             self._incoming = Incoming(self.engine.opener(self._secrets.forth), self._hello.sender)
             self.deadline = self.engine.clock() + keys.LINK_HELLO_SECONDS
             self.poke()
             return
         stream, self.stream = self.stream, None
-        self.engine.admitted(self, stream, self._hello, self._secrets)
+        self.engine.gate.admitted(self, stream, self._hello, self._secrets)
 
     def _introduce(self, incoming: Incoming) -> None:
         """A worker of the roster shows its proof. What is wrong from here on is no stranger's doing: it ends the epoch."""
         assert self._hello is not None and self._secrets is not None and self.stream is not None
-        known = self.engine.acquaintances
+        known = self.engine.gate.acquaintances
         assert known is not None
         if not self._answered:
             try:
@@ -145,4 +145,4 @@ class Doorway:
             self.engine.network.forget(self.stream)
             self.stream.close()
             self.stream = None
-        self.engine.doorways.discard(self)
+        self.engine.gate.doorways.discard(self)

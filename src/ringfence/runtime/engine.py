@@ -27,21 +27,16 @@ from ringfence.errors import (
     ProtocolError,
     RingfenceError,
 )
-from ringfence.keys import (
-    LINK_PENDING,
-    LINK_PENDING_PER_ADDRESS,
-    SUSPICION_SECONDS,
-    Secret,
-)
+from ringfence.keys import SUSPICION_SECONDS, Secret
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.runtime.core import Pool
-from ringfence.runtime.doorway import Doorway
 from ringfence.runtime.ends import Stream
 from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.fork import ALIVE
+from ringfence.runtime.gate import Gate
 from ringfence.runtime.group import Group
-from ringfence.runtime.introduction import Acquaintances, Introduction
+from ringfence.runtime.introduction import Acquaintances
 from ringfence.runtime.links import Link
 from ringfence.runtime.operation import CollectiveOperation, Operation
 
@@ -117,22 +112,18 @@ class Engine:
         self.clock = clock
         self.random = random
         self.alive = alive
-        self.acquaintances = acquaintances
         self.pool = Pool()
         self.ready: deque[Any] = deque()
         self.groups: dict[bytes, Group] = {}
-        self.doorways: set[Doorway] = set()
+        self.gate = Gate(self, acquaintances)
         self.blocked: set[Link] = set()  # links with bytes that the kernel has not taken yet
         self.departed: set[int] = set()
         self.failure: RingfenceError | None = None
         self._report: Abort | None = None  # the failure as the neighbours still have to be told it
-        self._introductions: dict[int, Introduction] = {}  # under way
-        self._met: set[int] = set()  # those to whom this worker has introduced itself
         self._removed: list[Group] = []  # destroyed groups, whose last bytes may be on their way
         self.unfinished: dict[Operation, None] = {}
         self._soonest = float("inf")
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._parked: dict[bytes, list[tuple[Hello, Stream, LinkSecrets]]] = {}
         self._private_key = private_key
         self._public_keys = public_keys
         self._shared: dict[int, bytes] = {}
@@ -142,8 +133,7 @@ class Engine:
     def add_group(self, name: str, ranks: tuple[int, ...]) -> Group:
         group = Group(self, name, ranks)
         self.groups[group.digest] = group
-        for hello, stream, secrets in self._parked.pop(group.digest, []):
-            self._hand_over(group, hello, stream, secrets)
+        self.gate.open(group)
         return group
 
     def remove_group(self, group: Group) -> None:
@@ -229,18 +219,17 @@ class Engine:
 
     def busy(self) -> bool:
         """Whether time or the network still has to bring something."""
-        return bool(self.unfinished or self.ready or self.blocked or self.doorways or self._timers)
+        return bool(self.unfinished or self.ready or self.blocked or self.gate.doorways or self._timers)
 
     def next_deadline(self) -> float:
         moments = [self._soonest, *(timer[0] for timer in self._timers)]
-        moments.extend(doorway.deadline for doorway in self.doorways)
+        moments.extend(doorway.deadline for doorway in self.gate.doorways)
         return min(moments)
 
     def expire(self) -> None:
         """Act on what is overdue."""
         now = self.clock()
-        for doorway in [d for d in self.doorways if d.deadline <= now]:
-            doorway.close()
+        self.gate.expire(now)
         if self._timers:
             due = [work for moment, work in self._timers if moment <= now]
             self._timers = [timer for timer in self._timers if timer[0] > now]
@@ -278,73 +267,6 @@ class Engine:
     def origin_keys(self, instance: Secret, rank: int) -> OriginKeys:
         return OriginKeys(instance, rank, self.alive)
 
-    def have_met(self, link: Link) -> bool:
-        """Whether the two ends of a link know each other. If not, they are introduced, and then it is dialled."""
-        worker = link.worker
-        if self.acquaintances is None or worker in self._met or not self.acquaintances.due(worker):
-            return True
-        introduction = self._introductions.get(worker)
-        if introduction is None:
-            introduction = self._introductions[worker] = Introduction(self, worker)
-            introduction.dial()
-        introduction.waiting.append(link)
-        return False
-
-    def introduce_by(self, introduction: Introduction) -> None:
-        """This one takes the place of an earlier attempt."""
-        self._introductions[introduction.worker] = introduction
-
-    def met(self, introduction: Introduction) -> None:
-        """Both have judged: the acceptor shows its proof only to those who pass."""
-        self._met.add(introduction.worker)
-        del self._introductions[introduction.worker]
-        for link in introduction.waiting:
-            link.dial()
-
-    def accept(self, stream: Stream, address: str) -> None:
-        """Somebody dialled. A flood of strangers costs itself its oldest connections, nobody else's."""
-        if self.failure is not None:  # the epoch is over, and the memory of what it had pending is no longer ours
-            stream.close()
-            return
-        strangers = [doorway for doorway in self.doorways if doorway.introduces is None]
-        same = [doorway for doorway in strangers if doorway.address == address]
-        crowd = same if len(same) >= LINK_PENDING_PER_ADDRESS else strangers
-        if len(same) >= LINK_PENDING_PER_ADDRESS or len(strangers) >= LINK_PENDING:
-            min(crowd, key=lambda doorway: (doorway.known, doorway.deadline)).close()
-        doorway = Doorway(self, stream, address)
-        self.doorways.add(doorway)
-        self.network.watch(stream, doorway)
-        doorway.poke()
-
-    def introduced(self, worker: int) -> None:
-        """A worker begins to show its proof. It has one connection for that: an older one is what it gave up."""
-        for doorway in [each for each in self.doorways if each.introduces == worker]:
-            doorway.close()
-
-    def admitted(self, doorway: Doorway, stream: Stream, hello: Hello, secrets: LinkSecrets) -> None:
-        """A dialler has shown that it is who it says."""
-        self.doorways.discard(doorway)
-        known = self.acquaintances
-        if known is not None and known.due(hello.sender) and not known.judged(hello.sender):
-            self._hang_up(stream)
-            raise ProtocolError(f"worker {hello.sender} dialled a link before it had shown its proof")
-        group = self.groups.get(hello.group)
-        if group is None:
-            self._parked.setdefault(hello.group, []).append((hello, stream, secrets))
-        else:
-            self._hand_over(group, hello, stream, secrets)
-
-    def _hand_over(self, group: Group, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
-        if hello.sender not in group.ranks:
-            self._hang_up(stream)
-            raise AuthenticationError(f"worker {hello.sender} dialled group {group.name!r}, which it is not in")
-        link = group.reached_by(hello)
-        if link.stream is not None:
-            self._hang_up(stream)
-            raise ProtocolError(f"worker {hello.sender} dialled the same link twice")
-        link.attach(stream, secrets)
-        self.network.watch(stream, link)
-
     # -- failure -----------------------------------------------------------------------------------------------------
 
     def suspect(self, worker: int, text: str) -> None:
@@ -379,27 +301,12 @@ class Engine:
         for group in (*self.groups.values(), *self._removed):
             for link in group.links():
                 link.close()
-        self._close_waiting()
+        self.gate.close()
         if self._report is not None:
             self._flood(self._report)
             self._report = None
         assert self.failure is not None
         self._finish_all(self.failure)
-
-    def _close_waiting(self) -> None:
-        """Hang up on those who dialled and have no link yet, or they would wait for an answer; and introduce nobody."""
-        for introduction in self._introductions.values():
-            introduction.close()
-        for doorway in list(self.doorways):
-            doorway.close()
-        for waiting in self._parked.values():
-            for _, stream, _ in waiting:
-                self._hang_up(stream)
-        self._parked.clear()
-
-    def _hang_up(self, stream: Stream) -> None:
-        self.network.forget(stream)
-        stream.close()
 
     def _finish_all(self, error: RingfenceError) -> None:
         unfinished, self.unfinished = list(self.unfinished), {}
@@ -451,16 +358,15 @@ class Engine:
             for group in self.groups.values():
                 group.close()
             self.failure = ProtocolError("this worker has left the run; initialise the process group again")
-            self._close_waiting()
+            self.gate.close()
         self._finish_all(self.failure)
 
     def forget(self) -> None:
         """In a forked child: hold no descriptor and no key, answer nothing. The parent's epoll is not touched."""
         self.failure = ProtocolError("this is a forked child: the process group belongs to its parent")
-        streams = [stream for parked in self._parked.values() for _, stream, _ in parked]
-        streams += [doorway.stream for doorway in self.doorways if doorway.stream is not None]
         links = [link for group in (*self.groups.values(), *self._removed) for link in group.links()]
-        links += self._introductions.values()
+        links += self.gate.introductions.values()
+        streams = self.gate.forget()
         streams += [link.stream for link in links if link.stream is not None]
         for stream in streams:
             stream.close()
@@ -468,11 +374,7 @@ class Engine:
             link.stream = None  # its number will be somebody else's
         nothing = Secret(b"")
         self.epoch_key = nothing
-        self.acquaintances = None  # and with them the policy
         self._shared.clear()
-        self._parked.clear()
-        self.doorways.clear()
-        self._introductions.clear()
         self.groups.clear()  # and with them the sealers, the openers and the origin keys
         self._removed.clear()
         self.ready.clear()

@@ -102,7 +102,7 @@ class Introduction(Link):
     def work(self) -> None:
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
-        known = self.engine.acquaintances
+        known = self.engine.gate.acquaintances
         assert known is not None
         try:
             shown = self._exchange(known.showing)
@@ -112,14 +112,14 @@ class Introduction(Link):
         if shown is not None:
             self.close()
             known.judge(self.worker, shown)
-            self.engine.met(self)
+            self.engine.gate.have_now_met(self)
 
     def _start_over(self) -> None:
         """Dial again, by a new end: this one may hold half a frame, which belongs to the connection that was cut."""
         self.close()
         successor = Introduction(self.engine, self.worker)
         successor.waiting, successor._dials = self.waiting, self._dials
-        self.engine.introduce_by(successor)
+        self.engine.gate.introduce_by(successor)
         successor._redial()
 
     def _exchange(self, showing: bytes) -> bytes | None:

@@ -56,7 +56,7 @@ class Link(core.End):
         """Begin the connection, once the two workers have met."""
         if self.engine.failure is not None or self.group.removed:
             return  # what it would have carried has ended
-        if self.engine.have_met(self):
+        if self.engine.gate.have_met(self):
             self._begin()
 
     def _begin(self) -> None:
