@@ -105,6 +105,14 @@ def test_filling_replaces_what_stands_between_markers_and_nothing_else(tmp_path:
         filled(text.replace("headline", "nothing"), edition)
 
 
+def test_no_measured_figure_stands_outside_of_the_markers() -> None:
+    """The page says that none is typed by hand. What is not measured may be: a unit of the table, a protocol's version."""
+    prose = re.sub(r"<!-- figures: .*?<!-- end of figures -->", "", PAGE.read_text(), flags=re.DOTALL)
+    assert len(prose) < len(PAGE.read_text()) / 2
+    figures = r"\b\d+\.\d+|\d+ ?%|\d+ (?:s|ms|µs|ns|GB/s|times)\b|\ba (?:third|quarter|fifth|tenth)\b|\bhalf\b"
+    assert set(re.findall(figures, prose)) == {"1.00", "95 %", "1.3"}
+
+
 def test_the_floor_comes_from_the_samples_and_not_from_the_schedules_of_today(tmp_path: Path) -> None:
     """Two workers move 50 MiB for an all-reduce of 25: a floor of 50 Mi ns is one nanosecond a byte."""
     write(tmp_path, "m", "run", 0.5, 2)
