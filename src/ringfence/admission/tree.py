@@ -9,6 +9,9 @@
 A worker has at most TREE_FANOUT children and the tree is logarithmically deep, so nobody pays for the
 size of the world. The roster is the exception: everybody judges all of it. So it is passed on first, and a whole tree
 judges it at the same time, not level after level. Nothing is acknowledged that was not judged.
+
+Digests are compared along the edges only, so a worker that lies can show two rosters to its two sides: SECURITY.md says what
+that is worth, tests/attack/test_two_rosters.py does it.
 """
 
 from __future__ import annotations

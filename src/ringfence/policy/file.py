@@ -77,10 +77,11 @@ def explain(policy: PolicyFile) -> list[str]:
             lines += [f"     {line}" for line in rules.explain()]
     lines += ["", "Nobody else is."]
     if any(not ENDORSING & {kind for kind, _ in rule.proofs} for rule in policy.rules):
-        lines.append(
-            "Evidence of hardware signs no entry of the roster: workers that were admitted by nothing else stand in it"
-        )
-        lines.append("on the word of those who judged them. A certificate beside the evidence closes that.")
+        lines += [
+            "Evidence of hardware signs no entry of the roster: workers that were admitted by nothing else stand in it",
+            "on the word of those who judged them, until they open a link and show it there. With a certificate",
+            "beside the evidence, a key that this policy admits signs each entry.",
+        ]
     if policy.min_workers > 1:
         lines.append(f"A run has at least {policy.min_workers} workers, or it does not begin.")
     if policy.max_epoch_age is not None:

@@ -1,0 +1,218 @@
+"""A liar in the admission tree shows its child one roster and everybody else another: how far that goes, and no further.
+
+Here the attack succeeds. SECURITY.md says so, in "The blast radius of an admitted worker that lies": whoever makes one of
+these tests fail has something to change there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from ringfence import keys
+from ringfence.admission.binding import Binding, proof_digest
+from ringfence.admission.contact import Acquaintances, Showing
+from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.messages import Acknowledge, Entries, Go, Welcome
+from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
+from ringfence.admission.roster import Roster
+from ringfence.admission.tree import Phase, Terms, Tree
+from ringfence.errors import AuthenticationError, ProtocolError
+from ringfence.link.hello import Hello, Lane, link_secrets, read_hello, write_hello
+from tests.certificates import Authority, now, spiffe
+from tests.pure.admission_samples import SUITES, fixed_bytes, worker
+from tests.pure.contact_samples import NOW, PATIENCE, Technology, binding_of, by_snp, entry_of
+
+SIZE, LIAR, CHILD, OTHER = 6, 1, 5, 2  # rank 5 is the child of rank 1; ranks 1 to 4 are those of rank 0
+
+
+@dataclass(frozen=True)
+class Means:
+    """What each worker holds. The liar uses its own and no one else's."""
+
+    policy: Policy
+    provers: Sequence[Prover]
+    technology: Technology | None = None
+    made: dict[bytes, Showing] = field(default_factory=dict)  # a signature differs each time, and one of them is listed
+
+    def showing(self, entries: Sequence[Entry], rank: int) -> Showing:
+        """What shows that `rank` is this entry, made by hardware that the policy admits."""
+        assert self.technology is not None
+        binding = binding_of(entries, rank, policy=self.policy)
+        if binding.preimage not in self.made:
+            shown = Showing(self.technology.kind, NOW, binding, self.technology.make(binding))
+            self.made[binding.preimage] = shown
+        return self.made[binding.preimage]
+
+    def digest(self, entries: Sequence[Entry], rank: int) -> bytes:
+        if rank == 0:
+            return bytes(32)
+        if self.technology is None:
+            return fixed_bytes(f"proof {rank}")
+        shown = self.showing(entries, rank)
+        return proof_digest(shown.kind, shown.binding, shown.proof)
+
+    def lie(self, entries: Sequence[Entry], rank: int) -> Listing:
+        """A listing by the liar, with nothing but what it holds."""
+        digest, prover = self.digest(entries, rank), self.provers[LIAR]
+        return Listing(entries[rank], prover.kind, digest, prover.endorse(entries[rank], digest))
+
+
+class Hardware:
+    """A machine that is asked for evidence, which signs no entry."""
+
+    def __init__(self, technology: Technology) -> None:
+        self.kind = technology.kind
+        self._technology = technology
+
+    def prove(self, binding: Binding) -> bytes:
+        return self._technology.make(binding)
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return b""
+
+
+def a_secret() -> Means:
+    shared = worker(0, SIZE).shared
+    return Means(Policy((shared,)), [shared] * SIZE)
+
+
+def certificates() -> Means:
+    authority = Authority()
+    rules = Rules((authority.der,), ("spiffe://example.org/worker/*",), "example.org")
+    provers = [CertificateProver(authority.issue(spiffe(f"worker/{rank}"))) for rank in range(SIZE)]
+    return Means(Policy((CertificateVerifier(rules, now),)), provers)
+
+
+def evidence_alone() -> Means:
+    technology = by_snp()
+    return Means(technology.policy, [Hardware(technology)] * SIZE, technology)
+
+
+ALL = pytest.mark.parametrize("means", [a_secret, certificates, evidence_alone], ids=lambda each: each.__name__)
+
+
+def public(key: X25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+class Split:
+    """A run of six that forms around a liar. Every honest worker is the real thing."""
+
+    def __init__(self, means: Means) -> None:
+        self.means = means
+        self.own = [X25519PrivateKey.generate() for _ in range(SIZE)]
+        self.liars = [X25519PrivateKey.generate() for _ in range(SIZE)]  # one for each that it pretends to be
+        self.true = [entry_of(rank, SIZE, public(key)) for rank, key in enumerate(self.own)]
+        false = [
+            replace(entry, public_key=public(key), tls_key_digest=fixed_bytes("the liar's"), host="203.0.113.9")
+            for entry, key in zip(self.true, self.liars, strict=True)
+        ]
+        self.above = [*self.true[:CHILD], false[CHILD]]
+        self.below = [true if rank in (LIAR, CHILD) else false[rank] for rank, true in enumerate(self.true)]
+        self.trees = {
+            rank: Tree(self.true[rank], means.policy, means.provers[rank], Terms(secret_of(rank), b"", SUITES))
+            for rank in range(SIZE)
+            if rank != LIAR
+        }
+        self._form()
+
+    def _form(self) -> None:
+        means, trees = self.means, self.trees
+        honest = (2, 3, 4)
+        trees[0].begin()
+        for rank in (LIAR, *honest):
+            trees[0].attach_child(self.true[rank], means.digest(self.true, rank), means.provers[rank].kind)
+        (listed,) = trees[CHILD].attach_parent(self.true[LIAR], means.digest(self.true, CHILD))
+        assert isinstance(listed.message, Entries)
+        trees[0].receive(LIAR, Entries((means.lie(self.above, LIAR), means.lie(self.above, CHILD))))
+        for rank in honest:
+            (up,) = trees[rank].attach_parent(self.true[0], means.digest(self.true, rank))
+            down = trees[0].receive(rank, up.message)
+        welcome = down[0].message
+        assert isinstance(welcome, Welcome)
+        shown = [means.lie(self.below, rank) for rank in range(CHILD)]
+        other = replace(welcome, listings=(*shown, *listed.message.listings))
+        (ack,) = trees[CHILD].receive(LIAR, other)
+        assert isinstance(ack.message, Acknowledge)
+        trees[0].receive(LIAR, Acknowledge(self.roster(0).digest))
+        for rank in honest:
+            (up,) = trees[rank].receive(0, welcome)
+            down = trees[0].receive(rank, up.message)
+        for rank in honest:
+            trees[rank].receive(0, down[0].message)
+        trees[CHILD].receive(LIAR, Go(ack.message.roster_digest))
+
+    def roster(self, rank: int) -> Roster:
+        epoch = self.trees[rank].epoch
+        assert epoch is not None
+        return epoch.roster
+
+    def epoch_key(self, rank: int) -> keys.Secret:
+        """Of the epoch that this worker is in. The liar has been told all that this is made of."""
+        return keys.epoch_key(secret_of(0), self.roster(rank).digest)
+
+    def link(self, worker: int, private: X25519PrivateKey, peer: bytes, hello: Hello) -> tuple[bytes, bytes]:
+        """Both keys of a link in the epoch of `worker`, as who holds this private key derives them."""
+        shared = private.exchange(X25519PublicKey.from_public_bytes(peer))
+        secrets = link_secrets(self.epoch_key(worker), shared, hello, fixed_bytes("acceptor"))
+        return secrets.forth.reveal(), secrets.back.reveal()
+
+
+def secret_of(rank: int) -> keys.Secret:
+    return keys.Secret(bytes([rank]) * 32)
+
+
+def hello(sender: int, receiver: int) -> Hello:
+    return Hello(sender, receiver, Lane.COLLECTIVE, fixed_bytes("a group without the liar"), fixed_bytes("dialler"))
+
+
+@ALL
+def test_a_liar_in_the_tree_can_come_between_those_below_it_and_all_others(means: Callable[[], Means]) -> None:
+    split = Split(means())
+    assert {tree.phase for tree in split.trees.values()} == {Phase.GO}, "somebody noticed"
+    for one, two in ((CHILD, OTHER), (OTHER, CHILD)):  # each takes the liar for the other one
+        said = hello(one, two)
+        honest = split.link(one, split.own[one], split.roster(one).entries[two].public_key, said)
+        assert split.link(one, split.liars[two], public(split.own[one]), said) == honest
+
+
+def test_it_passes_first_contact_with_evidence_of_its_own_hardware() -> None:
+    means = evidence_alone()
+    split = Split(means)
+    for one, two, entries in ((CHILD, OTHER, split.below), (OTHER, CHILD, split.above)):
+        known = Acquaintances(
+            means.policy, split.roster(one), one, means.showing(split.true, one), float(NOW), PATIENCE
+        )
+        assert known.due(two)
+        known.judge(two, means.showing(entries, two).encode())
+
+
+@ALL
+def test_workers_that_hold_one_roster_have_each_others_own_keys(means: Callable[[], Means]) -> None:
+    """So it comes between its two sides and not between workers of one; and no link joins the two sides but by way of it."""
+    split = Split(means())
+    above = [split.roster(rank) for rank in (0, 2, 3, 4)]
+    assert len({roster.digest for roster in above}) == 1
+    for roster in above:
+        assert list(roster.entries[:CHILD]) == split.true[:CHILD]
+    assert split.roster(CHILD).entries[CHILD] == split.true[CHILD]
+    assert split.roster(CHILD).digest != above[0].digest
+    with pytest.raises(AuthenticationError):
+        read_hello(split.epoch_key(OTHER), write_hello(split.epoch_key(CHILD), hello(CHILD, OTHER)))
+
+
+@ALL
+def test_a_worker_without_children_can_list_nobody_but_itself(means: Callable[[], Means]) -> None:
+    held = means()
+    entries = [entry_of(rank, SIZE, fixed_bytes(f"key {rank}")) for rank in range(SIZE)]
+    root = Tree(entries[0], held.policy, held.provers[0], Terms(secret_of(0), b"", SUITES))
+    root.begin()
+    root.attach_child(entries[4], held.digest(entries, 4), held.provers[4].kind)
+    for rank in (LIAR, CHILD):
+        with pytest.raises(ProtocolError, match=f"rank 4 sent an entry for rank {rank}, which is not below it"):
+            root.receive(4, Entries((held.lie(entries, rank),)))
