@@ -66,11 +66,15 @@ class Session:
         atexit.register(self.leave)
         if rank == 0:
             print(
-                f"ringfence: {world_size} worker{'s' if world_size > 1 else ''}, epoch {member.roster.digest[:4].hex()}, "
-                f"{keys.SUITE_NAMES[member.suite]}, admitted by {member.admitted_by}",
+                f"ringfence: {world_size} worker{'s' if world_size > 1 else ''}, run {settings.run_id}, generation "
+                f"{settings.generation}, epoch {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
+                f"admitted by {member.admitted_by}",
                 file=sys.stderr,
                 flush=True,
             )
+            _warn_of_a_run_without_a_name(settings.run_id, {entry.host for entry in member.roster.entries})
+        # In full: who shows two rosters to two workers chooses both, and can make them agree in a few digits.
+        _log.info("worker %d of %d holds the roster %s", rank, world_size, member.roster.digest.hex())
 
     def wire_name(self, name: str, ranks: tuple[int, ...]) -> str:
         """A group's name on the wire. torch gives a name again after its group was destroyed, perhaps not yet everywhere."""
@@ -107,6 +111,16 @@ class Session:
         )
         with contextlib.suppress(ProtocolError):  # this worker is leaving already
             self.loop.abort(AbortedError(text))
+
+
+def _warn_of_a_run_without_a_name(run_id: str, hosts: set[str]) -> None:
+    """Runs of one size with one secret and one name are one to admission, so a store that lies could mix their workers."""
+    if run_id == Settings.run_id and len(hosts) > 1:
+        _log.warning(
+            "this run has no name of its own (its id is %r): whoever runs the rendezvous store could splice it with another "
+            "such run of the same secret or policy. Set RINGFENCE_RUN_ID, or torchrun's --rdzv-id, to a name for each run.",
+            run_id,
+        )
 
 
 def _warn_of_open_rendezvous() -> None:
