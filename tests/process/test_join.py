@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
 from ringfence.admission.binding import Binding
@@ -20,7 +21,9 @@ from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.join import Membership, join, listen
+from ringfence.join.climb import _Climb
 from ringfence.settings import Settings
+from ringfence.transport.tls import Credentials
 from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
 
 
@@ -57,6 +60,22 @@ def test_two_epochs_share_nothing() -> None:
         two.start([0, 1])
         assert one.members()[0].epoch_key != two.members()[0].epoch_key
         assert one.members()[0].roster.digest != two.members()[0].roster.digest
+        entries = [entry for world in (one, two) for entry in world.members()[0].roster.entries]
+        assert len({entry.public_key for entry in entries}) == len(entries)
+        assert len({entry.tls_key_digest for entry in entries}) == len(entries)
+
+
+def test_the_epochs_secret_is_drawn_and_not_derived() -> None:
+    """In both joins all that is stored, and all that goes into the roster, is the same, to this worker's own keys."""
+    credentials, private_key = Credentials(), X25519PrivateKey.generate()
+    public_key = private_key.public_key().public_bytes_raw()
+    entry = Entry("none", "0", 0, 1, public_key, credentials.key_digest, "127.0.0.1", 30000)
+    one, two = (
+        _Climb(MemoryStore(), Settings(SECRET), entry, credentials, private_key, 5.0, b"table", None).run()
+        for _ in range(2)
+    )
+    assert one.roster.digest == two.roster.digest
+    assert one.epoch_key != two.epoch_key
 
 
 def test_a_membership_shows_no_secret() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from tests.pool import Failure, Pool, values
 from tests.process import strategies_checkpoint, strategies_replicated, strategies_sharded
@@ -95,6 +97,22 @@ def test_a_checkpoint_of_four_is_loaded_by_two(pool: Pool, backend: str, tmp_pat
     for weights, losses in loaded:
         assert weights == pytest.approx(saved[0], rel=1e-12)
         assert losses[0] == pytest.approx(loaded[0][1][0], rel=RELATIVE)
+
+
+def ask_for(backend: str) -> list[str]:
+    """Every way to ask for a group of another backend; what was given."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("all",), backend_override={"all": backend})
+    groups = [dist.new_group(backend=backend), dist.new_subgroups(2, backend=backend)[0], mesh.get_group("all")]
+    for group in groups:
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [2.0] * 3
+    return [str(group.name()) for group in groups]
+
+
+@pytest.mark.parametrize("asked", ["gloo", "cpu:gloo", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:ringfence"])
+def test_no_group_that_a_script_asks_for_is_gloos(pool: Pool, asked: str) -> None:
+    assert pool.check(guarded, 2, "ringfence", (ask_for, asked), renew=True) == [["ringfence"] * 3] * 2
 
 
 def make_group_under_guard() -> None:

@@ -45,6 +45,11 @@ def test_every_promise_names_attacks_that_exist(promise: str, tests: list[str]) 
         assert name in functions_in(ROOT / path), f"{path} has no {name}"
 
 
+def test_security_says_where_to_report_a_hole() -> None:
+    opening = (ROOT / "SECURITY.md").read_text().split("\n## ")[0]
+    assert "private vulnerability reporting](https://" in opening
+
+
 def test_every_setting_is_documented() -> None:
     pattern = re.compile(r"\bRINGFENCE_[A-Z_]*[A-Z]\b")
     used = {name for file in (ROOT / "src").rglob("*.py") for name in pattern.findall(file.read_text())}

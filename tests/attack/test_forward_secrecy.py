@@ -1,0 +1,129 @@
+"""An eavesdropper records a join, and gets the secret file when all is over."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple, Self
+
+from ringfence import keys
+from ringfence.settings import format_address
+from tests.process.join_world import SECRET, MemoryStore, World
+
+KEY_SHARE: Final = 51
+PRE_SHARED_KEY: Final = 41
+EPHEMERAL: Final = {0x001D: 32, 0x11EC: 32 + 1088}  # X25519, X25519MLKEM768: what a server sends of each
+CLIENT_HELLO, SERVER_HELLO = 1, 2
+
+
+class Tap(MemoryStore):
+    """A store that sends every worker past the eavesdropper, who copies both directions of each connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[tuple[bytearray, bytearray]] = []  # from who dialled, and from who answered
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    def set(self, key: str, value: str, /) -> None:
+        host, _, port = value.rpartition(":")
+        listener = socket.create_server(("127.0.0.1", 0))
+        self._open.append(listener)
+        self._spawn(self._listen, listener, (host, int(port)))
+        super().set(key, format_address(listener.getsockname()[:2]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in self._open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        for end in self._open:
+            end.close()
+
+    def _spawn(self, function: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=function, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _listen(self, listener: socket.socket, worker: tuple[str, int]) -> None:
+        with contextlib.suppress(OSError):  # the listener was closed
+            while True:
+                near = listener.accept()[0]
+                far = socket.create_connection(worker)
+                self._open += [near, far]
+                forth, back = bytearray(), bytearray()
+                self.taken.append((forth, back))
+                self._spawn(self._copy, near, far, forth)
+                self._spawn(self._copy, far, near, back)
+
+    def _copy(self, source: socket.socket, sink: socket.socket, taken: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                taken += data
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+class Greeting(NamedTuple):
+    """The first message of one side of a TLS connection, which is in the clear."""
+
+    random: bytes
+    extensions: dict[int, bytes]
+
+
+def greeting(taken: bytes, kind: int) -> Greeting:
+    """RFC 8446, 4.1.2 and 4.1.3: what an eavesdropper can read of a handshake, and all of it."""
+    assert (taken[0], taken[5]) == (22, kind)
+    random, at = taken[11:43], 43
+    at += 1 + taken[at]  # the session id
+    at += 2 + int.from_bytes(taken[at : at + 2]) if kind == CLIENT_HELLO else 2  # the cipher suites; the one chosen
+    at += 1 + taken[at] if kind == CLIENT_HELLO else 1  # no compression
+    end = at + 2 + int.from_bytes(taken[at : at + 2])
+    at, found = at + 2, {}
+    while at < end:
+        size = int.from_bytes(taken[at + 2 : at + 4])
+        found[int.from_bytes(taken[at : at + 2])] = bytes(taken[at + 4 : at + 4 + size])
+        at += 4 + size
+    return Greeting(bytes(random), found)
+
+
+def recorded_join() -> tuple[bytes, Greeting, Greeting, list[bytes]]:
+    """All that went over the wire, how both sides greeted, and what must not be found in it."""
+    with Tap() as tap, World(2, store=tap) as world:
+        world.start([0, 1])
+        members = world.members()
+        (taken,) = tap.taken
+        hidden = [members[0].epoch_key.reveal()]
+        hidden += [entry.public_key for entry in members[0].roster.entries]
+        hidden += [keys.admission_key(SECRET, "none").reveal(), SECRET.reveal()]
+        return (
+            bytes(taken[0] + taken[1]),
+            greeting(taken[0], CLIENT_HELLO),
+            greeting(taken[1], SERVER_HELLO),
+            hidden,
+        )
+
+
+def test_a_recorded_join_is_not_opened_by_the_secret_that_leaks_later() -> None:
+    """The epoch's secret crosses the wire under keys of which both halves were drawn for this connection, and nothing stored
+    takes part: neither a key file nor an earlier session. So what opens the recording died with the two workers.
+    """
+    joins = [recorded_join() for _ in range(2)]
+    halves = []
+    for wire, client, server, hidden in joins:
+        assert len(wire) > 2000
+        assert not [each for each in hidden if each in wire]
+        assert PRE_SHARED_KEY not in client.extensions
+        assert PRE_SHARED_KEY not in server.extensions
+        share = server.extensions[KEY_SHARE]
+        assert EPHEMERAL[int.from_bytes(share[:2])] == len(share) - 4, "the server's half of a key agreement"
+        halves += [client.extensions[KEY_SHARE], share]
+        halves += [client.random, server.random]
+    assert len(set(halves)) == len(halves), "a half was used twice"
