@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,7 @@ BACKENDS = ("gloo", "ringfence")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="long tests at their full length (also RINGFENCE_TESTS=full)")
+    parser.addoption("--full", action="store_true", help="long tests at their full length")
     parser.addoption("--backend", choices=BACKENDS, help="only this one of the backends that suites are run against")
 
 
@@ -40,4 +39,4 @@ def pool() -> Iterator[Pool]:
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether long tests run at their full length."""
-    return bool(request.config.getoption("--full")) or os.environ.get("RINGFENCE_TESTS") == "full"
+    return bool(request.config.getoption("--full"))

@@ -107,8 +107,8 @@ def test_a_failed_join_is_a_value(pool: Pool) -> None:
 
 
 def test_a_pool_of_its_own_ends_with_its_block(pool: Pool) -> None:
-    with pool.fresh(prefixes=[["env", "RINGFENCE_TEST_PLACE=here"]]) as own:
-        assert own.check(environment, 2, None, ("RINGFENCE_TEST_PLACE",)) == ["here", None]
+    with pool.fresh(prefixes=[["env", "POOL_TEST_PLACE=here"]]) as own:
+        assert own.check(environment, 2, None, ("POOL_TEST_PLACE",)) == ["here", None]
         pids = own.check(own_pid, world=2, backend=None)
     for pid in pids:
         with pytest.raises(ProcessLookupError):

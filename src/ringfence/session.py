@@ -124,12 +124,15 @@ def _warn_of_a_run_without_a_name(run_id: str, hosts: set[str]) -> None:
 
 
 def _warn_of_open_rendezvous() -> None:
-    """torchrun's c10d rendezvous unpickles what anybody on the network may write, and tells its workers nothing of it."""
-    try:
+    """torchrun's c10d rendezvous unpickles what anybody on the network may write, and tells its workers nothing of it.
+
+    What was asked for stands in torchrun's command line, or in PET_ variables, which its workers inherit.
+    """
+    launcher = ""
+    with contextlib.suppress(OSError):
         launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-    except OSError:
-        return
-    if _DYNAMIC_RENDEZVOUS.search(launcher) or os.environ.get("PET_RDZV_BACKEND", "static") != "static":
+    asked = os.environ.get("PET_STANDALONE", "0") != "0" or os.environ.get("PET_RDZV_BACKEND", "static") != "static"
+    if asked or _DYNAMIC_RENDEZVOUS.search(launcher):
         _log.warning(
             "torchrun's dynamic rendezvous (c10d, etcd, --standalone) authenticates nobody: whoever reaches its port can run "
             "code in the launcher. Use static rendezvous (--node-rank, --master-addr, --master-port); see SECURITY.md."

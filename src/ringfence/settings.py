@@ -11,10 +11,14 @@ RINGFENCE_GENERATION        default: TORCHELASTIC_RESTART_COUNT, else "0"
 RINGFENCE_INTERFACE         name or address to listen on; default: the one that reaches MASTER_ADDR, else loopback
 RINGFENCE_PORTS             "20000-20100": listen only there; default: any port
 RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that differs from what is bound
+RINGFENCE_CORE              which data plane moves the bytes; read by runtime/core.py
+
+Any other name that begins like these is an error: a policy under a misspelt name would be no policy.
 """
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import itertools
 import os
@@ -24,7 +28,7 @@ import shlex
 import socket
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +40,26 @@ from ringfence.admission.wire import is_printable
 from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.policy.file import PolicyFile
 from ringfence.policy.table import POLICY_BYTES
+
+PREFIX: Final = "RINGFENCE_"
+CORE: Final = "RINGFENCE_CORE"
+CREDENTIALS: Final = (
+    "RINGFENCE_POLICY",
+    "RINGFENCE_SECRET_FILE",
+    "RINGFENCE_CERTIFICATE_FILE",
+    "RINGFENCE_KEY_FILE",
+    "RINGFENCE_VCEK_FILE",
+    "RINGFENCE_TOKEN_COMMAND",
+)
+KNOWN: Final = (
+    *CREDENTIALS,
+    "RINGFENCE_RUN_ID",
+    "RINGFENCE_GENERATION",
+    "RINGFENCE_INTERFACE",
+    "RINGFENCE_PORTS",
+    "RINGFENCE_ADVERTISE",
+    CORE,
+)
 
 _SECRET_FORM: Final = re.compile(rb"[0-9a-f]{64}\n")
 _HOW_TO_MAKE: Final = "make one with `ringfence secret new FILE` and give every worker the same file"
@@ -61,18 +85,27 @@ class Settings:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
         """Raises ConfigurationError, which says what to set."""
+        place = cls.without_credentials(environ)
         policy = _policy(environ)
-        return cls(
+        return replace(
+            place,
             secret=_secret(environ, policy),
+            policy=policy,
+            certificate=_certificate(environ, policy),
+            vcek=_vcek(environ.get("RINGFENCE_VCEK_FILE", "")),
+            token_command=_command(environ.get("RINGFENCE_TOKEN_COMMAND", "")),
+        )
+
+    @classmethod
+    def without_credentials(cls, environ: Mapping[str, str]) -> Settings:
+        """Which run this is and where it listens: what can be said of a machine that has no secret yet."""
+        _refuse_unknown(environ)
+        return cls(
             run_id=_name(environ, "RINGFENCE_RUN_ID", "TORCHELASTIC_RUN_ID", "none", RUN_ID_BYTES),
             generation=_name(environ, "RINGFENCE_GENERATION", "TORCHELASTIC_RESTART_COUNT", "0", GENERATION_BYTES),
             host=_host(environ),
             ports=_ports(environ.get("RINGFENCE_PORTS", "")),
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
-            policy=policy,
-            certificate=_certificate(environ, policy),
-            vcek=_vcek(environ.get("RINGFENCE_VCEK_FILE", "")),
-            token_command=_command(environ.get("RINGFENCE_TOKEN_COMMAND", "")),
         )
 
     def link_address(self, bound: tuple[str, int]) -> tuple[str, int]:
@@ -82,6 +115,39 @@ class Settings:
     def admission_address(self, bound: tuple[str, int]) -> tuple[str, int]:
         """Where children dial this worker: behind a translated address, the same port on the advertised host."""
         return (self.advertise[0], bound[1]) if self.advertise else bound
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    """A setting under a misspelt name is not there, and a run that lacks its policy would admit others."""
+    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in KNOWN)
+    if unknown:
+        raise ConfigurationError(
+            f"{unknown[0]} is set, and ringfence has no such setting: did you mean {_nearest(unknown[0])}? "
+            f"Unset {unknown[0]}; docs/configuration.md lists all settings"
+        )
+
+
+def _nearest(name: str) -> str:
+    """Of the known ones. Names that begin alike come before those that are alike elsewhere: most end in _FILE."""
+    stem = name.removeprefix(PREFIX).removesuffix("_FILE")
+
+    def likeness(known: str) -> float:
+        other = known.removeprefix(PREFIX).removesuffix("_FILE")
+        alike = len(os.path.commonprefix([stem, other])) / max(1, len(stem))  # noqa: RUF071 (characters are meant)
+        return alike + difflib.SequenceMatcher(None, stem, other).ratio()
+
+    return max(KNOWN, key=likeness)
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """For a child with a run of its own (the demo's, the benchmark's): a policy and credentials are for the user's runs.
+
+    Which data plane moves the bytes is for all of them.
+    """
+    return {name: value for name, value in environ.items() if name == CORE or not name.startswith(PREFIX)}
 
 
 # -- the secret -----------------------------------------------------------------------------------------------------
@@ -135,7 +201,10 @@ def _check_owner_only(what: str, name: str, status: os.stat_result) -> None:
     if status.st_mode & 0o077:
         raise ConfigurationError(f"others can open the {what} file {name}: run `chmod 600 {name}`")
     if status.st_uid not in (os.geteuid(), 0):
-        raise ConfigurationError(f"the {what} file {name} belongs to another user (uid {status.st_uid})")
+        raise ConfigurationError(
+            f"the {what} file {name} belongs to another user (uid {status.st_uid}): it must be yours, or root's. "
+            f"Run `chown {os.geteuid()} {name}`, or copy it with `install -m 600`"
+        )
 
 
 def _looks_random(material: bytes) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.errors import ConfigurationError
-from ringfence.settings import Settings, format_address, load_secret, new_secret_file, parse_address
+from ringfence.settings import Settings, format_address, inherited, load_secret, new_secret_file, parse_address
 
 RANDOM = "8f1d6c0be25a47937de0fb1c6a9842d35be7103cf4a86e92d11f7ac508b36e4d"
 
@@ -76,6 +76,17 @@ def test_a_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> No
         load_secret(write(tmp_path / "secret", RANDOM + "\n", mode))
 
 
+def test_a_secret_of_another_user_is_refused_and_says_what_to_do(secret_file: Path) -> None:
+    """Its owner could put another secret in its place."""
+    os.chown(secret_file, 4242, -1)
+    with pytest.raises(
+        ConfigurationError, match=r"belongs to another user \(uid 4242\).*`chown \d+ .*`install -m 600`"
+    ):
+        load_secret(secret_file)
+    os.chown(secret_file, os.geteuid(), -1)
+    assert load_secret(secret_file)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -124,6 +135,30 @@ def test_settings_show_no_secret(secret_file: Path) -> None:
 
 
 # -- the rest -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("RINGFENCE_POLICY_FILE", "RINGFENCE_POLICY"),
+        ("RINGFENCE_POLCY", "RINGFENCE_POLICY"),
+        ("RINGFENCE_SECRET", "RINGFENCE_SECRET_FILE"),
+        ("RINGFENCE_CERT_FILE", "RINGFENCE_CERTIFICATE_FILE"),
+        ("RINGFENCE_PORT", "RINGFENCE_PORTS"),
+        ("RINGFENCE_RUNID", "RINGFENCE_RUN_ID"),
+    ],
+)
+def test_a_misspelt_setting_is_refused_and_the_nearest_one_is_named(secret_file: Path, name: str, nearest: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{name} is set.*did you mean {nearest}\?"):
+        settings(secret_file, **{name: "/etc/policy.toml"})
+    with pytest.raises(ConfigurationError, match=name):
+        settings(secret_file, **{name: ""})
+
+
+def test_a_child_with_a_run_of_its_own_inherits_the_data_plane_and_no_other_setting() -> None:
+    ours = {"RINGFENCE_POLICY": "p", "RINGFENCE_SECRET_FILE": "s", "RINGFENCE_POLCY": "x"}
+    others = {"PATH": "/bin", "RINGFENCE_CORE": "python"}
+    assert inherited({**ours, **others}) == others
 
 
 def test_run_and_generation_come_from_us_then_from_torchrun_then_from_nowhere(secret_file: Path) -> None:
