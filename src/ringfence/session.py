@@ -18,6 +18,7 @@ from ringfence import keys
 from ringfence.collectives import Table
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
+from ringfence.runtime import core, plane
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.fork import in_child
 from ringfence.runtime.loop import Loop
@@ -65,10 +66,11 @@ class Session:
         self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
         atexit.register(self.leave)
         if rank == 0:
+            slow = "" if core.COMPILED else f"\nringfence: the data plane is not the compiled one: {plane.why_not()}"
             print(
                 f"ringfence: {world_size} worker{'s' if world_size > 1 else ''}, run {settings.run_id}, generation "
                 f"{settings.generation}, epoch {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
-                f"admitted by {member.admitted_by}",
+                f"admitted by {member.admitted_by}{slow}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -133,6 +133,15 @@ def test_where_nobody_may_listen_the_gloo_half_is_left_out_and_says_so(
     assert "left out: listening needs root" in capsys.readouterr().out
 
 
+def test_the_choice_of_the_data_plane_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_CORE", "fast")
+    with (
+        Workers("ringfence", tmp_path, [{}, {}]) as workers,
+        pytest.raises(DemoError, match="RINGFENCE_CORE is 'fast'"),
+    ):
+        workers.add_up()
+
+
 def test_a_worker_that_ends_early_is_reported_with_its_last_words(tmp_path: Path) -> None:
     with Workers("no-such-backend", tmp_path, [{}, {}]) as workers, pytest.raises(DemoError, match="no-such-backend"):
         workers.add_up()

@@ -97,6 +97,12 @@ def test_a_worker_that_cannot_go_on_is_named_with_its_reason() -> None:
         crew.tell("round", turns=[("nobody", 1)], busy=False)
 
 
+def test_the_choice_of_the_data_plane_reaches_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_CORE", "python")
+    with pytest.raises(BenchError, match=r"a profile needs the compiled data plane; RINGFENCE_CORE .*; unset it"):
+        Crew([Seat()] * 2, [*names.BASELINE, names.PROFILED])
+
+
 def test_a_worker_that_dies_is_noticed_while_the_others_wait_for_it() -> None:
     with Crew([Seat()] * 2, ["gloo-a", "gloo-b"]) as crew:
         crew.tell("prepare", operation="all_reduce", size=4096)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.bench import link, memory, names
+from ringfence.bench import link, machine, memory, names
 from ringfence.bench.floor import floor
 from ringfence.bench.hosts import bits_per_second, burst_bytes
 from ringfence.bench.intervals import interval, ratios, resolution
@@ -22,7 +22,7 @@ from ringfence.bench.progress import Progress
 from ringfence.bench.resident import peak_bytes, reset_peak, resident_bytes
 from ringfence.bench.results import result
 from ringfence.bench.samples import FILE, Samples
-from ringfence.bench.table import table
+from ringfence.bench.table import machine_lines, table
 from ringfence.bench.units import size_text, time_text
 from ringfence.cli.bench import size_of
 from ringfence.errors import ConfigurationError
@@ -152,6 +152,16 @@ def test_samples_are_found_again_by_exactly_their_settings(tmp_path: Path) -> No
     assert [samples["gloo-a"]["seconds"] for samples in again.rounds(dict(reversed(CASE.items())))] == [1, 2]
     for name, other in {"size": 8, "workers": 4, "machine": "n", "rate": "1gbit", "busy": True}.items():
         assert again.rounds({**CASE, name: other}) == []
+
+
+def test_samples_of_the_two_data_planes_are_never_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RINGFENCE_CORE", raising=False)
+    compiled = machine.facts()
+    monkeypatch.setenv("RINGFENCE_CORE", "python")
+    slow = machine.facts()
+    assert slow == {**compiled, "data_plane": "python"}  # the compiled one goes without saying
+    assert machine.digest(slow) != machine.digest(compiled)
+    assert machine_lines(slow)[1] == machine_lines(compiled)[1] + "; data plane in Python"
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_the_rest_is_kept(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "study": {"bench", "errors", "plan"},
     "report": {"bench", "collectives", "errors", "plan"},
     "cli": GROUND
-    | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "report", "settings", "study"},
+    | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "report", "runtime", "settings"}
+    | {"study"},
 }
 PURE = ("errors", "keys", "link", "collectives", "plan", "policy", "admission")
 OUTSIDE = {

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from ringfence.bench.channel import Channel, Message
 from ringfence.bench.crew import BenchError
-from ringfence.settings import new_secret_file
+from ringfence.settings import inherited, new_secret_file
 
 _ANSWER_SECONDS: Final = 120.0
 _LAST_WORDS: Final = 2000
@@ -88,7 +88,7 @@ class _Processes:
             "channel": theirs.fileno(),
             "parent": os.getpid(),
         }
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
+        environment = inherited(os.environ)
         environment.update(
             RINGFENCE_SECRET_FILE=str(self._folder / "secret"),
             RINGFENCE_RUN_ID=self._folder.name,

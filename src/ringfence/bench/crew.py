@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Self
 from ringfence.bench.certificate import write_certificate
 from ringfence.bench.channel import Channel, Message
 from ringfence.errors import RingfenceError
-from ringfence.settings import new_secret_file
+from ringfence.settings import inherited, new_secret_file
 
 _ANSWER_SECONDS: Final = 600.0
 _LEAVING_SECONDS: Final = 5.0
@@ -69,7 +69,7 @@ class Crew:
             "channel": theirs.fileno(),
             "parent": os.getpid(),
         }
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
+        environment = inherited(os.environ)
         environment.update(
             OMP_NUM_THREADS="1",
             GLOO_SOCKET_IFNAME=seat.interface,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ringfence
+from ringfence.runtime import plane
 
 _PACKAGES = ("ringfence", "torch", "cryptography", "pyOpenSSL", "transformers")
 _CODE = (".py", ".c", ".h", ".cpp", ".so")  # what is compiled counts too
@@ -30,6 +31,7 @@ def facts() -> dict[str, Any]:
         "openssl": _openssl(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "source": source_digest(),
+        **({} if plane.is_compiled() else {"data_plane": "python"}),  # its samples never stand beside compiled ones
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ringfence.bench.names import STAGES
 from ringfence.errors import ConfigurationError
-from ringfence.runtime import core
+from ringfence.runtime import core, plane
 from ringfence.runtime.engine import Engine
 from ringfence.session import Session
 
@@ -27,9 +27,7 @@ class Stages:
 
     def __init__(self, network: Any) -> None:
         if not core.COMPILED:
-            raise ConfigurationError(
-                "a profile needs the compiled data plane, which this installation does not have or RINGFENCE_CORE excludes"
-            )
+            raise ConfigurationError(f"a profile needs the compiled data plane; {plane.why_not()}")
         self._waited = 0
         self._poll = network.poll
         network.poll = self._timed_poll  # the loop polls this very object

@@ -30,9 +30,10 @@ def machine_lines(facts: Mapping[str, Any]) -> list[str]:
     """The machine and what is installed on it."""
     caches = ", ".join(f"{name} {size}" for name, size in facts["caches"].items())
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    slow = f"; data plane in {facts['data_plane'].title()}" if "data_plane" in facts else ""
     return [
         f"{facts['cpu']}, {facts['cores']} cores ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}",
-        f"Python {facts['python']}, {versions}, {facts['openssl']}; source {facts['source']}",
+        f"Python {facts['python']}, {versions}, {facts['openssl']}; source {facts['source']}{slow}",
     ]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringfence.bench import names
 from ringfence.bench.units import bytes_of
 from ringfence.cli.bench import interrupt
 from ringfence.errors import ConfigurationError
@@ -203,12 +204,23 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
     from ringfence.study import grid
 
     if options.grid is None:
-        return grid.built_in("quick" if options.quick else "default")
+        return _where_there_are_clocks(grid.built_in("quick" if options.quick else "default"))
     try:
         text = options.grid.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the grid {options.grid}: {error}") from None
-    return grid.read(text, options.grid.name)
+    return _where_there_are_clocks(grid.read(text, options.grid.name))
+
+
+def _where_there_are_clocks(cells: list[Cell]) -> list[Cell]:
+    """Without the profiled contender where it has no clocks to read: all others are worth having."""
+    from ringfence.runtime import plane
+
+    profiled = [cell for cell in cells if names.PROFILED in cell.settings["contenders"]]
+    if not profiled or plane.is_compiled():
+        return cells
+    _say(f"{names.PROFILED} is left out of {len(profiled)} cells: it needs the compiled data plane; {plane.why_not()}")
+    return list({cell.name: cell for cell in (each.without(names.PROFILED) for each in cells)}.values())
 
 
 def _command(options: argparse.Namespace) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -43,6 +43,11 @@ class Cell:
         """Words for people, and a digest of all settings, so that no two cells share a file."""
         digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:8]
         return "-".join([*_words(self.settings), digest])
+
+    def without(self, contender: str) -> Cell:
+        """The same with one contender less, which is another cell."""
+        kept = [name for name in self.settings["contenders"] if name != contender]
+        return replace(self, settings={**self.settings, "contenders": kept})
 
     @property
     def crew(self) -> tuple[int, str, int]:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ringfence.errors import RingfenceError
+from ringfence.settings import inherited
 
 SENTENCE: Final = b"These are weights that nobody but us should read. "  # what the tensor's bytes spell
 ANSWER_SECONDS: Final = 40.0
@@ -39,12 +40,10 @@ class Workers:
         ours, theirs = socket.socketpair()
         ours.settimeout(ANSWER_SECONDS)
         command = [sys.executable, "-m", "ringfence.cli.demo.worker", backend, str(rank), str(store)]
-        # A policy and credentials that the user has set are for the user's runs.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
         with theirs:
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 [*command, str(theirs.fileno())],
-                env={**inherited, "OMP_NUM_THREADS": "1", **extra},
+                env={**inherited(os.environ), "OMP_NUM_THREADS": "1", **extra},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
