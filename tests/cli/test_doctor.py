@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from ringfence import keys
 from ringfence.cli import checks, doctor
+from ringfence.errors import ConfigurationError
+from ringfence.settings import Settings
 from tests.cli.command import ringfence
 
 
@@ -32,7 +38,102 @@ def test_a_ready_machine_is_exit_code_0(secret: Path) -> None:
     assert found["torch"]["value"] == metadata.version("torch")
     assert found["backend"]["good"] is True
     assert found["secret"]["value"] == str(secret)
-    assert set(found["AES-256-GCM"]["value"]) == {"4096", "524288"}
+    assert set(found["AES-256-GCM"]["value"]) == {"4096", str(keys.SEGMENT_BYTES)}
+    assert f"{keys.SEGMENT_BYTES >> 10} KiB segments" in str(found["AES-256-GCM"]["text"])
+    assert found["data plane"]["value"] == "compiled"
+    assert found["settings"]["good"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RINGFENCE_POLICY", ""),
+        ("RINGFENCE_POLICY_FILE", "policy.toml"),
+        ("RINGFENCE_INTERFACE", "nope0"),
+        ("RINGFENCE_PORTS", "abc"),
+        ("RINGFENCE_ADVERTISE", "host"),
+        ("RINGFENCE_RUN_ID", "line\nbreak"),
+        ("RINGFENCE_CERTIFICATE_FILE", "x"),
+        ("RINGFENCE_VCEK_FILE", "x"),
+        ("RINGFENCE_TOKEN_COMMAND", "'"),
+    ],
+)
+def test_what_a_worker_would_refuse_is_found_with_the_workers_words(secret: Path, name: str, value: str) -> None:
+    environ = {"RINGFENCE_SECRET_FILE": str(secret), name: value}
+    with pytest.raises(ConfigurationError) as refused:
+        Settings.from_environment(environ)
+    found = checks.bad(checks.everything(environ, Path("/")))
+    assert [check.text for check in found] == [str(refused.value)]
+    assert found[0].fix
+
+
+def test_settings_that_are_refused_are_exit_code_1(secret: Path) -> None:
+    done = ringfence("doctor", RINGFENCE_SECRET_FILE=str(secret), RINGFENCE_POLICY_FILE="policy.toml")
+    assert done.returncode == 1
+    assert "did you mean RINGFENCE_POLICY?" in done.stdout
+    assert "To repair:\n  change the environment as `settings` says" in done.stdout
+
+
+def test_ports_that_are_used_up_are_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        found = checks.settings({"RINGFENCE_PORTS": str(taken.getsockname()[1])})
+    assert found.good is False
+    assert "cannot listen on ports" in found.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("RINGFENCE_CORE", "fast", "it may be 'compiled' or 'python'"),
+        ("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1", "unset TORCH_DISTRIBUTED_USE_TORCHCOMMS"),
+    ],
+)
+def test_what_a_backend_would_refuse_is_found(secret: Path, name: str, value: str, said: str) -> None:
+    done = ringfence("doctor", RINGFENCE_SECRET_FILE=str(secret), **{name: value})
+    assert done.returncode == 1, done.stdout
+    assert said in done.stdout
+
+
+WITHOUT_COMPILER = """
+import sys
+sys.modules["ringfence.runtime._core"] = None  # as where it was never built
+from ringfence.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_data_plane_that_was_not_compiled_is_named_with_its_repair(secret: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_COMPILER, "doctor", "--json"],
+        env={**environment, "RINGFENCE_SECRET_FILE": str(secret)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = findings(done.stdout)["data plane"]
+    assert done.returncode == 0, done.stdout  # slower, and as safe
+    assert (found["value"], found["good"]) == ("python", None)
+    assert "install a C compiler and Python's headers" in str(found["text"])
+
+
+def test_core_dumps_are_a_note(tmp_path: Path) -> None:
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    pattern = tmp_path / "proc/sys/kernel/core_pattern"
+    pattern.write_text("core\n")
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, before[1]))
+        assert checks.core_dumps(tmp_path) == checks.Check("core dumps", "off", 0)
+        pattern.write_text("|/usr/lib/keeper %P\n")
+        assert "|/usr/lib/keeper" in checks.core_dumps(tmp_path).text
+        pattern.unlink()
+        resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+        found = checks.core_dumps(tmp_path)
+        assert (found.value, found.good) == (before[1], None)
+        assert "`ulimit -c 0`" in found.text
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
 def test_without_a_secret_it_says_how_to_make_one() -> None:

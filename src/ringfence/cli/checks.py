@@ -9,20 +9,25 @@ import operator
 import os
 import platform
 import re
+import resource
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ringfence.errors import RingfenceError
 
-SIZES: Final = (4 * 1024, 512 * 1024)  # a small message; the largest segment
+if TYPE_CHECKING:
+    from ringfence.settings import Settings
+
+SMALL_BYTES: Final = 4 * 1024  # measured beside the largest segment
 MEASURED_SECONDS: Final = 0.15  # for each size
 CPU_FLAGS: Final = ("aes", "vaes", "vpclmulqdq")  # what AES-256-GCM is fast with
 TESTED_TORCH: Final = "2.13"
+AS_IT_SAYS: Final = "change the environment as `settings` says; docs/configuration.md has every variable"
 INSTALL_TORCH: Final = f'python -m pip install "torch=={TESTED_TORCH}.*"'
 TEES: Final = {"tdx": ("Intel TDX", "dev/tdx_guest"), "snp": ("AMD SEV-SNP", "dev/sev-guest")}
 TSM: Final = "sys/kernel/config/tsm/report"
@@ -50,10 +55,13 @@ def everything(environ: Mapping[str, str], root: Path) -> list[Check]:
         package("pyOpenSSL"),
         openssl(),
         backend(environ),
+        data_plane(),
         cores(),
         cpu_flags(root),
         throughput(),
         tee(root),
+        core_dumps(root),
+        settings(environ),
         admission(environ),
     ]
 
@@ -133,6 +141,9 @@ def backend(environ: Mapping[str, str]) -> Check:
     if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         text = "not registered: TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns torch's plug-ins off"
         return Check(name, text, False, False, "unset TORCH_DEVICE_BACKEND_AUTOLOAD")
+    if environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
+        text = "refused: TORCH_DISTRIBUTED_USE_TORCHCOMMS bypasses process groups, and ringfence"
+        return Check(name, text, False, False, "unset TORCH_DISTRIBUTED_USE_TORCHCOMMS")
     try:
         from torch import distributed
     except ImportError as error:
@@ -142,9 +153,23 @@ def backend(environ: Mapping[str, str]) -> Check:
         fix = "python -c 'import torch' shows which plug-in fails: repair or uninstall it"
         return Check(name, f"not registered: importing torch fails ({reason})", False, False, fix)
     if not distributed.is_available() or "ringfence" not in distributed.Backend.backend_list:
-        fix = "python -m pip install --force-reinstall --no-deps ringfence"
+        fix = "in a clone of ringfence: python -m pip install --force-reinstall --no-deps ."
         return Check(name, 'not registered: "import torch" did not find the entry point', False, False, fix)
     return Check(name, 'registered: backend="ringfence" works without an import', True, True)
+
+
+def data_plane() -> Check:
+    """Which one moves the bytes. The one in Python does the same, slower, and nothing else would tell."""
+    name = "data plane"
+    try:
+        from ringfence.runtime import core, plane
+    except RingfenceError as error:
+        return Check(name, str(error), None, False, "unset RINGFENCE_CORE, or install ringfence again")
+    except (ImportError, RuntimeError) as error:  # RuntimeError is what torch raises when a plug-in of it fails
+        return Check(name, f"unknown: torch or cryptography cannot be imported ({error})", None)
+    if core.COMPILED:
+        return Check(name, "compiled", "compiled", True)
+    return Check(name, f"not compiled: {plane.why_not()}", "python")
 
 
 # -- hardware -------------------------------------------------------------------------------------------------------
@@ -181,10 +206,13 @@ def read_cpu_flags(root: Path) -> frozenset[str]:
 def throughput() -> Check:
     """How fast one core seals, measured now with the very call that the data path uses."""
     try:
-        rates = {str(size): round(sealing_rate(size), 2) for size in SIZES}
+        from ringfence.keys import SEGMENT_BYTES
+
+        sizes = (SMALL_BYTES, SEGMENT_BYTES)
+        rates = {str(size): round(sealing_rate(size), 2) for size in sizes}
     except ImportError as error:
         return Check("AES-256-GCM", f"not measured: cryptography cannot be imported ({error})", None)
-    text = ", ".join(f"{rates[str(size)]:.1f} GB/s in {size // 1024} KiB segments" for size in SIZES)
+    text = ", ".join(f"{rates[str(size)]:.1f} GB/s in {size // 1024} KiB segments" for size in sizes)
     return Check("AES-256-GCM", f"{text} (one core)", rates)
 
 
@@ -222,24 +250,76 @@ def tee(root: Path) -> Check:
     return Check("TEE", "none found: policies that ask for tdx or snp cannot be met here", None)
 
 
+def core_dumps(root: Path) -> Check:
+    """A dump is a worker's memory. Whether a machine makes one is its owner's to decide, so this is a note."""
+    limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
+    try:
+        pattern = (root / "proc/sys/kernel/core_pattern").read_text().strip()
+    except OSError:
+        pattern = ""
+    if pattern.startswith("|"):  # core(5): what reads from a pipe is started whatever the limit is
+        text = f"a program gets them, whatever the limit: {pattern.split()[0]} (sysctl kernel.core_pattern)"
+    elif limit:
+        size = "unlimited" if limit == resource.RLIM_INFINITY else f"up to {limit} bytes"
+        text = f"on ({size}); `ulimit -c 0` switches them off"
+    else:
+        return Check("core dumps", "off", limit)
+    return Check("core dumps", f"{text}: a worker that crashes leaves its keys in one", limit)
+
+
 # -- configuration --------------------------------------------------------------------------------------------------
+
+
+def settings(environ: Mapping[str, str]) -> Check:
+    """Whether a worker started from here would take its settings and find a port, by the very calls that it makes."""
+    name = "settings"
+    try:
+        from ringfence.join.listener import listen
+        from ringfence.settings import Settings, format_address
+
+        found = Settings.without_credentials(environ)
+        with listen(found) as listener:
+            address = found.link_address(listener.getsockname()[:2])
+    except (ImportError, RingfenceError) as error:
+        return Check(name, str(error), None, False, AS_IT_SAYS)
+    where = format_address(address) if found.ports or found.advertise else f"any port of {found.host}"
+    return Check(name, f"run {found.run_id}, generation {found.generation}, {where}", found.run_id, True)
 
 
 def admission(environ: Mapping[str, str]) -> Check:
     """Whether a worker started from here has what its policy asks for; without a policy, the secret."""
-    path = environ.get("RINGFENCE_POLICY", "")
-    if not path:
-        return secret_file(environ)
+    path = environ.get("RINGFENCE_POLICY")
+    if path is None:
+        return _by_secret(environ)
     try:
         from ringfence.join.policy import policy_of
-        from ringfence.settings import Settings
 
-        policy, prover = policy_of(Settings.from_environment(environ))
+        policy, prover = policy_of(_credentials(environ))
     except (ImportError, RingfenceError) as error:
-        return Check("policy", str(error), None, False, f"ringfence policy check {path}")
+        fix = f"ringfence policy check {path}" if path else "unset RINGFENCE_POLICY, or name the policy file in it"
+        return Check("policy", str(error), None, False, fix)
     shown = next(each.name for each in policy.verifiers if each.kind == prover.kind)
     digest = policy.digest[:8].hex()
     return Check("policy", f"{path} (digest {digest}): this worker shows {shown}", digest, True)
+
+
+def _by_secret(environ: Mapping[str, str]) -> Check:
+    """The secret; and no other credential, which without a policy a worker refuses."""
+    found = secret_file(environ)
+    if not found.good:
+        return found
+    try:
+        _credentials(environ)
+    except RingfenceError as error:
+        return Check("credentials", str(error), None, False, "set RINGFENCE_POLICY, or unset what it would ask for")
+    return found
+
+
+def _credentials(environ: Mapping[str, str]) -> Settings:
+    """Without what `settings` looks at, so that one mistake is one finding."""
+    from ringfence.settings import CREDENTIALS, Settings
+
+    return Settings.from_environment({name: environ[name] for name in CREDENTIALS if name in environ})
 
 
 def secret_file(environ: Mapping[str, str]) -> Check:
