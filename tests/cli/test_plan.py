@@ -179,10 +179,17 @@ def test_a_schedule_that_is_asked_for_is_said_not_to_be_built() -> None:
         (["--bucket-cap-mb", "inf"], "finite"),
         (["--bucket-cap-mb", "nan"], "finite"),
         (["--chart", "scale.doc"], ".svg or .png"),
+        (["--chart", "nowhere/scale.svg"], "in a folder that is there"),
+        (["--chart", "taken.svg"], "taken.svg exists, and is not overwritten: name a new file with --chart"),
+        (["--chart", "scale.svg"], 'pip install "matplotlib>=3.10"'),
         (["calibrate", "--study", "nowhere"], "ringfence study"),
+        (["calibrate", "--study", "nowhere", "--to", "nowhere/here.toml"], "in a folder that is there"),
+        (["calibrate", "--study", "nowhere", "--to", "taken.svg"], "name a new file with --to"),
     ],
 )
 def test_mistakes_are_told_with_a_way_out(arguments: list[str], says: str, tmp_path: Path) -> None:
+    (tmp_path / "taken.svg").write_text("mine")
     done = bare("plan", *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
+    assert (tmp_path / "taken.svg").read_text() == "mine"

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import plan_checks, plan_views
+from ringfence.cli import plan_chart, plan_checks, plan_views
 from ringfence.errors import ConfigurationError
 from ringfence.plan import hardware, models
 
@@ -51,7 +51,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_question(parser)
     _add_hardware(parser)
     parser.add_argument("--sweep", action="store_true", help="2 to 16,384 workers")
-    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the sweep as .svg or .png (needs matplotlib)")
+    parser.add_argument(
+        "--chart", type=Path, metavar="FILE", help="draw the sweep as a new .svg or .png (needs matplotlib)"
+    )
     _add_json(parser)
     parser.set_defaults(run=run_plan)
     others = parser.add_subparsers(title="more", metavar="WHAT")
@@ -106,7 +108,9 @@ def _add_study(others: _SubParsersAction[argparse.ArgumentParser]) -> None:
         parser.add_argument("--study", type=Path, default=Path("study-results"), metavar="DIR", help="its folder")
         parser.add_argument("--cores", type=_count, metavar="N", help="if the study does not say how many it had")
         _add_json(parser)
-    calibrate.add_argument("--to", type=Path, default=Path("here.toml"), metavar="FILE", help="default: here.toml")
+    calibrate.add_argument(
+        "--to", type=Path, default=Path("here.toml"), metavar="FILE", help="a new file; default: here.toml"
+    )
     calibrate.set_defaults(run=run_calibrate)
     validate.add_argument("--seed", type=int, default=0, metavar="N", help="deals the cells into halves; default: 0")
     validate.set_defaults(run=run_validate)
@@ -117,13 +121,15 @@ def run_plan(options: argparse.Namespace) -> int:
     from ringfence.plan.recommend import plan, sweep
 
     profile, question = find_hardware(options.hardware), _question(options)
-    if options.chart is not None and options.chart.suffix not in (".svg", ".png"):
-        raise ConfigurationError(f"--chart draws .svg or .png, not {options.chart.suffix or 'a file without ending'}")
+    if options.chart is not None:
+        if options.chart.suffix not in (".svg", ".png"):
+            ending = options.chart.suffix or "a file without ending"
+            raise ConfigurationError(f"--chart draws .svg or .png, not {ending}")
+        _check_new(options.chart, "--chart")
+        plan_chart.need_matplotlib()
     plans = sweep(profile, question) if options.sweep or options.chart else [plan(profile, question)]
     if options.chart is not None:
-        from ringfence.cli.plan_chart import draw
-
-        draw(profile, plans, options.chart)
+        plan_chart.draw(profile, plans, options.chart)
     if options.json:
         print(json.dumps(plan_views.plans_json(profile, plans), indent=2))
     elif options.sweep or options.chart:
@@ -158,9 +164,15 @@ def run_calibrate(options: argparse.Namespace) -> int:
     """Fit a profile to a study and write it to a file."""
     from ringfence.plan.calibrate import calibrate
 
+    _check_new(options.to, "--to")
     rows, cores, date = read_study(options.study, options.cores)
     profile = calibrate(rows, cores)
-    options.to.write_text(hardware.dump(profile, f"ringfence plan calibrate, {len(rows)} rows of a study", date))
+    text = hardware.dump(profile, f"ringfence plan calibrate, {len(rows)} rows of a study", date)
+    try:
+        with options.to.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {options.to}: {error.strerror}") from error
     if options.json:
         print(json.dumps(plan_views.profile_json(profile), indent=2))
     else:
@@ -225,6 +237,14 @@ def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], i
         )
     found = cores or int(study.facts.get("cores") or os.cpu_count() or 1)
     return [dict(row) for row in study.rows], found, runs[-1].date[:10]
+
+
+def _check_new(path: Path, option: str) -> None:
+    """What exists is kept; a place that cannot be written to is told before the work, not after it."""
+    if os.path.lexists(path):
+        raise ConfigurationError(f"{path} exists, and is not overwritten: name a new file with {option}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"cannot write {path}: name a file in a folder that is there and yours with {option}")
 
 
 def _question(options: argparse.Namespace) -> Question:

@@ -21,12 +21,18 @@ _LOOKS = {
 }
 
 
+def need_matplotlib() -> None:
+    """Asked before a sweep, which takes seconds."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigurationError('--chart needs matplotlib: python -m pip install "matplotlib>=3.10"') from None
+
+
 def draw(profile: Hardware, plans: Sequence[Plan], path: Path) -> None:
     """Write the picture to `path`, whose ending says in which format."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigurationError('--chart needs matplotlib: python -m pip install "ringfence[figures]"') from None
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -47,5 +53,9 @@ def draw(profile: Hardware, plans: Sequence[Plan], path: Path) -> None:
         axis.set_title(f"{question.model.name}, {question.samples} samples a worker\n{profile.title}", fontsize=10)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=9)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
-        pyplot.close(figure)
+        try:
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+        finally:
+            pyplot.close(figure)
