@@ -98,7 +98,7 @@ def test_what_goes_wrong_is_named(driver: Driver, name: str, code: object, reaso
 
 def test_without_the_bindings_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(ConfigurationError, match=r"install `ringfence\[gpu\]`"):
+    with pytest.raises(ConfigurationError, match=r"pip install \"nvidia-ml-py>=13\""):
         nvml.load()
 
 

@@ -429,7 +429,7 @@ def test_without_dcap_qvl_a_judge_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("ConfigurationError to judge TDX quotes, dcap-qvl is needed")
-    assert 'pip install "ringfence[tdx]"' in done.stdout, done.stderr
+    assert 'pip install "dcap-qvl>=0.7,<0.8"' in done.stdout, done.stderr
 
 
 def test_a_panic_of_the_library_is_a_refusal_and_an_interrupt_is_not() -> None:

@@ -22,7 +22,7 @@ COLLECT = """\
 Ask this machine for evidence, as a worker does when it is admitted, and write it to a file.
 
 Without --kind it is what this machine is: a TDX or an SEV-SNP guest. The evidence is about 64 bytes; without
---report-data they are random. Needs root, a confidential VM and Linux 6.7 or later; for GPUs `ringfence[gpu]`.
+--report-data they are random. Needs root, a confidential VM and Linux 6.7 or later; for GPUs nvidia-ml-py.
 """
 
 COLLECT_EXAMPLES = """\

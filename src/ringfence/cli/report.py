@@ -25,7 +25,7 @@ examples:
   ringfence report --study site-a --out site-a-report
   ringfence report --json                which files were written, and what is missing
 
-needs matplotlib: pip install "ringfence[figures]"
+needs matplotlib: python -m pip install "matplotlib>=3.10"
 """
 
 

@@ -238,7 +238,7 @@ def _need_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise ConfigurationError('studies are kept as Parquet: python -m pip install "ringfence[study]"') from None
+        raise ConfigurationError('studies are kept as Parquet: python -m pip install "pyarrow>=20"') from None
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------

@@ -49,7 +49,9 @@ def load() -> Library:
     try:
         return cast(Library, importlib.import_module("pynvml"))
     except ImportError:
-        raise ConfigurationError("to ask GPUs for evidence, install `ringfence[gpu]` (nvidia-ml-py)") from None
+        raise ConfigurationError(
+            'to ask GPUs for evidence, nvidia-ml-py is needed: python -m pip install "nvidia-ml-py>=13"'
+        ) from None
 
 
 def count(library: Library) -> int:

@@ -57,7 +57,9 @@ def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: Non
     try:
         from ringfence.report.drawing import draw  # late: the rest of the package needs no matplotlib
     except ImportError as error:
-        raise ConfigurationError(f'pictures need matplotlib ({error}): pip install "ringfence[figures]"') from error
+        raise ConfigurationError(
+            f'pictures need matplotlib ({error}): python -m pip install "matplotlib>=3.10"'
+        ) from error
     figures = figures_of(found, say)
     drawn = [figure for figure in figures if isinstance(figure, Figure)]
     folder = target / FIGURES

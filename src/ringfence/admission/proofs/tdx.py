@@ -214,7 +214,7 @@ def load_library() -> Any:
         import dcap_qvl
     except ImportError as error:
         raise ConfigurationError(
-            f'to judge TDX quotes, dcap-qvl is needed ({error}): python -m pip install "ringfence[tdx]"'
+            f'to judge TDX quotes, dcap-qvl is needed ({error}): python -m pip install "dcap-qvl>=0.7,<0.8"'
         ) from None
     return dcap_qvl
 
