@@ -112,7 +112,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         """The first group's end is the session's; another group only closes its own links."""
         if self._owns_session:
             self._session.leave()
-        elif self._added.made and not self._session.left:
+        elif not self._session.left:  # also if nothing has reached it: what still comes is refused
             self._loop.ask(lambda: self._session.engine.remove_group(self._added.get()))
             self._loop.wake()
 
@@ -201,10 +201,6 @@ class _Lazy:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._group: Any = None
-
-    @property
-    def made(self) -> bool:
-        return self._group is not None
 
     def get(self) -> Any:
         if self._group is None:

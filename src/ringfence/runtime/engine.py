@@ -167,6 +167,9 @@ class Engine:
         if self.failure is not None:
             operation.finish(self.failure)
             return False
+        if group.removed:
+            operation.finish(ProtocolError(f"group {group.name!r} was destroyed: make a new one"))
+            return False
         self.unfinished[operation] = None
         self._soonest = min(self._soonest, operation.deadline)
         return True
