@@ -173,6 +173,18 @@ def test_named_recvs_come_before_those_from_any_source() -> None:
     assert fine(*moves) and torch.equal(named, filled(1)) and torch.equal(anyone, filled(2))
 
 
+@pytest.mark.parametrize("posted", ["before", "after"])
+def test_a_recv_from_any_source_hears_that_all_who_could_send_have_left(posted: str) -> None:
+    world = World(3)
+    pending = [recv(world, 0, None, blank(), 5)] if posted == "before" else []
+    for leaver in (1, 2):
+        assert world.engines[0].failure is None
+        world.engines[leaver].leave()
+        world.run(pending)
+    pending = pending or [recv(world, 0, None, blank(), 5)]
+    assert isinstance(pending[0].error, PeerLostError) and "nobody is left" in str(pending[0].error)
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 

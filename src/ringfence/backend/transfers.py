@@ -55,7 +55,12 @@ class TransferMethods(GroupBase):
     def _transfer(self, memory: torch.Tensor, tag: int, keep: Any, deadline: float | None = None) -> Transfer:
         call = Call(POINT_TO_POINT, dtype=dtype_code(memory.dtype), elements=memory.numel(), tag=tag)
         (view,) = parts_of(None, Buffer.DATA, [memory])
-        return Transfer(call, self._deadline(None) if deadline is None else deadline, (keep, memory), view)
+        transfer = Transfer(call, float("inf") if deadline is None else deadline, (keep, memory), view)
+        if (
+            deadline is None
+        ):  # as with Gloo, the time begins when somebody waits: a recv may be posted long before its send
+            transfer.patience = self._timeout.total_seconds()
+        return transfer
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names who did not come: rank 0 hears every rank, then lets all go."""

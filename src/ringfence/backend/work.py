@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,6 +75,8 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
     def wait(self, timeout: timedelta | None = None) -> bool:
         seconds = timeout.total_seconds() if timeout else 0.0
         limit = time.monotonic() + seconds if seconds > 0 else float("inf")
+        if limit == float("inf"):
+            self._begin_to_wait()
         for operation in self._operations:
             if not self._loop.wait(operation, limit - time.monotonic()):
                 raise CollectiveTimeoutError(f"{operation.describe()} is not finished after {seconds} s")
@@ -81,8 +84,21 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
                 raise fresh(operation.error)
         return True
 
+    def _begin_to_wait(self) -> bool:
+        """From now on the time of sends and recvs counts. Whether there are any whose time did not."""
+        engine = self._loop.engine
+        begun = False
+        for operation in self._operations:
+            if operation.patience < float("inf") and not operation.done:
+                deadline, operation.patience = engine.clock() + operation.patience, float("inf")
+                self._loop.ask(partial(engine.limit, operation, deadline))
+                begun = True
+        return begun
+
     def get_future(self) -> Any:
         if self._future is None:
+            if self._begin_to_wait():
+                self._loop.wake()
             if _futures.is_current():
                 self._settle()
             self._future = self._make_future()

@@ -174,6 +174,11 @@ class Engine:
         self._soonest = min(self._soonest, operation.deadline)
         return True
 
+    def limit(self, operation: Operation, deadline: float) -> None:
+        """Somebody waits for an operation that had all the time in the world."""
+        operation.deadline = min(operation.deadline, deadline)
+        self._soonest = min(self._soonest, operation.deadline)
+
     def finish(self, operation: Operation) -> None:
         if self.unfinished.pop(operation, self) is None:
             operation.finish()
@@ -353,6 +358,7 @@ class Engine:
             for link in group.waiting_for():
                 if link.worker == worker and not link.open:
                     self.fail(PeerLostError(f"worker {worker} left the run and is still needed"), worker)
+            self._guard(group.postbox.expect_senders, worker)
 
     def leave(self) -> None:
         """Say goodbye to everybody and close everything."""

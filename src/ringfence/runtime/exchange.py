@@ -309,6 +309,16 @@ class Postbox:
         self._any.setdefault(tag, deque()).append(transfer)
         for link in self._receivers.values():
             self.match_any(link, tag)
+        self.expect_senders()
+
+    def expect_senders(self) -> None:
+        """A recv from any source needs somebody who could send. Who left has nothing on its way: it would have been asked."""
+        waiting = next((queue[0] for queue in self._any.values() if queue), None)
+        others = {*self._group.ranks} - {self._engine.rank}
+        if waiting is not None and others <= self._engine.departed:
+            raise PeerLostError(
+                f"{waiting.describe()} takes any source, and nobody is left in group {self._group.name!r} to send"
+            )
 
     def receiver(self, peer: int) -> Exchange:
         link = self._receivers.get(peer)

@@ -87,6 +87,7 @@ class Operation:
         "error",
         "group",
         "keep",
+        "patience",
         "sequence",
         "source",
     )
@@ -94,6 +95,7 @@ class Operation:
     def __init__(self, call: Call, deadline: float, keep: Any = None) -> None:
         self.call = call
         self.deadline = deadline
+        self.patience = float("inf")  # seconds that whoever waits for it gives it, where it has no deadline before that
         self.keep = keep  # the tensors behind the memory, alive until the end
         self.group: Any = None
         self.sequence = 0

@@ -1,0 +1,61 @@
+"""When the time of a send or a recv begins: not when it is posted, but when somebody waits for it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.pool import Failure, Pool
+
+SECONDS = 1.0  # of the group
+
+
+def outlast(seconds: float) -> None:
+    """Let time pass, in a wait for what never comes."""
+    store = dist.distributed_c10d._get_default_store()
+    with pytest.raises(RuntimeError, match="Wait timeout"):
+        store.wait(["what nobody sets"], timedelta(seconds=seconds))
+
+
+def posted_early() -> tuple[float, int]:
+    group = dist.new_group(timeout=timedelta(seconds=SECONDS))
+    dist.all_reduce(torch.ones(1), group=group)
+    tensor = torch.zeros(3)
+    early = []
+    if dist.get_rank() == 1:
+        early = [dist.irecv(tensor, 0, group, tag=1), dist.isend(torch.full((3,), 2.0), 0, group, tag=2)]
+    outlast(1.5 * SECONDS)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(3), 1, group, tag=1)
+        dist.recv(tensor, 1, group, tag=2)
+    for work in early:
+        work.wait()
+    total = torch.tensor([dist.get_rank()])
+    dist.all_reduce(total)
+    return tensor[0].item(), int(total.item())
+
+
+def test_what_is_posted_long_before_its_other_end_is_delivered(pool: Pool, backend: str) -> None:
+    assert pool.check(posted_early, 2, backend, renew=True) == [(2.0, 1), (1.0, 1)]
+
+
+def waited_for(how: str) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=SECONDS))
+    dist.all_reduce(torch.ones(1), group=group)
+    work = dist.irecv(torch.zeros(3), 1 - dist.get_rank(), group)
+    work.wait() if how == "wait" else work.get_future().wait()
+
+
+def test_the_time_of_one_that_is_waited_for_runs_out(pool: Pool, backend: str) -> None:
+    for result in pool.run(waited_for, 2, backend, ("wait",), timeout=30):
+        assert isinstance(result, Failure) and result.type not in ("Hang", "Death")
+
+
+def test_whoever_asks_for_the_future_waits(pool: Pool) -> None:
+    # Not on Gloo, whose sends and recvs have no future.
+    for result in pool.run(waited_for, 2, "ringfence", ("future",), timeout=30):
+        assert isinstance(result, Failure) and "did not finish within its timeout" in result.message
