@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import re
+import resource
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from ringfence.transport.tcp import TcpNetwork
 _log = logging.getLogger("ringfence")
 
 _GOODBYE_SECONDS = 60.0  # for slow peers to take what is still written; a lost one ends it at once
+_OPEN_FILES = 1 << 16  # of a worker in a large world, if the system allows it; by default many give 1024
 _DYNAMIC_RENDEZVOUS = re.compile(r"--standalone|--rdzv[-_]backend[= ](?!static)")
 
 
@@ -40,6 +42,7 @@ class Session:
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
         settings = Settings.from_environment(os.environ)
         _warn_of_open_rendezvous()
+        _raise_limit_of_files()
         listener = listen(settings)
         try:
             address = settings.link_address(listener.getsockname()[:2])
@@ -123,6 +126,15 @@ def _warn_of_a_run_without_a_name(run_id: str, hosts: set[str]) -> None:
             "such run of the same secret or policy. Set RINGFENCE_RUN_ID, or torchrun's --rdzv-id, to a name for each run.",
             run_id,
         )
+
+
+def _raise_limit_of_files() -> None:
+    """Every link is a descriptor, and a worker may have several to each other one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the limit is what it was
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _warn_of_open_rendezvous() -> None:

@@ -7,6 +7,7 @@ edges, on every other worker.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import deque
@@ -153,6 +154,8 @@ class Engine:
                 group.submit(operation)
             except RingfenceError as error:
                 self.fail(error)
+            except OSError as error:
+                self.cannot(error)
 
     def send(self, group: Group, transfer: Transfer, peer: int) -> None:
         if self._accepts(group, transfer):
@@ -205,7 +208,7 @@ class Engine:
                 self.fail(error, link.worker)
             except OSError as error:
                 if link.worker < 0:
-                    self.fail(RingfenceError(f"worker {self.rank}: {error}"), self.rank)
+                    self.cannot(error)
                 else:
                     self._broken(link, error)
             except (KeyboardInterrupt, SystemExit):
@@ -220,6 +223,13 @@ class Engine:
             work()
         except RingfenceError as error:
             self.fail(error, worker)
+        except OSError as error:
+            self.cannot(error)
+
+    def cannot(self, error: OSError) -> None:
+        """This machine refuses what the run needs, such as one more socket: nobody else's fault, and the end of it."""
+        advice = ". Raise the limit of open files (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        self.fail(RingfenceError(f"worker {self.rank}: {error.strerror or error}{advice}"), self.rank)
 
     def _broken(self, link: Any, error: OSError) -> None:
         self.suspect(link.worker, f"the connection to worker {link.worker} failed: {error.strerror or error}")

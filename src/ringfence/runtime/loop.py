@@ -80,7 +80,7 @@ class Loop:
         self._waker = _Waker()
         self._haste = Haste()
         network.watch_readable(self._waker.descriptor, self._waker)
-        network.serve(engine.gate.accept)
+        network.serve(engine.gate.accept, engine.cannot)
         for edge in edges:
             handler = _EdgeHandler(engine, edge)
             network.watch(edge, handler)

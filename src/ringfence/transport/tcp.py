@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 _ACCEPTS = 32
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # asking again would be answered the same
 _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -48,10 +50,11 @@ class TcpNetwork:
         self._handlers: dict[int, Handler] = {}
         self._homes: dict[int, select.epoll] = {}
         self._accept: Callable[[socket.socket, str], None] | None = None
+        self._exhausted: Callable[[OSError], None] | None = None
 
-    def serve(self, accept: Callable[[socket.socket, str], None]) -> None:
-        """Hand every connection that is dialled to `accept`."""
-        self._accept = accept
+    def serve(self, accept: Callable[[socket.socket, str], None], exhausted: Callable[[OSError], None]) -> None:
+        """Hand every connection that is dialled to `accept`; tell `exhausted` if this process can take no more."""
+        self._accept, self._exhausted = accept, exhausted
         self._service.register(self._listener.fileno(), select.EPOLLIN)
 
     def dial(self, link: Any) -> None:
@@ -112,12 +115,15 @@ class TcpNetwork:
             handler.notify(bool(events & _READABLE), bool(events & _WRITABLE), bool(events & _ENDED))
 
     def _accept_all(self) -> None:
-        assert self._accept is not None
+        assert self._accept is not None and self._exhausted is not None
         for _ in range(_ACCEPTS):  # a flood must not keep the links waiting; the listener is asked again
             try:
                 stream, address = self._listener.accept()
-            except OSError:
-                return  # nobody left, out of descriptors, or the dialler is gone already: none is the run's end
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._service.unregister(self._listener.fileno())  # or it would be reported again, without end
+                    self._exhausted(error)
+                return  # otherwise nobody is left, or the dialler is gone already: neither is the run's end
             stream.setblocking(False)
             tune(stream)
             self._accept(stream, address[0])
