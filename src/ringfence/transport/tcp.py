@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ringfence.errors import PeerLostError
+
 _ACCEPTS = 32
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # asking again would be answered the same
 _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
@@ -31,6 +33,16 @@ def tune(stream: socket.socket) -> None:
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
+def resolve(host: str, port: int) -> tuple[int, Any]:
+    """The first address of a name, of whatever family, as `socket` and `connect` take it. The resolver may be slow."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PeerLostError(f"{host} does not resolve on this machine ({reason})") from error
+    return family, address
+
+
 class TcpNetwork:
     """Connections to the rostered addresses, and from whoever dials the listener.
 
@@ -47,6 +59,7 @@ class TcpNetwork:
         self._idle.register(self._service.fileno(), select.EPOLLIN)
         self._listener = listener
         self._addresses = addresses
+        self._resolved: dict[int, tuple[int, Any]] = {}  # worker: its address, as this machine knows it
         self._handlers: dict[int, Handler] = {}
         self._homes: dict[int, select.epoll] = {}
         self._accept: Callable[[socket.socket, str], None] | None = None
@@ -58,13 +71,25 @@ class TcpNetwork:
         self._service.register(self._listener.fileno(), select.EPOLLIN)
 
     def dial(self, link: Any) -> None:
-        host, port = self._addresses[link.worker]
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family, address = self._address_of(link.worker)
         stream = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         tune(stream)
         link.stream = stream
-        stream.connect_ex((host, port))  # what became of it shows at the first write
+        stream.connect_ex(address)  # what became of it shows at the first write
         self.watch(stream, link)
+
+    def _address_of(self, worker: int) -> tuple[int, Any]:
+        """The resolver is asked once, because it holds up whoever drives."""
+        known = self._resolved.get(worker)
+        if known is None:
+            try:
+                known = self._resolved[worker] = resolve(*self._addresses[worker])
+            except PeerLostError as error:
+                raise PeerLostError(
+                    f"worker {worker} cannot be dialled: {error}; set RINGFENCE_ADVERTISE there to an address, or to a "
+                    "name that every worker can resolve"
+                ) from error
+        return known
 
     def watch(self, stream: Any, handler: Handler) -> None:
         """Tell `handler` of every change, from now on."""
