@@ -16,15 +16,19 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry
+from ringfence.admission.handshake import Refusal
+from ringfence.admission.messages import Reason
 from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.join import Membership, join, listen
+from ringfence.join import Membership, climb, join, listen
 from ringfence.join.climb import _Climb
+from ringfence.join.parent import AddressBook, Search
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
+from tests.pure.admission_samples import worker
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -126,6 +130,64 @@ def test_a_worker_without_its_parent_says_so() -> None:
     world.start([1])
     error = world.error(1)
     assert "rank 1 did not get to its parent, rank 0: it has not published an address" in error
+
+
+def test_a_worker_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Two generations of one run: each looks for the other in a place of its own, until the deadline."""
+    monkeypatch.setattr(climb, "FIRST_WARNING", 0.3)
+    monkeypatch.setattr(climb, "NEXT_WARNING", 0.3)
+    world = World(2, timeout=1.0)
+    world.start([0, 1], {1: replace(Settings(SECRET), generation="1")})
+    errors = [world.error(rank) for rank in (0, 1)]
+    said = [each.getMessage() for each in caplog.records]
+    parent = [text for text in said if text.startswith("run 'none', generation 0, has not formed after 0 of 1 s; ")]
+    child = [text for text in said if text.startswith("run 'none', generation 1, has not formed after 0 of 1 s; ")]
+    assert len(parent) > 0
+    assert len(child) > 0
+    assert len(said) in (4, 5, 6), "it is said again, and not all the time"
+    _, (host, port) = world.store.wait_for_address()
+    for text in (parent[0], errors[0]):
+        assert "1 of 2 workers are missing: rank 1" in text
+        assert f"rank 0 itself is at {host}:{port}" in text
+    for text in (child[0], errors[1]):
+        assert "rank 1 did not get to its parent, rank 0: it has not published an address" in text
+        assert "rank 1 itself is at 127.0.0.1:30001" in text
+    for text in (*said, *errors):
+        assert "RINGFENCE_RUN_ID and RINGFENCE_GENERATION" in text
+
+
+def test_a_worker_that_has_its_neighbours_leaves_it_to_others_to_say_who_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(climb, "FIRST_WARNING", 1.0)
+    with World(3, timeout=2.0) as world:
+        world.start([0, 1])
+        world.finish()
+    said = [each.getMessage() for each in caplog.records]
+    assert len(said) == 1
+    assert "1 of 3 workers are missing: rank 2" in said[0]
+    assert "rank 0 itself is at" in said[0]
+
+
+def test_an_address_that_refuses_is_named_with_the_trouble() -> None:
+    store = MemoryStore()
+    with listen(Settings(SECRET)) as probe:
+        address = probe.getsockname()[:2]
+    AddressBook(store, worker(0, 2, run_id="none", generation="0").entry).publish(address)
+    world = World(2, timeout=0.5, store=store)
+    world.start([1])
+    assert f"rank 1 did not get to its parent, rank 0: 127.0.0.1:{address[1]}: Connection refused" in world.error(1)
+
+
+def test_a_refusal_is_final_if_it_lasts_without_a_break() -> None:
+    refusal = Refusal(Reason.PROOF, "no", by_peer=True, same_run=True)
+    search = Search(AddressBook(MemoryStore(), worker(1, 2).entry), 1, 0, 0.0)
+    search.retry(0.0, "refused", refusal)
+    search.retry(5.0, "Connection refused")
+    search.retry(10.0, "refused", refusal)  # not two refusals in a row: the first may have been a stranger's
+    search.retry(12.0, "refused", refusal)
+    with pytest.raises(AdmissionError, match="rank 1 was not admitted by its parent, rank 0: refused"):
+        search.retry(13.0, "refused", refusal)
 
 
 def test_another_secret_is_refused_within_seconds_and_both_sides_say_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,12 +3,15 @@
     membership.py  what a worker comes back with
     climb.py       the loop: one selectors loop in the calling thread does all of it
     listener.py    where others reach this worker
+    beside.py      what may block, out of the loop's way: the store, the resolver, devices and services
     collect.py     this worker's own evidence, which may take a while
     parent.py      where the parent is, when to try again, when to give up
+    waiting.py     what a join waits for, in words
     peer.py        one connection, from stranger to neighbour
 
 What the store says is only where to try: an address in it may be old, wrong or hostile. Who answers there is settled by
-admission, and nobody who fails it can end the join.
+admission. Who fails it costs an attempt and gets nothing. Only who answers for the parent itself, and keeps failing or
+refusing for some seconds without a break, ends the join: a store can do that by the address it names, as it can by naming none.
 """
 
 from __future__ import annotations

@@ -25,20 +25,21 @@ from ringfence.admission.policy import SIGNING_KINDS, Policy, Prover
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, ConfigurationError, EvidenceError, PeerLostError, ProtocolError
+from ringfence.join.beside import Beside
 from ringfence.join.collect import Collector, Outcome, attempt
 from ringfence.join.listener import listen
 from ringfence.join.membership import Membership
-from ringfence.join.parent import AddressBook, Search, Store
+from ringfence.join.parent import AddressBook, Place, Search, Store
 from ringfence.join.peer import Peer
 from ringfence.join.policy import policy_of
-from ringfence.settings import Settings, format_address
+from ringfence.join.waiting import FIRST_WARNING, NEXT_WARNING, explain
+from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 
 _log = logging.getLogger(__name__)
 
 _SUITES: Final = (keys.SUITE_AES_256_GCM,)
 _REPORT_SECONDS: Final = 1.0
-_NAMED: Final = 16  # ranks in an error
 # While the roster goes down nobody is listened to: what they say is about a roster that is not judged yet. After the go,
 # what follows on a connection is the control plane's.
 _DEAF: Final = (Phase.CHECK, Phase.GO)
@@ -97,12 +98,16 @@ class _Climb:
         self._selector = selectors.DefaultSelector()
         self._collector = Collector(self._prover)
         self._selector.register(self._collector, selectors.EVENT_READ, self._collector)
+        self._beside: Beside[Place | str | None] = Beside()  # the store and the resolver, which may fall silent
+        self._selector.register(self._beside, selectors.EVENT_READ, self._beside)
         self._takes_time = not set(self._policy.kinds) <= SIGNING_KINDS
         self._listener: socket.socket | None = None
         self._strangers: list[Peer] = []  # the oldest first
         self._dialled: Peer | None = None  # the parent to be, a stranger too
         self._edges: dict[int, Peer] = {}
+        self._address = (entry.host, entry.port)  # where others reach this worker
         self._report_at = now + _REPORT_SECONDS
+        self._warn_at = now + FIRST_WARNING
         self._refused: dict[int, str] = {}  # claimed rank: why; our own: why there was no proof to show
         self._failure: Failure | None = None
         self._judged_at: float | None = None  # the first neighbour
@@ -129,24 +134,27 @@ class _Climb:
         while self._tree.phase is not Phase.GO or any(peer.stream.wants_write for peer in self._edges.values()):
             now = time.monotonic()
             if now >= self._deadline:
-                raise AdmissionError(self._late())
+                raise AdmissionError(self._late(now))
             self._expire(now)
             self._dial_if_due(now)
             self._report_if_due(now)
+            self._warn_if_due(now)
             if self._check_when_passed_on():
                 continue
             self._watch()
             for key, events in self._selector.select(self._pause(now)):
                 if key.data is None:
                     self._accept()
+                elif key.data is self._beside:
+                    self._take_places()
                 elif key.data is self._collector:
                     self._take_evidence()
                 elif key.data in self._strangers or key.data in self._edges.values():
                     self._serve(key.data, events)
 
     def _pause(self, now: float) -> float:
-        moments = [self._deadline, self._report_at, *(peer.expires for peer in self._strangers)]
-        if self._search is not None and self._dialled is None:
+        moments = [self._deadline, self._report_at, self._warn_at, *(peer.expires for peer in self._strangers)]
+        if self._search is not None:
             moments.append(self._search.next_at)
         return max(0.0, min(moments) - now)
 
@@ -264,13 +272,23 @@ class _Climb:
             self._report_at = now + _REPORT_SECONDS
             self._deliver(self._tree.report())
 
+    def _warn_if_due(self, now: float) -> None:
+        """Who has its neighbours leaves it to rank 0 to say who is missing: a thousand workers need not say it."""
+        if now < self._warn_at:
+            return
+        waited, self._warn_at = self._timeout - (self._deadline - now), now + NEXT_WARNING
+        if self._search is not None or self._entry.rank == 0 or not self._children <= self._edges.keys():
+            run = f"run '{self._entry.run_id}', generation {self._entry.generation}"
+            _log.warning("%s, has not formed after %.0f of %g s; %s", run, waited, self._timeout, self._known(now))
+
     # -- strangers --------------------------------------------------------------------------------------------------
 
     def _open_door(self) -> None:
         self._listener = listen(self._settings)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         host, port = self._listener.getsockname()[:2]
-        self._book.publish(self._settings.admission_address((host, port)))
+        self._address = address = self._settings.admission_address((host, port))
+        self._beside.start("ringfence publishes", lambda: self._book.publish(address))
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -336,9 +354,7 @@ class _Climb:
             if rank not in self._refused:  # once: a stranger must not be able to fill a log
                 _log.warning("rank %d, joining, %s", self._entry.rank, text)
             self._refused[rank] = text
-        if peer is self._dialled and self._search is not None:
-            self._search.weigh(time.monotonic(), refusal, text)
-        self._drop(peer, text)
+        self._drop(peer, text, refusal)
 
     def _go_without_proof(self, peer: Peer, error: Exception) -> None:
         """Evidence could not be had just now: a service is down, a device is busy. The next attempt asks again, for a while."""
@@ -362,13 +378,13 @@ class _Climb:
             else:
                 self._drop(peer, f"no answer within {seconds:.0f} s")
 
-    def _drop(self, peer: Peer, reason: str) -> None:
+    def _drop(self, peer: Peer, reason: str, refusal: Refusal | None = None) -> None:
         self._forget(peer)
         self._strangers.remove(peer)
         peer.stream.close()
         if peer is self._dialled and self._search is not None:
             self._dialled = None
-            self._search.retry(time.monotonic(), f"{peer.address}: {reason}")
+            self._search.retry(time.monotonic(), reason if refusal else f"{peer.address}: {reason}", refusal)
 
     def _forget(self, peer: Peer) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -377,22 +393,29 @@ class _Climb:
     # -- the parent -------------------------------------------------------------------------------------------------
 
     def _dial_if_due(self, now: float) -> None:
-        search = self._search
-        if search is None or self._dialled is not None or now < search.next_at:
-            return
-        address = search.address(now)
-        if address is None:
+        if self._search is not None and now >= self._search.next_at:
+            self._search.begin(now)
+            self._beside.start("ringfence looks for its parent", self._search.look)
+
+    def _take_places(self) -> None:
+        """The store has taken this worker's address, or has said where the parent is."""
+        for place in self._beside.finished():
+            if self._search is not None and place is not None:
+                self._search.end()
+                self._dial(self._search, place)
+
+    def _dial(self, search: Search, place: Place | str) -> None:
+        if isinstance(place, str):
+            search.retry(time.monotonic(), place)
             return
         try:
-            family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-            connection = socket.socket(family, kind, protocol)
-        except (OSError, UnicodeError) as error:  # the store may have named anything
-            search.retry(now, f"{format_address(address)}: {getattr(error, 'strerror', None) or error}")
+            connection = socket.socket(place.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as error:  # a family that this machine does not have, no descriptor left
+            search.retry(time.monotonic(), f"{place.text}: {error.strerror}")
             return
-        connection.setblocking(False)
-        self._dialled = self._meet(connection, format_address(address), Role.CHILD, frozenset({search.parent}))
+        self._dialled = self._meet(connection, place.text, Role.CHILD, frozenset({search.parent}))
         self._dialled.connecting = True
-        connection.connect_ex(target)  # how it went is asked when the socket is writable
+        connection.connect_ex(place.address)  # how it went is asked when the socket is writable
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -436,22 +459,11 @@ class _Climb:
             peer.stream.close()
         self._selector.close()
         self._collector.close()
+        self._beside.close()
 
-    def _late(self) -> str:
-        """What is known at the deadline of who is missing."""
-        entry, waiting = self._entry, self._tree.waiting
-        ranks = list(waiting.ranks) if waiting else self._tree.missing()
-        missing = waiting.missing if waiting else len(ranks)
-        parts = [f"run '{entry.run_id}', generation {entry.generation}, did not form within {self._timeout:g} s"]
-        if self._search is not None:
-            parts.append(
-                f"rank {entry.rank} did not get to its parent, rank {self._search.parent}: {self._search.trouble}"
-            )
-        if missing:
-            named = ", ".join(map(str, ranks[:_NAMED])) + (", ..." if missing > _NAMED else "")
-            parts.append(f"{missing} of {entry.world_size} workers are missing: rank {named}")
-        elif self._search is None:
-            parts.append(self._tree.awaited())
-        parts += [f"rank {entry.rank} {text}" for _, text in sorted(self._refused.items())]
-        parts.append("see that all run, hold the same secret or policy and can reach each other (RINGFENCE_INTERFACE)")
-        return "; ".join(parts)
+    def _late(self, now: float) -> str:
+        run = f"run '{self._entry.run_id}', generation {self._entry.generation}"
+        return f"{run}, did not form within {self._timeout:g} s; {self._known(now)}"
+
+    def _known(self, now: float) -> str:
+        return explain(self._entry, self._address, self._tree, self._search, self._refused, now)

@@ -7,9 +7,6 @@ limited: whoever makes this worker collect and hangs up could otherwise fill it 
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,6 +16,7 @@ from ringfence.admission.messages import Proof
 from ringfence.admission.policy import Prover
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import turn
+from ringfence.join.beside import Beside
 from ringfence.join.drought import Drought
 from ringfence.join.peer import Peer
 
@@ -43,13 +41,11 @@ class Collector:
     def __init__(self, prover: Prover) -> None:
         self.drought = Drought()
         self._prover = prover
-        self._finished: deque[tuple[Peer, Outcome | BaseException]] = deque()
         self._running = 0
-        self._lock = threading.Lock()
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._beside: Beside[tuple[Peer, Outcome]] = Beside()
 
     def fileno(self) -> int:
-        return self._event
+        return self._beside.fileno()
 
     @property
     def full(self) -> bool:
@@ -58,39 +54,19 @@ class Collector:
     def start(self, peer: Peer, wanted: Binding) -> None:
         """Collect a proof for this peer's connection."""
         self._running += 1
-        name = f"ringfence evidence for {peer.address}"
-        threading.Thread(target=self._collect, args=(peer, wanted), name=name, daemon=True).start()
+        self._beside.start(f"ringfence evidence for {peer.address}", lambda: self._collect(peer, wanted))
 
     def finished(self) -> Iterator[tuple[Peer, Outcome]]:
-        """What has been collected since, and for whom; what nobody foresaw is raised here, in the loop's own thread."""
-        try:
-            os.eventfd_read(self._event)
-        except BlockingIOError:
-            return
-        while self._finished:
-            peer, outcome = self._finished.popleft()
+        """What has been collected since, and for whom."""
+        for peer, outcome in self._beside.finished():
             self._running -= 1
-            if not isinstance(outcome, Proof | ConfigurationError | AdmissionError):
-                raise outcome
             if isinstance(outcome, Proof):
                 self.drought.end()  # also if its peer has hung up: there is evidence again
             yield peer, outcome
 
-    def _collect(self, peer: Peer, wanted: Binding) -> None:
-        outcome: Outcome | BaseException
+    def _collect(self, peer: Peer, wanted: Binding) -> tuple[Peer, Outcome]:
         turn.wanted.set(lambda: not peer.gone)  # in this thread's own context
-        try:
-            outcome = attempt(self._prover, wanted)
-        except BaseException as error:
-            outcome = error
-        with self._lock:
-            self._finished.append((peer, outcome))
-            if self._event >= 0:
-                os.eventfd_write(self._event, 1)
+        return peer, attempt(self._prover, wanted)
 
     def close(self) -> None:
-        """Threads that still collect end by themselves; the descriptor's number will be somebody else's."""
-        with self._lock:
-            event, self._event = self._event, -1
-        if event >= 0:
-            os.close(event)
+        self._beside.close()

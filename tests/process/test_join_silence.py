@@ -1,0 +1,127 @@
+"""What a join asks falls silent: the process of the store is stopped, a nameserver does not answer. The deadline holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import pytest
+from torch.distributed import TCPStore
+
+from ringfence.errors import AdmissionError
+from ringfence.join import join
+from ringfence.join.parent import AddressBook
+from ringfence.settings import Settings
+from tests.process.join_world import SECRET, MemoryStore, World
+from tests.pure.admission_samples import worker
+
+TIMEOUT = 2.0
+GRACE = 3.0  # for a machine that is busy
+SERVER = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+NAMESERVER = "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n"
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A store of torch in a process of its own, and its port."""
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_a_store_that_falls_silent_ends_a_join_at_its_deadline(server: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = server
+    store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    world = World(2, timeout=TIMEOUT, store=cast(MemoryStore, store))
+    started = time.monotonic()
+    world.start([1])
+    error = world.error(1)
+    assert time.monotonic() - started < TIMEOUT + GRACE
+    assert error.startswith("AdmissionError")
+    assert "rank 1 did not get to its parent, rank 0: the store has not answered for" in error
+    process.send_signal(signal.SIGCONT)
+
+
+def test_a_worker_serves_its_children_while_the_store_is_silent(server: tuple[subprocess.Popen[str], int]) -> None:
+    """Rank 1 of six waits for a store that is stopped; its child is admitted, and hears at once what became of it."""
+    process, port = server
+    store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    inner = World(6, timeout=TIMEOUT, store=cast(MemoryStore, Listening(store)))
+    inner.start([1])
+    leaf = World(6, timeout=10 * TIMEOUT, store=cast(Listening, inner.store).published)
+    leaf.start([5])
+    assert "rank 1 ended the join" in leaf.error(5)
+    assert "the store has not answered" in inner.error(1)
+    process.send_signal(signal.SIGCONT)
+
+
+class Listening:
+    """A store of torch; what is written to it can also be read where it does not fall silent."""
+
+    def __init__(self, store: TCPStore) -> None:
+        self._store = store
+        self.published = MemoryStore()
+
+    def set(self, key: str, value: str, /) -> None:
+        self.published.set(key, value)
+        self._store.set(key, value)
+
+    def get(self, key: str, /) -> bytes:
+        return self._store.get(key)
+
+    def check(self, keys: list[str], /) -> bool:
+        return self._store.check(keys)
+
+
+def ask_the_silent() -> None:
+    """In a namespace of its own: a nameserver that takes questions, and a store that names a host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nameserver:
+        nameserver.bind(("127.0.0.1", 53))
+        store = MemoryStore()
+        AddressBook(store, worker(0, 2).entry).publish(("parent.example", 4000))
+        started = time.monotonic()
+        try:
+            join(store, 1, 2, Settings(SECRET, "run-7", "3"), ("127.0.0.1", 1), TIMEOUT, b"")
+        except AdmissionError as error:
+            print(time.monotonic() - started, error, sep="\n")
+
+
+def test_a_slow_resolver_ends_a_join_at_its_deadline(tmp_path: Path) -> None:
+    (tmp_path / "resolv.conf").write_text(NAMESERVER)
+    (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
+    script = 'ip link set lo up && mount --bind "$1/resolv.conf" /etc/resolv.conf && '
+    script += 'mount --bind "$1/nsswitch.conf" /etc/nsswitch.conf && exec "$2" -m tests.process.test_join_silence'
+    command = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
+    root = Path(__file__).parents[2]
+    started = time.monotonic()
+    result = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert time.monotonic() - started < 25, "the process waited for its resolver before it ended"
+    seconds, error = result.stdout.splitlines()
+    assert float(seconds) < TIMEOUT + GRACE
+    assert "rank 0: the resolver, asked for parent.example, has not answered for" in error
+
+
+if __name__ == "__main__":
+    ask_the_silent()
