@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ipaddress
 import logging
 import os
 import re
@@ -40,9 +41,10 @@ class Session:
     table: Table = Table()  # the proposal of rank 0; what the roster brings counts
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
-        settings = Settings.from_environment(os.environ)
+        settings = Settings.from_environment(os.environ, _host_of(store))
         _warn_of_open_rendezvous()
         _raise_limit_of_files()
+        _warn_of_loopback(settings, world_size)
         listener = listen(settings)
         try:
             address = settings.link_address(listener.getsockname()[:2])
@@ -135,6 +137,28 @@ def _raise_limit_of_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the limit is what it was
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _host_of(store: Any) -> str | None:
+    """Where a TCPStore is, under the prefixes that torch puts before it; None for a store that is on no machine."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "host", None)
+
+
+def _warn_of_loopback(settings: Settings, world_size: int) -> None:
+    """A machine's own name is often the loopback in its /etc/hosts: then its workers tell the others an address of no use."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if settings.advertise or not here.isdecimal() or int(here) >= world_size:
+        return
+    if ipaddress.ip_address(settings.host).is_loopback:
+        _log.warning(
+            "this worker listens on %s, which no other machine reaches, and torchrun started %s of %d workers here. If the "
+            "others are on other machines, set RINGFENCE_INTERFACE, or a MASTER_ADDR that is no loopback here",
+            settings.host,
+            here,
+            world_size,
+        )
 
 
 def _warn_of_open_rendezvous() -> None:

@@ -8,7 +8,7 @@ RINGFENCE_VCEK_FILE         the certificate of this SEV-SNP machine's key, where
 RINGFENCE_TOKEN_COMMAND     prints a verifier's token for the nonce that it gets as its last argument
 RINGFENCE_RUN_ID            default: TORCHELASTIC_RUN_ID, else "none"
 RINGFENCE_GENERATION        default: TORCHELASTIC_RESTART_COUNT, else "0"
-RINGFENCE_INTERFACE         name or address to listen on; default: the one that reaches MASTER_ADDR, else loopback
+RINGFENCE_INTERFACE         name or address to listen on; default: the one that reaches MASTER_ADDR, or else the store
 RINGFENCE_PORTS             "20000-20100": listen only there; default: any port
 RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that differs from what is bound
 RINGFENCE_CORE              which data plane moves the bytes; read by runtime/core.py
@@ -64,6 +64,7 @@ KNOWN: Final = (
 _SECRET_FORM: Final = re.compile(rb"[0-9a-f]{64}\n")
 _HOW_TO_MAKE: Final = "make one with `ringfence secret new FILE` and give every worker the same file"
 _PEM_BYTES: Final = 1 << 20
+_LOOPBACK: Final = "127.0.0.1"
 _FEWEST_DISTINCT: Final = 16  # 32 random bytes have fewer distinct values once in 10**14
 
 
@@ -74,7 +75,7 @@ class Settings:
     secret: keys.Secret | None = None
     run_id: str = "none"
     generation: str = "0"
-    host: str = "127.0.0.1"  # bound, and advertised unless `advertise` says otherwise
+    host: str = _LOOPBACK  # bound, and advertised unless `advertise` says otherwise
     ports: range | None = None
     advertise: tuple[str, int] | None = None
     policy: PolicyFile | None = None  # None: whoever holds the secret is admitted
@@ -83,9 +84,9 @@ class Settings:
     token_command: tuple[str, ...] = ()
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Settings:
-        """Raises ConfigurationError, which says what to set."""
-        place = cls.without_credentials(environ)
+    def from_environment(cls, environ: Mapping[str, str], store_host: str | None = None) -> Settings:
+        """Raises ConfigurationError, which says what to set. `store_host`: the machine of the store, where it has one."""
+        place = cls.without_credentials(environ, store_host)
         policy = _policy(environ)
         return replace(
             place,
@@ -97,13 +98,13 @@ class Settings:
         )
 
     @classmethod
-    def without_credentials(cls, environ: Mapping[str, str]) -> Settings:
+    def without_credentials(cls, environ: Mapping[str, str], store_host: str | None = None) -> Settings:
         """Which run this is and where it listens: what can be said of a machine that has no secret yet."""
         _refuse_unknown(environ)
         return cls(
             run_id=_name(environ, "RINGFENCE_RUN_ID", "TORCHELASTIC_RUN_ID", "none", RUN_ID_BYTES),
             generation=_name(environ, "RINGFENCE_GENERATION", "TORCHELASTIC_RESTART_COUNT", "0", GENERATION_BYTES),
-            host=_host(environ),
+            host=_host(environ, store_host),
             ports=_ports(environ.get("RINGFENCE_PORTS", "")),
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
         )
@@ -325,15 +326,26 @@ def _name(environ: Mapping[str, str], own: str, elastic: str, default: str, limi
     return value
 
 
-def _host(environ: Mapping[str, str]) -> str:
+def _host(environ: Mapping[str, str], store_host: str | None) -> str:
     wanted = environ.get("RINGFENCE_INTERFACE")
     if wanted:
         address = _address_of_interface(wanted)
         if ipaddress.ip_address(address).is_unspecified and not environ.get("RINGFENCE_ADVERTISE"):
             raise ConfigurationError(f"RINGFENCE_INTERFACE={wanted}: peers cannot dial that; name one interface")
         return address
-    master = environ.get("MASTER_ADDR")
-    return _address_towards(master) if master else "127.0.0.1"
+    master = environ.get("MASTER_ADDR") or store_host  # a script with init_method="tcp://..." needs no MASTER_ADDR
+    if not master:
+        return _LOOPBACK
+    try:
+        return _address_towards(master)
+    except (OSError, UnicodeError) as error:
+        if environ.get("LOCAL_WORLD_SIZE") and environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"):
+            return _LOOPBACK  # all are on this machine
+        source = "MASTER_ADDR" if environ.get("MASTER_ADDR") else "the store's host"
+        raise ConfigurationError(
+            f"{source}, {master}, cannot be found from this machine ({getattr(error, 'strerror', None) or error}), so "
+            "there is no telling where to listen: correct it, or set RINGFENCE_INTERFACE to what other workers reach"
+        ) from error
 
 
 def _address_of_interface(wanted: str) -> str:
@@ -378,13 +390,16 @@ def _ipv6_of(interface: str) -> str | None:
 
 def _address_towards(master: str) -> str:
     """The address this machine uses to reach `master`. Connecting a UDP socket sends nothing."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
+    trouble: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            trouble = trouble or error
+    assert trouble is not None
+    raise trouble
 
 
 def _ports(value: str) -> range | None:

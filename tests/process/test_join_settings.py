@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ringfence import session
 from ringfence.errors import ConfigurationError
 from ringfence.settings import Settings, format_address, inherited, load_secret, new_secret_file, parse_address
 
@@ -183,7 +184,54 @@ def test_the_interface_by_address_name_or_master(secret_file: Path) -> None:
     assert settings(secret_file, RINGFENCE_INTERFACE="::1").host == "::1"
     assert settings(secret_file, RINGFENCE_INTERFACE="lo").host == "127.0.0.1"
     assert settings(secret_file, MASTER_ADDR="127.0.0.1").host == "127.0.0.1"
-    assert settings(secret_file, MASTER_ADDR="does-not-exist.invalid").host == "127.0.0.1"
+    assert settings(secret_file, MASTER_ADDR="::1").host == "::1"
+
+
+def test_where_no_master_is_named_the_stores_host_says_where_to_listen(secret_file: Path) -> None:
+    environ = {"RINGFENCE_SECRET_FILE": str(secret_file)}
+    assert Settings.from_environment(environ, "::1").host == "::1"
+    assert Settings.from_environment({**environ, "MASTER_ADDR": "127.0.0.1"}, "::1").host == "127.0.0.1"
+    with pytest.raises(
+        ConfigurationError, match=r"the store's host, nowhere\.invalid, cannot be found.*RINGFENCE_INTERFACE"
+    ):
+        Settings.from_environment(environ, "nowhere.invalid")
+
+
+def test_a_master_that_cannot_be_found_is_no_reason_to_listen_where_nobody_comes(secret_file: Path) -> None:
+    lost = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "4"}
+    for elsewhere in ({}, {"LOCAL_WORLD_SIZE": "2"}):
+        with pytest.raises(
+            ConfigurationError, match=r"MASTER_ADDR, nowhere\.invalid, cannot be found.*RINGFENCE_INTERFACE"
+        ):
+            settings(secret_file, **lost, **elsewhere)
+    assert settings(secret_file, **lost, RINGFENCE_INTERFACE="lo").host == "127.0.0.1"
+    assert settings(secret_file, **lost, LOCAL_WORLD_SIZE="4").host == "127.0.0.1", "all workers are on this machine"
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise", "here", "warned"),
+    [
+        ("127.0.0.1", None, "2", True),
+        ("::1", None, "2", True),
+        ("127.0.0.1", None, "4", False),
+        ("127.0.0.1", None, None, False),
+        ("127.0.0.1", ("gateway.example", 4000), "2", False),
+        ("192.0.2.1", None, "2", False),
+    ],
+)
+def test_a_loopback_is_worth_a_word_where_workers_are_elsewhere(
+    host: str,
+    advertise: tuple[str, int] | None,
+    here: str | None,
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if here is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    session._warn_of_loopback(Settings(host=host, advertise=advertise), 4)
+    assert (f"listens on {host}" in caplog.text and "set RINGFENCE_INTERFACE" in caplog.text) == warned
 
 
 def test_an_interface_that_does_not_exist_is_refused_and_the_others_are_named(secret_file: Path) -> None:

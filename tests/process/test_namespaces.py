@@ -1,4 +1,4 @@
-"""A cut wire: two hosts with two workers each, and the cable between them is pulled. Nobody waits for long.
+"""Two hosts: their workers find each other by the rendezvous alone; and when the cable is pulled, nobody waits for long.
 
 The hosts are network namespaces, the cable is a veth pair. A pulled cable says nothing: no end, no reset, only silence.
 """
@@ -9,6 +9,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,25 @@ def test_a_pulled_cable_is_noticed_by_every_worker_on_both_sides(hosts: Hosts, t
         assert kind in ("PeerLostError", "AbortedError")
         assert any(f"worker {other}" in message for other in others), message
         assert moment - pulled < SECONDS
+
+
+def meet(url: str, world: int) -> float:
+    """As a script does that knows nothing but the place of rank 0."""
+    assert "MASTER_ADDR" not in os.environ
+    rank, seconds = int(os.environ["RANK"]), timedelta(seconds=20)
+    dist.init_process_group("ringfence", init_method=url, rank=rank, world_size=world, timeout=seconds)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.item()
+
+
+def test_workers_that_have_only_the_stores_address_listen_where_others_reach_them(hosts: Hosts) -> None:
+    world = len(SIDES)
+    prefixes = [
+        ["ip", "netns", "exec", hosts.names[SIDES[rank]], "env", "-u", "MASTER_ADDR", f"RANK={rank}"]
+        for rank in range(world)
+    ]
+    with Pool(prefixes) as pool:
+        url = f"tcp://{ADDRESSES['near']}:29500"
+        assert pool.check(meet, world, None, (url, world)) == [float(world)] * world
