@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ringfence import keys
@@ -13,6 +14,7 @@ from ringfence.runtime.introduction import Incoming
 if TYPE_CHECKING:
     from ringfence.runtime.ends import Stream
     from ringfence.runtime.engine import Engine
+    from ringfence.runtime.links import Link
 
 
 class Doorway:
@@ -50,6 +52,12 @@ class Doorway:
     def introduces(self) -> int | None:
         """The worker that has shown that it holds its key and now shows its proof; None: a stranger so far."""
         return None if self._incoming is None or self._hello is None else self._hello.sender
+
+    def dials(self, link: Link) -> bool:
+        """Whether its hello is for this link."""
+        hello = self._hello
+        place = (link.worker, link.lane, link.group.digest)
+        return hello is not None and (hello.sender, hello.lane, hello.group) == place
 
     def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
         self.poke()
@@ -146,3 +154,5 @@ class Doorway:
             self.stream.close()
             self.stream = None
         self.engine.gate.doorways.discard(self)
+        if self._hello is not None:
+            self.engine.later(partial(self.engine.miss, self._hello.sender))

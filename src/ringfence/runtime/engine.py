@@ -287,10 +287,15 @@ class Engine:
 
     # -- failure -----------------------------------------------------------------------------------------------------
 
-    def suspect(self, worker: int, text: str) -> None:
-        """A data connection ended. If that is because somebody aborted, the abort arrives within a moment and says more."""
+    def suspect(self, worker: int, text: str, needed: Callable[[], bool] = lambda: True) -> None:
+        """A data connection ended. If somebody aborted, or left and is not `needed`, word of it arrives within a moment."""
+
+        def judge() -> None:
+            if needed():
+                self.fail(PeerLostError(text), worker)
+
         if self.failure is None:
-            self.after(SUSPICION_SECONDS, lambda: self.fail(PeerLostError(text), worker))
+            self.after(SUSPICION_SECONDS, judge)
 
     def fail(self, error: RingfenceError, suspect: int = -1, heard_from: Edge | None = None) -> None:
         """End the epoch: every unfinished operation raises, every other worker is told, nothing more is sent."""
@@ -364,9 +369,15 @@ class Engine:
         if worker in self.departed:
             return
         self.departed.add(worker)
+        self.miss(worker)
+
+    def miss(self, worker: int) -> None:
+        """Of a worker that has left there is only what it wrote before: fail if an operation waits for more."""
+        if worker not in self.departed or self.failure is not None:
+            return
         for group in self.groups.values():
             for link in group.waiting_for():
-                if link.worker == worker and not link.open:
+                if link.worker == worker and not link.open and not self.gate.hears(link):
                     self.fail(PeerLostError(f"worker {worker} left the run and is still needed"), worker)
             self._guard(group.postbox.expect_senders, worker)
 

@@ -155,11 +155,6 @@ class Exchange(Link):
         except AuthenticationError:
             raise self._forged() from None
 
-    def _forged(self) -> AuthenticationError:
-        return AuthenticationError(
-            f"a frame from worker {self.worker} does not authenticate: it was changed, forged or replayed"
-        )
-
     def drop(self) -> None:
         self._controls.clear()
         self._payloads.clear()

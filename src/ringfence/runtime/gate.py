@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ringfence.errors import AuthenticationError, ProtocolError
+from ringfence.errors import AuthenticationError, ProtocolError, RingfenceError
 from ringfence.keys import LINK_PENDING, LINK_PENDING_PER_ADDRESS
 from ringfence.runtime.doorway import Doorway
 from ringfence.runtime.introduction import Acquaintances, Introduction
@@ -44,7 +44,7 @@ class Gate:
         same = [doorway for doorway in strangers if doorway.address == address]
         crowd = same if len(same) >= LINK_PENDING_PER_ADDRESS else strangers
         if len(same) >= LINK_PENDING_PER_ADDRESS or len(strangers) >= LINK_PENDING:
-            min(crowd, key=lambda doorway: (doorway.known, doorway.deadline)).close()
+            min(crowd, key=lambda doorway: (doorway.known, doorway.queued, doorway.deadline)).close()
         doorway = Doorway(self._engine, stream, address)
         self.doorways.add(doorway)
         self._engine.network.watch(stream, doorway)
@@ -65,19 +65,32 @@ class Gate:
 
     def open(self, group: Group) -> None:
         """This worker has made a group: those who dialled it early are let through."""
-        for hello, stream, secrets in self._parked.pop(group.digest, []):
-            self._hand_over(group, hello, stream, secrets)
+        while self._parked.get(group.digest):  # a failure hangs up on the rest
+            hello, stream, secrets = self._parked[group.digest].pop(0)
+            try:
+                self._hand_over(group, hello, stream, secrets)
+            except AuthenticationError:
+                continue  # as in the doorway: it costs the stranger its connection
+            except RingfenceError as error:
+                self._engine.fail(error, hello.sender)
+        self._parked.pop(group.digest, None)
 
     def _hand_over(self, group: Group, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
-        if hello.sender not in group.ranks:
-            self._hang_up(stream)
-            raise AuthenticationError(f"worker {hello.sender} dialled group {group.name!r}, which it is not in")
-        link = group.reached_by(hello)
-        if link.stream is not None:
-            self._hang_up(stream)
-            raise ProtocolError(f"worker {hello.sender} dialled the same link twice")
-        link.attach(stream, secrets)
-        self._engine.network.watch(stream, link)
+        try:
+            if hello.sender not in group.ranks:
+                raise AuthenticationError(f"worker {hello.sender} dialled group {group.name!r}, which it is not in")
+            link = group.reached_by(hello)
+            if link.stream is not None:
+                raise ProtocolError(f"worker {hello.sender} dialled the same link twice")
+            self._engine.network.watch(stream, link)
+            link.attach(stream, secrets)
+        except BaseException:
+            self._hang_up(stream)  # or the network would keep its number, which will be somebody else's
+            raise
+
+    def hears(self, link: Link) -> bool:
+        """Whether somebody who has said who it is is about to reach this link."""
+        return any(doorway.dials(link) for doorway in self.doorways)
 
     def _hang_up(self, stream: Stream) -> None:
         self._engine.network.forget(stream)
@@ -116,7 +129,8 @@ class Gate:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        for doorway in [each for each in self.doorways if each.deadline <= now]:
+        """Hang up on the silent. Who has said something is heard first: it was this worker that was late, if it was stopped."""
+        for doorway in [each for each in self.doorways if each.deadline <= now and not each.queued]:
             doorway.close()
 
     def close(self) -> None:

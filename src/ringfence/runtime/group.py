@@ -65,17 +65,22 @@ class Group:
         return link
 
     def inbox(self, peer: int) -> Inbox:
+        link = self._inbox(peer)
+        gone = link.stream is None and link.worker in self.engine.departed
+        if gone and not self.engine.gate.hears(link):
+            raise PeerLostError(f"worker {link.worker} left the run and is still needed")
+        return link
+
+    def _inbox(self, peer: int) -> Inbox:
         link = self.inboxes.get(peer)
         if link is None:
             link = self.inboxes[peer] = Inbox(self.engine, self, peer)
-        if link.stream is None and self.ranks[peer] in self.engine.departed:
-            raise PeerLostError(f"worker {self.ranks[peer]} left the run and is still needed")
         return link
 
     def reached_by(self, hello: Hello) -> Link:
-        """The link that a confirmed dialler reached."""
+        """The link that a confirmed dialler reached. It may have left since: what it wrote before still counts."""
         peer = self.ranks.index(hello.sender)
-        return self.postbox.receiver(peer) if hello.lane == Lane.POINT_TO_POINT else self.inbox(peer)
+        return self.postbox.receiver(peer) if hello.lane == Lane.POINT_TO_POINT else self._inbox(peer)
 
     def links(self) -> list[Link]:
         return [*self.outboxes.values(), *self.inboxes.values(), *self.postbox.links()]

@@ -95,13 +95,16 @@ class Link(core.End):
                 self._redial()
                 return False
             self._reply_have += got
+        if self.ended:  # it answered, and did not wait for this worker, which may have been stopped
+            self._redial()
+            return False
         self._confirm(bytes(self._reply))
         return True
 
     def _redial(self) -> None:
-        """The peer hung up before it answered: perhaps too many dialled at once. Try again, a few times."""
+        """The peer hung up before it was confirmed: perhaps too many dialled at once. Try again, a few times."""
         self.close()
-        self.readable = self.writable = False
+        self.readable = self.writable = self.ended = False
         if self._dials < keys.LINK_DIALS and self.worker not in self.engine.departed:
             self.engine.after(keys.LINK_REDIAL_SECONDS * 2**self._dials, self._dial_again)
         else:
@@ -133,6 +136,11 @@ class Link(core.End):
         self.sealer = self.engine.sealer(out)
         self.opener = self.engine.opener(into)
         self.open = True
+
+    def _forged(self) -> AuthenticationError:
+        return AuthenticationError(
+            f"a frame from worker {self.worker} does not authenticate: it was changed, forged or replayed"
+        )
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -178,15 +186,41 @@ class Link(core.End):
 
 
 class Outbox(Link):
-    """The sending end of a collective link."""
+    """The sending end of a collective link. Nothing comes back on it but a goodbye, which is read when the stream ends."""
 
     def work(self) -> None:
+        if self.ended and self.open:
+            self._hear_out()
+        if self.farewell and self.queue:
+            run = self.queue[0][0]
+            raise PeerLostError(
+                f"worker {self.worker} left the run while {self.group.describe_run(run)} still needed it"
+            )
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
         if self.lingering:
             self.linger()
         else:
             core.send(self)
+
+    def _hear_out(self) -> None:
+        """The stream has ended. All may have been written, and read by nobody: only a goodbye says that nobody misses it."""
+        assert self.stream is not None
+        frame, have = memoryview(bytearray(HOP_OVERHEAD)), 0
+        with contextlib.suppress(OSError):  # a reset is an end like any other
+            while have < HOP_OVERHEAD and (got := self.stream.recv_into(frame[have:])):
+                have += got
+        if have == HOP_OVERHEAD:
+            header = bytes(frame[:HEADER_BYTES])
+            try:
+                self.opener.open_into(header, frame[HEADER_BYTES:], memoryview(bytearray()))
+            except AuthenticationError:
+                raise self._forged() from None
+            self.farewell = read_header(header).type == Type.BYE
+        if not self.farewell:
+            text = f"worker {self.worker} closed its connection without saying goodbye"
+            self.engine.suspect(self.worker, text, lambda: bool(self.queue) or self.worker not in self.engine.departed)
+        self.close()
 
 
 class Inbox(Link):
@@ -221,9 +255,7 @@ class Inbox(Link):
             else:
                 self.opener.open_into(bytes(frame[:HEADER_BYTES]), frame[HEADER_BYTES:], memoryview(plain))
         except AuthenticationError:
-            raise AuthenticationError(
-                f"a frame from worker {self.worker} does not authenticate: it was changed, forged or replayed"
-            ) from None
+            raise self._forged() from None
         if header.type == Type.BYE:
             self.farewell = True
             raise PeerLostError(

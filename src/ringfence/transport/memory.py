@@ -59,7 +59,6 @@ class MemoryStream:
 
     def close(self) -> None:
         self._closed = True
-        self._outgoing.ended = not self._outgoing.written
         self._incoming.reader = None
 
     def watched_by(self, handler: Any) -> None:
@@ -108,12 +107,12 @@ class Wires:
                 pipe.written.clear()
                 pipe.delivered += change(pipe, data) if change else data
                 moved = True
+                if pipe.reader is not None:
+                    pipe.reader.notify(True, False)
             elif stream.closing and not pipe.ended:
                 pipe.ended = moved = True
-            else:
-                continue
-            if pipe.reader is not None:
-                pipe.reader.notify(True, False)
+                if pipe.reader is not None:
+                    pipe.reader.notify(True, False, True)
         return moved
 
 

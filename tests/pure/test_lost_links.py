@@ -1,0 +1,225 @@
+"""Links that are cut where nobody is at fault, or where nobody looks: they are dialled again, or the cut is noticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ringfence.errors import AuthenticationError, PeerLostError
+from ringfence.keys import (
+    LINK_HELLO_SECONDS,
+    LINK_PENDING_PER_ADDRESS,
+    LINK_REDIAL_SECONDS,
+    NONCE_BYTES,
+    SUSPICION_SECONDS,
+)
+from ringfence.link.hello import Hello, Lane
+from ringfence.runtime.operation import CollectiveOperation, Operation
+from ringfence.transport.memory import Pipe
+from tests.pure.test_doorway import shake_hands
+from tests.pure.test_runtime_failures import settle
+from tests.world import World, broadcast
+
+
+def begin(world: World, rank: int) -> CollectiveOperation:
+    """A broadcast of ones from worker 0, as one worker sees it."""
+    group = world.groups[rank]
+    return world.submit(group, broadcast(group, torch.full((4,), 1.0 - rank), 0, 1e9))
+
+
+def right(operation: Operation, result: torch.Tensor) -> bool:
+    return operation.done and operation.error is None and bool((result == 1).all())
+
+
+def drive_until_answered(world: World) -> None:
+    """Worker 1 has answered worker 0's hello, and the answer lies in worker 0's socket."""
+    while not any(doorway.known for doorway in world.engines[1].gate.doorways):
+        world.wires.deliver()
+        for engine in world.engines:
+            engine.run_ready()
+    world.wires.deliver()
+
+
+# -- a worker that was stopped: by a signal, with its machine, or by a call that keeps the interpreter's lock --------------
+
+
+def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
+    world = World(2)
+    operations = [begin(world, rank) for rank in range(2)]
+    result = operations[1].keep
+    drive_until_answered(world)
+    world.engines[0].run_ready()
+    world.wires.deliver()  # the confirmation is there, and nobody reads it
+    world.now += LINK_HELLO_SECONDS + 1
+    world.engines[1].expire()
+    world.run(operations)
+    assert all(engine.failure is None for engine in world.engines) and right(operations[1], result)
+
+
+def test_a_dialler_that_was_stopped_dials_again() -> None:
+    world = World(2)
+    operations = [begin(world, rank) for rank in range(2)]
+    result = operations[1].keep
+    drive_until_answered(world)
+    world.now += LINK_HELLO_SECONDS + 1
+    world.engines[1].expire()
+    world.wires.deliver()  # now it finds the answer, and that nobody waited for it
+    world.engines[0].run_ready()
+    world.wait(LINK_REDIAL_SECONDS * 4)
+    world.run(operations)
+    assert all(engine.failure is None for engine in world.engines) and right(operations[1], result)
+
+
+def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
+    world = World(2)
+    operations = [begin(world, rank) for rank in range(2)]
+    result = operations[1].keep
+    drive_until_answered(world)
+    world.engines[0].run_ready()
+    world.now += 1  # the others come later: it is the oldest
+    hellos = [Hello(0, 1, Lane.COLLECTIVE, world.groups[0].digest, bytes([n]) * NONCE_BYTES) for n in range(256)]
+    for hello in hellos[: LINK_PENDING_PER_ADDRESS - 1]:
+        stream = world.wires.connect(0, 1)
+        stream.send(memoryview(world.engines[0].hello_bytes(hello)))
+    (honest,) = [doorway for doorway in world.engines[1].gate.doorways if doorway.known]
+    for pipe in [stream.outgoing for stream in world.wires.streams if stream.outgoing.reader is not honest]:
+        pipe.delivered += pipe.written
+        pipe.written.clear()
+    world.engines[1].run_ready()
+    assert all(doorway.known for doorway in world.engines[1].gate.doorways)
+    world.wires.deliver()
+    world.wires.connect(0, 1)  # one too many
+    assert honest in world.engines[1].gate.doorways
+    world.run(operations)
+    assert right(operations[1], result)
+
+
+# -- the end of a stream that only its sender has left ---------------------------------------------------------------------
+
+
+def test_a_link_that_nobody_took_up_is_noticed_by_its_dialler() -> None:
+    """All that was to be written has been, so that no further write finds out."""
+    world = World(2)
+    operations = [begin(world, rank) for rank in range(2)]
+    drive_until_answered(world)
+    world.engines[0].run_ready()
+    (doorway,) = world.engines[1].gate.doorways
+    doorway.close()
+    settle(world)
+    assert world.engines[0].failure is None, "an abort that explains it may be on its way"
+    world.wait(SUSPICION_SECONDS)
+    settle(world)
+    assert isinstance(world.engines[0].failure, PeerLostError) and "worker 1" in str(world.engines[0].failure)
+    assert operations[1].done and operations[1].error is not None
+
+
+def test_a_goodbye_that_nobody_misses_is_no_failure_and_a_later_call_names_who_said_it() -> None:
+    world = World(2)
+    world.run([begin(world, rank) for rank in range(2)])
+    world.engines[1].remove_group(world.groups[1])
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    settle(world)
+    assert world.engines[0].failure is None
+    late = begin(world, 0)
+    settle(world)
+    assert isinstance(late.error, PeerLostError) and "worker 1 left the run while broadcast #2" in str(late.error)
+
+
+def test_who_leaves_without_having_made_a_group_is_not_missed_by_who_only_sent_to_it() -> None:
+    world = World(2)
+    world.groups = {0: world.engines[0].add_group("early", (0, 1))}
+    sent = begin(world, 0)
+    settle(world)
+    assert sent.done
+    world.engines[1].leave()
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    assert world.engines[0].failure is None and world.engines[0].departed == {1}
+
+
+def test_a_goodbye_is_believed_once_it_authenticates() -> None:
+    world = World(2)
+    world.run([begin(world, rank) for rank in range(2)])
+    world.engines[1].remove_group(world.groups[1])
+
+    def change(pipe: Pipe, data: bytes) -> bytes:
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    while world.wires.deliver(change):
+        pass
+    world.engines[0].run_ready()
+    failure = world.engines[0].failure
+    assert isinstance(failure, AuthenticationError) and "worker 1" in str(failure)
+
+
+# -- the end of who wrote before anybody read -------------------------------------------------------------------------------
+
+
+def test_a_first_collective_arrives_although_its_sender_has_left() -> None:
+    world = World(2)
+    world.groups = {0: world.engines[0].add_group("late", (0, 1))}
+    sent = begin(world, 0)
+    settle(world)
+    assert sent.done
+    world.engines[0].leave()
+    settle(world)
+    world.groups[1] = world.engines[1].add_group("late", (0, 1))
+    late = begin(world, 1)
+    result = late.keep
+    world.run([late])
+    assert right(late, result)
+    more = begin(world, 1)
+    settle(world)
+    assert isinstance(more.error, PeerLostError) and "worker 0 left the run" in str(more.error)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
+def test_a_goodbye_that_overtakes_the_confirmation_is_no_failure(waits: bool) -> None:
+    """It comes by another connection."""
+    world = World(2)
+    sent = begin(world, 0)
+    late = begin(world, 1) if waits else None
+    drive_until_answered(world)
+    world.engines[0].run_ready()
+    assert sent.done
+    world.engines[0].leave()
+    world.engines[1].run_ready()
+    assert world.engines[1].departed == {0}
+    late = late or begin(world, 1)
+    result = late.keep
+    world.run([late])
+    assert right(late, result)
+
+
+def test_who_leaves_between_a_hello_and_its_confirmation_is_named() -> None:
+    world = World(2)
+    late = begin(world, 1)
+    settle(world)
+    hello = Hello(0, 1, Lane.COLLECTIVE, world.groups[0].digest, bytes(NONCE_BYTES))
+    stream = world.wires.connect(0, 1)
+    stream.send(memoryview(world.engines[0].hello_bytes(hello)))
+    settle(world)
+    world.engines[0].leave()
+    settle(world)
+    assert not late.done, "its confirmation may be on its way"
+    stream.close()
+    settle(world)
+    assert isinstance(late.error, PeerLostError) and "worker 0 left the run" in str(late.error)
+
+
+def test_early_diallers_that_do_not_fit_are_hung_up_on() -> None:
+    """Worker 2 dials a pair's group before worker 1 has made it; then worker 0 dials it twice."""
+    world = World(3)
+    pair = world.engines[0].add_group("pair", (0, 1))
+    stranger = shake_hands(world, 2, pair.digest)
+    world.engines[1].add_group("pair", (0, 1))
+    settle(world)
+    assert stranger.recv_into(memoryview(bytearray(1))) == 0 and world.engines[1].failure is None
+
+    other = world.engines[0].add_group("other", (0, 1))
+    twice = [shake_hands(world, 0, other.digest) for _ in range(3)]
+    world.engines[1].add_group("other", (0, 1))
+    settle(world)
+    assert "worker 0 dialled the same link twice" in str(world.engines[1].failure)
+    assert [stream.recv_into(memoryview(bytearray(1))) for stream in twice] == [0, 0, 0]
