@@ -163,6 +163,23 @@ def test_sums_are_torchs_to_the_bit(dtype: torch.dtype, count: int) -> None:
         assert torch.equal(tensor.view(torch.uint8), expected.view(torch.uint8))
 
 
+def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+    """Every sign, exponent and tie: bit patterns drawn evenly, so that infinities, subnormal numbers and NaN are among them."""
+    world = World(2)
+    generator = torch.Generator().manual_seed(16)
+    draw = [torch.randint(-(2**15), 2**15, (400_000,), generator=generator).to(torch.int16) for _ in range(2)]
+    draw[1][:100_000] = (draw[0][:100_000].int() + 0x80).to(torch.int16)  # neighbours: many sums lie half-way
+    tensors = [each.view(torch.bfloat16) for each in draw]
+    expected = torch.add(tensors[0], tensors[1])
+    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
+    world.run(operations)
+    numbers = ~expected.isnan()
+    for tensor in tensors:
+        assert torch.equal(tensor.isnan(), ~numbers)
+        assert torch.equal(tensor.view(torch.int16)[numbers], expected.view(torch.int16)[numbers])
+    assert 0.9 < float(numbers.float().mean()) < 1
+
+
 def test_misaligned_memory_is_summed_too() -> None:
     world = World(2)
     raw = [torch.zeros(4 * 1000 + 1, dtype=torch.uint8) for _ in range(2)]

@@ -754,7 +754,7 @@ typedef struct {
 
 #define MOST_KEPT 8 /* sums that wait to be sealed; further ones are written to the chunk, where there is room for them */
 
-enum { ADD_NOT, ADD_F32, ADD_F64, ADD_I32, ADD_I64 };
+enum { ADD_NOT, ADD_F32, ADD_F64, ADD_I32, ADD_I64, ADD_BF16 };
 
 typedef struct {
     PyObject_HEAD
@@ -882,7 +882,8 @@ static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
                           &views, &keeper, &dtype, &combine, &base, &finished, &add, &instance, &instance_length, &PoolType, &pool,
                           &divisor))
         return NULL;
-    if (call_length != CALL_BYTES || instance_length != INSTANCE_BYTES || PyList_GET_SIZE(views) != ((Program *)program)->chunks) {
+    if (call_length != CALL_BYTES || instance_length != INSTANCE_BYTES || PyList_GET_SIZE(views) != ((Program *)program)->chunks ||
+        add < ADD_NOT || add > ADD_BF16) {
         PyErr_SetString(PyExc_ValueError, "a run is bound to something else than its program");
         return NULL;
     }
@@ -1335,14 +1336,32 @@ static PyObject *core_send(PyObject *module, PyObject *object) {
 #define WIDEST
 #endif
 
-#define ADDER(name, type)                                                                                                       \
+static inline float from_bf16(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+/* To the nearest, ties to even, as torch rounds. */
+static inline uint16_t to_bf16(float value) {
+    uint32_t wide;
+    memcpy(&wide, &value, sizeof wide);
+    uint32_t rounded = (wide + 0x7FFF + (wide >> 16 & 1)) >> 16;
+    return (uint16_t)(value != value ? 0x7FC0 : rounded);
+}
+
+#define PLAIN(one, other) ((one) + (other))
+#define BF16(one, other) to_bf16(from_bf16(one) + from_bf16(other))
+
+#define ADDER(name, type, SUM)                                                                                                  \
     WIDEST static void name(type *restrict out, const type *left, const type *restrict right, Py_ssize_t count) {               \
         for (Py_ssize_t i = 0; i < count; i++)                                                                                  \
-            out[i] = left[i] + right[i];                                                                                        \
+            out[i] = SUM(left[i], right[i]);                                                                                    \
     }                                                                                                                           \
     WIDEST static void name##_to(type *restrict out, const type *restrict right, Py_ssize_t count) {                            \
         for (Py_ssize_t i = 0; i < count; i++)                                                                                  \
-            out[i] += right[i];                                                                                                 \
+            out[i] = SUM(out[i], right[i]);                                                                                     \
     }                                                                                                                           \
     static void name##_bytes(char *out, const char *left, const char *right, Py_ssize_t length) {                               \
         Py_ssize_t count = length / (Py_ssize_t)sizeof(type);                                                                   \
@@ -1354,10 +1373,11 @@ static PyObject *core_send(PyObject *module, PyObject *object) {
             name((type *)out, (const type *)left, (const type *)right, count);                                                  \
     }
 
-ADDER(add_f32, float)
-ADDER(add_f64, double)
-ADDER(add_i32, uint32_t) /* unsigned: signed overflow wraps in torch and is undefined in C */
-ADDER(add_i64, uint64_t)
+ADDER(add_f32, float, PLAIN)
+ADDER(add_f64, double, PLAIN)
+ADDER(add_i32, uint32_t, PLAIN) /* unsigned: signed overflow wraps in torch and is undefined in C */
+ADDER(add_i64, uint64_t, PLAIN)
+ADDER(add_bf16, uint16_t, BF16)
 
 static int combine_in_python(Run *self, Step *step, char *target, char *operand, char *received, Py_ssize_t length) {
     PyObject *out = writable_view(target, length), *mine = writable_view(operand, length), *theirs = writable_view(received, length);
@@ -1375,13 +1395,15 @@ static int combine_in_python(Run *self, Step *step, char *target, char *operand,
 }
 
 static int combine(Run *self, Step *step, char *target, char *operand, char *received, Py_ssize_t length) {
-    uintptr_t size = self->add == ADD_F32 || self->add == ADD_I32 ? 4 : 8;
+    static const unsigned char sizes[] = {1, 4, 8, 4, 8, 2};
+    uintptr_t size = sizes[self->add];
     int aligned = !(((uintptr_t)target | (uintptr_t)operand | (uintptr_t)received) & (size - 1));
     switch (aligned ? self->add : ADD_NOT) {
     case ADD_F32: add_f32_bytes(target, operand, received, length); return 0;
     case ADD_F64: add_f64_bytes(target, operand, received, length); return 0;
     case ADD_I32: add_i32_bytes(target, operand, received, length); return 0;
     case ADD_I64: add_i64_bytes(target, operand, received, length); return 0;
+    case ADD_BF16: add_bf16_bytes(target, operand, received, length); return 0;
     default: return combine_in_python(self, step, target, operand, received, length);
     }
 }
