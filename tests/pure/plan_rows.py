@@ -11,10 +11,10 @@ from ringfence.plan.hardware import Hardware
 from ringfence.plan.predict import predict
 
 _MORE = {
-    "gloo": {"idle": 0.35, "cold": 0.0, "staged": 0.2, "fresh": 0.5},
-    "hop-by-hop": {"idle": 0.1, "cold": 0.3, "staged": 0.0, "fresh": 0.0},
+    "gloo": {"idle": 0.35, "cold": 0.2, "half": 4.0, "staged": 0.2, "fresh": 0.5},
+    "hop-by-hop": {"idle": 0.1, "cold": 0.4, "half": 1.2, "staged": 0.0, "fresh": 0.0},
 }
-_OURS = {"idle": 0.15, "cold": 0.0, "staged": 0.0, "fresh": 0.0}
+_OURS = {"idle": 0.15, "cold": 0.3, "half": 1.2, "staged": 0.0, "fresh": 0.0}
 TRUTH = {
     way: {
         "factor": factor,

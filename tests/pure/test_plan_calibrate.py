@@ -88,9 +88,9 @@ def test_stages_are_not_taken_from_workers_that_share_a_core() -> None:
 
 def test_gloos_memory_and_what_no_cache_holds_are_found_again() -> None:
     found = calibrate(synthetic(noise=0.0), cores=2).ways
-    for way, name in (("gloo", "staged"), ("gloo", "fresh"), ("hop-by-hop", "cold")):
+    for way, name in (("gloo", "staged"), ("gloo", "fresh"), ("ringfence", "cold"), ("hop-by-hop", "cold")):
         assert found[way][name] == pytest.approx(TRUTH[way][name], rel=0.25), (way, name)
-    assert found["ringfence"]["staged"] == found["ringfence"]["fresh"] == found["ringfence"]["cold"] == 0
+    assert found["ringfence"]["staged"] == found["ringfence"]["fresh"] == 0
 
 
 def test_cells_of_equal_settings_are_dealt_into_the_same_half() -> None:

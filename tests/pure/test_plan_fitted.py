@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ringfence.collectives import ScheduleId
@@ -51,17 +53,31 @@ def test_a_profile_that_nobody_fitted_pays_for_none_of_it() -> None:
         assert price(bare, way, RING, 4, 64 * MIB).work == pytest.approx(price(fitted, way, RING, 4, 64 * MIB).work)
 
 
-def test_what_no_cache_holds_costs_more_and_only_who_handles_it_whole_pays() -> None:
-    cold, warm = with_figures(cold=0.5), with_figures(cold=0.0)
+def slower(way: str, size: float, memory: float | None = None) -> float:
+    """How much more core time it takes where memory beyond the cache costs half as much again."""
+    cold, warm = (with_figures(cold=share, message=0.0) for share in (0.5, 0.0))
+    one, other = (price(profile, WAYS[way], RING, 2, size, memory=memory).cpu for profile in (cold, warm))
+    return one / other
 
-    def slower(way: str, size: int) -> float:
-        one, other = (price(profile, WAYS[way], RING, 2, size).cpu for profile in (cold, warm))
-        return one / other
 
-    assert slower("hop-by-hop", 4 * MIB) == 1
-    grown = [slower("hop-by-hop", size * MIB) for size in (6, 12, 100, 1000)]
-    assert grown == sorted(grown) and grown[0] > 1.05 and 1.45 < grown[-1] < 1.5
-    assert slower("ringfence", 1000 * MIB) == slower("gloo", 1000 * MIB) == 1
+@pytest.mark.parametrize("way", ["ringfence", "gloo"])
+def test_memory_that_no_cache_holds_costs_more(way: str) -> None:
+    assert slower(way, 1 * MIB) == 1
+    grown = [slower(way, size * MIB) for size in (4, 25, 1000)]
+    assert grown == sorted(grown) and grown[0] == pytest.approx(1.25) and 1.49 < grown[-1] < 1.5
+    assert slower(way, 1 * MIB, memory=math.inf) == pytest.approx(1.5)
+
+
+def test_who_handles_chunks_whole_loses_large_ones_from_stage_to_stage_as_well() -> None:
+    grown = [slower("hop-by-hop", size * MIB, memory=math.inf) for size in (2, 10, 50, 200)]
+    assert grown[0] == pytest.approx(1.25) and grown == sorted(grown) and 1.48 < grown[-1] < 1.5
+
+
+def test_bfloat16_costs_what_was_fitted_for_it_to_add() -> None:
+    profile = with_figures(message=0.0, cold=0.0, half=4.0)
+    narrow, wide = (price(profile, WAYS["gloo"], RING, 2, 64 * MIB, narrow=each).terms for each in (True, False))
+    assert narrow["reduce"] == pytest.approx(4 * wide["reduce"])
+    assert narrow["stack"] == pytest.approx(wide["stack"])
 
 
 def seconds(operation: str, size: int, workers: int = 2, profile: Hardware | None = None) -> float:

@@ -1,9 +1,9 @@
 """From the summary of a study to a hardware profile of the machine it was made on.
 
-Of each contender six numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
-waits for each worker that a core is shared with, how much of its time a worker's thread waits, how the end of a step that a GPU
-computes relates to what the model finds left to do, and how its core seconds grow beside computing on the same cores. Whoever
-handles a chunk whole has a seventh, for what no cache holds, and Gloo two for the memory in which torch has it gather and
+Of each contender eight numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
+waits for each worker that a core is shared with, how much of its time a worker's thread waits, what memory costs that no cache
+holds, what bfloat16 costs to add, how the end of a step that a GPU computes relates to what the model finds left to do, and how
+its core seconds grow beside computing on the same cores. Gloo has two more, for the memory in which torch has it gather and
 scatter. All collectives share them. What computing costs by itself is not fitted: the study measured it (`alone`). With more
 workers than cores, that already contains their contention for the cores.
 """
@@ -42,10 +42,11 @@ _FITTED: Final = {
     "tail": (1.0, 0.15, 2.7),
     "beside": (1.0, 0.15, 2.7),
     "cold": (0.3, 0.01, 2.0),
+    "half": (1.5, 0.2, 20.0),
     "staged": (0.15, 0.01, 2.0),
     "fresh": (0.4, 0.01, 4.0),
 }
-_ALL_HAVE: Final = ("factor", "message", "switch", "idle", "tail", "beside")
+_OF_GLOO: Final = ("staged", "fresh")
 
 
 def grouped(rows: Iterable[Row]) -> Cells:
@@ -140,11 +141,7 @@ def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: s
     mine = [cell for cell in cells if usable(cell, contender)]
     if not mine:
         return {}
-    names = [*_ALL_HAVE]
-    if not WAYS[contender].pipelined:
-        names.append("cold")
-    if contender == BASELINE:
-        names += ["staged", "fresh"]
+    names = [name for name in _FITTED if contender == BASELINE or name not in _OF_GLOO]
     return {contender: _nearest(hardware, mine, contender, names)}
 
 

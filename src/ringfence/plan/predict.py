@@ -95,6 +95,8 @@ def _over(hardware: Hardware, case: Case, alone: float, seconds: Callable[[Hardw
     if not hosts or not rate:
         return cores
     each = -(-workers // hosts)
-    limited = hardware.with_values(network_rate=rate / 1e9, node_workers=each, node_cores=1e6)
+    wires = hardware.with_values(network_rate=rate / 1e9, node_workers=each, node_cores=1e6)
+    ends = {way: {**figures, "tail": 1.0} for way, figures in hardware.ways.items()}  # those were fitted to cores
+    limited = Hardware(wires.name, wires.title, wires.figures, ends)
     one, other = (max(0.0, found - alone) for found in (cores, seconds(limited, each)))
     return alone + float((one**_SHARP + other**_SHARP) ** (1 / _SHARP))

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from ringfence.collectives import ScheduleId
 from ringfence.collectives.schedule import Action
 from ringfence.plan.hardware import Hardware
-from ringfence.plan.work import ON_THE_WIRE, Costs, Link, Task, Way, beyond, busiest, chain, costs, segments, usual
+from ringfence.plan.work import ON_THE_WIRE, Costs, Link, Task, Way, busiest, chain, costs, lost, segments, usual
 
 TERMS: Final = ("toll", "latency", "wire", "crypto", "stack", "reduce", "copy", "memory", "crossing")
 _RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
@@ -93,16 +93,19 @@ def price(
     threads: int = 1,
     per_node: int | None = None,
     at_once: int = 1,
+    memory: float | None = None,
+    narrow: bool = False,
 ) -> Price:
     """What one collective of `whole` bytes among `size` workers costs.
 
     `per_node`: if not as the hardware says. `at_once`: how many such are under way, so that a thread has others to turn to.
+    `memory`: bytes that a worker goes through before it comes back to these, if not the whole. `narrow`: it adds bfloat16.
     """
     if size < 2:
         return FREE
     together = min(size, max(1, int(hardware["node", "workers"]) if per_node is None else per_node))
     piece = max((segments(way, link.part * whole)[0] for link in chain(identifier, size)), default=0.0)
-    spent = costs(hardware, way).fetched(beyond(piece))
+    spent = costs(hardware, way).met(lost(way, whole if memory is None else memory, piece), narrow)
     loads, mean, alike = _loads(way, identifier, size, whole)
     heaviest = max(loads, key=lambda each: sum(each.terms(spent, way).values()))
     cpu = mean.terms(spent, way)

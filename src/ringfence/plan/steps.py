@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -82,7 +83,15 @@ def replayed(hardware: Hardware, way: Way, made: Trace, question: Question) -> S
     """The price of a trace."""
     shrunk = question.wire_bytes / question.bytes_each
     prices = {
-        size: all_reduce(hardware, way, question.strategy, question.workers, size * shrunk, question.threads)
+        size: all_reduce(
+            hardware,
+            way,
+            question.strategy,
+            question.workers,
+            size * shrunk,
+            question.threads,
+            question.wire_bytes == 2,
+        )
         for size in {size for size, _ in made.steps}
     }
     total = FREE
@@ -118,20 +127,36 @@ def _overlapped(hardware: Hardware, way: Way, made: Trace, prices: Mapping[int, 
 
 
 @lru_cache(maxsize=4096)
-def all_reduce(hardware: Hardware, way: Way, strategy: str, workers: int, whole: float, threads: int = 1) -> Price:
-    """One all-reduce: by the runtime's own choice (`table`), by a named schedule, or in two levels."""
+def all_reduce(
+    hardware: Hardware, way: Way, strategy: str, workers: int, whole: float, threads: int = 1, narrow: bool = False
+) -> Price:
+    """One all-reduce of a step: by the runtime's own choice (`table`), by a named schedule, or in two levels."""
     if workers < 2:
         return FREE
     if way.name in ("gloo", "hop-by-hop"):
         strategy = "ring"  # it is all they do
     if strategy == "table":
         found = choose(Collective.ALL_REDUCE, workers, 0, 0, int(whole), Table())
-        return price(hardware, way, ScheduleId(found.identifier), workers, whole, threads, at_once=way.at_once)
+        return _of_a_step(hardware, way, ScheduleId(found.identifier), workers, whole, threads, narrow)
     if strategy in FLAT:
-        return price(hardware, way, FLAT[strategy], workers, whole, threads, at_once=way.at_once)
+        return _of_a_step(hardware, way, FLAT[strategy], workers, whole, threads, narrow)
     if strategy == "hierarchical":
-        return _hierarchical(hardware, way, workers, whole, threads)
+        return _hierarchical(hardware, way, workers, whole, threads, narrow)
     raise ConfigurationError(f"no strategy is called {strategy!r}: {', '.join(STRATEGIES)}")
+
+
+def _of_a_step(
+    hardware: Hardware,
+    way: Way,
+    identifier: ScheduleId,
+    workers: int,
+    whole: float,
+    threads: int,
+    narrow: bool,
+    per_node: int | None = None,
+) -> Price:
+    """Others are under way too, and a step goes through more memory than any cache holds."""
+    return price(hardware, way, identifier, workers, whole, threads, per_node, way.at_once, math.inf, narrow)
 
 
 def hierarchical_possible(hardware: Hardware, workers: int) -> bool:
@@ -140,17 +165,17 @@ def hierarchical_possible(hardware: Hardware, workers: int) -> bool:
     return together > 1 and workers >= together and workers % together == 0
 
 
-def _hierarchical(hardware: Hardware, way: Way, workers: int, whole: float, threads: int) -> Price:
+def _hierarchical(hardware: Hardware, way: Way, workers: int, whole: float, threads: int, narrow: bool) -> Price:
     """Composed of schedules that exist: reduce-scatter in each node, a ring for each part among nodes, all-gather in each node.
 
     The runtime has no such schedule yet; this says whether it would be worth having.
     """
     if not hierarchical_possible(hardware, workers):
-        return all_reduce(hardware, way, "ring", workers, whole, threads)
+        return all_reduce(hardware, way, "ring", workers, whole, threads, narrow)
     together = int(hardware["node", "workers"])
     inside = way if hardware["inside", "sealed"] else WAYS["plaintext" if way.sealed else way.name]
     lone = _one_of(hardware, together)
-    outer = price(lone, way, FLAT["ring"], workers // together, whole / together, threads, at_once=way.at_once)
+    outer = _of_a_step(lone, way, FLAT["ring"], workers // together, whole / together, threads, narrow)
     if hardware["inside", "rate"]:
         counted, _ = busiest(FLAT["ring"], together)
         moved = load(inside, counted[0], whole)
@@ -160,7 +185,7 @@ def _hierarchical(hardware: Hardware, way: Way, workers: int, whole: float, thre
     else:
         local = _without_device(hardware)
         scatter, gather = (
-            price(local, inside, identifier, together, whole, threads, per_node=together, at_once=way.at_once)
+            _of_a_step(local, inside, identifier, together, whole, threads, narrow, per_node=together)
             for identifier in (ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
         )
         within = scatter.plus(gather)

@@ -62,17 +62,18 @@ class Costs(NamedTuple):
     reduce: float
     copy: float
     idle: float = 0.0  # the share of its time that a thread waits for another
-    cold: float = 0.0  # what pieces beyond the cache cost more, as a share
+    cold: float = 0.0  # what memory beyond the cache costs more, as a share
+    half: float = 1.0  # times `reduce`, for bfloat16
     staged: float = 0.0
     fresh: float = 0.0
 
-    def fetched(self, share: float) -> Costs:
-        """With this share of all bytes fetched anew by each stage."""
-        if not share * self.cold:
-            return self
-        slower = 1 + self.cold * share
-        stages = ("seal", "open", "send", "receive", "reduce", "copy")
-        return self._replace(**{stage: getattr(self, stage) * slower for stage in stages})
+    def met(self, lost: float, narrow: bool) -> Costs:
+        """As a collective meets them: with this share of all bytes lost from the cache, and perhaps in bfloat16."""
+        slower = 1 + self.cold * lost
+        stages = {
+            stage: getattr(self, stage) * slower for stage in ("seal", "open", "send", "receive", "reduce", "copy")
+        }
+        return self._replace(**{**stages, "reduce": stages["reduce"] * (self.half if narrow else 1.0)})
 
 
 def fitted_figures(hardware: Hardware, way: Way) -> Mapping[str, float] | None:
@@ -100,7 +101,7 @@ def costs(hardware: Hardware, way: Way) -> Costs:
         receive=core["receive"],
         reduce=core["reduce"],
         copy=core["copy"],
-        **{name: fitted[name] for name in ("idle", "cold") if fitted},
+        **{name: fitted[name] for name in ("idle", "cold", "half") if fitted},
         **{name: fitted[name] * 1e-9 for name in ("staged", "fresh") if fitted},
     )
 
@@ -117,9 +118,15 @@ def segments(way: Way, length: float) -> tuple[float, int]:
     return min(length, segment_bytes(whole)), segment_count(whole)
 
 
-def beyond(length: float) -> float:
-    """The share of a piece that is not in a core's cache any more when the next stage asks for it."""
-    return max(0.0, 1 - _CACHE / length) if length else 0.0
+def lost(way: Way, memory: float, piece: float) -> float:
+    """The share of bytes that the cache has lost when somebody asks for them again.
+
+    Of so much memory that is gone through again and again, all may find it lost; a piece that is handled whole is lost from one
+    stage to the next as well.
+    """
+    again = max(0.0, 1 - _CACHE / memory) if memory else 0.0
+    between = max(0.0, 1 - _CACHE / piece) if piece else 0.0
+    return again if way.pipelined else (again + between) / 2
 
 
 class Task(NamedTuple):
