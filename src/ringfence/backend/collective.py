@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ringfence.backend.base import GroupBase, one
 from ringfence.backend.binding import Staging, bytes_of, even_parts, same_layout
+from ringfence.backend.overloads import listed, listed_with, options_of
 from ringfence.backend.sparse import sparse_all_reduce
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer, Collective
@@ -17,9 +18,9 @@ from ringfence.collectives import Buffer, Collective
 class CollectiveMethods(GroupBase):
     """Every collective of a process group, under the names that torch calls."""
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
-        (tensor,) = one(tensors)
-        options = options or dist.AllreduceOptions()
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> RingfenceWork:
+        (tensor,) = one(listed(tensors))
+        options = options_of(c10d.AllreduceOptions, opts, op, timeout=timeout)
         if tensor.is_sparse:
             sparse_all_reduce(self, tensor, options)
             return self._finished([tensor])
@@ -38,9 +39,9 @@ class CollectiveMethods(GroupBase):
     def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
         return self._together([self.allreduce([tensor], options) for tensor in tensors])
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
-        (tensor,) = one(tensors)
-        options = options or dist.BroadcastOptions()
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, *, root: Any = None) -> RingfenceWork:
+        (tensor,) = one(listed(tensors))
+        options = options_of(c10d.BroadcastOptions, opts, root=root, timeout=timeout)
         stage = Staging()
         return self._submit(
             Collective.BROADCAST,
@@ -53,9 +54,11 @@ class CollectiveMethods(GroupBase):
             weight=bytes_of(tensor),
         )
 
-    def reduce(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
-        (tensor,) = one(tensors)
-        options = options or dist.ReduceOptions()
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: Any = None
+    ) -> RingfenceWork:
+        (tensor,) = one(listed(tensors))
+        options = options_of(c10d.ReduceOptions, opts, op, root, timeout)
         stage = Staging()
         if self._mine == options.rootRank:
             memory = stage.in_place(tensor)
@@ -74,9 +77,9 @@ class CollectiveMethods(GroupBase):
             weight=bytes_of(tensor),
         )
 
-    def allgather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None
-    ) -> RingfenceWork:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *, timeout: Any = None) -> RingfenceWork:
+        outputs, inputs = listed_with(outputs, inputs)
+        options = options_of(c10d.AllgatherOptions, opts, timeout=timeout)
         works = [self._all_gather(outs, tensor, options) for outs, tensor in zip(outputs, inputs, strict=True)]
         return works[0] if len(works) == 1 else self._together(works)
 
@@ -130,10 +133,11 @@ class CollectiveMethods(GroupBase):
         return self._together(works)
 
     def gather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: Any = None
     ) -> RingfenceWork:
+        outputs, inputs = listed_with(outputs, inputs)
         (tensor,) = one(inputs)
-        options = options or dist.GatherOptions()
+        options = options_of(c10d.GatherOptions, opts, root=root, timeout=timeout)
         stage = Staging()
         parts = {Buffer.INPUT: [stage.input(tensor)]}
         results: list[torch.Tensor] = []
@@ -154,10 +158,11 @@ class CollectiveMethods(GroupBase):
         )
 
     def scatter(
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any = None
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: Any = None
     ) -> RingfenceWork:
+        inputs, outputs = listed_with(inputs, outputs)
         (out,) = one(outputs)
-        options = options or dist.ScatterOptions()
+        options = options_of(c10d.ScatterOptions, opts, root=root, timeout=timeout)
         stage = Staging()
         parts = {Buffer.OUTPUT: [stage.output(out)]}
         if self._mine == options.rootRank:
@@ -177,8 +182,10 @@ class CollectiveMethods(GroupBase):
         )
 
     def reduce_scatter(
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any = None
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> RingfenceWork:
+        inputs, outputs = listed_with(inputs, outputs)
+        options = options_of(c10d.ReduceScatterOptions, opts, op, timeout=timeout)
         works = []
         for out, tensors in zip(outputs, inputs, strict=True):
             self._expect_one_per_rank(tensors, "input")
@@ -192,7 +199,7 @@ class CollectiveMethods(GroupBase):
         if tensors[self._mine].numel() != out.numel():
             raise ValueError(f"reduce_scatter: input {self._mine} and the output differ in size")
         same_layout([out, *tensors])
-        options = options or dist.ReduceScatterOptions()
+        options = options or c10d.ReduceScatterOptions()
         total = sum(tensor.numel() for tensor in tensors)
         return self._submit(
             Collective.REDUCE_SCATTER,
@@ -232,8 +239,11 @@ class CollectiveMethods(GroupBase):
         tensor: torch.Tensor,
         output_splits: list[int],
         input_splits: list[int],
-        options: Any = None,
+        opts: Any = None,
+        *,
+        timeout: Any = None,
     ) -> RingfenceWork:
+        options = options_of(c10d.AllToAllOptions, opts, timeout=timeout)
         stage = Staging()
         outputs = _split(stage.output(out), out, output_splits, self._count)
         inputs = _split(stage.input(tensor), tensor, input_splits, self._count)
@@ -265,8 +275,10 @@ class CollectiveMethods(GroupBase):
             even=even,
         )
 
-    def barrier(self, opts: Any = None) -> RingfenceWork:
-        return self._submit(Collective.BARRIER, Staging(), {}, opts, [])
+    def barrier(self, opts: Any = None, *, timeout: Any = None) -> RingfenceWork:
+        return self._submit(
+            Collective.BARRIER, Staging(), {}, options_of(c10d.BarrierOptions, opts, timeout=timeout), []
+        )
 
     # The names that torch used before 2.13.
     _allgather_base = all_gather_single
