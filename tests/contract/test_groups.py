@@ -135,6 +135,29 @@ def test_a_monitored_barrier_passes_and_names_who_is_missing(pool: Pool, backend
     assert "2" in results[0].message
 
 
+def functions_for_torchs_own() -> tuple[str, str, float]:
+    """What the two functions that torch keeps for its own backends say, and the timeout that is set in their place."""
+    with pytest.raises(ValueError, match="monitored_barrier") as caught:
+        dist.monitored_barrier(timeout=timedelta(seconds=20))
+    dist.monitored_barrier(dist.new_group(backend="gloo"), timedelta(seconds=20))
+    usual = timedelta(seconds=60)
+    with pytest.warns(UserWarning, match="Set timeout") as warned:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7))
+    assert dist.group.WORLD._timeout == usual
+    dist.group.WORLD.set_timeout(timedelta(seconds=7))
+    took = dist.group.WORLD._timeout.total_seconds()
+    dist.group.WORLD.set_timeout(usual)
+    return str(caught.value), str(warned[0].message), took
+
+
+def test_two_functions_that_torch_keeps_for_its_own_backends(pool: Pool) -> None:
+    """As docs/getting-started.md says. Should torch open them, the page has a section too many."""
+    for refused, warned, took in pool.check(functions_for_torchs_own, 2, "ringfence", renew=True):
+        assert "only implemented for GLOO" in refused
+        assert "only supported for either nccl or gloo" in warned
+        assert took == 7
+
+
 def made_anew() -> None:
     """Groups of this kind are named after their ranks, so the name comes back."""
     ranks = list(range(dist.get_world_size()))
