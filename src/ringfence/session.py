@@ -21,7 +21,7 @@ from ringfence.collectives import Table
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
 from ringfence.runtime import core, plane
-from ringfence.runtime.engine import Engine
+from ringfence.runtime.engine import FAREWELL_SECONDS, Engine
 from ringfence.runtime.fork import in_child
 from ringfence.runtime.loop import Loop
 from ringfence.settings import Settings
@@ -29,7 +29,6 @@ from ringfence.transport.tcp import TcpNetwork
 
 _log = logging.getLogger("ringfence")
 
-_GOODBYE_SECONDS = 60.0  # for slow peers to take what is still written; a lost one ends it at once
 _OPEN_FILES = 1 << 16  # of a worker in a large world, if the system allows it; by default many give 1024
 _DYNAMIC_RENDEZVOUS = re.compile(r"--standalone|--rdzv[-_]backend[= ](?!static)")
 
@@ -89,14 +88,18 @@ class Session:
         count = self._names[name, ranks]
         return name if count == 1 else f"{name}#{count}"
 
-    def leave(self) -> None:
-        """Say goodbye. Also called at exit, for scripts that do not destroy their process group."""
+    def leave(self, finish: bool = False) -> None:
+        """Say goodbye. Also called at exit, for scripts that do not destroy their process group.
+
+        `finish`: first the collectives that are under way, as others may wait for them. Not at exit: that may be the way
+        out of an exception, of which the others are to hear at once.
+        """
         if not self.left and not in_child():
             self.left = True
             atexit.unregister(self.leave)
             if self._age_limit is not None:
                 self._age_limit.cancel()
-            self.loop.leave(_GOODBYE_SECONDS)
+            self.loop.leave(FAREWELL_SECONDS, finish)
 
     def _limit_age(self, member: Membership) -> threading.Timer | None:
         """Who was judged long ago may have lost what it was judged by. So the policy may say how long a judgement lasts.

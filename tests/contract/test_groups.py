@@ -173,6 +173,46 @@ def test_a_group_is_destroyed_and_made_anew(pool: Pool) -> None:
     pool.check(made_anew, 3, "ringfence")
 
 
+def destroyed_while_under_way() -> list[float]:
+    """Rank 0 begins and destroys the group; only then do the others come."""
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    tensors = [torch.full((1000,), float(dist.get_rank() + 1)) for _ in range(3)]
+    if dist.get_rank() == 0:
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        dist.destroy_process_group(group)
+        dist.barrier()
+    else:
+        dist.barrier()
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+    dist.barrier()
+    return [tensor.mean().item() for tensor in tensors]
+
+
+def test_what_is_under_way_when_a_group_is_destroyed_is_finished(pool: Pool, backend: str) -> None:
+    assert pool.check(destroyed_while_under_way, 3, backend) == [[6.0] * 3] * 3
+
+
+def world_destroyed_while_under_way() -> float:
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.full((1000,), float(dist.get_rank() + 1))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        dist.all_reduce(tensor, async_op=True)
+        store.set("under way", "yes")
+    else:
+        store.wait(["under way"])
+        dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.mean().item()
+
+
+def test_what_is_under_way_when_the_run_is_left_is_finished(pool: Pool, backend: str) -> None:
+    assert pool.check(world_destroyed_while_under_way, 3, backend, renew=True) == [6.0] * 3
+
+
 def used_after_destruction(used_before: bool) -> list[str]:
     """What operations on a destroyed group raise. Called on the group: torch's functions no longer find its name."""
     group = dist.new_group()

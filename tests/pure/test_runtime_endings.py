@@ -11,7 +11,9 @@ import torch
 from ringfence.control import Abort
 from ringfence.errors import AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
+from ringfence.runtime.engine import FAREWELL_SECONDS
 from ringfence.runtime.loop import _Waker
+from tests.pure.runtime_calls import transfer
 from tests.pure.test_runtime_failures import begin, settle
 from tests.world import World, all_reduce, broadcast
 
@@ -133,3 +135,32 @@ def test_a_forked_child_holds_no_key() -> None:
     engine.forget()  # what the fork hook calls in the child
     assert engine.epoch_key.reveal() == b"" and not engine.groups and not engine._shared
     assert not hasattr(engine, "_private_key")
+
+
+def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
+    """It waits for the others, but not for ever, and then the run goes on without that group."""
+    world = World(2)
+    part = world.add_group("part", range(2))
+    lonely = world.submit(part[0], all_reduce(part[0], torch.ones(10), deadline=1000.0))
+    world.engines[0].destroy_group(part[0])
+    world.run([lonely])
+    assert not lonely.done
+    late = world.submit(part[0], all_reduce(part[0], torch.ones(10)))
+    assert isinstance(late.error, ProtocolError) and "was destroyed" in str(late.error)
+    world.wait(FAREWELL_SECONDS)
+    assert isinstance(lonely.error, ProtocolError) and "was pending when its group was destroyed" in str(lonely.error)
+    assert all(engine.failure is None for engine in world.engines)
+
+
+def test_a_destroyed_group_ends_with_its_last_collective() -> None:
+    world = World(2)
+    part = world.add_group("part", range(2))
+    tensors = [torch.ones(10), torch.ones(10)]
+    first = world.submit(part[0], all_reduce(part[0], tensors[0]))
+    world.engines[0].destroy_group(part[0])
+    world.run([first])
+    second = world.submit(part[1], all_reduce(part[1], tensors[1]))
+    world.run([first, second, transfer(torch.ones(1))])
+    assert first.error is None and second.error is None
+    assert all((tensor == 2).all() for tensor in tensors)
+    assert part[0].removed and not world.engines[0].busy()

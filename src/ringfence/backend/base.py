@@ -106,14 +106,19 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         return self.new_group([self._ranks[rank] for rank in ranks], timeout, opts, group_name, group_desc)
 
     def abort(self) -> None:
-        self.shutdown()
-
-    def shutdown(self) -> None:
-        """The first group's end is the session's; another group only closes its own links."""
+        """Wait for nothing."""
         if self._owns_session:
             self._session.leave()
-        elif not self._session.left:  # also if nothing has reached it: what still comes is refused
+        elif not self._session.left:
             self._loop.ask(lambda: self._session.engine.remove_group(self._added.get()))
+            self._loop.wake()
+
+    def shutdown(self) -> None:
+        """The first group's end is the session's; another group only closes its own links. Both finish their collectives."""
+        if self._owns_session:
+            self._session.leave(finish=True)
+        elif not self._session.left:  # also if nothing has reached it: what still comes is refused
+            self._loop.ask(lambda: self._session.engine.destroy_group(self._added.get()))
             self._loop.wake()
 
     # -- submitting --------------------------------------------------------------------------------------------------

@@ -53,6 +53,9 @@ ABORT_CODES: tuple[type[RingfenceError], ...] = (
 )
 
 
+FAREWELL_SECONDS = 60.0  # for what is under way when a group is destroyed, and for slow peers to take what is written
+
+
 class Network(Protocol):
     """Moves opaque bytes."""
 
@@ -137,10 +140,27 @@ class Engine:
         self.gate.open(group)
         return group
 
+    def destroy_group(self, group: Group) -> None:
+        """It takes nothing more. Collectives under way are finished first, within bounds: others may be waiting for them."""
+        if not self.collectives(group):
+            self.remove_group(group)
+        elif not group.destroyed:
+            group.destroyed = True
+            group.give_up = lambda: self.remove_group(group)
+            self.after(FAREWELL_SECONDS, group.give_up)
+
+    def collectives(self, group: Group | None = None) -> list[Operation]:
+        """Those under way, of one group or of all."""
+        unfinished = [each for each in self.unfinished if isinstance(each, CollectiveOperation)]
+        return [each for each in unfinished if group is None or each.group is group]
+
     def remove_group(self, group: Group) -> None:
         """End what it had pending and close its links; what is written already is given the time it needs to leave."""
+        if group.removed:
+            return
         self.groups.pop(group.digest, None)
-        group.removed = True
+        group.destroyed = group.removed = True
+        self._timers = [timer for timer in self._timers if timer[1] is not group.give_up]
         self._removed = [each for each in self._removed if any(link.open for link in each.links())]
         self._removed.append(group)
         group.close()
@@ -170,7 +190,7 @@ class Engine:
         if self.failure is not None:
             operation.finish(self.failure)
             return False
-        if group.removed:
+        if group.destroyed:
             operation.finish(ProtocolError(f"group {group.name!r} was destroyed: make a new one"))
             return False
         self.unfinished[operation] = None
@@ -185,6 +205,8 @@ class Engine:
     def finish(self, operation: Operation) -> None:
         if self.unfinished.pop(operation, self) is None:
             operation.finish()
+            if operation.group.destroyed:
+                self.later(lambda: self.destroy_group(operation.group))
 
     # -- being driven ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringfence import keys
@@ -44,7 +45,11 @@ class Group:
         self.pool = engine.pool
         self.origin: OriginKeys
         self.sequence = 0
-        self.removed = False
+        self.destroyed = False  # takes nothing more
+        self.give_up: Callable[[], None] | None = (
+            None  # what ends its last collectives if they do not end by themselves
+        )
+        self.removed = False  # and what it had under way has ended
         self.outboxes: dict[int, Outbox] = {}
         self.inboxes: dict[int, Inbox] = {}
         self.postbox = Postbox(engine, self)

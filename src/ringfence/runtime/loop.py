@@ -200,13 +200,14 @@ class Loop:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def leave(self, seconds: float) -> None:
-        """Let what is written reach the wire, say goodbye, stop."""
+    def leave(self, seconds: float, finish: bool = False) -> None:
+        """Let collectives end, if they are to `finish`, and what is written reach the wire; say goodbye, stop."""
         limit = self.engine.clock() + seconds
         left = Operation(Call(0), float("inf"))
 
         def drained() -> bool:
-            return not self.engine.blocked or self.engine.failure is not None
+            engine = self.engine
+            return engine.failure is not None or not (engine.blocked or (finish and engine.collectives()))
 
         def go() -> None:
             if drained() or self.engine.clock() >= limit:
@@ -214,6 +215,7 @@ class Loop:
                 left.finish()
             else:
                 self.network.poll(0.01)
+                self.engine.expire()
                 self.engine.later(go)
 
         interrupting = self._driver == threading.get_ident()  # a signal handler, in a collective of this very thread
