@@ -6,6 +6,8 @@ import argparse
 import io
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,12 @@ def test_samples_of_the_two_data_planes_are_never_put_together(monkeypatch: pyte
     assert slow == {**compiled, "data_plane": "python"}  # the compiled one goes without saying
     assert machine.digest(slow) != machine.digest(compiled)
     assert machine_lines(slow)[1] == machine_lines(compiled)[1] + "; data plane in Python"
+
+
+def test_facts_need_no_torch() -> None:
+    """A study that only says that it is in use, or what it would measure, should not take seconds to say it."""
+    program = "import sys; from ringfence.bench import machine; machine.facts(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_the_rest_is_kept(tmp_path: Path) -> None:

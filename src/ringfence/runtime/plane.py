@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+from importlib.util import find_spec
 
 
 def is_compiled() -> bool:
-    """Whether a worker that is started from here has the compiled data plane; core.py is what loads it."""
-    if os.environ.get("RINGFENCE_CORE") != "python":
-        with contextlib.suppress(ImportError):
-            from ringfence.runtime import _core  # noqa: F401
-
-            return True
-    return False
+    """Whether a worker that is started from here has the compiled data plane. Importing it would import torch."""
+    return os.environ.get("RINGFENCE_CORE") != "python" and find_spec("ringfence.runtime._core") is not None
 
 
 def why_not() -> str:
