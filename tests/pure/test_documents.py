@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.settings import KNOWN
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("spec/**/*.md")])
 
@@ -54,7 +56,27 @@ def test_every_setting_is_documented() -> None:
     pattern = re.compile(r"\bRINGFENCE_[A-Z_]*[A-Z]\b")
     used = {name for file in (ROOT / "src").rglob("*.py") for name in pattern.findall(file.read_text())}
     documented = set(pattern.findall((ROOT / "docs/configuration.md").read_text()))
-    assert used == documented
+    assert used == documented == set(KNOWN)
+
+
+def test_nothing_installs_ringfence_by_its_name_alone() -> None:
+    """It is installed from a clone. By its name an index would be asked, and could answer with anything."""
+    pattern = re.compile(r"pip install(?: -\S+)* [\"']?ringfence|ringfence\[")
+    folders = [file for file in files_of_the_project() if file.relative_to(ROOT).parts[0] != "tests"]
+    found = {name_of(file): pattern.findall(file.read_text()) for file in folders if "results" not in file.parts}
+    assert not {name: hits for name, hits in found.items() if hits}
+
+
+def test_what_is_said_to_be_installed_is_what_the_project_asks_for() -> None:
+    asked = (ROOT / "pyproject.toml").read_text()
+    told = {
+        wanted
+        for file in files_of_the_project()
+        if file.relative_to(ROOT).parts[0] in ("docs", "scripts", "src") and "results" not in file.parts
+        for wanted in re.findall(r"pip install \"([a-z][^\"{]*>=[^\"{]*)\"", file.read_text())
+    }
+    assert told
+    assert not {wanted for wanted in told if f'"{wanted}"' not in asked}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
