@@ -66,6 +66,7 @@ class Session:
         )
         self.loop = Loop(self.engine, self.network, member.edges)
         self.left = False
+        self._held = 0
         self._age_limit = self._limit_age(member)
         self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
         atexit.register(self.leave)
@@ -87,6 +88,15 @@ class Session:
         self._names[name, ranks] += 1
         count = self._names[name, ranks]
         return name if count == 1 else f"{name}#{count}"
+
+    def hold(self) -> None:
+        """A group was made that keeps this session alive."""
+        self._held += 1
+
+    def let_go(self) -> bool:
+        """It was destroyed; whether it was the last one."""
+        self._held -= 1
+        return self._held == 0
 
     def leave(self, finish: bool = False) -> None:
         """Say goodbye. Also called at exit, for scripts that do not destroy their process group.

@@ -213,6 +213,23 @@ def test_what_is_under_way_when_the_run_is_left_is_finished(pool: Pool, backend:
     assert pool.check(world_destroyed_while_under_way, 3, backend, renew=True) == [6.0] * 3
 
 
+def beside_gloo() -> list[int]:
+    """Two ringfence groups under a default group of Gloo's, destroyed one after the other, and a third after them."""
+    first, second = dist.new_group(backend="ringfence"), dist.new_group(backend="ringfence")
+    found = [total(first), total(second)]
+    dist.destroy_process_group(first)
+    found.append(total(second))
+    dist.destroy_process_group(second)
+    third = dist.new_group(backend="ringfence")
+    found.append(total(third))
+    dist.destroy_process_group(third)
+    return [*found, total()]
+
+
+def test_groups_beside_a_default_group_of_another_backend(pool: Pool) -> None:
+    assert pool.check(beside_gloo, 2, "gloo", renew=True) == [[1] * 5] * 2
+
+
 def used_after_destruction(used_before: bool) -> list[str]:
     """What operations on a destroyed group raise. Called on the group: torch's functions no longer find its name."""
     group = dist.new_group()

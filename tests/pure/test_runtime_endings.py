@@ -152,6 +152,17 @@ def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
     assert all(engine.failure is None for engine in world.engines)
 
 
+def test_whoever_still_needs_a_destroyed_group_is_told_so() -> None:
+    world = World(2)
+    part = world.add_group("part", range(2))
+    world.run([world.submit(part[rank], all_reduce(part[rank], torch.ones(10))) for rank in range(2)])
+    needy = world.submit(part[1], all_reduce(part[1], torch.ones(10)))
+    world.engines[0].destroy_group(part[0])
+    world.run([needy])
+    assert isinstance(needy.error, PeerLostError)
+    assert "worker 0 left the run or destroyed group 'part' while all_reduce #2" in str(needy.error)
+
+
 def test_a_destroyed_group_ends_with_its_last_collective() -> None:
     world = World(2)
     part = world.add_group("part", range(2))

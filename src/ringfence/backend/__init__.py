@@ -28,7 +28,10 @@ class RingfenceProcessGroup(CollectiveMethods, TransferMethods):
 
 
 def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
-    """What init_process_group calls. The first group of a process is admitted; the others live in its epoch."""
+    """What init_process_group calls. The first group of a process is admitted; the others live in its epoch.
+
+    Others come here only beside a default group of another backend. Then none of them is the run: the last one ends it.
+    """
     global _session
     _check_torch()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
@@ -39,7 +42,7 @@ def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
         _session = Session(options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
     assert _session is not None
     name = str(options.group_id)
-    return RingfenceProcessGroup(_session, ranks, options.timeout, name, options.store, owns_session=first)
+    return RingfenceProcessGroup(_session, ranks, options.timeout, name, options.store, holds_session=True)
 
 
 def _check_torch() -> None:

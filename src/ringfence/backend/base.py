@@ -28,7 +28,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         timeout: timedelta,
         name: str,
         store: Any = None,
-        owns_session: bool = False,
+        holds_session: bool = False,
     ) -> None:
         engine = session.engine
         super().__init__(ranks.index(engine.rank), len(ranks))
@@ -44,7 +44,9 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._added = _Lazy(lambda: engine.add_group(self._wire_name, ranks))
         self._mine = ranks.index(engine.rank)
         self._count = len(ranks)
-        self._owns_session = owns_session
+        self._holds_session = holds_session
+        if holds_session:
+            session.hold()
 
     # -- what torch asks a group about itself ------------------------------------------------------------------------
 
@@ -107,18 +109,20 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
 
     def abort(self) -> None:
         """Wait for nothing."""
-        if self._owns_session:
-            self._session.leave()
-        elif not self._session.left:
-            self._loop.ask(lambda: self._session.engine.remove_group(self._added.get()))
-            self._loop.wake()
+        self._end(self._session.engine.remove_group, finish=False)
 
     def shutdown(self) -> None:
-        """The first group's end is the session's; another group only closes its own links. Both finish their collectives."""
-        if self._owns_session:
-            self._session.leave(finish=True)
+        """Finish the collectives that are under way first."""
+        self._end(self._session.engine.destroy_group, finish=True)
+
+    def _end(self, end: Callable[[Any], None], finish: bool) -> None:
+        """The end of the last group that holds the session is the session's; any other only closes its own links."""
+        last = self._holds_session and self._session.let_go()
+        self._holds_session = False
+        if last:
+            self._session.leave(finish)
         elif not self._session.left:  # also if nothing has reached it: what still comes is refused
-            self._loop.ask(lambda: self._session.engine.destroy_group(self._added.get()))
+            self._loop.ask(lambda: end(self._added.get()))
             self._loop.wake()
 
     # -- submitting --------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def _group_over(session_type: type[Session], name: str) -> Any:
         session = session_type(options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
         ranks = tuple(range(options.group_size))
         return RingfenceProcessGroup(
-            session, ranks, options.timeout, str(options.group_id), options.store, owns_session=True
+            session, ranks, options.timeout, str(options.group_id), options.store, holds_session=True
         )
 
     backend = f"bench-{name}"

@@ -86,7 +86,7 @@ class Exchange(Link):
 
     def post_send(self, transfer: Transfer) -> None:
         if self.farewell or (self.stream is None and self.worker in self.engine.departed):
-            raise PeerLostError(f"worker {self.worker} left the run, and {transfer.describe()} is for it")
+            raise PeerLostError(f"{self.parting()}, and {transfer.describe()} is for it")
         tag = transfer.call.tag
         transfer.ordinal = transfer.sequence = self._next_send.get(tag, 0)
         self._next_send[tag] = transfer.ordinal + 1
@@ -116,7 +116,7 @@ class Exchange(Link):
         self.expected[tag, transfer.ordinal] = transfer
         self._controls.append((Type.WANT, transfer.call.pack(), transfer.ordinal))
         if self.farewell or (self.stream is None and self.worker in self.engine.departed):
-            raise PeerLostError(f"worker {self.worker} left the run, and {transfer.describe()} waits for it")
+            raise PeerLostError(f"{self.parting()}, and {transfer.describe()} waits for it")
         self.poke()
 
     def _on_offer(self, header: Header) -> None:
@@ -271,7 +271,7 @@ class Exchange(Link):
         self.farewell = True
         unfinished = [*self.expected.values(), *self._payloads, *(t for q in self._offered.values() for t in q)]
         if unfinished:
-            raise PeerLostError(f"worker {self.worker} left the run, and {unfinished[0].describe()} waits for it")
+            raise PeerLostError(f"{self.parting()}, and {unfinished[0].describe()} waits for it")
         self.close()
 
     def _ended(self) -> None:

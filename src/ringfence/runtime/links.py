@@ -166,6 +166,11 @@ class Link(core.End):
                 self.flush()
         self.close()
 
+    def parting(self) -> str:
+        """What a goodbye on this link means. That of the whole run may still be on its way, on another connection."""
+        left = f"worker {self.worker} left the run"
+        return left if self.worker in self.engine.departed else f"{left} or destroyed group {self.group.name!r}"
+
     def linger(self) -> None:
         """Its group is gone: write what is left, then say goodbye."""
         if self.stream is not None and self.flush():
@@ -193,9 +198,7 @@ class Outbox(Link):
             self._hear_out()
         if self.farewell and self.queue:
             run = self.queue[0][0]
-            raise PeerLostError(
-                f"worker {self.worker} left the run while {self.group.describe_run(run)} still needed it"
-            )
+            raise PeerLostError(f"{self.parting()} while {self.group.describe_run(run)} still needed it")
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
         if self.lingering:
@@ -258,9 +261,7 @@ class Inbox(Link):
             raise self._forged() from None
         if header.type == Type.BYE:
             self.farewell = True
-            raise PeerLostError(
-                f"worker {self.worker} left the run while {self.group.describe_run(run)} still needed it"
-            )
+            raise PeerLostError(f"{self.parting()} while {self.group.describe_run(run)} still needed it")
         raise MismatchError(self.group.describe_mismatch(run, self.peer, header))
 
     def stream_ended(self) -> None:
