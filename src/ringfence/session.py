@@ -22,7 +22,7 @@ from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
 from ringfence.runtime import core, plane
 from ringfence.runtime.engine import FAREWELL_SECONDS, Engine
-from ringfence.runtime.fork import in_child
+from ringfence.runtime.fork import canary, in_child
 from ringfence.runtime.loop import Loop
 from ringfence.settings import Settings
 from ringfence.transport.tcp import TcpNetwork
@@ -62,6 +62,7 @@ class Session:
             network=self.network,
             table=Table.from_bytes(member.table),
             edges=member.edges,
+            alive=canary(),
             acquaintances=member.acquaintances,
         )
         self.loop = Loop(self.engine, self.network, member.edges)
@@ -89,6 +90,11 @@ class Session:
         count = self._names[name, ranks]
         return name if count == 1 else f"{name}#{count}"
 
+    @property
+    def over(self) -> bool:
+        """Whether this process has no part in it: it has left, or is a fork of the one that has."""
+        return self.left or in_child(self.engine.alive)
+
     def hold(self) -> None:
         """A group was made that keeps this session alive."""
         self._held += 1
@@ -104,7 +110,7 @@ class Session:
         `finish`: first the collectives that are under way, as others may wait for them. Not at exit: that may be the way
         out of an exception, of which the others are to hear at once.
         """
-        if not self.left and not in_child():
+        if not self.over:
             self.left = True
             atexit.unregister(self.leave)
             if self._age_limit is not None:

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,40 @@ def go_on_after_forks() -> float:
 
 def test_forks_do_not_disturb_the_parent(pool: Pool) -> None:
     assert pool.check(go_on_after_forks, WORLD, renew=True) == [float(WORLD)] * WORLD
+
+
+def meet(path: str, rank: int) -> list[float]:
+    """A group of two: what it adds up, waited for in both ways."""
+    store = dist.FileStore(path, 2)
+    dist.init_process_group("ringfence", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    tensors = [torch.ones(10), torch.ones(10)]
+    dist.all_reduce(tensors[0])
+    dist.all_reduce(tensors[1], async_op=True).get_future().wait()
+    dist.destroy_process_group()
+    return [tensor[0].item() for tensor in tensors]
+
+
+def meet_a_child(path: str) -> list[list[float]]:
+    """A group of its own first, as in a notebook; then one together with a forked child."""
+    dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
+    dist.destroy_process_group()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, pickle.dumps(meet(path, 1)))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    mine = meet(path, 0)
+    with os.fdopen(reader, "rb") as pipe:
+        theirs = pickle.load(pipe)
+    os.waitpid(child, 0)
+    return [mine, theirs]
+
+
+def test_a_forked_child_can_join_a_run_of_its_own(tmp_path: Path) -> None:
+    with Pool() as fresh:
+        ((mine, theirs),) = fresh.check(meet_a_child, 1, None, (str(tmp_path / "store"),))
+    assert mine == theirs == [2.0, 2.0]

@@ -35,7 +35,7 @@ def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
     global _session
     _check_torch()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    first = not options.global_ranks_in_group or _session is None or _session.left
+    first = not options.global_ranks_in_group or _session is None or _session.over
     if first:
         if ranks != tuple(range(options.group_size)):
             raise ConfigurationError(f"the first ringfence group must hold every worker; this one holds {ranks}")

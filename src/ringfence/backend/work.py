@@ -8,6 +8,7 @@ may wait for further collectives: so that is never the loop, but a thread of its
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -40,6 +41,11 @@ class _Futures:
             self._thread.start()
         self._queue.put(callback)
 
+    def forget(self) -> None:
+        """In a forked child, which has neither the thread nor anything to complete."""
+        self._queue = queue.SimpleQueue()
+        self._thread = None
+
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
@@ -53,6 +59,7 @@ class _Futures:
 
 
 _futures = _Futures()
+os.register_at_fork(after_in_child=_futures.forget)
 
 
 def fresh(error: RingfenceError) -> RingfenceError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 _MADV_WIPEONFORK = 18
@@ -19,14 +20,15 @@ class _Forgets(Protocol):
     def forget(self) -> None: ...
 
 
-def _canary() -> memoryview:
+def canary() -> memoryview:
+    """A byte that reads 1 in this process and 0 in every child of it. A child has its own for what it makes itself."""
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.madvise(_MADV_WIPEONFORK)
     page[0] = 1
     return memoryview(page)
 
 
-ALIVE = _canary()
+ALIVE = canary()
 
 _holders: weakref.WeakSet[_Forgets] = weakref.WeakSet()
 
@@ -50,6 +52,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def in_child() -> bool:
-    """Whether this process is a fork of the one that imported this."""
-    return not ALIVE[0]
+def in_child(alive: Sequence[int] = ALIVE) -> bool:
+    """Whether this process is a fork of the one that made the canary."""
+    return not alive[0]

@@ -20,7 +20,7 @@ from ringfence.control import ControlEdge
 from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.fork import ALIVE, closes_in_children, leaves_to_children
+from ringfence.runtime.fork import closes_in_children, in_child, leaves_to_children
 from ringfence.runtime.haste import Haste, keep_timers_exact
 from ringfence.runtime.operation import Operation
 from ringfence.transport.tcp import TcpNetwork
@@ -95,7 +95,7 @@ class Loop:
 
     def ask(self, work: Callable[[], None]) -> None:
         """Have whoever drives do `work`; `wake` or `wait` makes sure that somebody does."""
-        if not ALIVE[0]:
+        if in_child(self.engine.alive):
             raise ProtocolError("this is a forked child: the process group belongs to its parent")
         if self._stopping:
             raise ProtocolError("this worker has left the run; initialise the process group again")
@@ -112,13 +112,13 @@ class Loop:
         try:
             return self._wait(operation, seconds)
         except BaseException as error:
-            if self._stopping or not ALIVE[0]:
+            if self._stopping or in_child(self.engine.alive):
                 raise
             self.abort(self._interruption(error))
             raise
 
     def _wait(self, operation: Operation, seconds: float) -> bool:
-        if not ALIVE[0]:
+        if in_child(self.engine.alive):
             raise ProtocolError("this is a forked child: the process group belongs to its parent")
         limit = self.engine.clock() + seconds
         if self._driver == threading.get_ident() and not operation.done:
