@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from ringfence import keys
-from ringfence.collectives import Action, Collective, ScheduleId, build
+from ringfence.collectives import Action, Collective, ScheduleId, Table, build
 from ringfence.link.frames import FRAME_BYTES, Type
 from ringfence.link.segments import segment_bytes
 from ringfence.runtime.operation import _SEGMENTS_OF_A_PASS, DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
@@ -43,6 +44,13 @@ def test_dtypes_and_reductions() -> None:
 def test_schedules() -> None:
     named = {code: plain(name) for code, name in listed("Schedules:", "A number never").items()}
     assert named == {int(each): each.name.lower() for each in ScheduleId}
+
+
+def test_the_defaults_of_the_schedule_table() -> None:
+    passage = FLAT.split("The schedule table has eight thresholds", 1)[1].split(" With n the bytes", 1)[0]
+    unit = {"": 1, " KiB": 1 << 10, " MiB": 1 << 20}
+    named = re.findall(r"`(\w+)` \[(\d+)( [KM]iB)?\]", passage)
+    assert {name: int(count) * unit[of] for name, count, of in named} == asdict(Table())
 
 
 def test_frame_types() -> None:
