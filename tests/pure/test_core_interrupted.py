@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from ringfence.collectives.schedule import Action, Step
-from ringfence.keys import GENERATION_SHIFT, Secret
+from ringfence.errors import AbortedError, PeerLostError, ProtocolError
+from ringfence.keys import GENERATION_SHIFT, SUSPICION_SECONDS, Secret
 from ringfence.link import seal
 from ringfence.link.seal import OriginKeys, Sealer
 from ringfence.runtime import _core, core
@@ -63,6 +64,34 @@ def test_an_interrupted_seal_never_leads_to_a_wrong_sum(monkeypatch: pytest.Monk
             assert bool(tensor.eq(111).all())
     if core.COMPILED and calls >= when:
         assert not all(operation.done for operation in operations)
+
+
+@pytest.mark.parametrize("when", range(1, 9))
+def test_a_handler_that_leaves_in_the_middle_of_a_seal_is_no_attack(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+    """The frame that it interrupted has taken its number and is not written: a goodbye after it would not authenticate."""
+    world = World(3)
+    world.run(begin(world, [torch.ones(4) for _ in range(3)]))
+    operations = begin(world, [torch.ones(COUNT) for _ in range(3)])
+    genuine, calls = Sealer.seal_into, 0
+
+    def seal_into(self: Sealer, *arguments: Any) -> None:
+        nonlocal calls
+        genuine(self, *arguments)
+        if self in mine:
+            calls += 1
+            if calls == when:
+                world.engines[0].leave()
+
+    mine = [link.sealer for link in world.groups[0].outboxes.values()]
+    monkeypatch.setattr(seal.Sealer, "seal_into", seal_into)
+    drive(world)
+    world.wait(SUSPICION_SECONDS)
+    drive(world)
+    assert calls >= when
+    errors = [operation.error for operation in operations]
+    assert isinstance(errors[0], ProtocolError) and "has left the run" in str(errors[0])
+    assert all(isinstance(error, PeerLostError | AbortedError) for error in errors[1:]), errors
+    assert all("worker 0" in str(error) and "AuthenticationError" not in str(error) for error in errors[1:]), errors
 
 
 def test_a_run_keeps_the_memory_that_it_writes_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ import torch
 from ringfence.control import Abort
 from ringfence.errors import AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
+from ringfence.link.frames import Call
 from ringfence.runtime.engine import FAREWELL_SECONDS
-from ringfence.runtime.loop import _Waker
+from ringfence.runtime.loop import Loop, _Waker
+from ringfence.runtime.operation import Operation
+from ringfence.transport.tcp import TcpNetwork
 from tests.pure.runtime_calls import transfer
 from tests.pure.test_runtime_failures import begin, settle
 from tests.world import World, all_reduce, broadcast
@@ -73,6 +77,57 @@ def test_a_failure_that_was_interrupted_is_carried_on(monkeypatch: pytest.Monkey
     engine.fail(AbortedError("second"))
     assert waiting.done and str(waiting.error) == "first"
     assert [type(message) for message in told] == [Abort]
+
+
+@pytest.mark.parametrize("when", ["at the end of a call", "at the end of all calls"])
+def test_an_operation_whose_end_is_interrupted_still_ends(when: str) -> None:
+    world = World(2)
+    calls = [all_reduce(world.groups[rank], torch.ones(4)) for rank in range(2)]
+    more = all_reduce(world.groups[0], torch.ones(4))
+    told: list[str] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    if when == "at the end of a call":
+        calls[0].after = interrupt
+    else:
+        calls[0].when_done(interrupt)
+    calls[0].when_done(lambda: told.append("first"))
+    more.when_done(lambda: told.append("second"))
+    for rank in range(2):
+        world.submit(world.groups[rank], calls[rank])
+    world.submit(world.groups[0], more)
+    engine = world.engines[0]
+    if when == "at the end of a call":
+        with pytest.raises(KeyboardInterrupt):
+            world.run([*calls, more])
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            engine.fail(AbortedError("interrupted"))
+    engine.fail(AbortedError("interrupted"))  # what the loop does then
+    assert all(call.done and call.block(0) and str(call.error) == "interrupted" for call in (calls[0], more))
+    assert told == ["first", "second"] and not engine.unfinished
+
+
+def test_a_submission_that_is_interrupted_ends_with_the_epoch() -> None:
+    """It may be another thread's, which waits for it."""
+    world = World(2)
+    engine, call, times = world.engines[0], all_reduce(world.groups[0], torch.ones(4)), 0
+    loop = Loop(engine, TcpNetwork(socket.create_server(("127.0.0.1", 0)), []), [])
+
+    def submit() -> None:
+        nonlocal times
+        times += 1
+        if times == 1:
+            raise KeyboardInterrupt
+        engine.submit(world.groups[0], call)
+
+    loop.ask(submit)
+    with pytest.raises(KeyboardInterrupt):
+        loop.wait(Operation(Call(0), float("inf")))  # drives what others asked for, too
+    assert call.block(20) and isinstance(call.error, AbortedError) and times == 2
+    loop.leave(0)
 
 
 def test_a_destroyed_group_still_delivers_what_it_reported_as_sent() -> None:

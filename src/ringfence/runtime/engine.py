@@ -118,6 +118,7 @@ class Engine:
         self.alive = alive
         self.pool = Pool()
         self.ready: deque[Any] = deque()
+        self.at_work: Any = None  # the one of them whose turn it is, or was when an interrupt came
         self.groups: dict[bytes, Group] = {}
         self.gate = Gate(self, acquaintances)
         self.blocked: set[Link] = set()  # links with bytes that the kernel has not taken yet
@@ -165,8 +166,8 @@ class Engine:
         self._removed.append(group)
         group.close()
         for operation in [each for each in self.unfinished if each.group is group]:
-            del self.unfinished[operation]
             operation.finish(ProtocolError(f"{operation.describe()} was pending when its group was destroyed"))
+            self.unfinished.pop(operation, None)
 
     def submit(self, group: Group, operation: CollectiveOperation) -> None:
         if self._accepts(group, operation):
@@ -203,8 +204,10 @@ class Engine:
         self._soonest = min(self._soonest, operation.deadline)
 
     def finish(self, operation: Operation) -> None:
-        if self.unfinished.pop(operation, self) is None:
+        """It has ended before it is taken off the list: an interrupt in between must not make it nobody's."""
+        if operation in self.unfinished:
             operation.finish()
+            self.unfinished.pop(operation, None)
             if operation.group.destroyed:
                 self.later(lambda: self.destroy_group(operation.group))
 
@@ -224,6 +227,7 @@ class Engine:
             link.queued = False
             if link.worker >= 0 and self.failure is not None:
                 continue  # whatever it would read or write is no longer ours
+            self.at_work = link
             try:
                 link.work()
             except RingfenceError as error:
@@ -239,6 +243,7 @@ class Engine:
                 failure = RingfenceError(f"worker {self.rank}: internal error {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self.fail(failure, self.rank)
+            self.at_work = None
 
     def _guard(self, work: Callable[[], None], worker: int) -> None:
         try:
@@ -354,9 +359,10 @@ class Engine:
         self._finish_all(self.failure)
 
     def _finish_all(self, error: RingfenceError) -> None:
-        unfinished, self.unfinished = list(self.unfinished), {}
-        for operation in unfinished:
+        while self.unfinished:
+            operation = next(iter(self.unfinished))
             operation.finish(error)
+            self.unfinished.pop(operation, None)
 
     def _flood(self, message: Abort | Bye, heard_from: Edge | None = None) -> None:
         for edge in self.edges:

@@ -157,9 +157,14 @@ class Link(core.End):
     def say_bye(self) -> None:
         """Tell the peer that nothing follows; then close. A frame that is half written is finished first."""
         self.drop()
-        if self in self.engine.blocked and self.engine.failure is None and not self.lingering:
+        if self is self.engine.at_work:  # a signal handler leaves: the frame that it interrupted has its number already
+            self.close()
+        elif self in self.engine.blocked and self.engine.failure is None and not self.lingering:
             self.lingering = True
-            return
+        else:
+            self._last_word()
+
+    def _last_word(self) -> None:
         with contextlib.suppress(OSError):  # the peer may have left first
             if self.open and self.stream is not None and self.flush():
                 self.put(self.control_frame(Type.BYE, Call(0).pack()))
@@ -175,7 +180,7 @@ class Link(core.End):
         """Its group is gone: write what is left, then say goodbye."""
         if self.stream is not None and self.flush():
             self.lingering = False
-            self.say_bye()
+            self._last_word()
 
     def drop(self) -> None:
         """Begin nothing more: the memory of what is queued is about to be its caller's again."""

@@ -168,8 +168,7 @@ class Loop:
     def _drive(self, enough: Callable[[], bool], limit: float = float("inf")) -> None:
         engine, asked = self.engine, self._asked
         while True:
-            while asked:
-                asked.popleft()()
+            self._do_what_was_asked()
             engine.run_ready()
             if enough() and not asked:
                 return
@@ -178,6 +177,18 @@ class Loop:
             deadline = min(engine.next_deadline(), limit)
             self.network.poll(max(0.0, deadline - engine.clock()))
             engine.expire()
+
+    def _do_what_was_asked(self) -> None:
+        """What is interrupted stays: done again when the epoch has failed, it ends as all does then."""
+        asked = self._asked
+        while asked:
+            try:
+                asked[0]()
+            except BaseException:
+                if self.engine.failure is not None:
+                    asked.popleft()
+                raise
+            asked.popleft()
 
     def _background(self) -> None:
         keep_timers_exact()

@@ -112,22 +112,20 @@ class Operation:
         return describe_call(self.call, self.sequence)
 
     def finish(self, error: RingfenceError | None = None) -> None:
-        """End it; wake whoever waits."""
-        if error is None and self.after is not None:
+        """End it; wake whoever waits. Done again it does the rest, in case an interrupt came in between."""
+        if error is None and self.after is not None and not self.done:
             try:
                 self.after()
             except Exception as mistake:
                 error = RingfenceError(f"the result of {self.describe()} could not be copied back: {mistake}")
         with self._lock:
-            if self.done:
-                return
-            self.error = error
-            self.done = True
-            callbacks, self._callbacks = self._callbacks, []
+            if not self.done:
+                self.error = error
+                self.done = True
+                self._ended.release()  # nothing is called in between, where an interrupt could come
         self.keep = self.after = None
-        self._ended.release()
-        for callback in callbacks:
-            callback()
+        while self._callbacks:
+            self._callbacks.pop(0)()
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call back at the end, from the loop; at once if it has ended."""
