@@ -123,7 +123,7 @@ def test_a_goodbye_that_nobody_misses_is_no_failure_and_a_later_call_names_who_s
     assert world.engines[0].failure is None
     late = begin(world, 0)
     settle(world)
-    assert isinstance(late.error, PeerLostError) and "worker 1 left the run while broadcast #2" in str(late.error)
+    assert isinstance(late.error, PeerLostError) and "destroyed group 'world' while broadcast #2" in str(late.error)
 
 
 def test_who_leaves_without_having_made_a_group_is_not_missed_by_who_only_sent_to_it() -> None:
