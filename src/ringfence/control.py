@@ -131,14 +131,14 @@ class ControlEdge:
                 self._stream.flush()
 
     def close(self) -> None:
-        """Let go of the connection. Say `Bye` before, or the peer takes it for a failure."""
+        """Let go of the connection and its keys. Say `Bye` before, or the peer takes it for a failure."""
         self._over = True
         self._stream.close()
 
     def abandon(self) -> None:
-        """Close the descriptor without a word: for a forked child, which must not speak for its parent."""
+        """The same without a word: for a forked child, which must not speak for its parent."""
         self._over = True
-        self._stream.socket.close()
+        self._stream.forget()
 
     def _cut(self, found: list[ControlMessage]) -> None:
         while (message := self._frames.next()) is not None:

@@ -115,6 +115,10 @@ class Secret:
             self._keyed = HMAC(self._bytes, hashes.SHA256())
         return self._keyed.copy()
 
+    def forget(self) -> None:
+        """Hold nothing any more, whoever still has this object."""
+        self._bytes, self._keyed = b"", None
+
     def __repr__(self) -> str:
         return "Secret(<redacted>)"
 

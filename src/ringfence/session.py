@@ -22,9 +22,9 @@ from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
 from ringfence.runtime import core, plane
 from ringfence.runtime.engine import FAREWELL_SECONDS, Engine
-from ringfence.runtime.fork import canary, in_child
 from ringfence.runtime.loop import Loop
 from ringfence.settings import Settings
+from ringfence.transport.fork import canary, in_child
 from ringfence.transport.tcp import TcpNetwork
 
 _log = logging.getLogger("ringfence")

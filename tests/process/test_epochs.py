@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ringfence.errors import MismatchError, RingfenceError
+from tests.held import CONTROL, keys_held
 from tests.pool import Failure, Pool, values
 
 AGE = 2  # seconds
@@ -106,6 +108,68 @@ def test_a_policy_without_an_age_sets_no_clock(pool: Pool) -> None:
 
 def has_no_clock() -> bool:
     return session()._age_limit is None
+
+
+# -- the end of its keys ----------------------------------------------------------------------------------------------
+
+
+def busy_links() -> list[Any]:
+    """Links of both lanes and of two groups, and what a script may keep of them."""
+    tensor = torch.ones(1000)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    kept = [dist.group.WORLD, dist.new_group(), dist.isend(tensor, (rank + 1) % size)]
+    dist.all_reduce(tensor, group=kept[1])
+    dist.recv(torch.empty(1000), (rank - 1) % size)
+    dist.broadcast(tensor, 0)
+    return kept
+
+
+def leave_and_look_for_keys() -> tuple[set[str], set[str]]:
+    kept = busy_links()
+    before = set(keys_held())
+    dist.barrier()
+    dist.destroy_process_group()
+    assert kept
+    return before, set(keys_held())
+
+
+def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
+    """What the failure was; the keys after it; how each operation ends that was pending or comes late; the keys at the end."""
+    kept = busy_links()
+    pending = dist.irecv(torch.empty(3), (dist.get_rank() + 1) % dist.get_world_size(), tag=9)
+    try:
+        if dist.get_rank():
+            dist.all_reduce(torch.ones(3))
+        else:
+            dist.broadcast(torch.ones(3), 0)
+        dist.barrier()
+        failure = ""
+    except RingfenceError as error:
+        failure = f"{type(error).__name__}: {error}"
+    failed = set(keys_held())
+    ends = []
+    for late in (pending.wait, all_reduce, lambda: dist.all_reduce(torch.ones(3), group=kept[1])):
+        try:
+            late()
+            ends.append("")
+        except RingfenceError as error:
+            ends.append(str(error))
+    dist.destroy_process_group()
+    return failure, failed, ends, set(keys_held())
+
+
+def test_who_leaves_an_epoch_holds_no_key_of_it(pool: Pool) -> None:
+    for before, after in values(pool.run(leave_and_look_for_keys, 3, renew=True)):
+        assert before == {"Secret", "X25519PrivateKey", "AESGCM", *CONTROL}
+        assert not after
+
+
+def test_an_epoch_that_failed_has_no_key_left_but_those_that_say_goodbye(pool: Pool) -> None:
+    for failure, failed, ends, left in values(pool.run(fail_and_look_for_keys, 3, renew=True)):
+        assert MismatchError.__name__ in failure
+        assert failed <= CONTROL
+        assert all(failure.partition(": ")[2] in end for end in ends), ends
+        assert not left
 
 
 # -- membership -------------------------------------------------------------------------------------------------------

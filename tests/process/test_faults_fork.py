@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,9 +15,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringfence.admission.entry import Entry
+from ringfence.admission.policy import Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import RingfenceError
+from ringfence.join import Membership, listen
+from ringfence.settings import Settings
+from tests.held import CONTROL, keys_held
 from tests.pool import Pool
+from tests.process.join_world import SECRET, World
 
 WORLD = 3
 
@@ -71,6 +79,59 @@ def test_a_forked_child_holds_no_socket_of_the_group(pool: Pool) -> None:
     for count, kept in pool.check(compare_sockets, WORLD, renew=True):
         assert count >= 5  # links of two lanes and two groups, and an edge of the tree
         assert kept == set()
+
+
+def compare_keys() -> tuple[Counter[str], Counter[str]]:
+    """What this worker holds, and what a child of it does, that has all that a script has: groups, works, operations."""
+    connected()
+    removed = dist.new_group()
+    dist.all_reduce(torch.ones(10), group=removed)
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    dist.destroy_process_group(removed)
+    ours, theirs = keys_held(), in_a_child(keys_held)
+    work.wait()
+    return ours, theirs
+
+
+def test_a_forked_child_holds_no_key(pool: Pool) -> None:
+    for ours, theirs in pool.check(compare_keys, WORLD, renew=True):
+        assert set(ours) >= {"Secret", "X25519PrivateKey", "AESGCM", *CONTROL}
+        assert not theirs
+
+
+class Attached(SharedSecret):
+    """Says when its worker has been let in by its parent, and so has a connection, and keys, and waits for the others."""
+
+    def __init__(self) -> None:
+        super().__init__(SECRET, "none")
+        self.event = threading.Event()
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        self.event.set()
+        return super().endorse(entry, proof_digest)
+
+
+def fork_while_joining() -> tuple[set[str], Counter[str], set[str], Counter[str], int]:
+    """Two of three workers have met, in threads of this process. What it holds, what its child does, how many join."""
+    before = sockets()
+    prover, world, door = Attached(), World(3), listen(Settings(SECRET))
+    with world, door:
+        world.start([0, 1], admission={1: (Policy((prover,)), prover)})
+        assert prover.event.wait(20)
+        ours, theirs = (sockets(), keys_held()), in_a_child(lambda: (sockets(), keys_held()))
+        world.start([2])
+        joined = [outcome for outcome in world.finish().values() if isinstance(outcome, Membership)]
+        return ours[0] - before, ours[1], theirs[0] - before, theirs[1], len(joined)
+
+
+def test_a_child_that_is_forked_while_its_parent_joins_holds_nothing_of_it(pool: Pool) -> None:
+    (found,) = pool.check(fork_while_joining, 1, backend=None)
+    ours, our_keys, theirs, their_keys, joined = found
+    assert len(ours) >= 4, "two listeners, both ends of a connection"
+    assert set(our_keys) >= {"Secret", "X25519PrivateKey", *CONTROL}
+    assert not theirs
+    assert not {"X25519PrivateKey", *CONTROL} & set(their_keys)
+    assert joined == 3, "the parent went on"
 
 
 def what_could_judge() -> tuple[int, bool, bool]:

@@ -204,3 +204,12 @@ def test_whoever_answers_for_a_worker_must_hold_its_key() -> None:
     world.run([each.operation for each in bound], answer_falsely)
     assert isinstance(bound[0].operation.error, AuthenticationError)
     assert "worker 1 does not hold its key" in str(bound[0].operation.error)
+
+
+def test_who_dials_with_a_key_of_low_order_is_shown_the_door() -> None:
+    """Everybody knows what it agrees on: zero."""
+    world = World(3)
+    world.engines[1]._public_keys = [bytes(32), *world.engines[1]._public_keys[1:]]
+    stream = knock(world, hello(world))
+    assert answer(stream) is None
+    assert world.engines[1].failure is None and not world.engines[1].gate.doorways

@@ -17,7 +17,7 @@ from ringfence.keys import COUNTER_LIMIT, GENERATION_SHIFT, SEGMENT_BYTES, TAG_B
 from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.hello import Hello, Lane, link_secrets
 from ringfence.link.seal import Opener, OriginKeys, Sealer, instance_identifier
-from ringfence.runtime import fork
+from ringfence.transport import fork
 from tests.pure.flips import flips
 
 EPOCH_KEY = Secret(bytes(range(32)))

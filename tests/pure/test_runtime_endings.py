@@ -189,7 +189,7 @@ def test_a_forked_child_holds_no_key() -> None:
     engine = world.engines[0]
     engine.forget()  # what the fork hook calls in the child
     assert engine.epoch_key.reveal() == b"" and not engine.groups and not engine._shared
-    assert not hasattr(engine, "_private_key")
+    assert engine._private_key is None
 
 
 def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
@@ -230,3 +230,70 @@ def test_a_destroyed_group_ends_with_its_last_collective() -> None:
     assert first.error is None and second.error is None
     assert all((tensor == 2).all() for tensor in tensors)
     assert part[0].removed and not world.engines[0].busy()
+
+
+def end_by(ending: str, world: World) -> None:
+    engine, group = world.engines[0], world.groups[0]
+    match ending:
+        case "failure":
+            engine.fail(AbortedError("enough"))
+        case "leaving":
+            engine.leave()
+        case "fork":
+            engine.forget()
+        case "removal":
+            engine.remove_group(group)
+
+
+@pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])
+def test_who_still_holds_an_object_of_what_has_ended_holds_no_key(ending: str) -> None:
+    """A process group, an operation, C code that was interrupted: nothing is taken from them, but it is empty."""
+    world = World(3)
+    calls = [all_reduce(world.groups[rank], torch.ones(600_000)) for rank in range(3)]  # sealed once and forwarded, too
+    world.run([world.submit(world.groups[rank], call) for rank, call in enumerate(calls)])
+    group = world.groups[0]
+    links = [link for link in group.links() if link.open]
+    assert links and group.origin._ciphers
+    end_by(ending, world)
+    room = memoryview(bytearray(26))
+    for half in (half for link in links for half in (link.sealer, link.opener)):
+        assert not any(hasattr(half, name) for name in ("_secret", "_cipher", "_iv"))
+    for link in links:
+        with pytest.raises(ProtocolError):
+            link.sealer.seal_into(b"header", b"ten bytes.", room)
+        with pytest.raises(ProtocolError):
+            link.opener.open_into(b"header", bytes(26), room[:10])
+    assert group.origin._instance is None and not group.origin._ciphers
+    with pytest.raises(ProtocolError):
+        group.origin.seal_into(0, b"header", b"ten bytes.", room)
+    with pytest.raises(ProtocolError):
+        group.origin.open_into(1, 0, b"header", bytes(26), room[:10])
+    assert (world.engines[0]._private_key is None) == (ending != "removal")
+    drive(world, 10)
+
+
+@pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])
+def test_an_opening_that_is_cut_short_leaves_no_instance_secret(ending: str) -> None:
+    world = World(2)
+    waiting = world.submit(world.groups[0], all_reduce(world.groups[0], torch.ones(9)))
+    world.engines[0].run_ready()
+    assert any(world.groups[0]._drawn)
+    end_by(ending, world)
+    assert not any(world.groups[0]._drawn)
+    drive(world, 10)
+    assert ending == "fork" or waiting.error is not None
+
+
+def test_what_a_leaving_worker_could_not_write_does_not_keep_its_link_open() -> None:
+    world = World(2, capacity=200_000)
+    calls = [broadcast(world.groups[rank], torch.ones(1_000_000), 0, 50.0) for rank in range(2)]
+    sent, _ = (world.submit(world.groups[rank], call) for rank, call in enumerate(calls))
+    while not sent.done:
+        world.engines[0].run_ready()
+        if not sent.done:
+            world.wires.deliver()
+            world.engines[1].run_ready()
+    assert world.engines[0].blocked
+    links = world.groups[0].links()
+    world.engines[0].leave()
+    assert not world.engines[0].blocked and all(link.stream is None for link in links)

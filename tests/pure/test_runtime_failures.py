@@ -40,6 +40,18 @@ def error_of(operation: Operation) -> RingfenceError:
     return operation.error
 
 
+def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
+    """It would agree on zero, with everybody."""
+    world = World(3)
+    for engine in world.engines:
+        engine._public_keys = [*engine._public_keys[:2], bytes(32)]
+    bound = [begin(world, rank) for rank in range(3)]
+    settle(world)
+    failures = [engine.failure for engine in world.engines]
+    assert any(isinstance(failure, AuthenticationError) for failure in failures[:2])
+    assert all("worker 2 has a key of low order" in str(error_of(each.operation)) for each in bound)
+
+
 # -- tampering ---------------------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,12 @@ _session: Session | None = None
 class RingfenceProcessGroup(CollectiveMethods, TransferMethods):
     """A process group over sealed links."""
 
+    def shutdown(self) -> None:
+        global _session
+        super().shutdown()
+        if _session is not None and _session.left:
+            _session = None  # what it still held is nobody's any more
+
 
 def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
     """What init_process_group calls. The first group of a process is admitted; the others live in its epoch.

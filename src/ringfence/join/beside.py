@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from ringfence.transport.fork import closes_in_children
+
 Answer = TypeVar("Answer")
 
 
@@ -19,6 +21,7 @@ class Beside(Generic[Answer]):
         self._finished: deque[Future[Answer]] = deque()
         self._lock = threading.Lock()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        closes_in_children(self)
 
     def fileno(self) -> int:
         return self._event
@@ -50,6 +53,10 @@ class Beside(Generic[Answer]):
     def close(self) -> None:
         """Threads that still work end by themselves; the descriptor's number will be somebody else's."""
         with self._lock:
-            event, self._event = self._event, -1
+            self.forget()
+
+    def forget(self) -> None:
+        """In a forked child the lock may be held for ever, by a thread that is not there. What was answered is not its."""
+        event, self._event = self._event, -1
         if event >= 0:
             os.close(event)

@@ -34,6 +34,7 @@ from ringfence.join.peer import Peer
 from ringfence.join.policy import policy_of
 from ringfence.join.waiting import FIRST_WARNING, NEXT_WARNING, explain
 from ringfence.settings import Settings
+from ringfence.transport.fork import closes_in_children, leaves_to_children
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 
 _log = logging.getLogger(__name__)
@@ -65,7 +66,9 @@ def join(
     public_key = private_key.public_key().public_bytes_raw()
     run, generation = settings.run_id, settings.generation
     entry = Entry(run, generation, rank, world_size, public_key, credentials.key_digest, *link_address)
-    return _Climb(store, settings, entry, credentials, private_key, timeout, table, admission).run()
+    climb = _Climb(store, settings, entry, credentials, private_key, timeout, table, admission)
+    del credentials, private_key  # the climb's alone: where it forgets them, nobody has them
+    return climb.run()
 
 
 class _Climb:
@@ -116,6 +119,7 @@ class _Climb:
         )
 
     def run(self) -> Membership:
+        closes_in_children(self)
         try:
             self._deliver(self._tree.begin())
             if self._children:
@@ -126,6 +130,7 @@ class _Climb:
             self._give_up(error)
             raise
         finally:
+            leaves_to_children(self)
             self._close_door()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -460,6 +465,13 @@ class _Climb:
         self._selector.close()
         self._collector.close()
         self._beside.close()
+
+    def forget(self) -> None:
+        """In a forked child: hold no key and no descriptor. Listener, connections and threads' answers see to themselves."""
+        self._selector.close()
+        if self._settings.secret is not None:
+            self._settings.secret.forget()  # the caller has the settings too
+        vars(self).clear()
 
     def _late(self, now: float) -> str:
         run = f"run '{self._entry.run_id}', generation {self._entry.generation}"

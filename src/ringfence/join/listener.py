@@ -7,8 +7,16 @@ from typing import Final
 
 from ringfence.errors import ConfigurationError
 from ringfence.settings import Settings
+from ringfence.transport.fork import closes_in_children
 
 _BACKLOG: Final = 128
+
+
+class _Listener(socket.socket):
+    """Closed in every forked child, from the start: a child that kept it would answer for its parent, or seem to."""
+
+    def forget(self) -> None:
+        self.close()
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -16,7 +24,8 @@ def listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     trouble: str | None = None
     for port in settings.ports or (0,):
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = _Listener(family, socket.SOCK_STREAM)
+        closes_in_children(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted worker takes its port again
         try:
             listener.bind((settings.host, port))

@@ -56,6 +56,13 @@ class _Direction:
         """The key generation of the next frame, which its header announces."""
         return self.counter >> GENERATION_SHIFT
 
+    def forget(self) -> None:
+        """The connection is over. Emptied in place: whoever still holds this object holds no key, and is refused."""
+        self.counter = COUNTER_LIMIT
+        for name in ("_secret", "_cipher", "_iv"):
+            if hasattr(self, name):
+                delattr(self, name)
+
 
 class Sealer(_Direction):
     """Seals the frames of one direction, in wire order.
@@ -115,7 +122,7 @@ class OriginKeys:
 
     def __init__(self, instance: Secret, rank: int, alive: Sequence[int] = ALIVE) -> None:
         self.counter = 0
-        self._instance = instance
+        self._instance: Secret | None = instance
         self._rank = rank
         self._alive = alive
         self._ciphers: dict[tuple[int, int], tuple[AESGCM, int]] = {}
@@ -148,10 +155,17 @@ class OriginKeys:
         place = (origin, counter >> GENERATION_SHIFT)
         found = self._ciphers.get(place)
         if found is None:
+            if self._instance is None:
+                raise ProtocolError("the keys of this group are forgotten")
             info = keys.ORIGIN + origin.to_bytes(4, "big") + place[1].to_bytes(8, "big")
             found = self._ciphers[place] = _cipher(keys.expand(self._instance, info))
             self._ciphers.pop((origin, place[1] - 2), None)
         return found
+
+    def forget(self) -> None:
+        """The group is over. Emptied in place, as a direction is."""
+        self._instance = None
+        self._ciphers.clear()
 
 
 def instance_identifier(instance: Secret, group: bytes) -> bytes:

@@ -125,8 +125,9 @@ class Doorway:
             self.deadline = self.engine.clock() + keys.LINK_HELLO_SECONDS
             self.poke()
             return
-        stream, self.stream = self.stream, None
-        self.engine.gate.admitted(self, stream, self._hello, self._secrets)
+        stream, secrets = self.stream, self._secrets
+        self.stream = self._secrets = None
+        self.engine.gate.admitted(self, stream, self._hello, secrets)
 
     def _introduce(self, incoming: Incoming) -> None:
         """A worker of the roster shows its proof. What is wrong from here on is no stranger's doing: it ends the epoch."""
@@ -156,3 +157,8 @@ class Doorway:
         self.engine.gate.doorways.discard(self)
         if self._hello is not None:
             self.engine.later(partial(self.engine.miss, self._hello.sender))
+        self.forget()
+
+    def forget(self) -> None:
+        """Its keys end with the connection."""
+        self._secrets = self._incoming = None

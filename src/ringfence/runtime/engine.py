@@ -34,12 +34,12 @@ from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.runtime.core import Pool
 from ringfence.runtime.ends import Stream
 from ringfence.runtime.exchange import Transfer
-from ringfence.runtime.fork import ALIVE
 from ringfence.runtime.gate import Gate
 from ringfence.runtime.group import Group
 from ringfence.runtime.introduction import Acquaintances
 from ringfence.runtime.links import Link
 from ringfence.runtime.operation import CollectiveOperation, Operation
+from ringfence.transport.fork import ALIVE
 
 ABORT_CODES: tuple[type[RingfenceError], ...] = (
     RingfenceError,
@@ -129,7 +129,7 @@ class Engine:
         self.unfinished: dict[Operation, None] = {}
         self._soonest = float("inf")
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._private_key = private_key
+        self._private_key: X25519PrivateKey | None = private_key
         self._public_keys = public_keys
         self._shared: dict[int, bytes] = {}
 
@@ -299,9 +299,18 @@ class Engine:
     def link_secrets(self, worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
         shared = self._shared.get(worker)
         if shared is None:
-            public = X25519PublicKey.from_public_bytes(self._public_keys[worker])
-            shared = self._shared[worker] = self._private_key.exchange(public)
+            shared = self._shared[worker] = self._agree(worker)
         return link_secrets(self.epoch_key, shared, hello, acceptor_nonce)
+
+    def _agree(self, worker: int) -> bytes:
+        if self._private_key is None:
+            raise ProtocolError("the keys of this epoch are forgotten")
+        try:
+            return self._private_key.exchange(X25519PublicKey.from_public_bytes(self._public_keys[worker]))
+        except ValueError:  # a point of low order: the result would be zero, whoever it is agreed with
+            raise AuthenticationError(
+                f"worker {worker} has a key of low order, which agrees on nothing secret: find out what runs there"
+            ) from None
 
     def sealer(self, secret: Secret) -> Sealer:
         return Sealer(secret, self.alive)
@@ -343,7 +352,7 @@ class Engine:
         )
 
     def _wind_down(self) -> None:
-        """What a failure entails. Done again it does the rest, in case an interrupt came in between.
+        """What the end of an epoch entails. Done again it does the rest, in case an interrupt came in between.
 
         Links are closed before operations end: from then on their memory is the caller's again.
         """
@@ -355,6 +364,7 @@ class Engine:
         if self._report is not None:
             self._flood(self._report)
             self._report = None
+        self._forget_keys()
         assert self.failure is not None
         self._finish_all(self.failure)
 
@@ -410,32 +420,38 @@ class Engine:
             self._guard(group.postbox.expect_senders, worker)
 
     def leave(self) -> None:
-        """Say goodbye to everybody and close everything."""
+        """Say goodbye to everybody and close everything. What did not leave by now is not waited for."""
         if self.failure is None:
             self._flood(Bye(self.rank))
             for group in self.groups.values():
                 group.close()
             self.failure = ProtocolError("this worker has left the run; initialise the process group again")
-            self.gate.close()
-        self._finish_all(self.failure)
+        self._wind_down()
 
     def forget(self) -> None:
         """In a forked child: hold no descriptor and no key, answer nothing. The parent's epoll is not touched."""
         self.failure = ProtocolError("this is a forked child: the process group belongs to its parent")
         links = [link for group in (*self.groups.values(), *self._removed) for link in group.links()]
-        links += self.gate.introductions.values()
         streams = self.gate.forget()
         streams += [link.stream for link in links if link.stream is not None]
         for stream in streams:
             stream.close()
         for link in links:
             link.stream = None  # its number will be somebody else's
-        nothing = Secret(b"")
-        self.epoch_key = nothing
-        self._shared.clear()
-        self.groups.clear()  # and with them the sealers, the openers and the origin keys
+        self._forget_keys()
+        self.groups.clear()
         self._removed.clear()
         self.ready.clear()
         self.unfinished.clear()
         self.edges.clear()
-        del self._private_key
+
+    def _forget_keys(self) -> None:
+        """An epoch's keys end with it, or what was recorded of it could be opened by who reads this process later.
+
+        Emptied where they lie: process groups, operations and C code that was interrupted still hold these objects.
+        """
+        for group in (*self.groups.values(), *self._removed):
+            group.forget()
+        self.epoch_key = Secret(b"")
+        self._private_key = None
+        self._shared.clear()

@@ -147,7 +147,11 @@ class Gate:
     def forget(self) -> list[Stream]:
         """In a forked child: everybody is the parent's. The streams whose descriptors are to be closed."""
         streams = [stream for parked in self._parked.values() for _, stream, _ in parked]
-        streams += [doorway.stream for doorway in self.doorways if doorway.stream is not None]
+        known: list[Doorway | Introduction] = [*self.doorways, *self.introductions.values()]
+        streams += [each.stream for each in known if each.stream is not None]
+        for each in known:
+            each.stream = None  # its number will be somebody else's
+            each.forget()
         self.acquaintances = None  # and with them the policy
         self._parked.clear()
         self.doorways.clear()

@@ -13,7 +13,7 @@ from ringfence.errors import PeerLostError
 from ringfence.keys import Secret
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
-from ringfence.link.seal import OriginKeys, instance_identifier
+from ringfence.link.seal import OriginKeys, instance_identifier, wipe
 from ringfence.runtime.core import Run, make_run
 from ringfence.runtime.exchange import Postbox
 from ringfence.runtime.links import Inbox, Link, Outbox, header_call
@@ -57,6 +57,7 @@ class Group:
         self._active: list[Run] = []
         self._opened = self.size == 1
         self._opening = False
+        self._drawn = bytearray(keys.SECRET_BYTES)  # the instance secret, while the opening hands it down
 
     # -- links -------------------------------------------------------------------------------------------------------
 
@@ -164,20 +165,22 @@ class Group:
         self._opening = True
         import torch  # the reduction type of a run; the opening itself computes nothing
 
-        secret = bytearray(self.engine.random(keys.SECRET_BYTES) if self.rank == 0 else keys.SECRET_BYTES)
+        if self.rank == 0:
+            self._drawn[:] = self.engine.random(keys.SECRET_BYTES)
         schedule = choose(Collective.GROUP_OPENING, self.size, self.rank, 0, keys.SECRET_BYTES, self.engine.table)
         call = Call(Collective.GROUP_OPENING, schedule=schedule.identifier)
         run: Run
 
         def finished() -> None:
             self._active.remove(run)
-            instance = Secret(bytes(secret))
+            instance = Secret(bytes(self._drawn))
+            wipe(memoryview(self._drawn))
             self.origin = self.engine.origin_keys(instance, self.rank)
             self.instance = instance_identifier(instance, self.digest)
             self._opened = True
             self.engine.later(self._pump)
 
-        parts = {Buffer.DATA: [memoryview(secret)]}
+        parts = {Buffer.DATA: [memoryview(self._drawn)]}
         run = make_run(self, program(schedule), 0, call.pack(), parts, torch.uint8, None, 0, finished)
         run.operation = Operation(call, float("inf"))
         self._active.append(run)
@@ -197,6 +200,21 @@ class Group:
             f"worker {self.ranks[peer]} sent {theirs}{where}. Every rank must call the same collectives in the same order."
         )
 
+    # -- the end -----------------------------------------------------------------------------------------------------
+
     def close(self) -> None:
+        """Say goodbye on every link. What is half written is given time; nothing more is sealed but the goodbyes."""
         for link in self.links():
             link.say_bye()
+        self._forget_instance()
+
+    def forget(self) -> None:
+        """Hold no key. In place: process groups and operations that are referenced still hold this object."""
+        for link in self.links():
+            link.forget()
+        self._forget_instance()
+
+    def _forget_instance(self) -> None:
+        wipe(memoryview(self._drawn))
+        if hasattr(self, "origin"):
+            self.origin.forget()

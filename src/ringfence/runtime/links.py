@@ -193,6 +193,13 @@ class Link(core.End):
             self.stream.close()
             self.stream = None
         self.open = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Its keys end with the connection; another one has new ones."""
+        for half in (getattr(self, "sealer", None), getattr(self, "opener", None)):
+            if half is not None:
+                half.forget()
 
 
 class Outbox(Link):

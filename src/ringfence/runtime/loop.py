@@ -20,9 +20,9 @@ from ringfence.control import ControlEdge
 from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.fork import closes_in_children, in_child, leaves_to_children
 from ringfence.runtime.haste import Haste, keep_timers_exact
 from ringfence.runtime.operation import Operation
+from ringfence.transport.fork import closes_in_children, in_child, leaves_to_children
 from ringfence.transport.tcp import TcpNetwork
 
 
@@ -73,7 +73,7 @@ class Loop:
 
     def __init__(self, engine: Engine, network: TcpNetwork, edges: Sequence[ControlEdge]) -> None:
         self.engine = engine
-        self._edges = edges
+        self._edges = tuple(edges)
         self.network = network
         self._lock = threading.Lock()
         self._asked: deque[Callable[[], None]] = deque()
@@ -243,6 +243,7 @@ class Loop:
         leaves_to_children(self)  # the numbers of its descriptors will be somebody else's
         for edge in self._edges:
             edge.close()
+        self._edges = ()
         self._close()
 
     def _close(self) -> None:
@@ -250,9 +251,10 @@ class Loop:
         self._waker.close()
 
     def forget(self) -> None:
-        """In a forked child: hold no descriptor, answer nothing."""
+        """In a forked child: hold no descriptor and no key, answer nothing."""
         self._haste.end()
         self.engine.forget()
         for edge in self._edges:
             edge.abandon()
+        self._edges = ()
         self._close()

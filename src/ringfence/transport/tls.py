@@ -22,6 +22,7 @@ from OpenSSL import SSL, crypto
 
 from ringfence import keys
 from ringfence.errors import PeerLostError, ProtocolError
+from ringfence.transport.fork import closes_in_children
 
 _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 1 << 20
@@ -44,21 +45,21 @@ class Tls:
     """One end of a connection, without a socket: bytes from the network in, bytes for the network out."""
 
     def __init__(self, credentials: Credentials, *, server: bool) -> None:
-        self._connection = SSL.Connection(credentials.context, None)
+        self._connection: SSL.Connection | None = SSL.Connection(credentials.context, None)
         self._own_key_digest = credentials.key_digest
         self.established = False
         self.peer_closed = False
         if server:
-            self._connection.set_accept_state()
+            self._live.set_accept_state()
         else:
-            self._connection.set_connect_state()
+            self._live.set_connect_state()
             self._handshake()
 
     def receive(self, data: bytes) -> bytes:
         """What `data` from the network decrypts to. ProtocolError if it is not TLS, or not from this peer."""
         try:
             while data:
-                data = data[self._connection.bio_write(data) :]
+                data = data[self._live.bio_write(data) :]
             if not self.established:
                 self._handshake()
             return self._read() if self.established else b""
@@ -70,21 +71,25 @@ class Tls:
         view = memoryview(data)
         try:
             while view:
-                view = view[self._connection.send(view[:_WRITE_BYTES]) :]
+                view = view[self._live.send(view[:_WRITE_BYTES]) :]
         except SSL.Error as error:
             raise PeerLostError(f"TLS failed: {_reason(error)}") from error
 
     def close(self) -> None:
         """Queue a close_notify, so that the peer can tell an end from a cut."""
         with contextlib.suppress(SSL.Error):
-            self._connection.shutdown()
+            self._live.shutdown()
+
+    def forget(self) -> None:
+        """Drop the keys: whoever still asks hears that this end is over."""
+        self._connection = None
 
     def outgoing(self) -> bytes:
         """What the network must carry now."""
         parts = []
         with contextlib.suppress(SSL.WantReadError):
             while True:
-                parts.append(self._connection.bio_read(_READ_BYTES))
+                parts.append(self._live.bio_read(_READ_BYTES))
         return b"".join(parts)
 
     @property
@@ -94,7 +99,7 @@ class Tls:
     @property
     def peer_key_digest(self) -> bytes:
         try:
-            certificate = self._connection.get_peer_certificate(as_cryptography=True)
+            certificate = self._live.get_peer_certificate(as_cryptography=True)
             if certificate is None:
                 raise ProtocolError("the peer showed no certificate")
             return _key_digest(certificate.public_key())
@@ -104,16 +109,22 @@ class Tls:
 
     def exporter(self) -> bytes:
         """A value that only the two ends of this very connection share."""
-        return self._connection.export_keying_material(keys.TLS_EXPORTER, _EXPORTER_BYTES, b"")
+        return self._live.export_keying_material(keys.TLS_EXPORTER, _EXPORTER_BYTES, b"")
 
     @property
     def group(self) -> str | None:
         """The key agreement, such as X25519MLKEM768."""
-        return self._connection.get_group_name()
+        return self._live.get_group_name()
+
+    @property
+    def _live(self) -> SSL.Connection:
+        if self._connection is None:
+            raise PeerLostError("this end of the connection is closed")
+        return self._connection
 
     def _handshake(self) -> None:
         try:
-            self._connection.do_handshake()
+            self._live.do_handshake()
         except SSL.WantReadError:
             return
         self.established = True
@@ -122,7 +133,7 @@ class Tls:
         parts = []
         try:
             while True:
-                parts.append(self._connection.recv(_READ_BYTES))
+                parts.append(self._live.recv(_READ_BYTES))
         except SSL.WantReadError:
             pass
         except SSL.ZeroReturnError:
@@ -131,7 +142,7 @@ class Tls:
 
 
 class TlsStream:
-    """A non-blocking socket under TLS. Never waits; whoever owns it selects on `fileno()`."""
+    """A non-blocking socket under TLS. Never waits; whoever owns it selects on `fileno()`. A forked child does not keep it."""
 
     def __init__(self, connection: socket.socket, tls: Tls) -> None:
         connection.setblocking(False)
@@ -139,6 +150,7 @@ class TlsStream:
         self.tls = tls
         self.received = 0  # bytes off the network
         self._unsent = bytearray()
+        closes_in_children(self)
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -185,11 +197,16 @@ class TlsStream:
             raise PeerLostError(error.strerror or str(error)) from error
 
     def close(self) -> None:
-        """Say goodbye if the kernel takes it, and let go of the socket."""
-        self.tls.close()
+        """Say goodbye if the kernel takes it, and let go of the socket and of the keys."""
         with contextlib.suppress(PeerLostError):
+            self.tls.close()
             self.flush()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go without a word: a forked child must not speak for its parent."""
         self.socket.close()
+        self.tls.forget()
 
     def _end(self, plain: bytearray, reason: str) -> bytes:
         """The stream is over: first hand out what came before; the next call meets the same end."""

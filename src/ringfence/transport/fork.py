@@ -1,4 +1,4 @@
-"""What a forked child must not keep: sockets and the right to seal.
+"""What a forked child must not keep: sockets, keys and the right to seal.
 
 DataLoader workers are forks of the training process. A child that kept a socket would hide its parent's death from the
 peers; a child that sealed would use the parent's counters a second time. `os.register_at_fork` closes and forgets;
