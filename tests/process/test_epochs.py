@@ -121,6 +121,7 @@ def busy_links() -> list[Any]:
     dist.all_reduce(tensor, group=kept[1])
     dist.recv(torch.empty(1000), (rank - 1) % size)
     dist.broadcast(tensor, 0)
+    dist.barrier()
     return kept
 
 
@@ -138,6 +139,7 @@ def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
     kept = busy_links()
     pending = dist.irecv(torch.empty(3), (dist.get_rank() + 1) % dist.get_world_size(), tag=9)
     try:
+        dist.barrier()  # nobody fails before everybody has come so far
         if dist.get_rank():
             dist.all_reduce(torch.ones(3))
         else:
