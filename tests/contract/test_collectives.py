@@ -142,3 +142,17 @@ def test_all_reduce_has_the_same_bits_on_every_rank_and_every_time(
 ) -> None:
     results: list[Any] = pool.check(floats_of_all_reduce, world, backend, (size,))
     assert len({bits for rank in results for bits in rank}) == 1
+
+
+def splits_on_one_rank() -> list[int]:
+    """Rank 0 spells out the equal splits that the others leave out."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    out = torch.zeros(2 * world, dtype=torch.int64)
+    splits = ([2] * world, [2] * world) if rank == 0 else ()
+    dist.all_to_all_single(out, torch.arange(2 * world) + 100 * rank, *splits)
+    return out.tolist()
+
+
+def test_equal_splits_may_be_spelled_out_by_some(pool: Pool, backend: str) -> None:
+    expected = [[100 * sender + 2 * rank + half for sender in range(3) for half in range(2)] for rank in range(3)]
+    assert pool.check(splits_on_one_rank, 3, backend) == expected
