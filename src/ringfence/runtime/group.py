@@ -194,7 +194,7 @@ class Group:
     def describe_mismatch(self, run: Run, peer: int, header: Header) -> str:
         theirs = describe_call(header_call(header), header.sequence)
         mine = run.operation.describe()
-        where = f" (step {header.step}, segment {header.segment})" if theirs == mine else ""
+        where = f" ({header.length} bytes, step {header.step}, segment {header.segment})" if theirs == mine else ""
         return (
             f"the ranks of group {self.name!r} run different collectives: worker {self.engine.rank} is in {mine}, "
             f"worker {self.ranks[peer]} sent {theirs}{where}. Every rank must call the same collectives in the same order."
