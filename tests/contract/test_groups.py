@@ -151,7 +151,7 @@ def functions_for_torchs_own() -> tuple[str, str, float]:
 
 
 def test_two_functions_that_torch_keeps_for_its_own_backends(pool: Pool) -> None:
-    """As docs/getting-started.md says. Should torch open them, the page has a section too many."""
+    """As docs/getting-started.md says. Should torch open them, the page has a table too many."""
     for refused, warned, took in pool.check(functions_for_torchs_own, 2, "ringfence", renew=True):
         assert "only implemented for GLOO" in refused
         assert "only supported for either nccl or gloo" in warned
