@@ -59,6 +59,26 @@ def test_every_view_and_way_to_wait(pool: Pool, backend: str) -> None:
     assert not unexpected(outcomes(pool, backend, list(enumerate(every_view(3)))), backend)
 
 
+def average_of_what_cannot_be_summed() -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for count in (3, 1_000_000):  # by each of the schedules of an all-reduce
+        mine = torch.full((count,), 40_000.0, dtype=torch.float16)
+        dist.all_reduce(mine, op=dist.ReduceOp.AVG)
+        assert torch.allclose(mine, torch.full_like(mine, 40_000.0), rtol=2e-3)
+    given = torch.full((world * 5,), 40_000.0, dtype=torch.float16)
+    part = torch.empty(5, dtype=torch.float16)
+    dist.reduce_scatter_tensor(part, given, op=dist.ReduceOp.AVG)
+    assert torch.allclose(part, torch.full_like(part, 40_000.0), rtol=2e-3) and bool((given == 40_000.0).all())
+    whole = torch.full((5,), 40_000.0, dtype=torch.float16)
+    dist.reduce(whole, 0, op=dist.ReduceOp.AVG)
+    assert torch.allclose(whole, torch.full_like(whole, 40_000.0), rtol=2e-3), rank
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_average_is_right_where_the_sum_is_beyond_its_type(pool: Pool, world: int) -> None:
+    pool.check(average_of_what_cannot_be_summed, world, "ringfence")
+
+
 def test_no_entry_of_the_table_is_idle() -> None:
     cases = [*every_type(3), *every_view(3)]
     assert all(any(difference(case) is entry for case in cases) for entry in DIFFERENCES)

@@ -35,18 +35,20 @@ class Staging:
     """The flat memory of a call's tensors: their own where they are contiguous, and otherwise copied, at the right time.
 
     A strided tensor is copied in when its collective begins and not when it is called, because an earlier call that is
-    still under way may be about to write it; and it is copied back before anybody is told that the call has ended.
+    still under way may be about to write it; and it is copied back before anybody is told that the call has ended. What a
+    worker contributes is also copied where it is divided before it leaves (`share_of`).
     """
 
-    __slots__ = ("_back", "_in")
+    __slots__ = ("_back", "_in", "_share")
 
-    def __init__(self) -> None:
+    def __init__(self, share: int = 1) -> None:
+        self._share = share
         self._in: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def input(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory that holds the tensor's values when the collective begins."""
-        plain, memory = self._memory(tensor)
+        plain, memory = self._memory(tensor, self._share)
         if memory is not plain:
             self._in.append((memory, plain))
         return memory.view(-1)
@@ -60,25 +62,25 @@ class Staging:
 
     def in_place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory that holds the tensor's values and that the result is written to."""
-        plain, memory = self._memory(tensor)
+        plain, memory = self._memory(tensor, self._share)
         if memory is not plain:
             self._in.append((memory, plain))
             self._back.append((plain, memory))
         return memory.view(-1)
 
-    def _memory(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _memory(self, tensor: torch.Tensor, share: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         _check(tensor)
         if isinstance(tensor, AsyncCollectiveTensor):  # what a functional collective returned: its result
             tensor = tensor.trigger_wait()
         plain = tensor.detach()
-        if plain.is_contiguous() and not (plain.is_conj() or plain.is_neg()):
+        if plain.is_contiguous() and not (plain.is_conj() or plain.is_neg() or share > 1):
             return plain, plain
         return plain, torch.empty(plain.shape, dtype=plain.dtype, device="cpu")
 
     @property
     def before(self) -> Callable[[], None] | None:
         """What copies in, or None where nothing is to be copied."""
-        return functools.partial(_copy, self._in) if self._in else None
+        return functools.partial(_copy, self._in, self._share) if self._in else None
 
     @property
     def after(self) -> Callable[[], None] | None:
@@ -86,10 +88,13 @@ class Staging:
         return functools.partial(_copy, self._back) if self._back else None
 
 
-def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]], share: int = 1) -> None:
     with torch.inference_mode():  # the only mode in which an inference tensor may be written
         for target, source in pairs:
-            target.copy_(source)
+            if share == 1:
+                target.copy_(source)
+            else:
+                torch.div(source, share, out=target)
 
 
 def _check(tensor: torch.Tensor) -> None:
@@ -141,7 +146,7 @@ def parts_of(schedule: Schedule | None, buffer: Buffer, tensors: list[torch.Tens
 
 
 def reduction_of(operation: Any, dtype: torch.dtype) -> tuple[int, Callable[..., Any], bool]:
-    """Code on the wire, function, and whether the sum is divided by the group's size."""
+    """Code on the wire, function, and whether it is the sum that is divided by the group's size."""
     name = _reduction_name(operation)
     if (dtype in _CODES and DTYPES[_CODES[dtype]] in _NOT_REDUCED) or str(dtype).startswith("torch.float8"):
         raise UnsupportedError(f"{dtype} cannot be reduced; convert the tensor first")
@@ -151,7 +156,12 @@ def reduction_of(operation: Any, dtype: torch.dtype) -> tuple[int, Callable[...,
         raise UnsupportedError("complex numbers have no order: min and max are not defined")
     if name == "avg" and not (dtype.is_floating_point or dtype.is_complex):
         raise UnsupportedError(f"an average of {dtype} would be rounded; reduce with SUM and divide")
-    return REDUCTIONS.index(name), _COMBINE[name], name == "avg"
+    return REDUCTIONS.index(name), _COMBINE[name], name == "avg" and dtype is not torch.float16
+
+
+def share_of(operation: Any, dtype: torch.dtype, size: int) -> int:
+    """What a worker divides its contribution by: an average may fit float16, which ends at 65504, where the sum does not."""
+    return size if dtype is torch.float16 and _reduction_name(operation) == "avg" else 1
 
 
 _NAMES = {

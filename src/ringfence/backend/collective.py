@@ -8,7 +8,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from ringfence.backend.base import GroupBase, one
-from ringfence.backend.binding import Staging, bytes_of, even_parts, same_layout
+from ringfence.backend.binding import Staging, bytes_of, even_parts, same_layout, share_of
 from ringfence.backend.overloads import listed, listed_with, options_of
 from ringfence.backend.sparse import sparse_all_reduce
 from ringfence.backend.work import RingfenceWork
@@ -24,7 +24,7 @@ class CollectiveMethods(GroupBase):
         if tensor.is_sparse:
             sparse_all_reduce(self, tensor, options)
             return self._finished([tensor])
-        stage = Staging()
+        stage = self._stage(tensor, options)
         return self._submit(
             Collective.ALL_REDUCE,
             stage,
@@ -35,6 +35,10 @@ class CollectiveMethods(GroupBase):
             elements=tensor.numel(),
             weight=bytes_of(tensor),
         )
+
+    def _stage(self, tensor: torch.Tensor, options: Any) -> Staging:
+        """For what is reduced."""
+        return Staging(share_of(options.reduceOp, tensor.dtype, self._count))
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
         return self._together([self.allreduce([tensor], options) for tensor in tensors])
@@ -59,7 +63,7 @@ class CollectiveMethods(GroupBase):
     ) -> RingfenceWork:
         (tensor,) = one(listed(tensors))
         options = options_of(c10d.ReduceOptions, opts, op, root, timeout)
-        stage = Staging()
+        stage = self._stage(tensor, options)
         if self._mine == options.rootRank:
             memory = stage.in_place(tensor)
             parts = {Buffer.INPUT: [memory], Buffer.OUTPUT: [memory]}
@@ -189,7 +193,7 @@ class CollectiveMethods(GroupBase):
         works = []
         for out, tensors in zip(outputs, inputs, strict=True):
             self._expect_one_per_rank(tensors, "input")
-            stage = Staging()
+            stage = self._stage(out, options)
             works.append(self._reduce_scatter(stage, out, [stage.input(tensor) for tensor in tensors], options))
         return works[0] if len(works) == 1 else self._together(works)
 
@@ -199,7 +203,6 @@ class CollectiveMethods(GroupBase):
         if tensors[self._mine].numel() != out.numel():
             raise ValueError(f"reduce_scatter: input {self._mine} and the output differ in size")
         same_layout([out, *tensors])
-        options = options or c10d.ReduceScatterOptions()
         total = sum(tensor.numel() for tensor in tensors)
         return self._submit(
             Collective.REDUCE_SCATTER,
@@ -218,7 +221,8 @@ class CollectiveMethods(GroupBase):
             raise ValueError(
                 f"reduce_scatter: the input ({tensor.numel()}) is not {self._count} outputs ({out.numel()}) long"
             )
-        stage = Staging()
+        options = options or c10d.ReduceScatterOptions()
+        stage = self._stage(out, options)
         return self._reduce_scatter(stage, out, even_parts(stage.input(tensor), self._count), options)
 
     def reduce_scatter_single_coalesced(
