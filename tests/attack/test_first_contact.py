@@ -71,7 +71,7 @@ def test_a_lie_in_the_tree_is_found_out_at_first_contact(lie: Lie) -> None:
 
 def test_a_worker_that_dials_a_link_without_showing_its_proof_is_refused() -> None:
     world = World(SIZE, introduce=honest)
-    world.engines[5]._met.add(4)  # so it says
+    world.engines[5].gate.met.add(4)  # so it says
     world.groups[5].outbox(4)
     operations, _ = added_up(world)
     world.run(operations)
