@@ -51,7 +51,7 @@ WAY_FIGURES: Final = {
     "switch": "µs: its own wait for each worker that a core is shared with",
     "idle": "the share of its time that a worker's thread waits; a core rests while all its workers do",
     "cold": "times what a byte costs, added, where memory is far larger than a core's cache",
-    "half": "times what it costs to add a byte of float32, for bfloat16",
+    "half": "times what a byte of float32 costs to add: what bfloat16 costs more, whatever the cause",
     "staged": "ns/B: copying what a call keeps beside the tensors it was given",
     "fresh": "ns/B: getting such memory from the system, above the size from which it is given back each time",
     "tail": "times what the model finds left to do when computing ends that leaves the cores free; may be above 1",
