@@ -79,7 +79,6 @@ def test_a_price_in_json_adds_up() -> None:
 
 
 def test_a_sweep_with_a_chart(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "scale.svg"
     done = ringfence("plan", "--model", "gpt2", "--hardware", "tdx-25g", "--chart", str(picture))
     assert done.returncode == 0, done.stderr
