@@ -40,14 +40,20 @@ def drive_until_answered(world: World) -> None:
     world.wires.deliver()
 
 
-# -- a worker that was stopped: by a signal, with its machine, or by a call that keeps the interpreter's lock --------------
-
-
-def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
+def answered() -> tuple[World, list[Operation], torch.Tensor]:
+    """Both have begun a broadcast and have come so far; what they began, and where its result will be."""
     world = World(2)
     operations = [begin(world, rank) for rank in range(2)]
     result = operations[1].keep
     drive_until_answered(world)
+    return world, operations, result
+
+
+# -- a worker that was stopped: by a signal, with its machine, or by a call that keeps the interpreter's lock --------------
+
+
+def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
+    world, operations, result = answered()
     world.engines[0].run_ready()
     world.wires.deliver()  # the confirmation is there, and nobody reads it
     world.now += LINK_HELLO_SECONDS + 1
@@ -57,10 +63,7 @@ def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
 
 
 def test_a_dialler_that_was_stopped_dials_again() -> None:
-    world = World(2)
-    operations = [begin(world, rank) for rank in range(2)]
-    result = operations[1].keep
-    drive_until_answered(world)
+    world, operations, result = answered()
     world.now += LINK_HELLO_SECONDS + 1
     world.engines[1].expire()
     world.wires.deliver()  # now it finds the answer, and that nobody waited for it
@@ -71,10 +74,7 @@ def test_a_dialler_that_was_stopped_dials_again() -> None:
 
 
 def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
-    world = World(2)
-    operations = [begin(world, rank) for rank in range(2)]
-    result = operations[1].keep
-    drive_until_answered(world)
+    world, operations, result = answered()
     world.engines[0].run_ready()
     world.now += 1  # the others come later: it is the oldest
     hellos = [Hello(0, 1, Lane.COLLECTIVE, world.groups[0].digest, bytes([n]) * NONCE_BYTES) for n in range(256)]
@@ -99,9 +99,7 @@ def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
 
 def test_a_link_that_nobody_took_up_is_noticed_by_its_dialler() -> None:
     """All that was to be written has been, so that no further write finds out."""
-    world = World(2)
-    operations = [begin(world, rank) for rank in range(2)]
-    drive_until_answered(world)
+    world, operations, _ = answered()
     world.engines[0].run_ready()
     (doorway,) = world.engines[1].gate.doorways
     doorway.close()

@@ -269,9 +269,7 @@ class CollectiveMethods(GroupBase):
                 "all_to_all: what this rank sends to itself and what it receives from itself differ in size"
             )
         if self._count < self._session.engine.table.bruck_group:
-            even = (
-                False  # both go the same way then, and some ranks may spell out the equal splits that others leave out
-            )
+            even = False  # both go the same way, and some ranks may spell out the equal splits that others leave out
         return self._submit(
             Collective.ALL_TO_ALL,
             stage,

@@ -56,9 +56,7 @@ class TransferMethods(GroupBase):
         call = Call(POINT_TO_POINT, dtype=dtype_code(memory.dtype), elements=memory.numel(), tag=tag)
         (view,) = parts_of(None, Buffer.DATA, [memory])
         transfer = Transfer(call, float("inf") if deadline is None else deadline, (keep, memory), view)
-        if (
-            deadline is None
-        ):  # as with Gloo, the time begins when somebody waits: a recv may be posted long before its send
+        if deadline is None:  # as with Gloo, time begins when somebody waits: a recv may be posted long before its send
             transfer.patience = self._timeout.total_seconds()
         return transfer
 

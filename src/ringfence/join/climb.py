@@ -283,8 +283,7 @@ class _Climb:
             return
         waited, self._warn_at = self._timeout - (self._deadline - now), now + NEXT_WARNING
         if self._search is not None or self._entry.rank == 0 or not self._children <= self._edges.keys():
-            run = f"run '{self._entry.run_id}', generation {self._entry.generation}"
-            _log.warning("%s, has not formed after %.0f of %g s; %s", run, waited, self._timeout, self._known(now))
+            _log.warning("%s", self._known(now, f"has not formed after {waited:.0f} of {self._timeout:g} s"))
 
     # -- strangers --------------------------------------------------------------------------------------------------
 
@@ -474,8 +473,9 @@ class _Climb:
         vars(self).clear()
 
     def _late(self, now: float) -> str:
-        run = f"run '{self._entry.run_id}', generation {self._entry.generation}"
-        return f"{run}, did not form within {self._timeout:g} s; {self._known(now)}"
+        return self._known(now, f"did not form within {self._timeout:g} s")
 
-    def _known(self, now: float) -> str:
-        return explain(self._entry, self._address, self._tree, self._search, self._refused, now)
+    def _known(self, now: float, state: str) -> str:
+        """What is known of the run in this state, and of who is missing."""
+        known = explain(self._entry, self._address, self._tree, self._search, self._refused, now)
+        return f"run '{self._entry.run_id}', generation {self._entry.generation}, {state}; {known}"

@@ -35,9 +35,7 @@ class Gate:
 
     def accept(self, stream: Stream, address: str) -> None:
         """Somebody dialled. A flood of strangers costs itself its oldest connections, nobody else's."""
-        if (
-            self._engine.failure is not None
-        ):  # the epoch is over, and the memory of what it had pending is no longer ours
+        if self._engine.failure is not None:  # the memory of what was pending is no longer ours
             stream.close()
             return
         strangers = [doorway for doorway in self.doorways if doorway.introduces is None]
