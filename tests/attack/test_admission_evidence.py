@@ -79,12 +79,12 @@ def test_who_says_the_right_hello_is_given_time_to_collect_but_not_for_ever(monk
 
 def test_who_says_nothing_is_sent_away_as_soon_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.2)
-    world = World(SIZE, timeout=2.0)
+    world = World(SIZE, timeout=5.0)
     with parent(world, Slow(run_id=RUN)) as address:
         silent = socket.create_connection(address, timeout=10)
         started = time.monotonic()
         assert hangs_up(silent, 5.0)
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 4
         assert "missing: rank 1" in world.error(0)
 
 

@@ -73,7 +73,7 @@ def test_slow_evidence_keeps_no_run_from_forming(tmp_path: Path) -> None:
     said = run(tmp_path / "store", [slow] * 5, [counting(rank) for rank in range(5)])
     assert joined(said) == ["SEV-SNP"]
     assert asked == {0: 4, 1: 1, 2: 1, 3: 1, 4: 1}
-    assert all(each[4] >= 5.0 for each in said), said  # type: ignore[operator]
+    assert max(each[4] for each in said) >= 5.0, said  # type: ignore[type-var]  # of whoever began first
 
 
 def test_a_guest_that_runs_something_else_is_refused_and_told_why(tmp_path: Path) -> None:
