@@ -23,6 +23,7 @@ from typing import Any, Self
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 4000
 STACKS_SECONDS = 2.0  # for a hanging worker to write its stacks before it is killed
+LAST_FRAME = "in <module>"  # of the main thread, whose stack is written last
 
 Environment = Mapping[str, str | None]  # None takes the variable away
 
@@ -113,7 +114,7 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + STACKS_SECONDS
-        while "most recent call first" not in self.read_stacks() and time.monotonic() < deadline:
+        while LAST_FRAME not in self.read_stacks() and time.monotonic() < deadline:
             wait([self.pidfd], 0.05)
         stacks = self.read_stacks()
         self.end()
