@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from typing import Any
 
 import pytest
@@ -128,6 +129,25 @@ def test_a_submission_that_is_interrupted_ends_with_the_epoch() -> None:
         loop.wait(Operation(Call(0), float("inf")))  # drives what others asked for, too
     assert call.block(20) and isinstance(call.error, AbortedError) and times == 2
     loop.leave(0)
+
+
+def test_what_was_asked_for_behind_something_that_raises_ends_with_it() -> None:
+    world = World(1)
+    engine, group = world.engines[0], world.groups[0]
+    loop = Loop(engine, TcpNetwork(socket.create_server(("127.0.0.1", 0)), []), [])
+    first, second = (all_reduce(group, torch.ones(4), 1e9) for _ in range(2))
+
+    def before() -> None:
+        raise RuntimeError("setStorage: its memory was freed")  # as torch says of a tensor that FSDP has sharded again
+
+    first.before = before
+    for call in (first, second):
+        loop.ask(partial(engine.submit, group, call))
+    loop.wake()  # one wake for both, as two threads may hand over at once
+    assert first.block(20) and "its memory was freed" in str(first.error)
+    assert second.block(20) and second.error is engine.failure
+    loop.leave(0)
+    assert not loop._asked, "they would keep the tensors alive"
 
 
 def test_a_destroyed_group_still_delivers_what_it_reported_as_sent() -> None:

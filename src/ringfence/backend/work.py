@@ -7,6 +7,7 @@ may wait for further collectives: so that is never the loop, but a thread of its
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
@@ -118,15 +119,11 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
 
     def _make_future(self) -> Any:
         base: Any = Future()
-        remaining = len(self._operations)
-        lock = threading.Lock()
+        ended = itertools.count(1)  # in one step; a lock might be held by who interrupts itself with a signal handler
         settled = all(operation.done for operation in self._operations)
 
         def one_ended() -> None:
-            nonlocal remaining
-            with lock:
-                remaining -= 1
-                last = remaining == 0
+            last = next(ended) == len(self._operations)
             if last and settled:
                 base.set_result(None)
             elif last:

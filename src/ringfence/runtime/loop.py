@@ -75,7 +75,11 @@ class Loop:
         self.engine = engine
         self._edges = tuple(edges)
         self.network = network
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        # Whether the calling thread drives already: then a signal handler asks, in the middle of things half changed. It
+        # may not wait, and `leave` does not drive on, so the lock is never taken twice. A note beside the lock would be
+        # wrong where the handler comes between the two.
+        self._mine: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         self._asked: deque[Callable[[], None]] = deque()
         self._waker = _Waker()
         self._haste = Haste()
@@ -86,7 +90,6 @@ class Loop:
             network.watch(edge, handler)
             handler.notify(True, True)  # something may have come in one piece with the last of admission
         self._stopping = False
-        self._driver = 0  # the thread that drives inline
         self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
         closes_in_children(self)
         self._thread.start()
@@ -121,39 +124,44 @@ class Loop:
         if in_child(self.engine.alive):
             raise ProtocolError("this is a forked child: the process group belongs to its parent")
         limit = self.engine.clock() + seconds
-        if self._driver == threading.get_ident() and not operation.done:
+        if self._mine() and not operation.done:
             raise ProtocolError(
                 "a signal handler cannot wait for a collective while it interrupts one: return from it first"
             )
         while not operation.done and self.engine.clock() < limit:
-            if self._lock.acquire(blocking=False):
-                self._drive_inline(lambda: operation.done or self.engine.clock() >= limit, limit)
-            else:
-                self.wake()
+            if not self._drive_inline(lambda: operation.done or self.engine.clock() >= limit, limit):
                 operation.block(max(0.0, limit - self.engine.clock()))
         return operation.done
 
-    def _drive_inline(self, enough: Callable[[], bool], limit: float) -> None:
+    def _drive_inline(self, enough: Callable[[], bool], limit: float) -> bool:
+        """Drive, unless somebody does. Wherever an interrupt comes, the lock is given back."""
         try:
-            self._driver = threading.get_ident()
+            if not self._lock.acquire(blocking=False):
+                return False
+            self._drive_for_caller(enough, limit)
+            if not (self._asked or self.engine.busy()):
+                self._haste.end()  # the background thread may have slept through what another thread woke it for
+            return True
+        finally:
+            try:  # noqa: SIM105  # nothing may be called before the release: an interrupt could come in its place
+                self._lock.release()
+            except RuntimeError:  # it is another thread's
+                pass
+            if self._asked or self.engine.busy():
+                self.wake()
+
+    def _drive_for_caller(self, enough: Callable[[], bool], limit: float) -> None:
+        try:
             if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack():
                 with torch.inference_mode(False), _disable_current_modes():  # the caller's modes are none of the loop's
                     self._drive(enough, limit)
             else:
                 self._drive(enough, limit)
-        except (
-            BaseException
-        ) as error:  # what it interrupted is half done: nobody may drive on before the epoch has ended
+        except BaseException as error:
+            # What it interrupted is half done: nobody may drive on before the epoch has ended.
             failure = self._interruption(error)
             self._asked.appendleft(lambda: self.engine.fail(failure, self.engine.rank))
             raise
-        finally:
-            self._driver = 0
-            if not (self._asked or self.engine.busy()):
-                self._haste.end()  # the background thread may have slept through what another thread woke it for
-            self._lock.release()
-            if self._asked or self.engine.busy():
-                self.wake()
 
     def _interruption(self, error: BaseException) -> AbortedError:
         return AbortedError(f"worker {self.engine.rank} was interrupted ({type(error).__name__})")
@@ -205,6 +213,7 @@ class Loop:
                 failure = RingfenceError(f"worker {self.engine.rank}: internal error {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self.engine.fail(failure, self.engine.rank)
+                self._waker.wake()  # for what was asked for behind it, by those who have woken this thread before
             finally:
                 self._haste.end()
                 self._lock.release()
@@ -229,7 +238,7 @@ class Loop:
                 self.engine.expire()
                 self.engine.later(go)
 
-        interrupting = self._driver == threading.get_ident()  # a signal handler, in a collective of this very thread
+        interrupting = self._mine()  # a signal handler, in a collective of this very thread
         if interrupting:
             self.engine.leave()
         else:

@@ -79,7 +79,6 @@ class Operation:
     __slots__ = (
         "_callbacks",
         "_ended",
-        "_lock",
         "after",
         "call",
         "deadline",
@@ -103,7 +102,6 @@ class Operation:
         self.done = False
         self.error: RingfenceError | None = None
         self.after: Callable[[], None] | None = None  # on success, before anybody is told: copies back
-        self._lock = threading.Lock()
         self._ended = threading.Lock()
         self._ended.acquire()
         self._callbacks: list[Callable[[], None]] = []
@@ -118,22 +116,34 @@ class Operation:
                 self.after()
             except Exception as mistake:
                 error = RingfenceError(f"the result of {self.describe()} could not be copied back: {mistake}")
-        with self._lock:
-            if not self.done:
-                self.error = error
-                self.done = True
-                self._ended.release()  # nothing is called in between, where an interrupt could come
+        if not self.done:
+            # No lock: only who drives comes here, or a signal handler that interrupts it and leaves, which would wait for
+            # itself. Handlers run when a call has returned or a function begins, so none comes between the question and
+            # the release. One that comes before ends it in this one's place; one that comes after it does the rest.
+            self.error = error
+            self.done = True
+            self._ended.release()
         self.keep = self.after = None
-        while self._callbacks:
-            self._callbacks.pop(0)()
+        if self._callbacks:
+            self._call_back()
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call back at the end, from the loop; at once if it has ended."""
-        with self._lock:
-            if not self.done:
-                self._callbacks.append(callback)
+        if self.done:
+            callback()
+            return
+        self._callbacks.append(callback)
+        if self.done:  # since a moment ago, and who ended it may not have seen this one
+            self._call_back()
+
+    def _call_back(self) -> None:
+        """Each is taken in one step, and so called once: others may be here too, in another thread or in a handler."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # somebody else took the last one
                 return
-        callback()
+            callback()
 
     def block(self, seconds: float) -> bool:
         """Wait for the end in the calling thread; signals arrive meanwhile."""

@@ -1,0 +1,86 @@
+"""Signal handlers that leave the run: wherever they come, nobody waits for itself, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ringfence.errors import ProtocolError
+from ringfence.runtime.operation import CollectiveOperation
+from tests.world import World, all_reduce
+
+
+@pytest.fixture(autouse=True)
+def _bounded() -> Iterator[None]:
+    """A thread that waits for itself is still reached by a signal."""
+
+    def give_up(*_: Any) -> None:
+        raise AssertionError("it waits for ever")
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR1)}
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class Rings:
+    """A lock at whose release the signal arrives: Python runs the handler as soon as the release has returned."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.acquire = lock.acquire
+
+    def release(self) -> None:
+        self._lock.release()
+        signal.raise_signal(signal.SIGUSR1)
+
+
+def test_a_handler_that_leaves_while_an_operation_ends_does_not_wait_for_itself() -> None:
+    world = World(2)
+    calls = [all_reduce(world.groups[rank], torch.ones(4)) for rank in range(2)]
+    waiting = all_reduce(world.groups[0], torch.ones(4))
+    told: list[CollectiveOperation] = []
+    for call in (calls[0], waiting):
+        call.when_done(lambda call=call: told.append(call))
+    signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
+    calls[0]._ended = Rings(calls[0]._ended)  # type: ignore[assignment]
+    for call, rank in ((calls[0], 0), (calls[1], 1), (waiting, 0)):
+        world.submit(world.groups[rank], call)
+    world.run([*calls, waiting])
+    assert calls[0].done and calls[0].error is None, "it had ended when the signal came"
+    assert waiting.done and isinstance(waiting.error, ProtocolError)
+    assert told == [calls[0], waiting] and not world.engines[0].unfinished
+
+
+def test_a_handler_that_leaves_before_an_operation_has_ended_ends_it() -> None:
+    world = World(2)
+    calls = [all_reduce(world.groups[rank], torch.ones(4)) for rank in range(2)]
+    signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
+    calls[0].after = lambda: signal.raise_signal(signal.SIGUSR1)
+    for rank in range(2):
+        world.submit(world.groups[rank], calls[rank])
+    world.run(calls)
+    assert isinstance(calls[0].error, ProtocolError) and calls[0].block(0)
+
+
+def test_who_asks_to_be_told_while_a_handler_leaves_is_told_once() -> None:
+    world = World(2)
+    call = world.submit(world.groups[0], all_reduce(world.groups[0], torch.ones(4)))
+    signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
+    told: list[str] = []
+
+    class Rung(list[Any]):
+        def append(self, item: Any) -> None:
+            super().append(item)
+            signal.raise_signal(signal.SIGUSR1)
+
+    call._callbacks = Rung()
+    call.when_done(lambda: told.append("ended"))
+    assert told == ["ended"] and isinstance(call.error, ProtocolError)
