@@ -104,18 +104,19 @@ class Session:
         self._held -= 1
         return self._held == 0
 
-    def leave(self, finish: bool = False) -> None:
+    def leave(self, finish: bool = False, seconds: float = FAREWELL_SECONDS) -> None:
         """Say goodbye. Also called at exit, for scripts that do not destroy their process group.
 
         `finish`: first the collectives that are under way, as others may wait for them. Not at exit: that may be the way
-        out of an exception, of which the others are to hear at once.
+        out of an exception, of which those who wait are to hear at once. What was reported as sent still leaves then, if
+        nothing is under way; for all of this a leaver has so many `seconds`.
         """
         if not self.over:
             self.left = True
             atexit.unregister(self.leave)
             if self._age_limit is not None:
                 self._age_limit.cancel()
-            self.loop.leave(FAREWELL_SECONDS, finish)
+            self.loop.leave(seconds, finish)
 
     def _limit_age(self, member: Membership) -> threading.Timer | None:
         """Who was judged long ago may have lost what it was judged by. So the policy may say how long a judgement lasts.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
 import torch.distributed as dist
+
+LARGE = 1 << 23  # elements: more than the kernel takes for a peer that does not read
 
 
 def main(way: str, store: str, rank: int, world: int) -> None:
@@ -22,6 +25,14 @@ def main(way: str, store: str, rank: int, world: int) -> None:
             dist.all_reduce(tensor, async_op=True)
         case "one leaves early" if rank != 1:
             dist.all_reduce(tensor)
+        case "an exception with work under way" if rank == 0:
+            dist.broadcast(torch.ones(LARGE), 0, async_op=True)
+            engine = dist.group.WORLD._loop.engine  # type: ignore[union-attr]
+            while not engine.blocked:
+                os.sched_yield()
+            raise ValueError("a mistake of the script's")
+        case "an exception with work under way":
+            dist.recv(tensor, 0)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from ringfence.errors import RingfenceError
+from ringfence.runtime.engine import FAREWELL_SECONDS
 from tests.pool import ROOT, Pool
+from tests.process.exit_script import LARGE
 
 SCRIPT = Path(__file__).with_name("exit_script.py")
 
@@ -54,6 +60,38 @@ def test_a_script_with_work_outstanding_ends(tmp_path: Path) -> None:
     for status, words in run_scripts(tmp_path, "with work outstanding", world=2):
         assert status == 0, words
         assert "Traceback" not in words
+
+
+def test_an_exception_with_work_under_way_is_heard_of_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    (_, mine), (status, words) = run_scripts(tmp_path, "an exception with work under way", world=2)
+    assert time.monotonic() - began < FAREWELL_SECONDS / 2
+    assert "a mistake of the script's" in mine and status == 1
+    assert "worker 0 left the run" in words
+
+
+def abort() -> tuple[str, float]:
+    """Worker 1 does not read what worker 0 has under way. How long that one's `abort` took, or what the other one heard."""
+    tensor = torch.ones(LARGE)
+    dist.all_reduce(tensor[:10])
+    if dist.get_rank() == 1:
+        try:
+            dist.recv(tensor, 0)
+        except RingfenceError as error:
+            return str(error), 0.0
+    work = dist.broadcast(tensor, 0, async_op=True)
+    engine = dist.group.WORLD._loop.engine  # type: ignore[union-attr]
+    while not engine.blocked:
+        os.sched_yield()
+    began = time.monotonic()
+    dist.group.WORLD.abort()  # type: ignore[union-attr]
+    return str(work.exception()), time.monotonic() - began
+
+
+def test_abort_waits_for_nothing(pool: Pool) -> None:
+    (mine, seconds), (theirs, _) = pool.check(abort, 2, renew=True, timeout=90)
+    assert seconds < 10 and "left the run" in mine
+    assert "worker 0 left the run" in theirs
 
 
 def test_an_exit_while_others_still_need_the_worker_is_named_by_them(tmp_path: Path) -> None:

@@ -243,6 +243,29 @@ def meet_a_child(path: str) -> list[list[float]]:
     return [mine, theirs]
 
 
+def replace_the_parents_groups() -> float:
+    """A child of a worker that has groups, as FSDP and meshes make them, wants its own instead."""
+    dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
+
+    def in_the_child() -> float:
+        dist.destroy_process_group()
+        dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=1)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        dist.destroy_process_group()
+        return tensor.item()
+
+    found: float = in_a_child(in_the_child)
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_forked_child_can_destroy_what_its_parent_has() -> None:
+    with Pool() as fresh:
+        assert fresh.check(replace_the_parents_groups, 1, None) == [1.0]
+
+
 def test_a_forked_child_can_join_a_run_of_its_own(tmp_path: Path) -> None:
     with Pool() as fresh:
         ((mine, theirs),) = fresh.check(meet_a_child, 1, None, (str(tmp_path / "store"),))

@@ -109,19 +109,19 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
 
     def abort(self) -> None:
         """Wait for nothing."""
-        self._end(self._session.engine.remove_group, finish=False)
+        self._end(self._session.engine.remove_group, lambda: self._session.leave(seconds=0.0))
 
     def shutdown(self) -> None:
         """Finish the collectives that are under way first."""
-        self._end(self._session.engine.destroy_group, finish=True)
+        self._end(self._session.engine.destroy_group, lambda: self._session.leave(finish=True))
 
-    def _end(self, end: Callable[[Any], None], finish: bool) -> None:
+    def _end(self, end: Callable[[Any], None], leave: Callable[[], None]) -> None:
         """The end of the last group that holds the session is the session's; any other only closes its own links."""
         last = self._holds_session and self._session.let_go()
         self._holds_session = False
         if last:
-            self._session.leave(finish)
-        elif not self._session.left:  # also if nothing has reached it: what still comes is refused
+            leave()
+        elif not self._session.over:  # also if nothing has reached it: what still comes is refused
             self._loop.ask(lambda: end(self._added.get()))
             self._loop.wake()
 

@@ -155,6 +155,11 @@ class Engine:
         unfinished = [each for each in self.unfinished if isinstance(each, CollectiveOperation)]
         return [each for each in unfinished if group is None or each.group is group]
 
+    def under_way(self) -> bool:
+        """Whether something has begun and not ended: a collective, or a transfer of which a part has moved."""
+        transfers = (each for each in self.unfinished if isinstance(each, Transfer))
+        return bool(self.collectives()) or any(each.position for each in transfers)
+
     def remove_group(self, group: Group) -> None:
         """End what it had pending and close its links; what is written already is given the time it needs to leave."""
         if group.removed:

@@ -221,13 +221,18 @@ class Loop:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def leave(self, seconds: float, finish: bool = False) -> None:
-        """Let collectives end, if they are to `finish`, and what is written reach the wire; say goodbye, stop."""
+        """Let collectives end, if they are to `finish`, and what is written reach the wire; say goodbye, stop.
+
+        If they are not, whoever waits for them is told at once, and what is written of them helps nobody.
+        """
         limit = self.engine.clock() + seconds
         left = Operation(Call(0), float("inf"))
 
         def drained() -> bool:
             engine = self.engine
-            return engine.failure is not None or not (engine.blocked or (finish and engine.collectives()))
+            if engine.failure is not None:
+                return True
+            return not (engine.blocked or engine.collectives()) if finish else not engine.blocked or engine.under_way()
 
         def go() -> None:
             if drained() or self.engine.clock() >= limit:
