@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -96,6 +97,23 @@ def test_introductions_that_are_cut_every_time_end_the_epoch_by_name() -> None:
     drive(world, operations)
     assert all(operation.error is not None for operation in operations)
     assert any("closed a connection before answering it" in str(operation.error) for operation in operations)
+
+
+def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_has_just_met() -> None:
+    world = World(SIZE, introduce=honest)
+    engine, dial, refused = world.engines[4], world.engines[4].network.dial, 0
+
+    def run_out(link: Any) -> None:
+        nonlocal refused
+        if link.lane != Lane.INTRODUCTION and engine.gate.met:
+            refused += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        dial(link)
+
+    engine.network.dial = run_out  # type: ignore[method-assign]
+    operations, _ = added_up(world)
+    drive(world, operations)
+    assert refused and "worker 4: Too many open files. Raise the limit" in str(engine.failure)
 
 
 # -- by hand: worker 5 introduces itself to worker 4 --------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,9 +19,10 @@ from ringfence.keys import (
 from ringfence.link.hello import Hello, Lane
 from ringfence.runtime.operation import CollectiveOperation, Operation
 from ringfence.transport.memory import Pipe
+from tests.pure.runtime_calls import transfer
 from tests.pure.test_doorway import shake_hands
 from tests.pure.test_runtime_failures import settle
-from tests.world import World, broadcast
+from tests.world import World, all_reduce, broadcast
 
 
 def begin(world: World, rank: int) -> CollectiveOperation:
@@ -134,6 +138,98 @@ def test_who_leaves_without_having_made_a_group_is_not_missed_by_who_only_sent_t
     settle(world)
     world.wait(SUSPICION_SECONDS)
     assert world.engines[0].failure is None and world.engines[0].departed == {1}
+
+
+@pytest.mark.parametrize("lane", [Lane.COLLECTIVE, Lane.POINT_TO_POINT])
+def test_who_calls_for_a_group_that_its_peer_has_destroyed_is_told(lane: Lane) -> None:
+    """No link had been there to say goodbye on; it would have waited for its deadline."""
+    world = World(2)
+    other = world.add_group("other", (0, 1))
+    world.engines[1].remove_group(other[1])
+    call: Operation
+    if lane == Lane.COLLECTIVE:
+        call = world.submit(other[0], all_reduce(other[0], torch.ones(4), 1e9))
+    else:
+        call = transfer(torch.ones(4), deadline=1e9)
+        world.engines[0].send(other[0], call, 1)
+    settle(world)
+    assert isinstance(call.error, PeerLostError)
+    assert "worker 1 left the run or destroyed group 'other'" in str(call.error)
+    assert not world.engines[1].gate._parked and not world.engines[1].gate.doorways
+    assert all(stream.closing for stream in world.wires.streams)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
+def test_a_goodbye_where_this_worker_dialled_says_that_nothing_comes_by_another_link(waits: bool) -> None:
+    world = World(2)
+    world.run([begin(world, rank) for rank in range(2)])
+    group = world.groups[0]
+    late = broadcast(group, torch.ones(4), 1, 1e9)
+    if waits:
+        world.submit(group, late)
+    world.engines[1].remove_group(world.groups[1])
+    settle(world)
+    if not waits:
+        assert world.engines[0].failure is None
+        world.submit(group, late)
+    assert isinstance(late.error, PeerLostError)
+    assert "worker 1 left the run or destroyed group 'world'" in str(late.error)
+
+
+def test_who_leaves_with_a_link_at_work_is_said_to_have_left() -> None:
+    """Its link ends without a goodbye, as that of a handler that leaves does; the one on the control tree counts."""
+    for leaves_first in (True, False):
+        world = World(2)
+        world.run([begin(world, rank) for rank in range(2)])
+        waiting = begin(world, 1)
+        settle(world)
+        for link in world.groups[0].links():
+            link.close()
+        if leaves_first:
+            world.engines[0].leave()
+            settle(world)
+            world.wait(0.0)
+        else:
+            while world.wires.deliver():
+                pass
+            world.engines[1].run_ready()
+            world.engines[0].leave()
+            settle(world)
+        assert isinstance(waiting.error, PeerLostError) and "worker 0 left the run" in str(waiting.error)
+
+
+def test_who_leaves_is_not_missed_by_who_has_only_exchanged_with_it() -> None:
+    world = World(2)
+    received = transfer(torch.zeros(4))
+    world.engines[0].send(world.groups[0], transfer(torch.ones(4)), 1)
+    world.engines[1].receive(world.groups[1], received, 0)
+    settle(world)
+    assert received.done and received.error is None
+    for link in world.groups[0].links():
+        link.close()
+    world.engines[0].leave()
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    assert world.engines[1].failure is None and world.engines[1].departed == {0}
+
+
+def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_dials_again() -> None:
+    world = World(2)
+    engine, dial, dials = world.engines[0], world.engines[0].network.dial, 0
+
+    def run_out(link: Any) -> None:
+        nonlocal dials
+        dials += 1
+        if dials > 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        dial(link)
+
+    engine.network.dial = run_out  # type: ignore[method-assign]
+    world.wires.serve(1, lambda stream, address: stream.close())
+    waiting = begin(world, 0)
+    settle(world)
+    world.wait(LINK_REDIAL_SECONDS * 4)
+    assert dials == 2 and "worker 0: Too many open files. Raise the limit of open files" in str(waiting.error)
 
 
 def test_a_goodbye_is_believed_once_it_authenticates() -> None:

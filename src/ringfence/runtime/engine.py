@@ -126,6 +126,7 @@ class Engine:
         self.failure: RingfenceError | None = None
         self._report: Abort | None = None  # the failure as the neighbours still have to be told it
         self._removed: list[Group] = []  # destroyed groups, whose last bytes may be on their way
+        self.past: set[bytes] = set()  # the digests of all that were destroyed: whoever dials one is told
         self.unfinished: dict[Operation, None] = {}
         self._soonest = float("inf")
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -165,6 +166,7 @@ class Engine:
         if group.removed:
             return
         self.groups.pop(group.digest, None)
+        self.past.add(group.digest)
         group.destroyed = group.removed = True
         self._timers = [timer for timer in self._timers if timer[1] is not group.give_up]
         self._removed = [each for each in self._removed if any(link.open for link in each.links())]
@@ -264,7 +266,7 @@ class Engine:
         self.fail(RingfenceError(f"worker {self.rank}: {error.strerror or error}{advice}"), self.rank)
 
     def _broken(self, link: Any, error: OSError) -> None:
-        self.suspect(link.worker, f"the connection to worker {link.worker} failed: {error.strerror or error}")
+        self.suspect(link, f"the connection to worker {link.worker} failed: {error.strerror or error}")
         link.close()
 
     def busy(self) -> bool:
@@ -328,15 +330,17 @@ class Engine:
 
     # -- failure -----------------------------------------------------------------------------------------------------
 
-    def suspect(self, worker: int, text: str, needed: Callable[[], bool] = lambda: True) -> None:
-        """A data connection ended. If somebody aborted, or left and is not `needed`, word of it arrives within a moment."""
+    def suspect(self, link: Link, text: str) -> None:
+        """A data connection ended. If somebody aborted or left, word of it arrives within a moment, and says why."""
 
         def judge() -> None:
-            if needed():
-                self.fail(PeerLostError(text), worker)
+            if link.worker not in self.departed:
+                self.fail(PeerLostError(text), link.worker)
+            elif link.needed:
+                self.fail(PeerLostError(f"worker {link.worker} left the run and is still needed"), link.worker)
 
         if self.failure is None:
-            self.after(SUSPICION_SECONDS, judge)
+            self.after(0.0 if link.worker in self.departed else SUSPICION_SECONDS, judge)
 
     def fail(self, error: RingfenceError, suspect: int = -1, heard_from: Edge | None = None) -> None:
         """End the epoch: every unfinished operation raises, every other worker is told, nothing more is sent."""

@@ -78,7 +78,7 @@ class Exchange(Link):
         self.offers: dict[int, int] = {}  # tag -> how many payloads have been offered
 
     @property
-    def waiting(self) -> bool:
+    def needed(self) -> bool:
         """Whether a transfer waits for the peer: for its payload, or for being asked."""
         return bool(self.expected or self._payloads or any(self._offered.values()))
 
@@ -275,7 +275,7 @@ class Exchange(Link):
         self.close()
 
     def _ended(self) -> None:
-        self.engine.suspect(self.worker, f"worker {self.worker} closed its connection without saying goodbye")
+        self.engine.suspect(self, f"worker {self.worker} closed its connection without saying goodbye")
         self.close()
 
 

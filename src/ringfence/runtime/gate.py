@@ -5,12 +5,13 @@ Strangers in the doorway, workers that are being introduced, and those who diall
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ringfence.errors import AuthenticationError, ProtocolError, RingfenceError
 from ringfence.keys import LINK_PENDING, LINK_PENDING_PER_ADDRESS
 from ringfence.runtime.doorway import Doorway
-from ringfence.runtime.introduction import Acquaintances, Introduction
+from ringfence.runtime.introduction import Acquaintances, Introduction, Pair
+from ringfence.runtime.links import Inbox
 
 if TYPE_CHECKING:
     from ringfence.link.hello import Hello, LinkSecrets
@@ -56,10 +57,12 @@ class Gate:
             self._hang_up(stream)
             raise ProtocolError(f"worker {hello.sender} dialled a link before it had shown its proof")
         group = self._engine.groups.get(hello.group)
-        if group is None:
-            self._parked.setdefault(hello.group, []).append((hello, stream, secrets))
-        else:
+        if group is not None:
             self._hand_over(group, hello, stream, secrets)
+        elif hello.group in self._engine.past:
+            self._turn_away(hello, stream, secrets)
+        else:
+            self._parked.setdefault(hello.group, []).append((hello, stream, secrets))
 
     def open(self, group: Group) -> None:
         """This worker has made a group: those who dialled it early are let through."""
@@ -85,6 +88,12 @@ class Gate:
         except BaseException:
             self._hang_up(stream)  # or the network would keep its number, which will be somebody else's
             raise
+
+    def _turn_away(self, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
+        """It dialled a group that this worker has destroyed: it hears what it would have heard on a link of it."""
+        link = Inbox(self._engine, cast("Group", Pair((hello.sender,), hello.group, removed=True)), 0)
+        link.attach(stream, secrets)
+        link.say_bye()
 
     def hears(self, link: Link) -> bool:
         """Whether somebody who has said who it is is about to reach this link."""
@@ -117,7 +126,7 @@ class Gate:
         self.met.add(introduction.worker)
         del self.introductions[introduction.worker]
         for link in introduction.waiting:
-            link.dial()
+            self._engine.later(link.dial)  # not in that worker's turn: what this machine refuses is not its fault
 
     def introduced(self, worker: int) -> None:
         """A worker begins to show its proof. It has one connection for that: an older one is what it gave up."""

@@ -72,10 +72,15 @@ class Group:
 
     def inbox(self, peer: int) -> Inbox:
         link = self._inbox(peer)
-        gone = link.stream is None and link.worker in self.engine.departed
-        if gone and not self.engine.gate.hears(link):
-            raise PeerLostError(f"worker {link.worker} left the run and is still needed")
+        if link.stream is None and self.never_comes(link):
+            raise PeerLostError(f"{link.parting()} and is still needed")
         return link
+
+    def never_comes(self, link: Inbox) -> bool:
+        """Whether its peer has not dialled it, and has left, or said goodbye where this worker dialled it."""
+        outbox = self.outboxes.get(link.peer)
+        gone = link.worker in self.engine.departed or (outbox is not None and outbox.farewell)
+        return gone and link.stream is None and not self.engine.gate.hears(link)
 
     def _inbox(self, peer: int) -> Inbox:
         link = self.inboxes.get(peer)
@@ -96,7 +101,7 @@ class Group:
         inboxes = [link for link in self.inboxes.values() if link.queue]
         blocked = self.engine.blocked
         outboxes = [link for link in self.outboxes.values() if link in blocked or (link.queue and not link.open)]
-        return [*inboxes, *outboxes, *(link for link in self.postbox.links() if link.waiting)]
+        return [*inboxes, *outboxes, *(link for link in self.postbox.links() if link.needed)]
 
     # -- collectives, first in first out -----------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ class Incoming:
             ) from None
 
 
-class _Pair(NamedTuple):
+class Pair(NamedTuple):
     """As much of a group as a link asks for."""
 
     ranks: tuple[int]
@@ -90,9 +90,13 @@ class Introduction(Link):
     served_always = True
 
     def __init__(self, engine: Engine, worker: int) -> None:
-        super().__init__(engine, cast("Group", _Pair((worker,))), 0)
+        super().__init__(engine, cast("Group", Pair((worker,))), 0)
         self.waiting: list[Link] = []  # to be dialled when the two have met
         self._incoming: Incoming | None = None
+
+    @property
+    def needed(self) -> bool:
+        return any(link.needed for link in self.waiting)
 
     def dial(self) -> None:
         if self.engine.failure is None:

@@ -50,6 +50,11 @@ class Link(core.End):
     def work(self) -> None:
         raise NotImplementedError
 
+    @property
+    def needed(self) -> bool:
+        """Whether something waits for its peer."""
+        return bool(self.queue)
+
     # -- dialling ----------------------------------------------------------------------------------------------------
 
     def dial(self) -> None:
@@ -106,15 +111,9 @@ class Link(core.End):
         self.close()
         self.readable = self.writable = self.ended = False
         if self._dials < keys.LINK_DIALS and self.worker not in self.engine.departed:
-            self.engine.after(keys.LINK_REDIAL_SECONDS * 2**self._dials, self._dial_again)
+            self.engine.after(keys.LINK_REDIAL_SECONDS * 2**self._dials, self.dial)
         else:
-            self.engine.suspect(self.worker, f"worker {self.worker} closed a connection before answering it")
-
-    def _dial_again(self) -> None:
-        try:
-            self.dial()
-        except OSError as error:
-            self.engine.suspect(self.worker, f"worker {self.worker} cannot be dialled: {error}")
+            self.engine.suspect(self, f"worker {self.worker} closed a connection before answering it")
 
     def _confirm(self, reply: bytes) -> None:
         nonce, confirmation = reply[: keys.NONCE_BYTES], reply[keys.NONCE_BYTES :]
@@ -208,9 +207,8 @@ class Outbox(Link):
     def work(self) -> None:
         if self.ended and self.open:
             self._hear_out()
-        if self.farewell and self.queue:
-            run = self.queue[0][0]
-            raise PeerLostError(f"{self.parting()} while {self.group.describe_run(run)} still needed it")
+        if self.farewell:
+            self._miss()
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
         if self.lingering:
@@ -233,9 +231,16 @@ class Outbox(Link):
                 raise self._forged() from None
             self.farewell = read_header(header).type == Type.BYE
         if not self.farewell:
-            text = f"worker {self.worker} closed its connection without saying goodbye"
-            self.engine.suspect(self.worker, text, lambda: bool(self.queue) or self.worker not in self.engine.departed)
+            self.engine.suspect(self, f"worker {self.worker} closed its connection without saying goodbye")
         self.close()
+
+    def _miss(self) -> None:
+        """The peer has said goodbye: fail if something is to be written to it, or was to come on a link of its own."""
+        inbox = self.group.inboxes.get(self.peer)
+        queue = self.queue or (inbox.queue if inbox is not None and self.group.never_comes(inbox) else ())
+        if queue:
+            run = queue[0][0]
+            raise PeerLostError(f"{self.parting()} while {self.group.describe_run(run)} still needed it")
 
 
 class Inbox(Link):
@@ -278,7 +283,7 @@ class Inbox(Link):
 
     def stream_ended(self) -> None:
         assert self.stream is not None
-        self.engine.suspect(self.worker, f"worker {self.worker} closed its connection without saying goodbye")
+        self.engine.suspect(self, f"worker {self.worker} closed its connection without saying goodbye")
         self.close()
 
 

@@ -1,0 +1,149 @@
+"""Signal handlers of a script: one that destroys the group leaves at once, wherever the signal comes, and says goodbye."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringfence.errors import RingfenceError
+from tests.pool import Pool
+
+WORLD = 2
+VICTIM = 0
+SOON = 8.0
+MOMENTS = ["before a collective is driven", "while it is driven", "after it was driven"]
+
+
+class End(NamedTuple):
+    kind: str
+    message: str
+    seconds: float  # in the handler, or from the collective that raised
+
+
+class Left(Exception):
+    pass
+
+
+class Rings:
+    """A lock; the signal arrives when the main thread has taken it to drive."""
+
+    def __init__(self, lock: Any, ring: Callable[[], None]) -> None:
+        self.release, self._acquire, self._ring = lock.release, lock.acquire, ring
+
+    def acquire(self, blocking: bool = True) -> bool:
+        taken: bool = self._acquire(blocking)
+        if taken and not blocking:
+            self._ring()
+        return taken
+
+
+def ring_at(moment: str) -> None:
+    """Have SIGALRM come once, at such a moment of the next collective. Handlers run as soon as the call has returned."""
+    loop = dist.group.WORLD._loop  # type: ignore[union-attr]
+    rung = False
+
+    def ring() -> None:
+        nonlocal rung
+        if not rung and threading.current_thread() is threading.main_thread():
+            rung = True
+            signal.raise_signal(signal.SIGALRM)
+
+    def after(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            result = function(*arguments)
+            ring()
+            return result
+
+        return called
+
+    match moment:
+        case "before a collective is driven":
+            loop._lock = Rings(loop._lock, ring)
+        case "while it is driven":
+            loop.network.poll = after(loop.network.poll)
+        case "after it was driven":
+            loop._haste.end = after(loop._haste.end)
+
+
+def until_it_ends() -> None:
+    tensor = torch.ones(4)
+    while True:
+        dist.all_reduce(tensor)
+
+
+def interrupted(moment: str, handler: Callable[[], None]) -> End:
+    """What becomes of the one whose handler is called, and of the other."""
+    dist.all_reduce(torch.ones(4))
+    seconds = 0.0
+
+    def handle(*_: Any) -> None:
+        nonlocal seconds
+        began = time.monotonic()
+        try:
+            handler()
+        finally:
+            seconds = time.monotonic() - began
+
+    if dist.get_rank() == VICTIM:
+        signal.signal(signal.SIGALRM, handle)
+        ring_at(moment)
+    try:
+        until_it_ends()
+    except (RingfenceError, Left, KeyboardInterrupt) as error:
+        return End(type(error).__name__, str(error), seconds)
+    return End("", "", seconds)
+
+
+def leave(moment: str) -> End:
+    def handler() -> None:
+        dist.destroy_process_group()
+        raise Left
+
+    return interrupted(moment, handler)
+
+
+def wait(moment: str) -> End:
+    return interrupted(moment, lambda: dist.all_reduce(torch.ones(4)))
+
+
+def interrupt(moment: str) -> End:
+    """Whoever goes on after Ctrl-C, and another thread, find that the loop can be driven."""
+
+    def handler() -> None:
+        raise KeyboardInterrupt
+
+    end = interrupted(moment, handler)
+    began = time.monotonic()
+    later = threading.Thread(target=lambda: dist.destroy_process_group(), daemon=True)
+    later.start()
+    later.join(30)
+    return end._replace(seconds=time.monotonic() - began)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_handler_that_destroys_the_group_leaves_at_once_and_says_goodbye(pool: Pool, moment: str) -> None:
+    mine, theirs = pool.check(leave, WORLD, args=(moment,), renew=True, timeout=90)
+    assert mine.kind == "Left" and mine.seconds < SOON
+    assert theirs.kind == "PeerLostError" and f"worker {VICTIM} left the run" in theirs.message
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_handler_that_waits_for_a_collective_is_told_that_it_cannot(pool: Pool, moment: str) -> None:
+    mine, theirs = pool.check(wait, WORLD, args=(moment,), renew=True)
+    assert mine.kind == "ProtocolError" and "a signal handler cannot wait for a collective" in mine.message
+    assert mine.seconds < SOON
+    assert theirs.kind == "AbortedError" and f"worker {VICTIM} was interrupted" in theirs.message
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_at_any_moment_leaves_a_loop_that_can_be_driven(pool: Pool, moment: str) -> None:
+    mine, theirs = pool.check(interrupt, WORLD, args=(moment,), renew=True, timeout=90)
+    assert mine.kind == "KeyboardInterrupt" and mine.seconds < SOON
+    assert theirs.kind == "AbortedError" and f"worker {VICTIM} was interrupted" in theirs.message
