@@ -179,6 +179,15 @@ def test_an_address_that_refuses_is_named_with_the_trouble() -> None:
     assert f"rank 1 did not get to its parent, rank 0: 127.0.0.1:{address[1]}: Connection refused" in world.error(1)
 
 
+def test_an_address_without_a_way_to_it_is_named_with_the_trouble() -> None:
+    """TCP has none to a broadcast address: the kernel says so at once, sends nothing, and keeps no error in the socket."""
+    store = MemoryStore()
+    AddressBook(store, worker(0, 2, run_id="none", generation="0").entry).publish(("255.255.255.255", 4000))
+    world = World(2, timeout=0.5, store=store)
+    world.start([1])
+    assert "to its parent, rank 0: 255.255.255.255:4000: Network is unreachable" in world.error(1)
+
+
 def test_a_refusal_is_final_if_it_lasts_without_a_break() -> None:
     refusal = Refusal(Reason.PROOF, "no", by_peer=True, same_run=True)
     search = Search(AddressBook(MemoryStore(), worker(1, 2).entry), 1, 0, 0.0)

@@ -35,6 +35,7 @@ from ringfence.join.policy import policy_of
 from ringfence.join.waiting import FIRST_WARNING, NEXT_WARNING, explain
 from ringfence.settings import Settings
 from ringfence.transport.fork import closes_in_children, leaves_to_children
+from ringfence.transport.tcp import connect
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 
 _log = logging.getLogger(__name__)
@@ -419,7 +420,8 @@ class _Climb:
             return
         self._dialled = self._meet(connection, place.text, Role.CHILD, frozenset({search.parent}))
         self._dialled.connecting = True
-        connection.connect_ex(place.address)  # how it went is asked when the socket is writable
+        with self._blame(self._dialled):
+            connect(connection, place.address)  # how it went is asked when the socket is writable
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 from collections.abc import Callable, Sequence
@@ -43,6 +44,13 @@ def resolve(host: str, port: int) -> tuple[int, Any]:
     return family, address
 
 
+def connect(stream: socket.socket, address: Any) -> None:
+    """Begin to. PeerLostError for what fails at once, as where there is no route: the socket keeps no error of that."""
+    error = stream.connect_ex(address)
+    if error not in (0, errno.EINPROGRESS):
+        raise PeerLostError(os.strerror(error))
+
+
 class TcpNetwork:
     """Connections to the rostered addresses, and from whoever dials the listener.
 
@@ -74,8 +82,15 @@ class TcpNetwork:
         family, address = self._address_of(link.worker)
         stream = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         tune(stream)
+        try:
+            connect(stream, address)  # what becomes of it shows at the first write
+        except PeerLostError as error:
+            stream.close()
+            raise PeerLostError(
+                f"worker {link.worker} cannot be dialled at {address[0]}, port {address[1]}: {error}; set "
+                "RINGFENCE_INTERFACE or RINGFENCE_ADVERTISE there to an address that this machine has a way to"
+            ) from error
         link.stream = stream
-        stream.connect_ex(address)  # what became of it shows at the first write
         self.watch(stream, link)
 
     def _address_of(self, worker: int) -> tuple[int, Any]:
