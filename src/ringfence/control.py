@@ -1,7 +1,8 @@
 """The control plane: what two neighbours in the admission tree tell each other while the epoch runs.
 
 The TLS connections of admission stay open for it. Two messages exist: one that ends the epoch and one that says
-goodbye. The end of a connection without a goodbye is a failure.
+goodbye. The end of a connection without a goodbye is a failure. A neighbour whose join ended before the go came to it still
+says so in a message of the tree, and that ends the epoch too.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import ClassVar, Final
 
 from ringfence import keys
 from ringfence.admission import wire
-from ringfence.admission.messages import Frames, Message, encode
+from ringfence.admission.messages import Failure, Frames, Message, encode
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.transport.tls import Tls, TlsStream
 
 _NOBODY: Final = 0xFFFFFFFF  # on the wire: no suspect
-_FRAME_LIMIT: Final = 4 + 4 + 1 + 2 * (2 + keys.ABORT_TEXT_BYTES)
+_FRAME_LIMIT: Final = 4 + 4 + 1 + 2 * (2 + keys.ABORT_TEXT_BYTES)  # of an Abort; a Failure is shorter
+_NOT_ADMITTED: Final = 7  # the code of an AdmissionError
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Closed:
 
 ControlMessage = Abort | Bye | Closed
 
-_TYPES: Final[Mapping[int, type[Message]]] = {Abort.TYPE: Abort, Bye.TYPE: Bye}
+_TYPES: Final[Mapping[int, type[Message]]] = {kind.TYPE: kind for kind in (Abort, Bye, Failure)}
 
 
 class ControlEdge:
@@ -142,6 +144,8 @@ class ControlEdge:
 
     def _cut(self, found: list[ControlMessage]) -> None:
         while (message := self._frames.next()) is not None:
+            if isinstance(message, Failure):  # it ended its join while the go was on its way to it
+                message = Abort(message.reporter, -1, _NOT_ADMITTED, "", f"its join ended: {message.text}")
             assert isinstance(message, Abort | Bye)
             if isinstance(message, Bye):
                 self._bye |= message.rank == self.peer  # goodbyes of others are passed on over the tree

@@ -5,6 +5,7 @@ Sockets and TLS are real. A liar is a worker's own handshake and tree, stopped a
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -16,9 +17,23 @@ import pytest
 from ringfence import keys
 from ringfence.admission.binding import Role
 from ringfence.admission.handshake import Handshake, State
-from ringfence.admission.messages import TREE, Frames, Message, encode, tree_frame_limit
+from ringfence.admission.messages import (
+    TREE,
+    Acknowledge,
+    Entries,
+    Failure,
+    Frames,
+    Message,
+    Waiting,
+    encode,
+    tree_frame_limit,
+)
 from ringfence.admission.tree import Phase, Terms, Tree
+from ringfence.control import Abort, Closed, ControlMessage
+from ringfence.errors import AdmissionError
+from ringfence.join import climb
 from ringfence.join.parent import AddressBook
+from ringfence.runtime.engine import ABORT_CODES
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.attack.admission_strangers import Stranger, channel_of
@@ -164,6 +179,43 @@ def test_an_admitted_worker_that_stalls_ends_the_join_at_its_deadline(rank: int,
         assert hangs_up(connection, 5.0)
         assert time.monotonic() - started < 10
     assert words in error
+
+
+def test_a_worker_that_came_late_and_stalls_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has said that rank 1 is missing; then it comes, gets the roster, and does not acknowledge it."""
+    monkeypatch.setattr(climb, "_REPORT_SECONDS", 0.05)
+    with victim(0, timeout=2.0) as (world, connect):
+        credentials = Credentials()
+        connection = connect()
+        liar = Liar(1, lambda: Stranger(connection, credentials, server=False), credentials)
+        stranger = liar.come_to(Phase.GATHER)
+        assert stranger.hear() == Waiting(1, (1,))
+        stranger.say(Entries((liar.tree._listings[1],)))
+        error = world.error(0)
+        connection.close()
+    assert "did not form within 2 s; rank 0 waits for rank 1 to acknowledge the roster" in error
+    assert "missing" not in error
+
+
+def test_a_worker_that_fails_before_it_has_the_go_says_so_to_those_who_have_begun() -> None:
+    with victim(0, timeout=20.0) as (world, connect):
+        credentials = Credentials()
+        connection = connect()
+        liar = Liar(1, lambda: Stranger(connection, credentials, server=False), credentials)
+        stranger = liar.come_to(Phase.ACKED)
+        assert liar.tree.epoch is not None
+        stranger.say(Acknowledge(liar.tree.epoch.roster.digest), Failure(1, "KeyboardInterrupt"))
+        connection.shutdown(socket.SHUT_WR)
+        (member,) = world.members()
+        (edge,) = member.edges
+        found: list[ControlMessage] = []
+        while not any(isinstance(each, Closed) for each in found):
+            select.select([edge], [], [], 10)
+            found += edge.receive()
+        assert found[0] == Abort(1, -1, ABORT_CODES.index(AdmissionError), "", "its join ended: KeyboardInterrupt")
+        assert len(found) == 2
+        world.close()
+        connection.close()
 
 
 # -- garbage ----------------------------------------------------------------------------------------------------------

@@ -92,7 +92,8 @@ def _tree_messages() -> list[bytes]:
 
 
 def _control_messages() -> list[bytes]:
-    return [encode(control.Abort(1, -1, 3, "all_reduce", "why")), encode(control.Bye(7))]
+    late = messages.Failure(2, "a reason")
+    return [encode(each) for each in (control.Abort(1, -1, 3, "all_reduce", "why"), control.Bye(7), late)]
 
 
 def _streams() -> list[bytes]:

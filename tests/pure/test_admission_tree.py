@@ -116,6 +116,17 @@ def test_nobody_begins_while_one_is_missing_and_all_learn_who(absent: int) -> No
         assert waiting.missing == len(below)
 
 
+def test_who_was_late_is_called_missing_no_more() -> None:
+    world = World(21)
+    world.run(absent=frozenset({20}))
+    world.send(0, world.trees[0].report())
+    world.settle()
+    assert all(tree.waiting == Waiting(1, (20,)) for tree in world.trees[:20])
+    world.connect(20)
+    world.settle()
+    assert {(tree.phase, tree.waiting) for tree in world.trees} == {(Phase.GO, None)}
+
+
 def test_the_shape_of_the_tree() -> None:
     for size in (1, 2, 5, 6, 100):
         seen = [child for rank in range(size) for child in children_of(rank, size)]

@@ -276,6 +276,7 @@ class Tree:
     def _pass_down(self, welcome: Welcome) -> list[Outgoing]:
         """Those who get it were admitted by this worker; whether it is in order each of them finds out for itself."""
         self._unchecked = welcome
+        self._waiting = None  # everybody has come: whoever holds things up from here on is not missing
         self.phase = Phase.CHECK
         return self._down(welcome)
 
