@@ -93,8 +93,8 @@ class Settings:
             secret=_secret(environ, policy),
             policy=policy,
             certificate=_certificate(environ, policy),
-            vcek=_vcek(environ.get("RINGFENCE_VCEK_FILE", "")),
-            token_command=_command(environ.get("RINGFENCE_TOKEN_COMMAND", "")),
+            vcek=_vcek(environ, policy),
+            token_command=_token_command(environ, policy),
         )
 
     @classmethod
@@ -291,19 +291,25 @@ def _certificate(environ: Mapping[str, str], policy: PolicyFile | None) -> Crede
     certificate, key = environ.get("RINGFENCE_CERTIFICATE_FILE"), environ.get("RINGFENCE_KEY_FILE")
     if not certificate and not key:
         return None
-    if policy is None or "certificate" not in policy.kinds:
-        raise ConfigurationError(
-            "RINGFENCE_CERTIFICATE_FILE or RINGFENCE_KEY_FILE is set, and no policy asks for certificates: "
-            "set RINGFENCE_POLICY to one that does, or unset them"
-        )
+    _check_asked("certificate", policy, "RINGFENCE_CERTIFICATE_FILE or RINGFENCE_KEY_FILE", "certificates")
     if not certificate or not key:
         raise ConfigurationError("RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE go together: set both")
     return load_credential(certificate, key)
 
 
-def _vcek(path: str) -> bytes | None:
+def _check_asked(kind: str, policy: PolicyFile | None, name: str, what: str) -> None:
+    """Who sets a credential means a policy that asks for it: to go on without would admit others."""
+    if policy is None or kind not in policy.kinds:
+        raise ConfigurationError(
+            f"{name} is set, and no policy asks for {what}: set RINGFENCE_POLICY to one that does, or unset it"
+        )
+
+
+def _vcek(environ: Mapping[str, str], policy: PolicyFile | None) -> bytes | None:
+    path = environ.get("RINGFENCE_VCEK_FILE")
     if not path:
         return None
+    _check_asked("snp", policy, "RINGFENCE_VCEK_FILE", "SEV-SNP")
     try:
         with open(path, "rb") as file:
             return file.read(_PEM_BYTES)
@@ -311,8 +317,12 @@ def _vcek(path: str) -> bytes | None:
         raise ConfigurationError(f"RINGFENCE_VCEK_FILE: cannot read {path}: {error.strerror}") from error
 
 
-def _command(value: str) -> tuple[str, ...]:
+def _token_command(environ: Mapping[str, str], policy: PolicyFile | None) -> tuple[str, ...]:
     """Split as a shell would, and run without one."""
+    value = environ.get("RINGFENCE_TOKEN_COMMAND")
+    if not value:
+        return ()
+    _check_asked("token", policy, "RINGFENCE_TOKEN_COMMAND", "tokens")
     try:
         return tuple(shlex.split(value))
     except ValueError as error:

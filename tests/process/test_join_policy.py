@@ -36,6 +36,16 @@ BY_CERTIFICATE = (
 )
 BY_BOTH = BY_CERTIFICATE + "[admit.secret]\n"
 BY_EITHER = BY_CERTIFICATE + "[[admit]]\n[admit.secret]\n"
+BY_SNP_OR_SECRET = (
+    BY_SECRET
+    + f"""\
+[[admit]]
+[admit.snp]
+measurement = "{"5a" * 48}"
+[admit.snp.minimum_tcb]
+milan = {{ bootloader = 3, tee = 0, snp = 20, microcode = 209 }}
+"""
+)
 
 
 class Site:
@@ -231,6 +241,24 @@ def test_a_certificate_that_nothing_asks_for_is_a_mistake(site: Site) -> None:
     for others in (site.secret(), {**site.policy(BY_SECRET), **site.secret()}):
         with pytest.raises(ConfigurationError, match="no policy asks for certificates"):
             settings_of(others, certificate)
+
+
+@pytest.mark.parametrize(("name", "what"), [("RINGFENCE_VCEK_FILE", "SEV-SNP"), ("RINGFENCE_TOKEN_COMMAND", "tokens")])
+def test_what_proves_nothing_to_any_policy_of_this_run_is_a_mistake(site: Site, name: str, what: str) -> None:
+    """Its policy was forgotten, perhaps: by the secret alone others would be admitted."""
+    for others in (site.secret(), {**site.policy(BY_SECRET), **site.secret()}):
+        with pytest.raises(
+            ConfigurationError, match=f"^{name} is set, and no policy asks for {what}: set RINGFENCE_POL"
+        ):
+            settings_of(others, {name: str(site.folder / "ca.pem")})
+        assert settings_of(others, {name: ""})
+
+
+def test_the_certificate_of_a_machines_key_is_read_where_a_rule_asks_for_snp(site: Site) -> None:
+    settings = settings_of(
+        site.policy(BY_SNP_OR_SECRET), site.secret(), {"RINGFENCE_VCEK_FILE": str(site.folder / "ca.pem")}
+    )
+    assert settings.vcek == site.authority.pem
 
 
 @pytest.mark.parametrize("name", ["RINGFENCE_CERTIFICATE_FILE", "RINGFENCE_KEY_FILE"])
