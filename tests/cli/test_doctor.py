@@ -81,6 +81,15 @@ def test_ports_that_are_used_up_are_found() -> None:
     assert "cannot listen on ports" in found.text
 
 
+def test_a_range_of_one_port_is_too_small_for_a_worker_with_children(secret: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = ringfence("doctor", RINGFENCE_SECRET_FILE=str(secret), RINGFENCE_PORTS=str(port))
+    assert done.returncode == 1, done.stdout
+    assert f"cannot listen on ports {port}-{port} of 127.0.0.1: Address already in use" in done.stdout
+    assert "a worker needs two ports: one for links, one for admission" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

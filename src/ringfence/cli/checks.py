@@ -271,14 +271,14 @@ def core_dumps(root: Path) -> Check:
 
 
 def settings(environ: Mapping[str, str]) -> Check:
-    """Whether a worker started from here would take its settings and find a port, by the very calls that it makes."""
+    """Whether a worker started from here would take its settings and find its ports, by the very calls that it makes."""
     name = "settings"
     try:
         from ringfence.join.listener import listen
         from ringfence.settings import Settings, format_address
 
         found = Settings.without_credentials(environ)
-        with listen(found) as listener:
+        with listen(found) as listener, listen(found):  # for links; for admission, if it has children
             address = found.link_address(listener.getsockname()[:2])
     except (ImportError, RingfenceError) as error:
         return Check(name, str(error), None, False, AS_IT_SAYS)

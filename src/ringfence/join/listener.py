@@ -36,7 +36,10 @@ def listen(settings: Settings) -> socket.socket:
             continue
         listener.setblocking(False)
         return listener
-    where = f"ports {settings.ports[0]}-{settings.ports[-1]} of " if settings.ports else ""
+    where, need = "", ""
+    if settings.ports:
+        where = f"ports {settings.ports[0]}-{settings.ports[-1]} of "
+        need = " (a worker needs two ports: one for links, one for admission)"
     raise ConfigurationError(
-        f"cannot listen on {where}{settings.host}: {trouble}; set RINGFENCE_INTERFACE or RINGFENCE_PORTS"
+        f"cannot listen on {where}{settings.host}: {trouble}; set RINGFENCE_INTERFACE or RINGFENCE_PORTS{need}"
     )
