@@ -210,6 +210,17 @@ def test_without_the_compiled_data_plane_the_profile_is_left_out_and_the_rest_is
     assert machine["data_plane"] == "python"
 
 
+def test_where_no_namespaces_can_be_made_it_does_not_say_that_all_was_measured(tmp_path: Path) -> None:
+    cells = '[[cells]]\nkind = "collective"\nsizes = ["4KiB"]\nworkers = [2]\nhosts = 2\ncontenders = ["ringfence"]\n'
+    (tmp_path / "grid.toml").write_text(f"rounds = 1\n{cells}")
+    for _ in range(2):
+        done = ringfence("study", "--grid", "grid.toml", folder=tmp_path, PATH=str(tmp_path))  # without `ip` and `tc`
+        assert done.returncode == 0, done.stderr
+        assert "1 cells are left out: network namespaces need root and iproute2" in done.stderr
+        assert "nothing new" not in done.stderr
+    assert "both layers are what the samples make" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -119,13 +119,14 @@ def run_study(options: argparse.Namespace) -> int:
             _say(
                 f"{back} cells were shown {_ELSEWHERE}: all rounds of this machine and code are there, and shown again"
             )
-        missing = _possible([each for each in wanted if each.rounds])
+        lacking = [each for each in wanted if each.rounds]
+        missing = _possible(lacking)
         if missing:
             _say(f"{sum(each.rounds for each in missing)} rounds of {len(missing)} cells are to be measured")
             if others := sum(each.others for each in missing):
                 _say(f"{others} of them are shown {_ELSEWHERE}, each until all its new rounds are there")
             run.measure(missing, here, _command(options))
-        _rebuild(folder, nothing_new=not missing)
+        _rebuild(folder, nothing_new=not lacking)
     _print_summary(folder, {"cell": [cell.name for cell in cells], "machine": [machine.digest(here)]})
     print(f"\nlayers: {folder.path}; `ringfence study query` and `ringfence report` read them")
     return 0
