@@ -5,16 +5,22 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from OpenSSL import SSL
 
 from ringfence.keys import Secret
 
-_KEYS = (type(X25519PrivateKey.generate()), AESGCM, SSL.Connection, SSL.Context)
+_KEYS = (*get_args(PrivateKeyTypes), AESGCM, SSL.Connection, SSL.Context)
 CONTROL = {"Connection", "Context"}  # of TLS
+
+
+@cache
+def _is_key(kind: type) -> bool:
+    return issubclass(kind, _KEYS)
 
 
 def keys_held() -> Counter[str]:
@@ -31,7 +37,7 @@ def keys_held() -> Counter[str]:
         each = waiting.pop()
         if id(each) not in seen:
             seen.add(id(each))
-            if type(each) in _KEYS or (type(each) is Secret and each.reveal()):
+            if _is_key(type(each)) or (type(each) is Secret and each.reveal()):
                 found[type(each).__name__] += 1
             waiting.extend(gc.get_referents(each))
     return found

@@ -50,6 +50,7 @@ class Session:
             member = join(store, rank, world_size, settings, address, timeout, self.table.to_bytes())
         except BaseException:
             listener.close()
+            settings.forget()  # whoever keeps the error keeps this frame; the next attempt reads them anew
             raise
         self.generation = settings.generation
         self.network = TcpNetwork(listener, [(entry.host, entry.port) for entry in member.roster.entries])

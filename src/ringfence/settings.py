@@ -109,6 +109,13 @@ class Settings:
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
         )
 
+    def forget(self) -> None:
+        """Hold no key any more, whoever still has these settings."""
+        if self.secret is not None:
+            self.secret.forget()
+        if self.certificate is not None:
+            self.certificate.forget()
+
     def link_address(self, bound: tuple[str, int]) -> tuple[str, int]:
         """Where peers dial this worker's links, given where its listener is bound."""
         return self.advertise or bound

@@ -30,14 +30,19 @@ def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 # -- GPUs -----------------------------------------------------------------------------------------------------------
 
 
-def run_gpu_workers(folder: Path, hows: Sequence[str], seconds: float = 30.0) -> list[dict[str, Any]]:
-    top = mint_nvidia.root()
-    (folder / "root.pem").write_bytes(top.certificate.public_bytes(Encoding.PEM))
-    (folder / "root.key").write_bytes(pem(top.key))
+def write_gpu_policy(folder: Path, top: mint_nvidia.Issuer) -> None:
+    """It asks for two GPUs of one kind."""
     gpu = mint_nvidia.Device.under(top).gpu(bytes(32))
     claims = nvidia.verify_report(gpu, bytes(32), mint_nvidia.NOW, root=top.certificate)
     (folder / "gpu.toml").write_text(golden.write(claims.golden()))
     (folder / "policy.toml").write_text('version = 1\n[[admit]]\n[admit.nvidia]\ngolden = "gpu.toml"\ngpus = 2\n')
+
+
+def run_gpu_workers(folder: Path, hows: Sequence[str], seconds: float = 30.0) -> list[dict[str, Any]]:
+    top = mint_nvidia.root()
+    write_gpu_policy(folder, top)
+    (folder / "root.pem").write_bytes(top.certificate.public_bytes(Encoding.PEM))
+    (folder / "root.key").write_bytes(pem(top.key))
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.process.gpu_worker", str(folder), *map(str, (rank, len(hows), seconds)), how],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -11,7 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ringfence.join.parent import AddressBook
+from ringfence.settings import Settings
 from tests.pool import Failure, Pool
+from tests.process.join_world import SECRET, World
+from tests.pure.admission_samples import worker
 
 SHORT = 1  # the worker that is short of descriptors
 
@@ -27,7 +33,6 @@ def no_more_files() -> Iterator[None]:
         with suppress(OSError):
             while True:
                 filling.append(os.dup(0))
-        dist.barrier()
         yield
     finally:
         for descriptor in filling:
@@ -41,6 +46,7 @@ def be_dialled() -> None:
     group = dist.new_group()
     if dist.get_rank() == SHORT:
         with no_more_files():
+            dist.barrier()
             dist.broadcast(torch.ones(1), 0, group=group)
     else:
         dist.barrier()
@@ -53,6 +59,7 @@ def dial() -> None:
     dist.barrier()
     if dist.get_rank() == SHORT:
         with no_more_files():
+            dist.barrier()
             dist.send(torch.ones(1), 0)
     else:
         dist.barrier()
@@ -67,6 +74,39 @@ def test_a_worker_that_may_open_no_more_files_says_so_to_all(pool: Pool, functio
         assert isinstance(result, Failure)
         assert f"worker {SHORT}: Too many open files. Raise the limit of open files (ulimit -n)" in result.message
     assert [result.type for result in results] == ["AbortedError", "RingfenceError"]
+
+
+def join_and_be_dialled() -> tuple[str, float]:
+    """Rank 0 has no descriptor for whoever comes. How it ends, and after how many seconds."""
+    world = World(2)
+    world.start([0])
+    _, address = world.store.wait_for_address()
+    with socket.socket() as child, no_more_files():
+        started = time.monotonic()
+        child.connect(address)
+        return world.error(0), time.monotonic() - started
+
+
+def join_and_dial() -> tuple[str, float]:
+    """Rank 1 has none for the way to its parent, when it hears where that is."""
+    entry = worker(0, 2).entry
+    world = World(2)
+    world.start([1], {1: Settings(SECRET, entry.run_id, entry.generation)})
+    world.store.wait_for_lookups(1)
+    with no_more_files():
+        started = time.monotonic()
+        AddressBook(world.store, entry).publish(("127.0.0.1", 1))
+        return world.error(1), time.monotonic() - started
+
+
+@pytest.mark.parametrize(("function", "rank"), [(join_and_be_dialled, 0), (join_and_dial, 1)])
+def test_a_joining_worker_that_may_open_no_more_files_says_so_at_once(pool: Pool, function: object, rank: int) -> None:
+    """Not at the deadline, after it has spent it on asking again."""
+    ((error, seconds),) = pool.check(function, 1, backend=None)
+    assert error == (
+        f"ConfigurationError: rank {rank}, joining: Too many open files. Raise the limit of open files (ulimit -n)"
+    )
+    assert seconds < World(2).timeout / 2
 
 
 def limits_in_a_worker() -> tuple[int, int, int]:

@@ -7,23 +7,26 @@ import os
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence.admission.entry import Entry
-from ringfence.admission.policy import Policy
 from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.admission.tree import Tree
 from ringfence.errors import RingfenceError
 from ringfence.join import Membership, listen
 from ringfence.settings import Settings
 from tests.held import CONTROL, keys_held
 from tests.pool import Pool
-from tests.process.join_world import SECRET, World
+from tests.process.join_world import World
+from tests.process.test_join_policy import Site, environments
 
 WORLD = 3
 
@@ -99,39 +102,83 @@ def test_a_forked_child_holds_no_key(pool: Pool) -> None:
         assert not theirs
 
 
-class Attached(SharedSecret):
-    """Says when its worker has been let in by its parent, and so has a connection, and keys, and waits for the others."""
+@contextmanager
+def attaching() -> Iterator[threading.Event]:
+    """Set when a worker has been let in by its parent, and so has a connection, and keys, and waits for the others."""
+    event, attach = threading.Event(), Tree.attach_parent
 
-    def __init__(self) -> None:
-        super().__init__(SECRET, "none")
-        self.event = threading.Event()
+    def attached(tree: Tree, *arguments: Any) -> Any:
+        event.set()
+        return attach(tree, *arguments)
 
-    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        self.event.set()
-        return super().endorse(entry, proof_digest)
+    with patch.object(Tree, "attach_parent", attached):
+        yield event
 
 
-def fork_while_joining() -> tuple[set[str], Counter[str], set[str], Counter[str], int]:
+def fork_while_joining(environment: dict[str, str]) -> tuple[set[str], Counter[str], set[str], Counter[str], int]:
     """Two of three workers have met, in threads of this process. What it holds, what its child does, how many join."""
     before = sockets()
-    prover, world, door = Attached(), World(3), listen(Settings(SECRET))
-    with world, door:
-        world.start([0, 1], admission={1: (Policy((prover,)), prover)})
-        assert prover.event.wait(20)
+    with World(3) as world, listen(Settings()), attaching() as event:
+        world.start([0, 1], {rank: Settings.from_environment(environment) for rank in (0, 1)})
+        assert event.wait(20)
         ours, theirs = (sockets(), keys_held()), in_a_child(lambda: (sockets(), keys_held()))
-        world.start([2])
+        world.start([2], {2: Settings.from_environment(environment)})
         joined = [outcome for outcome in world.finish().values() if isinstance(outcome, Membership)]
         return ours[0] - before, ours[1], theirs[0] - before, theirs[1], len(joined)
 
 
-def test_a_child_that_is_forked_while_its_parent_joins_holds_nothing_of_it(pool: Pool) -> None:
-    (found,) = pool.check(fork_while_joining, 1, backend=None)
+SHOWN = {"secret": {"Secret"}, "certificate": {"ECPrivateKey"}, "both": {"Secret", "ECPrivateKey"}}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_child_that_is_forked_while_its_parent_joins_holds_nothing_of_it(
+    pool: Pool, tmp_path: Path, kind: str
+) -> None:
+    (found,) = pool.check(fork_while_joining, 1, backend=None, args=environments(Site(tmp_path), kind)[:1])
     ours, our_keys, theirs, their_keys, joined = found
     assert len(ours) >= 4, "two listeners, both ends of a connection"
-    assert set(our_keys) >= {"Secret", "X25519PrivateKey", *CONTROL}
+    assert set(our_keys) >= {"X25519PrivateKey", *CONTROL, *SHOWN[kind]}
     assert not theirs
-    assert not {"X25519PrivateKey", *CONTROL} & set(their_keys)
+    assert not their_keys
     assert joined == 3, "the parent went on"
+
+
+def fail_to_join(environment: dict[str, str]) -> tuple[list[str], Counter[str]]:
+    """Two of three workers meet and wait for the third until their deadline. How they end; the keys that their errors keep."""
+    settings = {rank: Settings.from_environment(environment) for rank in (0, 1)}
+    world = World(3, timeout=2.0)
+    with attaching() as event:
+        world.start([0, 1], settings)
+        assert event.wait(20)
+        ends = [world.error(rank) for rank in (0, 1)]
+    for each in settings.values():
+        each.forget()  # the caller's own
+    return ends, keys_held()
+
+
+def fail_to_make_a_group(environment: dict[str, str]) -> tuple[str, Counter[str], Counter[str]]:
+    """As a script does. The error; the keys that it keeps, and those that a child has."""
+    with patch.dict(os.environ, environment):
+        try:
+            seconds = timedelta(seconds=0.5)
+            dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=2, timeout=seconds)
+        except RingfenceError as error:
+            kept = error
+    return str(kept), keys_held(), in_a_child(keys_held)
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_the_error_of_a_failed_join_keeps_no_key(pool: Pool, tmp_path: Path, kind: str) -> None:
+    """Its frames have all that the join had, for as long as somebody keeps it."""
+    environment = environments(Site(tmp_path), kind)[:1]
+    ((ends, kept),) = pool.check(fail_to_join, 1, backend=None, args=environment)
+    assert all("AdmissionError" in end for end in ends)
+    assert not kept
+    with Pool() as fresh:
+        ((error, kept, theirs),) = fresh.check(fail_to_make_a_group, 1, backend=None, args=environment)
+    assert "1 of 2 workers are missing: rank 1" in error
+    assert not kept
+    assert not theirs
 
 
 def what_could_judge() -> tuple[int, bool, bool]:

@@ -217,7 +217,7 @@ def test_each_kind_of_evidence_says_what_it_misses() -> None:
         ("token", bare, "RINGFENCE_TOKEN_COMMAND"),
     ):
         with pytest.raises(ConfigurationError, match=says):
-            MAKERS[kind](Settings(), None, machine)
+            MAKERS[kind](Settings(), None, None, machine)
     assert set(MAKERS) == set(catalogue.KINDS)
 
 

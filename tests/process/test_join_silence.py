@@ -1,4 +1,7 @@
-"""What a join asks falls silent: the process of the store is stopped, a nameserver does not answer. The deadline holds."""
+"""What a join asks falls silent: the process of the store is stopped, a nameserver or a driver does not answer.
+
+The deadline holds.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
+import pynvml
 import pytest
 from torch.distributed import TCPStore
 
 from ringfence.errors import AdmissionError
-from ringfence.join import join
+from ringfence.join import climb, join
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
 from tests.process.join_world import SECRET, MemoryStore, World
+from tests.process.test_admit_by_gpu_and_token import write_gpu_policy
+from tests.pure import mint_nvidia
 from tests.pure.admission_samples import worker
+from tests.pure.nvml_driver import Driver
 
 TIMEOUT = 2.0
 GRACE = 3.0  # for a machine that is busy
@@ -32,6 +40,22 @@ store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 print(store.port, flush=True)
 sys.stdin.read()
 """
+CLIENT = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+from ringfence.join import join
+from ringfence.settings import Settings
+from tests.process.join_world import SECRET
+store = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    join(store, 1, 2, Settings(SECRET), ("127.0.0.1", 1), 1.0, b"")
+finally:
+    print("over", flush=True)
+"""
+ROOT = Path(__file__).parents[2]
 NAMESERVER = "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n"
 
 
@@ -60,6 +84,61 @@ def test_a_store_that_falls_silent_ends_a_join_at_its_deadline(server: tuple[sub
     assert error.startswith("AdmissionError")
     assert "rank 1 did not get to its parent, rank 0: the store has not answered for" in error
     process.send_signal(signal.SIGCONT)
+
+
+def test_a_store_that_ends_as_its_worker_does_leaves_the_worker_its_error(
+    server: tuple[subprocess.Popen[str], int],
+) -> None:
+    """All workers have one deadline, and the store ends with one of them: the thread that asked it comes back just then."""
+    process, port = server
+    command = [sys.executable, "-c", CLIENT, str(port)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert client.stdin is not None
+        client.stdin.write("\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "over\n"
+        process.kill()
+        _, said = client.communicate(timeout=60)
+    assert "AdmissionError" in said
+    assert client.returncode == 1
+
+
+class Stuck(Driver):
+    """A driver that is not ready until it is told so."""
+
+    def __init__(self, root: mint_nvidia.Issuer) -> None:
+        super().__init__(root)
+        self.may_answer = threading.Event()
+
+    def nvmlInitWithFlags(self, flags: int) -> int:
+        assert self.may_answer.wait(60)
+        return super().nvmlInitWithFlags(flags)
+
+
+def test_a_driver_that_does_not_answer_ends_a_join_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker asks how many GPUs there are before it dials, to know which of its rules it can satisfy."""
+    top = mint_nvidia.root()
+    driver = Stuck(top)
+    monkeypatch.setattr(pynvml, "nvmlLib", driver)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(climb, "FIRST_WARNING", TIMEOUT / 4)
+    write_gpu_policy(tmp_path, top)
+    world = World(2, timeout=TIMEOUT)
+    started = time.monotonic()
+    world.start([0], {0: Settings.from_environment({"RINGFENCE_POLICY": str(tmp_path / "policy.toml")})})
+    error = world.error(0)
+    assert time.monotonic() - started < TIMEOUT + GRACE
+    driver.may_answer.set()
+    silent = "rank 0 has asked its own machine what evidence it can give, and has no answer: see what its kernel"
+    assert silent in error
+    assert [silent in record.message for record in caplog.records] == [True]
 
 
 def test_a_worker_serves_its_children_while_the_store_is_silent(server: tuple[subprocess.Popen[str], int]) -> None:
@@ -114,9 +193,8 @@ def test_a_slow_resolver_ends_a_join_at_its_deadline(tmp_path: Path) -> None:
     script = 'ip link set lo up && mount --bind "$1/resolv.conf" /etc/resolv.conf && '
     script += 'mount --bind "$1/nsswitch.conf" /etc/nsswitch.conf && exec "$2" -m tests.process.test_join_silence'
     command = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
-    root = Path(__file__).parents[2]
     started = time.monotonic()
-    result = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
     assert time.monotonic() - started < 25, "the process waited for its resolver before it ended"
     seconds, error = result.stdout.splitlines()
     assert float(seconds) < TIMEOUT + GRACE

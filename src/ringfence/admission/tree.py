@@ -205,6 +205,13 @@ class Tree:
         """Who is missing from the whole world, as far as rank 0 has said."""
         return self._waiting
 
+    def forget(self) -> None:
+        """Hold no secret of an epoch any more, whoever still has this tree."""
+        for holder in (self._terms, self._unchecked, self.epoch):
+            if holder is not None:
+                holder.epoch_secret.forget()
+        self._unchecked = self.epoch = None
+
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def _on_entries(self, peer: int, message: Message) -> list[Outgoing]:

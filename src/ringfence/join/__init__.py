@@ -2,6 +2,7 @@
 
     membership.py  what a worker comes back with
     climb.py       the loop: one selectors loop in the calling thread does all of it
+    holdings.py    what it judges by and shows, and the keys in it
     listener.py    where others reach this worker
     beside.py      what may block, out of the loop's way: the store, the resolver, devices and services
     collect.py     this worker's own evidence, which may take a while

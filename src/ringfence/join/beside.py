@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import selectors
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ringfence.transport.fork import closes_in_children
 
 Answer = TypeVar("Answer")
+
+# A thread that comes back from C++ (torch's store) while the interpreter ends is unwound through C++ frames, and that aborts
+# the process: a core dump in place of an error. It is no rare case: all workers of a run have one deadline, and the store
+# ends with one of them. So an exit gives such threads this long, in all. A call into C++ cannot be interrupted: one that
+# comes back after this wait, and before the process is gone (with torch about half a second later), still aborts.
+_EXIT_SECONDS: Final = 1.0
+
+
+def within(
+    seconds: float, name: str, work: Callable[[], Answer], patience: float, complain: Callable[[], None]
+) -> Answer:
+    """What this work answers, done in a thread with this name. TimeoutError if that takes longer; the thread is left to it.
+
+    `complain` is called when `patience` has run out.
+    """
+    beside: Beside[Answer] = Beside()
+    try:
+        beside.start(name, work)
+        with selectors.DefaultSelector() as selector:
+            selector.register(beside, selectors.EVENT_READ)
+            if not selector.select(min(patience, seconds)) and patience < seconds:
+                complain()
+                selector.select(seconds - patience)
+        for answer in beside.finished():
+            return answer
+        raise TimeoutError
+    finally:
+        beside.close()
 
 
 class Beside(Generic[Answer]):
@@ -28,7 +60,8 @@ class Beside(Generic[Answer]):
 
     def start(self, name: str, work: Callable[[], Answer]) -> None:
         """Do it, in a thread of its own with this name."""
-        threading.Thread(target=self._do, args=(work,), name=name, daemon=True).start()
+        _wait_at_exit()
+        _Thread(target=self._do, args=(work,), name=name, daemon=True).start()
 
     def finished(self) -> Iterator[Answer]:
         """What has been answered since; what work raised is raised here, in the loop's own thread."""
@@ -60,3 +93,20 @@ class Beside(Generic[Answer]):
         event, self._event = self._event, -1
         if event >= 0:
             os.close(event)
+
+
+class _Thread(threading.Thread):
+    """One that is waited for at exit."""
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    """Once, and not for those who only import this."""
+    atexit.register(_let_threads_end)
+
+
+def _let_threads_end() -> None:
+    end = time.monotonic() + _EXIT_SECONDS
+    for thread in threading.enumerate():  # in a forked child none of them
+        if isinstance(thread, _Thread):
+            thread.join(max(0.0, end - time.monotonic()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -27,15 +28,15 @@ from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, 
 from ringfence.errors import AdmissionError, ConfigurationError, EvidenceError, PeerLostError, ProtocolError
 from ringfence.join.beside import Beside
 from ringfence.join.collect import Collector, Outcome, attempt
+from ringfence.join.holdings import Holdings
 from ringfence.join.listener import listen
 from ringfence.join.membership import Membership
 from ringfence.join.parent import AddressBook, Place, Search, Store
 from ringfence.join.peer import Peer
-from ringfence.join.policy import policy_of
 from ringfence.join.waiting import FIRST_WARNING, NEXT_WARNING, explain
 from ringfence.settings import Settings
 from ringfence.transport.fork import closes_in_children, leaves_to_children
-from ringfence.transport.tcp import connect
+from ringfence.transport.tcp import EXHAUSTED, connect
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 
 _log = logging.getLogger(__name__)
@@ -63,13 +64,34 @@ def join(
     `admission`, what judges others and what this worker shows, comes from the settings unless it is handed in: tests do,
     with roots of their own.
     """
-    credentials, private_key = Credentials(), X25519PrivateKey.generate()
-    public_key = private_key.public_key().public_bytes_raw()
-    run, generation = settings.run_id, settings.generation
-    entry = Entry(run, generation, rank, world_size, public_key, credentials.key_digest, *link_address)
-    climb = _Climb(store, settings, entry, credentials, private_key, timeout, table, admission)
-    del credentials, private_key  # the climb's alone: where it forgets them, nobody has them
-    return climb.run()
+    deadline, holdings = time.monotonic() + timeout, Holdings(settings)
+    try:
+        judging = admission or _ask_machine(holdings, rank, timeout)
+        credentials, private_key = Credentials(), X25519PrivateKey.generate()
+        public_key = private_key.public_key().public_bytes_raw()
+        run, generation = settings.run_id, settings.generation
+        entry = Entry(run, generation, rank, world_size, public_key, credentials.key_digest, *link_address)
+        climb = _Climb(store, settings, entry, credentials, private_key, (timeout, deadline), table, judging)
+        del credentials, private_key  # the climb's alone: where it forgets them, nobody has them
+        return climb.run()
+    finally:
+        holdings.close()
+
+
+def _ask_machine(holdings: Holdings, rank: int, timeout: float) -> tuple[Policy, Prover]:
+    run = f"run '{holdings.settings.run_id}', generation {holdings.settings.generation}"
+    silent = (
+        f"rank {rank} has asked its own machine what evidence it can give, and has no answer: see what its kernel and its "
+        "drivers do (dmesg, nvidia-smi)"
+    )
+
+    def complain() -> None:
+        _log.warning("%s, has not formed after %.0f of %g s; %s", run, FIRST_WARNING, timeout, silent)
+
+    try:
+        return holdings.admission(timeout, FIRST_WARNING, complain)
+    except TimeoutError:
+        raise AdmissionError(f"{run}, did not form within {timeout:g} s; {silent}") from None
 
 
 class _Climb:
@@ -80,18 +102,17 @@ class _Climb:
         entry: Entry,
         credentials: Credentials,
         private_key: X25519PrivateKey,
-        timeout: float,
+        limits: tuple[float, float],
         table: bytes,
-        admission: tuple[Policy, Prover] | None,
+        admission: tuple[Policy, Prover],
     ) -> None:
         now = time.monotonic()
         self._settings = settings
         self._entry = entry
         self._credentials = credentials
         self._private_key = private_key
-        self._timeout = timeout
-        self._deadline = now + timeout
-        self._policy, self._prover = admission or policy_of(settings)
+        self._timeout, self._deadline = limits  # for people; on time.monotonic()'s clock
+        self._policy, self._prover = admission
         self._hello = Hello(entry, self._policy.digest, _SUITES, self._policy.kinds)
         terms = Terms(keys.Secret(os.urandom(keys.SECRET_BYTES)), table, _SUITES)
         self._tree = Tree(entry, self._policy, self._prover, terms)
@@ -131,8 +152,9 @@ class _Climb:
             self._give_up(error)
             raise
         finally:
-            leaves_to_children(self)
             self._close_door()
+            leaves_to_children(self)
+            self.forget()  # what is the membership's is there; whoever keeps an error keeps its frames, and in them this
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -299,7 +321,9 @@ class _Climb:
         assert self._listener is not None
         try:
             connection, (host, *_) = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in EXHAUSTED:  # it would be reported again, without end
+                raise self._exhausted(error) from error
             return  # gone before we looked
         self._make_room(host)
         self._meet(connection, host, Role.PARENT, self._children)
@@ -415,7 +439,10 @@ class _Climb:
             return
         try:
             connection = socket.socket(place.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except OSError as error:  # a family that this machine does not have, no descriptor left
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                raise self._exhausted(error) from error
+            # A family that this machine does not have.
             search.retry(time.monotonic(), f"{place.text}: {error.strerror}")
             return
         self._dialled = self._meet(connection, place.text, Role.CHILD, frozenset({search.parent}))
@@ -468,11 +495,14 @@ class _Climb:
         self._beside.close()
 
     def forget(self) -> None:
-        """In a forked child: hold no key and no descriptor. Listener, connections and threads' answers see to themselves."""
+        """Hold no key and no descriptor. In a forked child, listener, connections and threads' answers see to themselves."""
         self._selector.close()
-        if self._settings.secret is not None:
-            self._settings.secret.forget()  # the caller has the settings too
+        self._tree.forget()
         vars(self).clear()
+
+    def _exhausted(self, error: OSError) -> ConfigurationError:
+        advice = ". Raise the limit of open files (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        return ConfigurationError(f"rank {self._entry.rank}, joining: {error.strerror or error}{advice}")
 
     def _late(self, now: float) -> str:
         return self._known(now, f"did not form within {self._timeout:g} s")

@@ -27,47 +27,55 @@ class Machine:
 
 
 Maker = Callable[
-    [Settings, Any, Machine], Prover
+    [Settings, SharedSecret | None, Any, Machine], Prover
 ]  # of a proof that these rules may admit; ConfigurationError: there is none
 
 
 def policy_of(settings: Settings, machine: Machine | None = None) -> tuple[Policy, Prover]:
     """The judge and the prover of one worker. ConfigurationError if it has nothing that its own policy would admit."""
-    machine = machine or Machine()
-    shared = None if settings.secret is None else SharedSecret(settings.secret, settings.run_id)
+    return admission_of(settings, shared_of(settings), machine or Machine())
+
+
+def shared_of(settings: Settings) -> SharedSecret | None:
+    """What admits by the secret, with a key of its own that is derived from it."""
+    return None if settings.secret is None else SharedSecret(settings.secret, settings.run_id)
+
+
+def admission_of(settings: Settings, shared: SharedSecret | None, machine: Machine) -> tuple[Policy, Prover]:
+    """The same, from what `shared_of` has made; no further key is made here. Kernel and drivers may be slow to answer."""
     if settings.policy is not None:
         policy = catalogue.policy_of(settings.policy, machine.clock, shared)
-        return policy, prover_of(settings, settings.policy, machine)
+        return policy, prover_of(settings, shared, settings.policy, machine)
     if shared is None:
         raise ConfigurationError("neither a policy nor a secret: set RINGFENCE_POLICY or RINGFENCE_SECRET_FILE")
     return Policy((shared,)), shared
 
 
-def prover_of(settings: Settings, policy: PolicyFile, machine: Machine) -> Prover:
+def prover_of(settings: Settings, shared: SharedSecret | None, policy: PolicyFile, machine: Machine) -> Prover:
     """For the first rule that this worker has everything for."""
     missing = []
     for number, rule in enumerate(policy.rules, 1):
         try:
-            return bundle.together(_provers(settings, rule, machine))
+            return bundle.together(_provers(settings, shared, rule, machine))
         except ConfigurationError as error:
             missing.append(f"rule {number}: {error}")
     raise ConfigurationError("this worker has nothing that its own policy admits. " + "; ".join(missing))
 
 
-def _provers(settings: Settings, rule: Rule, machine: Machine) -> list[Prover]:
-    return [MAKERS[kind](settings, rules, machine) for kind, rules in rule.proofs]
+def _provers(settings: Settings, shared: SharedSecret | None, rule: Rule, machine: Machine) -> list[Prover]:
+    return [MAKERS[kind](settings, shared, rules, machine) for kind, rules in rule.proofs]
 
 
 # -- one kind each --------------------------------------------------------------------------------------------------
 
 
-def _secret(settings: Settings, rules: object, machine: Machine) -> Prover:
-    if settings.secret is None:
+def _secret(settings: Settings, shared: SharedSecret | None, rules: object, machine: Machine) -> Prover:
+    if shared is None:
         raise ConfigurationError("set RINGFENCE_SECRET_FILE")
-    return SharedSecret(settings.secret, settings.run_id)
+    return shared
 
 
-def _certificate(settings: Settings, rules: certificate.Rules, machine: Machine) -> Prover:
+def _certificate(settings: Settings, shared: SharedSecret | None, rules: certificate.Rules, machine: Machine) -> Prover:
     if settings.certificate is None:
         raise ConfigurationError("set RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE")
     try:
@@ -77,12 +85,12 @@ def _certificate(settings: Settings, rules: certificate.Rules, machine: Machine)
     return certificate.CertificateProver(settings.certificate)
 
 
-def _tdx(settings: Settings, rules: tdx.Rules, machine: Machine) -> Prover:
+def _tdx(settings: Settings, shared: SharedSecret | None, rules: tdx.Rules, machine: Machine) -> Prover:
     _check_guest(machine, tsm.TDX)
     return tdx.TdxProver(lambda report_data: guest.tdx(report_data, machine.files))
 
 
-def _snp(settings: Settings, rules: snp.Rules, machine: Machine) -> Prover:
+def _snp(settings: Settings, shared: SharedSecret | None, rules: snp.Rules, machine: Machine) -> Prover:
     _check_guest(machine, tsm.SNP)
     try:
         own = None if settings.vcek is None else guest.read_certificate(settings.vcek)
@@ -97,7 +105,7 @@ def _check_guest(machine: Machine, wanted: str) -> None:
         raise ConfigurationError(f"the kernel attests by {found}, and this rule asks for {wanted}")
 
 
-def _nvidia(settings: Settings, rules: nvidia.Rules, machine: Machine) -> Prover:
+def _nvidia(settings: Settings, shared: SharedSecret | None, rules: nvidia.Rules, machine: Machine) -> Prover:
     library = machine.gpus()
     found = nvml.count(library)
     if found not in nvidia.GPUS:
@@ -105,7 +113,7 @@ def _nvidia(settings: Settings, rules: nvidia.Rules, machine: Machine) -> Prover
     return nvidia.NvidiaProver(lambda nonce: nvml.collect(nonce, library))
 
 
-def _token(settings: Settings, rules: token.Rules, machine: Machine) -> Prover:
+def _token(settings: Settings, shared: SharedSecret | None, rules: token.Rules, machine: Machine) -> Prover:
     if not settings.token_command:
         raise ConfigurationError("set RINGFENCE_TOKEN_COMMAND to a command that prints a token for a nonce")
     return token.TokenProver(fetch_with(settings.token_command))

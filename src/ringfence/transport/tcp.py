@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ringfence.errors import PeerLostError
 
 _ACCEPTS = 32
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # asking again would be answered the same
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # asking again would be answered the same
 _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -160,7 +160,7 @@ class TcpNetwork:
             try:
                 stream, address = self._listener.accept()
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in EXHAUSTED:
                     self._service.unregister(self._listener.fileno())  # or it would be reported again, without end
                     self._exhausted(error)
                 return  # otherwise nobody is left, or the dialler is gone already: neither is the run's end

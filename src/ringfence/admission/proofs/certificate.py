@@ -90,12 +90,16 @@ class Claims:
     not_after: float  # seconds since 1970
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Credential:
     """A worker's own certificate, with those that lead to an authority, and its key."""
 
     chain: tuple[bytes, ...]  # DER, the worker's own first
     key: PrivateKey = field(repr=False)
+
+    def forget(self) -> None:
+        """Hold no key any more, whoever still has this object."""
+        vars(self).pop("key", None)
 
 
 def read_rules(table: Table) -> Rules:

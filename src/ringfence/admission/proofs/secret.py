@@ -41,6 +41,10 @@ class SharedSecret:
     def __init__(self, secret: keys.Secret, run_id: str) -> None:
         self._key = keys.admission_key(secret, run_id)
 
+    def forget(self) -> None:
+        """Hold no key any more, whoever still has this object."""
+        self._key.forget()
+
     def content(self) -> bytes:
         return Rules().content()
 

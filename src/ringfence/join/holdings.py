@@ -1,0 +1,48 @@
+"""What a worker judges others by and what it shows them, while it joins: no forked child has the keys in it, at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.join.beside import within
+from ringfence.join.policy import Machine, admission_of, shared_of
+from ringfence.settings import Settings
+from ringfence.transport.fork import closes_in_children, leaves_to_children
+
+
+class Holdings:
+    """A worker's settings, and the key that is derived from its secret. A certificate's prover has the settings' own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._shared: SharedSecret | None = None
+        closes_in_children(self)
+        self._shared = shared_of(settings)
+
+    def admission(self, seconds: float, patience: float, complain: Callable[[], None]) -> tuple[Policy, Prover]:
+        """The judge, and the prover of the first rule that this worker has everything for.
+
+        To know which that is, a kernel or a driver is asked what it has, and may take its time: as `within` says.
+        """
+        ask = partial(admission_of, self.settings, self._shared, Machine())
+        if self.settings.policy is None:
+            return ask()  # nobody is asked
+        return within(seconds, "ringfence asks its machine", ask, patience, complain)
+
+    def close(self) -> None:
+        """The join is over. Nothing that holds what was made for it, an exception's frames or a thread, holds a key.
+
+        The settings are the caller's, to use again or to forget.
+        """
+        if self._shared is not None:
+            self._shared.forget()
+        leaves_to_children(self)
+
+    def forget(self) -> None:
+        """In a forked child. The caller's settings too: they are why this process is here."""
+        self.settings.forget()
+        if self._shared is not None:
+            self._shared.forget()
