@@ -25,6 +25,7 @@ from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.join import Membership, climb, join, listen
 from ringfence.join.climb import _Climb
 from ringfence.join.parent import AddressBook, Search
+from ringfence.join.policy import policy_of
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
@@ -74,8 +75,9 @@ def test_the_epochs_secret_is_drawn_and_not_derived() -> None:
     credentials, private_key = Credentials(), X25519PrivateKey.generate()
     public_key = private_key.public_key().public_bytes_raw()
     entry = Entry("none", "0", 0, 1, public_key, credentials.key_digest, "127.0.0.1", 30000)
+    settings, limits = Settings(SECRET), (5.0, time.monotonic() + 5.0)
     one, two = (
-        _Climb(MemoryStore(), Settings(SECRET), entry, credentials, private_key, 5.0, b"table", None).run()
+        _Climb(MemoryStore(), settings, entry, credentials, private_key, limits, b"table", policy_of(settings)).run()
         for _ in range(2)
     )
     assert one.roster.digest == two.roster.digest
