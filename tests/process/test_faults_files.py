@@ -13,11 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfence.join.parent import AddressBook
-from ringfence.settings import Settings
 from tests.pool import Failure, Pool
-from tests.process.join_world import SECRET, World
-from tests.pure.admission_samples import worker
+from tests.process.join_world import World
 
 SHORT = 1  # the worker that is short of descriptors
 
@@ -87,24 +84,11 @@ def join_and_be_dialled() -> tuple[str, float]:
         return world.error(0), time.monotonic() - started
 
 
-def join_and_dial() -> tuple[str, float]:
-    """Rank 1 has none for the way to its parent, when it hears where that is."""
-    entry = worker(0, 2).entry
-    world = World(2)
-    world.start([1], {1: Settings(SECRET, entry.run_id, entry.generation)})
-    world.store.wait_for_lookups(1)
-    with no_more_files():
-        started = time.monotonic()
-        AddressBook(world.store, entry).publish(("127.0.0.1", 1))
-        return world.error(1), time.monotonic() - started
-
-
-@pytest.mark.parametrize(("function", "rank"), [(join_and_be_dialled, 0), (join_and_dial, 1)])
-def test_a_joining_worker_that_may_open_no_more_files_says_so_at_once(pool: Pool, function: object, rank: int) -> None:
+def test_a_joining_parent_that_may_open_no_more_files_says_so_at_once(pool: Pool) -> None:
     """Not at the deadline, after it has spent it on asking again."""
-    ((error, seconds),) = pool.check(function, 1, backend=None)
-    assert error == (
-        f"ConfigurationError: rank {rank}, joining: Too many open files. Raise the limit of open files (ulimit -n)"
+    ((error, seconds),) = pool.check(join_and_be_dialled, 1, backend=None)
+    assert (
+        error == "ConfigurationError: rank 0, joining: Too many open files. Raise the limit of open files (ulimit -n)"
     )
     assert seconds < World(2).timeout / 2
 

@@ -439,10 +439,7 @@ class _Climb:
             return
         try:
             connection = socket.socket(place.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except OSError as error:
-            if error.errno in EXHAUSTED:
-                raise self._exhausted(error) from error
-            # A family that this machine does not have.
+        except OSError as error:  # a family that this machine does not have, no descriptor left
             search.retry(time.monotonic(), f"{place.text}: {error.strerror}")
             return
         self._dialled = self._meet(connection, place.text, Role.CHILD, frozenset({search.parent}))
