@@ -6,6 +6,7 @@ import base64
 import http.server
 import json
 import re
+import socket
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -322,6 +323,24 @@ def test_a_service_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]
     assert code == 2
     assert address in output
     assert not (tmp_path / "x").exists()
+
+
+def test_the_threads_of_a_fetch_are_not_in_the_commands_process(tmp_path: Path) -> None:
+    """They still run when it has failed, and would crash an interpreter that ends: one time in five."""
+    for _ in range(5):
+        with pytest.raises(ConfigurationError, match="error sending request"):
+            collateral.fetch(Path(QUOTE[0]).read_bytes(), "http://127.0.0.1:9")
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    assert [name for name in names if name.startswith("tokio")] == []
+    command = ("evidence", "collateral", QUOTE[0], "--service", "http://127.0.0.1:9", "--out", str(tmp_path / "x"))
+    assert ringfence(*command).returncode == 2
+
+
+def test_a_service_that_never_answers_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConfigurationError, match=f"{address} gave no collateral within 2 s"):
+            collateral.fetch(Path(QUOTE[0]).read_bytes(), address, seconds=2)
 
 
 def test_a_service_that_fails_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

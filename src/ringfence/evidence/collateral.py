@@ -1,12 +1,17 @@
 """Fetch Intel's collateral for the platform of a quote, from a service that the user names: Intel's own, or a cache of it.
 
 What comes is signed by Intel and checked like any other, so the service need not be trusted; but it learns of the platform.
+The library asks on threads of its own, which may crash an interpreter that ends while they still run. So a process of
+our own asks (`python -m ringfence.evidence.collateral SERVICE`: quote in, JSON out), and leaves without ending its interpreter.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from typing import Any, Final
 
 from ringfence.admission.proofs.tdx import load_library
@@ -21,15 +26,48 @@ def fetch(quote: bytes, service: str, seconds: float = SECONDS) -> Collateral:
     """The collateral for this quote's platform, as a policy's file holds it."""
     if not service.startswith(("https://", "http://")):
         raise ConfigurationError(f"{service!a} is not the address of a service, such as {INTEL}")
+    load_library()  # where it is missing, this says so
     try:
-        found = json.loads(asyncio.run(_ask(quote, service, seconds)).to_json())
+        found = json.loads(_asked(quote, service, seconds))
         # The library adds the certificate of this one platform; without it the file serves all platforms of the kind.
         return Collateral.parse(json.dumps({key: found[key] for key in KEYS}, sort_keys=True, indent=1).encode())
-    except TimeoutError:
+    except subprocess.TimeoutExpired:
         raise ConfigurationError(f"{service} gave no collateral within {seconds:.0f} s") from None
     except (ValueError, KeyError) as error:
         raise ConfigurationError(f"{service} gave no collateral: {' '.join(str(error).split())[:300]}") from None
 
 
-async def _ask(quote: bytes, service: str, seconds: float) -> Any:
-    return await asyncio.wait_for(load_library().get_collateral(service, quote), seconds)
+def _asked(quote: bytes, service: str, seconds: float) -> str:
+    """What the other process was given; ValueError is why it was not."""
+    done = subprocess.run(  # noqa: S603 (our own interpreter and module)
+        [sys.executable, "-m", "ringfence.evidence.collateral", service],
+        input=quote,
+        capture_output=True,
+        timeout=seconds,
+        start_new_session=True,  # Ctrl-C reaches the command only, which then ends this
+    )
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise ValueError(f"the process that asks ended with code {done.returncode}: {words[-1]}")
+    answer: dict[str, str] = json.loads(done.stdout)
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return answer["collateral"]
+
+
+def main(service: str) -> None:
+    """Ask for the quote on stdin, and answer on stdout."""
+    try:
+        answer = {"collateral": asyncio.run(_ask(sys.stdin.buffer.read(), service)).to_json()}
+    except ValueError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)
+    os._exit(0)  # the library's threads are left as they are
+
+
+async def _ask(quote: bytes, service: str) -> Any:
+    return await load_library().get_collateral(service, quote)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
