@@ -186,8 +186,17 @@ def load_secret(path: str | os.PathLike[str]) -> keys.Secret:
     name = os.fspath(path)
     try:
         content = read_private(path, "secret")
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigurationError(f"cannot read the secret file {name}: {error.strerror}; {_HOW_TO_MAKE}") from error
+    except PermissionError as error:  # a new one would be a secret that the other workers refuse
+        raise ConfigurationError(
+            f"cannot read the secret file {name}: {error.strerror}. The user who runs this must own it: "
+            f"run `chown {os.geteuid()} {name} && chmod 600 {name}`"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the secret file {name}: {error.strerror}; name the file itself"
+        ) from error
     if not _SECRET_FORM.fullmatch(content):
         raise ConfigurationError(f"{name} is not a secret file (64 hexadecimal digits and a newline); {_HOW_TO_MAKE}")
     material = bytes.fromhex(content.decode("ascii"))

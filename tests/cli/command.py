@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def ringfence(
-    *arguments: str, folder: Path | None = None, timeout: float = 60, **environment: str
+    *arguments: str, folder: Path | None = None, timeout: float = 60, python: str = sys.executable, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """The finished command, with its output as text."""
+    """The finished command, with its output as text. `python`: the interpreter of another installation."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
     return subprocess.run(
-        [sys.executable, "-m", "ringfence.cli", *arguments],
+        [python, "-m", "ringfence.cli", *arguments],
         cwd=folder,
         env={**inherited, **environment},
         stdin=subprocess.DEVNULL,
@@ -22,3 +26,32 @@ def ringfence(
         text=True,
         timeout=timeout,
     )
+
+
+def installation_without(folder: Path, *packages: str) -> str:
+    """The interpreter of a new environment that has all that this one has, but for these packages."""
+    venv.create(folder, symlinks=True)
+    theirs = next(folder.glob("lib/python*/site-packages"))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.name.partition("-")[0].partition(".")[0].lower() not in packages:
+            (theirs / entry.name).symlink_to(entry)
+    return str(folder / "bin" / "python")
+
+
+@contextmanager
+def unprivileged(folder: Path) -> Iterator[None]:
+    """As a user who is not root and can enter this folder; root may read whatever its mode is."""
+    root, modes = os.geteuid() == 0, {}
+    try:
+        if root:
+            for above in (folder, *folder.parents):
+                if not (mode := above.stat().st_mode) & 0o001:
+                    modes[above] = mode
+                    above.chmod(mode | 0o001)
+            os.seteuid(65534)
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+            for above, mode in modes.items():
+                above.chmod(mode)

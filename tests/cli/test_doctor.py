@@ -16,8 +16,8 @@ import pytest
 from ringfence import keys
 from ringfence.cli import checks, doctor
 from ringfence.errors import ConfigurationError
-from ringfence.settings import Settings
-from tests.cli.command import ringfence
+from ringfence.settings import Settings, load_secret
+from tests.cli.command import ringfence, unprivileged
 
 
 @pytest.fixture
@@ -178,6 +178,50 @@ def test_a_secret_file_that_is_not_there_is_found(tmp_path: Path) -> None:
     found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path / "none")})
     assert found.good is False
     assert str(tmp_path / "none") in found.text
+
+
+def test_a_secret_file_that_is_not_there_can_be_made_as_it_is_said(tmp_path: Path) -> None:
+    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path / "run.secret")})
+    assert repaired(found, tmp_path).good is True
+
+
+@pytest.mark.parametrize("content", ["", "password\n"])
+def test_a_file_that_is_no_secret_is_put_aside_by_its_repair(secret: Path, content: str) -> None:
+    secret.write_text(content)
+    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
+    assert repaired(found, secret.parent).good is True
+    assert secret.with_name("run.secret.old").read_text() == content
+
+
+def repaired(found: checks.Check, folder: Path) -> checks.Check:
+    """What is found once the command was run that the repair ends with."""
+    assert found.fix.startswith(
+        f"copy the run's secret to {folder / 'run.secret'}, or make a new one for all workers: "
+    )
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", found.fix.partition(": ")[2]], check=True, env=environment, timeout=60)
+    return checks.secret_file({"RINGFENCE_SECRET_FILE": str(folder / "run.secret")})
+
+
+def test_a_secret_that_may_not_be_read_is_not_to_be_replaced(secret: Path) -> None:
+    """Other machines have the same one: with a new secret this worker would be refused."""
+    secret.chmod(0)
+    with unprivileged(secret.parent):
+        user, found = os.geteuid(), checks.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
+        with pytest.raises(ConfigurationError) as refused:
+            load_secret(secret)
+    assert (found.good, found.text) == (False, f"{secret}: Permission denied")
+    for said in (found.fix, str(refused.value)):
+        assert f"chown {user} {secret} && chmod 600 {secret}" in said
+        assert "secret new" not in said
+
+
+def test_a_folder_is_no_secret_and_is_left_as_it_is(tmp_path: Path) -> None:
+    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path)})
+    assert (found.good, found.text) == (False, f"{tmp_path} is not a regular file")
+    assert found.fix == "name the secret file itself in RINGFENCE_SECRET_FILE"
+    with pytest.raises(ConfigurationError, match="Is a directory; name the file itself"):
+        load_secret(tmp_path)
 
 
 def test_cpu_flags_are_those_of_the_first_cpu(tmp_path: Path) -> None:

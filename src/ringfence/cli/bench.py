@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.bench import names
 from ringfence.bench.units import bytes_of
-from ringfence.cli import bench_admission
+from ringfence.cli import bench_admission, needs
 from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _add(
 
 def _add_common(parser: argparse.ArgumentParser, contenders: Sequence[str], rounds: int) -> None:
     _add_workers(parser, contenders)
-    parser.add_argument("--hosts", type=int, default=0, metavar="N", help="spread workers over N network namespaces")
+    parser.add_argument("--hosts", type=_count, default=0, metavar="N", help="spread workers over N network namespaces")
     parser.add_argument("--rate", metavar="RATE", help="limit each host's link, such as 1gbit (with --hosts)")
     _add_folder(parser, rounds)
 
@@ -198,6 +198,7 @@ def run_train(options: argparse.Namespace) -> int:
     """Measure training steps and print what they cost."""
     if options.strategy == "fsdp2" and not set(options.contenders) <= set(names.GROUPS):
         raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --contenders")
+    needs.models()
     cases = [
         {"kind": "training", "model": model, "strategy": options.strategy, "bucket_mb": bucket, "workers": workers}
         for workers in options.workers
@@ -224,6 +225,7 @@ def run_memory(options: argparse.Namespace) -> int:
 
     if min(options.workers) < 2:
         raise ConfigurationError("at least two workers are needed")
+    needs.workers()
     signal.signal(signal.SIGTERM, interrupt)
     facts = machine.facts()
     measured = memory.measure(_setup(options, options.contenders), options.sizes, options.workers, facts)
@@ -266,6 +268,7 @@ def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequ
         raise ConfigurationError("--rate limits the links between hosts: say how many with --hosts")
     if min(options.workers) < max(2, options.hosts):
         raise ConfigurationError("at least two workers, and one for each host, are needed")
+    needs.workers()
     everyone = dict.fromkeys((*names.BASELINE, *contenders))  # without the baseline there is no ratio
     setup = _setup(options, tuple(everyone))
     signal.signal(signal.SIGTERM, interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
@@ -358,6 +361,12 @@ def _bucket(text: str) -> float | None:
     """A size in MiB; None is DDP's own."""
     size: float | None = None if text == "default" else _positive(float)(text)
     return size
+
+
+def _count(text: str) -> int:
+    """A whole number; 0 is none."""
+    value: int = 0 if text == "0" else _positive(int)(text)
+    return value
 
 
 def _positive(number: type[int] | type[float]) -> Callable[[str], Any]:

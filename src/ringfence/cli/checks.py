@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import resource
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -78,14 +79,23 @@ def python() -> Check:
 
 def package(name: str) -> Check:
     """Whether a package is there, in a version that ringfence's own metadata asks for."""
-    wanted = requirement(name)
-    fix = f'python -m pip install "{name}{wanted}"'
+    wanted, fix = requirement(name), install(name)
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Check(name, f"missing; {wanted} is needed", None, False, fix)
     good = within(version, wanted)
     return Check(name, version if good else f"{version}, but {wanted} is needed", version, good, "" if good else fix)
+
+
+def install(name: str) -> str:
+    """The command that brings a package in a version that ringfence's own metadata asks for."""
+    return f'python -m pip install "{name}{requirement(name)}"'
+
+
+def _install_missing(error: ImportError) -> str:
+    """For what a check could not import: what is not pyOpenSSL is cryptography, or imported by it."""
+    return install("pyOpenSSL" if (error.name or "").partition(".")[0] == "OpenSSL" else "cryptography")
 
 
 def torch() -> Check:
@@ -138,12 +148,8 @@ def openssl() -> Check:
 def backend(environ: Mapping[str, str]) -> Check:
     """Whether importing torch makes the name "ringfence" known, which is all that a training script relies on."""
     name = "backend"
-    if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
-        text = "not registered: TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns torch's plug-ins off"
-        return Check(name, text, False, False, "unset TORCH_DEVICE_BACKEND_AUTOLOAD")
-    if environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
-        text = "refused: TORCH_DISTRIBUTED_USE_TORCHCOMMS bypasses process groups, and ringfence"
-        return Check(name, text, False, False, "unset TORCH_DISTRIBUTED_USE_TORCHCOMMS")
+    if found := switched_off(environ):
+        return found
     try:
         from torch import distributed
     except ImportError as error:
@@ -156,6 +162,18 @@ def backend(environ: Mapping[str, str]) -> Check:
         fix = "in a clone of ringfence: python -m pip install --force-reinstall --no-deps ."
         return Check(name, 'not registered: "import torch" did not find the entry point', False, False, fix)
     return Check(name, 'registered: backend="ringfence" works without an import', True, True)
+
+
+def switched_off(environ: Mapping[str, str]) -> Check | None:
+    """The variable of torch's, if any, that keeps the backend from a worker."""
+    name = "backend"
+    if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        text = "not registered: TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns torch's plug-ins off"
+        return Check(name, text, False, False, "unset TORCH_DEVICE_BACKEND_AUTOLOAD")
+    if environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
+        text = "refused: TORCH_DISTRIBUTED_USE_TORCHCOMMS bypasses process groups, and ringfence"
+        return Check(name, text, False, False, "unset TORCH_DISTRIBUTED_USE_TORCHCOMMS")
+    return None
 
 
 def data_plane() -> Check:
@@ -280,7 +298,9 @@ def settings(environ: Mapping[str, str]) -> Check:
         found = Settings.without_credentials(environ)
         with listen(found) as listener, listen(found):  # for links; for admission, if it has children
             address = found.link_address(listener.getsockname()[:2])
-    except (ImportError, RingfenceError) as error:
+    except ImportError as error:
+        return Check(name, f"unknown: {error}", None, False, _install_missing(error))
+    except RingfenceError as error:
         return Check(name, str(error), None, False, AS_IT_SAYS)
     where = format_address(address) if found.ports or found.advertise else f"any port of {found.host}"
     return Check(name, f"run {found.run_id}, generation {found.generation}, {where}", found.run_id, True)
@@ -295,7 +315,9 @@ def admission(environ: Mapping[str, str]) -> Check:
         from ringfence.join.policy import policy_of
 
         policy, prover = policy_of(_credentials(environ))
-    except (ImportError, RingfenceError) as error:
+    except ImportError as error:
+        return Check("policy", f"unknown: {error}", None, False, _install_missing(error))
+    except RingfenceError as error:
         fix = f"ringfence policy check {path}" if path else "unset RINGFENCE_POLICY, or name the policy file in it"
         return Check("policy", str(error), None, False, fix)
     shown = next(each.name for each in policy.verifiers if each.kind == prover.kind)
@@ -326,21 +348,36 @@ def secret_file(environ: Mapping[str, str]) -> Check:
     """Whether a worker started from here would find a usable secret."""
     name = "secret"
     path = environ.get("RINGFENCE_SECRET_FILE", "")
-    make = "ringfence secret new run.secret && export RINGFENCE_SECRET_FILE=$PWD/run.secret"
     if not path:
+        make = "ringfence secret new run.secret && export RINGFENCE_SECRET_FILE=$PWD/run.secret"
         return Check(name, "RINGFENCE_SECRET_FILE is not set", None, False, make)
+    quoted = shlex.quote(path)
+    elsewhere = "name the secret file itself in RINGFENCE_SECRET_FILE"
+    copy = f"copy the run's secret to {quoted}, or make a new one for all workers:"
     try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            return Check(name, f"{path} is not a regular file", None, False, elsewhere)
+        open(path, "rb").close()
+    except FileNotFoundError as error:
+        return Check(name, f"{path}: {error.strerror}", None, False, f"{copy} ringfence secret new {quoted}")
+    except PermissionError as error:  # a new secret would be one that the other workers refuse
+        fix = f"let the user who starts workers own it: chown {os.geteuid()} {quoted} && chmod 600 {quoted}"
+        return Check(name, f"{path}: {error.strerror}", None, False, fix)
     except OSError as error:
-        return Check(name, f"{path}: {error.strerror}", None, False, make)
+        return Check(name, f"{path}: {error.strerror}", None, False, elsewhere)
+    mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
-        return Check(name, f"{path} has mode {mode:04o}: others can read it", None, False, f"chmod 600 {path}")
+        return Check(name, f"{path} has mode {mode:04o}: others can read it", None, False, f"chmod 600 {quoted}")
     try:
         from ringfence.settings import load_secret
 
         load_secret(Path(path))
-    except (ImportError, RingfenceError) as error:
-        return Check(name, str(error), None, False, make)
+    except ImportError as error:
+        return Check(name, f"unknown: {error}", None, False, _install_missing(error))
+    except RingfenceError as error:
+        aside = f"mv {quoted} {quoted}.old && ringfence secret new {quoted}"  # what exists is never overwritten
+        return Check(name, str(error), None, False, f"{copy} {aside}")
     return Check(name, f"{path} (mode {mode:04o})", path, True)
 
 

@@ -62,7 +62,7 @@ def as_text(checks: Sequence[Check]) -> str:
     lines.append("")
     if missing:
         lines.append("Not ready. To repair:")
-        lines.extend(f"  {check.fix}" for check in missing)
+        lines.extend(f"  {fix}" for fix in dict.fromkeys(check.fix for check in missing))
     else:
         lines.append("Ready.")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.bench import names
 from ringfence.bench.units import bytes_of
+from ringfence.cli import needs
 from ringfence.cli.bench import interrupt
 from ringfence.errors import ConfigurationError
 
@@ -106,7 +107,7 @@ def run_study(options: argparse.Namespace) -> int:
     if options.list:
         print(table.listing(cells, len(os.sched_getaffinity(0))))
         return 0
-    _need_pyarrow()
+    needs.parquet()
     from ringfence.bench import machine
     from ringfence.study import run
     from ringfence.study.folder import Folder
@@ -122,6 +123,9 @@ def run_study(options: argparse.Namespace) -> int:
         lacking = [each for each in wanted if each.rounds]
         missing = _possible(lacking)
         if missing:
+            needs.workers()
+            if any(each.cell.settings["kind"] == "training" for each in missing):
+                needs.models()
             _say(f"{sum(each.rounds for each in missing)} rounds of {len(missing)} cells are to be measured")
             if others := sum(each.others for each in missing):
                 _say(f"{others} of them are shown {_ELSEWHERE}, each until all its new rounds are there")
@@ -144,7 +148,7 @@ def _possible(missing: list[Wanted]) -> list[Wanted]:
 
 def run_rebuild(options: argparse.Namespace) -> int:
     """Make the layers from raw samples, wherever these were measured."""
-    _need_pyarrow()
+    needs.parquet()
     from ringfence.study.folder import Folder
 
     folder = Folder(options.results)
@@ -173,7 +177,7 @@ def _rebuild(folder: Folder, nothing_new: bool) -> None:
 
 def run_query(options: argparse.Namespace) -> int:
     """Print the rows that were asked for."""
-    _need_pyarrow()
+    needs.parquet()
     from ringfence.study import query, table
     from ringfence.study.folder import Folder
     from ringfence.study.schema import SUMMARY, TIDY
@@ -233,13 +237,6 @@ def _command(options: argparse.Namespace) -> str:
 
 def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
-
-
-def _need_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise ConfigurationError('studies are kept as Parquet: python -m pip install "pyarrow>=20"') from None
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ on without the faster one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from ringfence.collectives.schedule import Buffer
 from ringfence.errors import ConfigurationError
 from ringfence.keys import GENERATION_SHIFT, TAG_BYTES
 from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES, HOP_BYTES
-from ringfence.runtime import ends, run
+from ringfence.runtime import ends, plane, run
 from ringfence.runtime.memory import Pool as PythonPool
 from ringfence.runtime.memory import scratch
 
@@ -31,9 +30,7 @@ _LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, GENERATION_SHIFT,
 
 
 def _load() -> Any:
-    wanted = os.environ.get("RINGFENCE_CORE", "")
-    if wanted not in ("", "python", "compiled"):
-        raise ConfigurationError(f"RINGFENCE_CORE is {wanted!r}; it may be 'compiled' or 'python', or not set")
+    wanted = plane.wanted()
     if wanted == "python":
         return None
     try:
@@ -41,7 +38,7 @@ def _load() -> Any:
     except ImportError as error:
         if wanted == "compiled":
             raise ConfigurationError(
-                f"RINGFENCE_CORE asks for the compiled data plane, which this installation does not have ({error}): "
+                f"RINGFENCE_CORE asks for the compiled data plane, which cannot be loaded ({error}): "
                 "install a C compiler and Python's headers, then ringfence again"
             ) from error
         return None

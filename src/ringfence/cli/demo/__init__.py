@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ringfence.cli import needs
 from ringfence.cli.demo import viewer, wire
 from ringfence.cli.demo.relay import Relay
 from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
@@ -48,6 +49,8 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Tell the story; 0 only if every part of it came true."""
+    needs.workers()
+    needs.backend()
     private = wire.enter_private_network()
     capture = wire.open_capture()
     with tempfile.TemporaryDirectory(prefix="ringfence-demo-") as name:

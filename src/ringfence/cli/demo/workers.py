@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from ringfence.errors import RingfenceError
-from ringfence.settings import inherited
 
 SENTENCE: Final = b"These are weights that nobody but us should read. "  # what the tensor's bytes spell
 ANSWER_SECONDS: Final = 40.0
@@ -37,6 +36,8 @@ class Workers:
     def _start(
         self, backend: str, rank: int, store: Path, extra: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        from ringfence.settings import inherited  # late, so that `doctor` starts where cryptography is missing
+
         ours, theirs = socket.socketpair()
         ours.settimeout(ANSWER_SECONDS)
         command = [sys.executable, "-m", "ringfence.cli.demo.worker", backend, str(rank), str(store)]

@@ -1,0 +1,60 @@
+"""What an installation lacks is said in one line, with its repair, before any worker is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import installation_without, ringfence
+
+COLLECTIVES = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
+MEMORY = ("bench", "memory", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
+TRAIN = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1")
+TORCH = 'workers need torch: python -m pip install "torch==2.13.*"'
+TRANSFORMERS = 'models need transformers: python -m pip install "transformers>=5.0"'
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("--help",)], ids=" ".join)
+def test_without_cryptography_the_command_starts(tmp_path: Path, command: tuple[str, ...]) -> None:
+    python = installation_without(tmp_path, "cryptography")
+    done = ringfence(*command, python=python)
+    assert done.stderr == ""
+    assert done.returncode == (1 if command == ("doctor",) else 0)
+    if command == ("doctor",):
+        assert "cryptography  missing" in done.stdout
+        assert done.stdout.count('python -m pip install "cryptography') == 1
+        assert "as `settings` says" not in done.stdout  # it can say nothing without cryptography
+
+
+@pytest.mark.parametrize("command", [COLLECTIVES, MEMORY, ("study", "--quick"), ("demo",)], ids=" ".join)
+def test_without_torch_no_worker_is_started(tmp_path: Path, command: tuple[str, ...]) -> None:
+    python = installation_without(tmp_path / "environment", "torch")
+    done = ringfence(*command, folder=tmp_path, python=python)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"ringfence: {TORCH}\n")
+
+
+@pytest.mark.parametrize("command", [TRAIN, ("study", "--quick")], ids=" ".join)
+def test_without_transformers_nothing_is_measured(tmp_path: Path, command: tuple[str, ...]) -> None:
+    python = installation_without(tmp_path / "environment", "transformers")
+    done = ringfence(*command, folder=tmp_path, python=python)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"ringfence: {TRANSFORMERS}\n")
+
+
+@pytest.mark.parametrize("command", [COLLECTIVES, MEMORY, ("demo",)], ids=" ".join)
+def test_a_data_plane_that_there_is_not_is_refused_before_workers_start(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    done = ringfence(*command, folder=tmp_path, RINGFENCE_CORE="nonsense")
+    said = "ringfence: RINGFENCE_CORE is 'nonsense'; it may be 'compiled' or 'python', or not set\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TORCH_DEVICE_BACKEND_AUTOLOAD", "0"), ("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1")]
+)
+def test_a_demo_that_torch_would_not_let_happen_says_why(name: str, value: str) -> None:
+    done = ringfence("demo", **{name: value})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ringfence: the backend is ")
+    assert done.stderr.endswith(f": unset {name}\n")
