@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import pty
 import random
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -243,7 +245,7 @@ def test_rates_and_their_bursts() -> None:
     assert bits_per_second("2.5gbit") == 2_500_000_000
     assert burst_bytes("10gbit") == 2_500_000
     assert burst_bytes("100mbit") == 256 << 10  # room for the largest packets
-    for wrong in ("1", "gbit", "1.2.3gbit", "1gbps"):
+    for wrong in ("1", "gbit", ".gbit", "0gbit", "0.0kbit", "1.2.3gbit", "1gbps", f"{10**400}gbit"):
         with pytest.raises(ConfigurationError):
             bits_per_second(wrong)
 
@@ -262,3 +264,15 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
         progress.end()
     assert "1/4, 3 min left  one" in terminal.getvalue()
     assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(40, 39), (200, 136), (0, 79)])  # 0: a terminal that does not know
+def test_progress_never_wraps(columns: int, shown: int) -> None:
+    """What stands on a second row would not be cleared by the next step."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    with open(theirs, "w") as terminal, open(ours, "rb", buffering=0) as screen:
+        Progress(4, terminal).say("x" * 100)
+        line = screen.read(4096).decode()
+    assert line.startswith("\r\x1b[2K")
+    assert len(line.removeprefix("\r\x1b[2K")) == shown

@@ -22,6 +22,7 @@ from ringfence.errors import ConfigurationError
 
 _INTERFACE: Final = "rf"
 _UNITS: Final = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_LOWEST_RATE: Final = 1000  # what is 0 bytes a second to the kernel is refused by it
 _BURST_SECONDS: Final = 0.002  # at full rate, never under a few of the largest packets that the kernel hands over
 _SMALLEST_BURST: Final = 256 * 1024
 _QUEUE: Final = "50ms"
@@ -29,10 +30,11 @@ _QUEUE: Final = "50ms"
 
 def bits_per_second(rate: str) -> int:
     """ "2.5gbit" in bits per second."""
-    match = re.fullmatch(r"([0-9.]+)(kbit|mbit|gbit)", rate.lower())
-    if match is None or match[1].count(".") > 1:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(kbit|mbit|gbit)", rate.lower())
+    bits = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if bits < _LOWEST_RATE:
         raise ConfigurationError(f"--rate {rate}: write a rate such as 1gbit or 2.5gbit")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return bits
 
 
 def burst_bytes(rate: str) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 _WIDTH = 30
+_COLUMNS = 80
 
 
 class Progress:
@@ -26,13 +28,21 @@ class Progress:
         if self._shown:
             full = _WIDTH * self._done // self._total
             bar = "█" * full + "░" * (_WIDTH - full)
-            self._stream.write(f"\r\x1b[2K{bar} {self._done}/{self._total}{self._left()}  {what}")
+            line = f"{bar} {self._done}/{self._total}{self._left()}  {what}"
+            self._stream.write(f"\r\x1b[2K{line[: self._columns() - 1]}")  # what wraps, the next step would not clear
             self._stream.flush()
 
     def step(self, what: str) -> None:
         """One step is done."""
         self._done += 1
         self.say(what)
+
+    def _columns(self) -> int:
+        """Asked each time: a terminal changes its size. 0 is one that does not know its own."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+        except OSError:
+            return _COLUMNS
 
     def _left(self) -> str:
         if not self._done:

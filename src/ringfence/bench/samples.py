@@ -44,6 +44,8 @@ class Samples:
                 record = json.loads(line)
             except ValueError:
                 raise ConfigurationError(f"{self.path}, line {number}: not JSON; move the file away") from None
+            if not isinstance(record, dict) or ("case" in record and not isinstance(record.get("samples"), dict)):
+                raise ConfigurationError(f"{self.path}, line {number}: not a line of samples; move the file away")
             if "case" in record:
                 self._rounds.setdefault(key(record["case"]), []).append(record["samples"])
 

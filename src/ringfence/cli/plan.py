@@ -220,9 +220,16 @@ def find_hardware(name: str) -> Hardware:
         return hardware.load(name)
     for path in (Path(name), Path(f"{name}.toml")):
         if path.is_file():
-            return hardware.parse(path.read_text(encoding="utf-8"), path.stem)
+            return hardware.parse(_text(path), path.stem)
     hint = "; `ringfence plan calibrate` makes here.toml from a study" if name == "here" else ""
     raise ConfigurationError(f"no hardware profile or file is called {name!r}: {', '.join(hardware.names())}{hint}")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the hardware profile {path}: {error}") from None
 
 
 def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], int, str]:
