@@ -18,6 +18,7 @@ Any other name that begins like these is an error: a policy under a misspelt nam
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import ipaddress
 import itertools
@@ -27,7 +28,7 @@ import secrets
 import shlex
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -163,22 +164,56 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 def new_secret_file(path: str | os.PathLike[str]) -> None:
     """Write 32 random bytes as 64 hexadecimal digits to a new file that only its owner can read."""
-    write_new(path, f"{secrets.token_hex(keys.SECRET_BYTES)}\n".encode("ascii"), 0o600, "a secret")
+    write_new(path, _secret_line(), 0o600, "a secret")
+
+
+def _secret_line() -> bytes:
+    return f"{secrets.token_hex(keys.SECRET_BYTES)}\n".encode("ascii")
+
+
+def replace_secret_file(path: str | os.PathLike[str]) -> None:
+    """Put a new secret in the place of this file, in one step; on failure it is as it was."""
+    try:
+        with _draft(path, _secret_line(), 0o600) as draft:
+            os.replace(draft, path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot replace {os.fspath(path)}: {error.strerror}; it is as it was") from error
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)  # or a crash could bring the old secret back
+    finally:
+        os.close(folder)
 
 
 def write_new(path: str | os.PathLike[str], content: bytes, mode: int, what: str) -> None:
-    """Write a new file with exactly this mode. What exists is kept, and links are not followed."""
+    """Write a new file with exactly this mode, whole or not at all. What exists is kept, and links are not followed."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with _draft(path, content, mode) as draft:
+            os.link(draft, path)  # unlike a rename, never over what exists
     except FileExistsError:
         raise ConfigurationError(f"{os.fspath(path)} exists; {what} is never overwritten: name a new file") from None
     except OSError as error:
         raise ConfigurationError(f"cannot write {os.fspath(path)}: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)  # whatever the umask
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _draft(path: str | os.PathLike[str], content: bytes, mode: int) -> Iterator[str]:
+    """A file beside `path` with this content, all of it on the disk, for as long as it takes to give it its name.
+
+    Under that name a full disk or a kill would leave a part of it, which a second try must not overwrite.
+    """
+    draft = os.path.join(os.path.dirname(path), f".ringfence-{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)  # whatever the umask
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        yield draft
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # it was renamed
+            os.unlink(draft)
 
 
 def load_secret(path: str | os.PathLike[str]) -> keys.Secret:

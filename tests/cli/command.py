@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import sysconfig
@@ -13,9 +14,22 @@ from pathlib import Path
 
 
 def ringfence(
-    *arguments: str, folder: Path | None = None, timeout: float = 60, python: str = sys.executable, **environment: str
+    *arguments: str,
+    folder: Path | None = None,
+    timeout: float = 60,
+    python: str = sys.executable,
+    room: int | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """The finished command, with its output as text. `python`: the interpreter of another installation."""
+    """The finished command, with its output as text.
+
+    `python`: the interpreter of another installation. `room`: how many bytes any file takes, as if the disk were full.
+    """
+
+    def limit() -> None:
+        if room is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
     return subprocess.run(
         [python, "-m", "ringfence.cli", *arguments],
@@ -25,6 +39,7 @@ def ringfence(
         capture_output=True,
         text=True,
         timeout=timeout,
+        preexec_fn=limit,
     )
 
 

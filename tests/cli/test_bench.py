@@ -166,3 +166,10 @@ def test_interrupted_between_limited_hosts_it_leaves_its_samples_and_nothing_els
     assert len(rounds) >= 3
     assert rounds[0]["case"]["rate"] == "1gbit"
     assert rounds[0]["case"]["burst"] == 256 << 10
+
+
+def test_where_samples_do_not_fit_one_line_names_their_file(tmp_path: Path) -> None:
+    done = ringfence("bench", "link", "--rounds", "1", "--results", "results", folder=tmp_path, room=0)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ringfence: cannot write results/samples.jsonl: File too large")
+    assert done.stderr.count("\n") == 1

@@ -89,3 +89,30 @@ def test_an_authority_that_others_can_use_is_not_used(tmp_path: Path) -> None:
     assert "others can open the key file" in done.stderr
     (tmp_path / "site" / "ca.key").unlink()
     assert "cannot read site/ca.key" in ringfence("certificate", "new", "site", "b", folder=tmp_path).stderr
+
+
+def test_an_authority_of_which_half_is_missing_is_told_with_a_way_out(tmp_path: Path) -> None:
+    ringfence("certificate", "new", "site", "a", folder=tmp_path)
+    (tmp_path / "site" / "ca.pem").unlink()
+    done = ringfence("certificate", "new", "site", "b", folder=tmp_path)
+    assert done.returncode == 2
+    assert "put back what is missing, or name a new folder" in done.stderr
+
+
+def test_where_certificates_do_not_fit_nothing_is_left_of_them(tmp_path: Path) -> None:
+    """Keys fit here, and certificates do not."""
+    done = ringfence("certificate", "new", "new/site", "a", folder=tmp_path, room=400)
+    assert done.returncode == 2
+    assert done.stderr == "ringfence: cannot write new/site/ca.pem: File too large\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_one_certificate_does_not_fit_none_is_written(tmp_path: Path) -> None:
+    ringfence("certificate", "new", "site", "a", folder=tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    room = (tmp_path / "site" / "a.pem").stat().st_size + 50  # a signature may be a little longer; a name of 63 is much
+    done = ringfence("certificate", "new", "site", "b", "c" * 63, folder=tmp_path, room=room)
+    assert done.returncode == 2
+    assert f"cannot write site/{'c' * 63}.pem" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+    assert ringfence("certificate", "new", "site", "b", "c" * 63, folder=tmp_path).returncode == 0

@@ -134,6 +134,14 @@ def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
     assert checked["steps"]["scored_cells"] + checked["collectives"]["scored_cells"] == checked["scored_cells"]
 
 
+def test_where_a_profile_does_not_fit_nothing_is_left_of_it(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    done = ringfence("plan", "calibrate", "--study", str(folder), folder=tmp_path, room=20)
+    assert done.returncode == 2
+    assert done.stderr == "ringfence: cannot write here.toml: File too large\n"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_a_validation_says_what_free_communication_would_score() -> None:
     shown = validation_summary(validate(synthetic()))
     rows = [line.split("  ")[0] for line in shown.splitlines()[2:]]

@@ -187,3 +187,10 @@ def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
         "A run has at least 8 workers, or it does not begin.",
         "After 36 hours all workers must be judged again.",
     ]
+
+
+def test_where_a_policy_does_not_fit_nothing_is_left_of_it(tmp_path: Path) -> None:
+    done = ringfence("policy", "new", "policy.toml", "--trust-domain", "example.org", folder=tmp_path, room=20)
+    assert done.returncode == 2
+    assert done.stderr == "ringfence: cannot write policy.toml: File too large\n"
+    assert not list(tmp_path.iterdir())

@@ -8,6 +8,8 @@ import shutil
 import stat
 from pathlib import Path
 
+import pytest
+
 from ringfence.settings import Settings, load_secret
 from tests.cli.command import ringfence
 from tests.process.join_world import World
@@ -141,3 +143,25 @@ def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
     assert [command.split()[1] for command in commands] == ["new", "check", "rotate"]
     for command in commands:
         assert ringfence(*command.split(), folder=tmp_path).returncode == 0
+
+
+# -- a full disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [0, 20])
+def test_where_a_secret_does_not_fit_nothing_is_left_of_it(tmp_path: Path, room: int) -> None:
+    done = ringfence("secret", "new", "run.secret", folder=tmp_path, room=room)
+    assert done.returncode == 2
+    assert done.stderr == "ringfence: cannot write run.secret: File too large\n"
+    assert not list(tmp_path.iterdir())
+    assert ringfence("secret", "new", "run.secret", folder=tmp_path).returncode == 0
+
+
+def test_where_a_new_secret_does_not_fit_the_old_one_stays(tmp_path: Path) -> None:
+    ringfence("secret", "new", "run.secret", folder=tmp_path)
+    before = (tmp_path / "run.secret").read_text()
+    done = ringfence("secret", "rotate", "run.secret", folder=tmp_path, room=20)
+    assert done.returncode == 2
+    assert done.stderr == f"ringfence: cannot replace {tmp_path / 'run.secret'}: File too large; it is as it was\n"
+    assert (tmp_path / "run.secret").read_text() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["run.secret"]

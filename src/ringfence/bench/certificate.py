@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import os
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from ringfence.settings import write_new
 
 
 def write_certificate(path: Path) -> None:
@@ -31,5 +32,4 @@ def write_certificate(path: Path) -> None:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(private + certificate.public_bytes(serialization.Encoding.PEM))
+    write_new(path, private + certificate.public_bytes(serialization.Encoding.PEM), 0o600, "a key")

@@ -67,8 +67,11 @@ class Samples:
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}; what was measured before is kept") from error
 
 
 def key(case: Case) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +19,19 @@ from ringfence.errors import ConfigurationError
 from ringfence.settings import read_private, write_new
 
 _AUTHORITY_DAYS = 3650
+_File = tuple[Path, bytes, int, str]  # where, what is in it, its mode, and what to call it
 _BEFORE = datetime.timedelta(minutes=5)  # clocks of workers differ
 
 
 class Authority:
     """Its certificate names its trust domain, as SPIFFE's authorities do."""
 
-    def __init__(self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    def __init__(
+        self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, *, new: bool = False
+    ) -> None:
         self.folder = folder
         self.file = folder / "ca.pem"
+        self._unwritten = _files(folder, "ca", certificate, key) if new else []
         self._certificate = certificate
         self._key = key
         self.trust_domain = trust_domain_of(certificate) or ""
@@ -44,7 +49,10 @@ class Authority:
             key = load_pem_private_key(read_private(folder / "ca.key", "key"), None)
             found = trust_domain_of(certificate)
         except OSError as error:
-            raise ConfigurationError(f"cannot read {error.filename}: {error.strerror}") from error
+            raise ConfigurationError(
+                f"cannot read {error.filename}: {error.strerror}. An authority is ca.pem and ca.key together: "
+                "put back what is missing, or name a new folder"
+            ) from error
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ConfigurationError(f"{folder} holds an authority that cannot be read: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key() or not found:
@@ -57,10 +65,6 @@ class Authority:
     def _make(cls, folder: Path, trust_domain: str) -> Authority:
         if not is_trust_domain(trust_domain):
             raise ConfigurationError(f"{trust_domain!a} is no trust domain: use a name such as example.org")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(f"cannot make {folder}: {error.strerror}") from error
         key = ec.generate_private_key(ec.SECP384R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ringfence authority of {trust_domain}"[:64])])
         builder = _builder(name, name, key.public_key(), key.public_key(), f"spiffe://{trust_domain}", _AUTHORITY_DAYS)
@@ -69,17 +73,23 @@ class Authority:
             .add_extension(_usage(issues=True), critical=True)
             .sign(key, hashes.SHA384())
         )
-        _write(folder, "ca", certificate, key)
-        return cls(folder, certificate, key)
+        return cls(folder, certificate, key, new=True)
 
     def issue(self, names: Sequence[str], days: int) -> list[dict[str, str]]:
-        """A certificate for each name; none if a file of any of them exists."""
+        """A certificate for each name, and a new authority's own; none if a file of any name exists."""
         taken = [path for name in names for path in _paths(self.folder, name) if path.exists()]
         if taken:
             raise ConfigurationError(f"{taken[0]} exists; certificates are never overwritten: choose another name")
-        return [self._issue(name, days) for name in names]
+        files, made = list(self._unwritten), []
+        for name in names:
+            identity, certificate, key = self._issue(name, days)
+            files += _files(self.folder, name, certificate, key)
+            chain, secret = (str(path.absolute()) for path in _paths(self.folder, name))
+            made.append({"id": identity, "certificate": chain, "key": secret})
+        _write_all(self.folder, files)
+        return made
 
-    def _issue(self, name: str, days: int) -> dict[str, str]:
+    def _issue(self, name: str, days: int) -> tuple[str, x509.Certificate, ec.EllipticCurvePrivateKey]:
         key = ec.generate_private_key(ec.SECP256R1())
         identity = f"spiffe://{self.trust_domain}/worker/{name}"
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -92,9 +102,7 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
             .sign(self._key, hashes.SHA384())
         )
-        _write(self.folder, name, certificate, key)
-        chain, secret = (str(path.absolute()) for path in _paths(self.folder, name))
-        return {"id": identity, "certificate": chain, "key": secret}
+        return identity, certificate, key
 
 
 def trust_domain_of(certificate: x509.Certificate) -> str | None:
@@ -149,8 +157,32 @@ def _paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.pem", folder / f"{name}.key"
 
 
-def _write(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    """The key first: a certificate without its key would be in the way of a second try."""
+def _files(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> list[_File]:
     chain, secret = _paths(folder, name)
-    write_new(secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600, "a key")
-    write_new(chain, certificate.public_bytes(Encoding.PEM), 0o644, "a certificate")
+    return [
+        (secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600, "a key"),
+        (chain, certificate.public_bytes(Encoding.PEM), 0o644, "a certificate"),
+    ]
+
+
+def _write_all(folder: Path, files: Sequence[_File]) -> None:
+    """All or none: a key without its certificate, or half of the names, would be in the way of a second try."""
+    folders = [each for each in (folder, *folder.parents) if not each.exists()]
+    written: list[Path] = []
+    try:
+        _make_folder(folder)
+        for path, content, mode, what in files:
+            write_new(path, content, mode, what)
+            written.append(path)
+    except BaseException:
+        for remove in (*(path.unlink for path in written), *(each.rmdir for each in folders)):
+            with contextlib.suppress(OSError):
+                remove()
+        raise
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot make {folder}: {error.strerror}") from error

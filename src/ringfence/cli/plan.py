@@ -163,16 +163,13 @@ def run_hardware(options: argparse.Namespace) -> int:
 def run_calibrate(options: argparse.Namespace) -> int:
     """Fit a profile to a study and write it to a file."""
     from ringfence.plan.calibrate import calibrate
+    from ringfence.settings import write_new
 
     _check_new(options.to, "--to")
     rows, cores, date = read_study(options.study, options.cores)
     profile = calibrate(rows, cores)
     text = hardware.dump(profile, f"ringfence plan calibrate, {len(rows)} rows of a study", date)
-    try:
-        with options.to.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {options.to}: {error.strerror}") from error
+    write_new(options.to, text.encode(), 0o644, "a profile")
     if options.json:
         print(json.dumps(plan_views.profile_json(profile), indent=2))
     else:

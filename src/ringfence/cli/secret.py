@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,9 +90,11 @@ def run_check(options: argparse.Namespace) -> int:
 
 def run_rotate(options: argparse.Namespace) -> int:
     """Replace one secret by another, and nothing else by a secret: what is no secret file is left alone."""
+    from ringfence.settings import replace_secret_file
+
     old = _fingerprint(options.file)
     path = options.file.resolve()  # behind a symbolic link, the file itself
-    _replace(path)
+    replace_secret_file(path)
     new = _fingerprint(path)
     if options.json:
         print(json.dumps({"file": str(path), "fingerprint": new, "replaced": old}))
@@ -111,22 +111,3 @@ def _fingerprint(path: Path) -> str:
     from ringfence.settings import load_secret
 
     return secret_fingerprint(load_secret(path))
-
-
-def _replace(path: Path) -> None:
-    from ringfence.errors import ConfigurationError
-    from ringfence.settings import new_secret_file
-
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
-    new_secret_file(draft)
-    try:
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise ConfigurationError(f"cannot replace {path}: {error.strerror}; it is as it was") from error
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)  # or a crash could bring the old secret back
-    finally:
-        os.close(folder)
