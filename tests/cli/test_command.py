@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -75,3 +78,60 @@ def test_bad_arguments_and_files_are_one_line_and_exit_code_2(
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert said in done.stderr.splitlines()[-1]
+
+
+# -- output that nobody takes, and Ctrl-C -------------------------------------------------------------------------------
+
+
+def printing_to(stdout: int, *arguments: str, unbuffered: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ringfence.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        text=True,
+        timeout=60,
+    )
+
+
+# at once, and at the end; argparse itself keeps quiet of what it could not print at once
+PRINTING = [("1", ("plan", "models")), ("", ("plan", "models")), ("", ("plan", "models", "--json")), ("", ("--help",))]
+
+
+@pytest.mark.parametrize(("unbuffered", "arguments"), PRINTING)
+def test_a_reader_that_has_had_enough_ends_the_command_in_silence(unbuffered: str, arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb"):
+        done = printing_to(writer, *arguments, unbuffered=unbuffered)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(("unbuffered", "arguments"), PRINTING)
+def test_output_that_finds_no_room_is_one_line_and_exit_code_2(unbuffered: str, arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = printing_to(full.fileno(), *arguments, unbuffered=unbuffered)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ringfence: ")
+    assert done.stderr.endswith("No space left on device\n")
+    assert done.stderr.count("\n") == 1
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ringfence.cli.plan":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from ringfence.cli import main
+sys.exit(main(["--version"]))
+"""
+
+
+def test_an_interrupt_while_modules_are_imported_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

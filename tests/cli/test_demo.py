@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +32,29 @@ def test_the_whole_story_comes_true() -> None:
     assert re.search(r"worker 0: AbortedError: worker 1 reported AuthenticationError: .*from worker 0", told)
     assert re.search(r"worker 1: AuthenticationError: .*from worker 0", told)
     assert " NO " not in done.stdout
+
+
+@pytest.mark.parametrize("step", [b"1. ", b"2. "])
+def test_a_demo_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path, step: bytes) -> None:
+    """SIGTERM to the command alone, as from a supervisor: no secret on the disk, and no worker."""
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "ringfence.cli", "demo"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    with demo:
+        assert demo.stdout is not None
+        assert any(line.startswith(step) for line in demo.stdout)
+        assert list(tmp_path.iterdir())
+        demo.terminate()
+        _, said = demo.communicate(timeout=60)
+    assert (demo.returncode, said) == (130, b"")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ProcessLookupError):
+        os.killpg(demo.pid, 0)
 
 
 def test_a_sentence_is_found_and_shown() -> None:

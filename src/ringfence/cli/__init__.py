@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import select
 import sys
 from collections.abc import Sequence
+from typing import Final, TextIO
 
 from ringfence import __version__
-from ringfence.cli import bench, certificate, demo, doctor, evidence, plan, policy, report, secret, study
 from ringfence.errors import RingfenceError
+
+# 128 + SIGPIPE, as a shell shows it when a reader such as `head` has had enough. Not 0, which says that all was well. The
+# signal stays ignored: by its own way out a command ends its workers and removes what it made.
+UNREAD: Final = 141
 
 EXIT_CODES = """\
 exit codes:
@@ -36,8 +43,19 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the returned value is the process's exit code."""
-    options = _parser().parse_args(arguments)
     try:
+        try:
+            return _run(arguments)
+        finally:  # also when `--help` leaves by SystemExit
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        return _failed(error)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        options = _parser().parse_args(arguments)
         code: int = options.run(options)
     except RingfenceError as error:
         print(f"ringfence: {error}", file=sys.stderr)
@@ -47,7 +65,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _failed(error: OSError) -> int:
+    """What no command has words for: most often the output itself, which is full or has lost its reader."""
+    unread = isinstance(error, BrokenPipeError) and any(_has_no_reader(stream) for stream in (1, 2))
+    stuck = not _flushed(sys.stdout)
+    if not unread:
+        where = "cannot write the output" if stuck else error.filename
+        said = error.strerror or str(error)
+        with contextlib.suppress(OSError):
+            print(f"ringfence: {where}: {said}" if where else f"ringfence: {said}", file=sys.stderr)
+    _flushed(sys.stderr)
+    return UNREAD if unread else 2
+
+
+def _has_no_reader(descriptor: int) -> bool:
+    """Asked of the stream: a command's own pipes and sockets break with the same error."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _flushed(stream: TextIO) -> bool:
+    """If not, what is left is dropped: Python would try again at its end, and complain."""
+    if stream is None:  # closed by whoever started this
+        return True
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return False
+    return True
+
+
 def _parser() -> argparse.ArgumentParser:
+    # late, so that Ctrl-C is heeded while they are imported
+    from ringfence.cli import bench, certificate, demo, doctor, evidence, plan, policy, report, secret, study
+
     parser = argparse.ArgumentParser(
         prog="ringfence",
         description="A torch.distributed backend for networks and clouds you do not trust.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import socket
 import tempfile
 import textwrap
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ringfence.cli import needs
+from ringfence.cli.bench import interrupt
 from ringfence.cli.demo import viewer, wire
 from ringfence.cli.demo.relay import Relay
 from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
@@ -51,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
     """Tell the story; 0 only if every part of it came true."""
     needs.workers()
     needs.backend()
+    signal.signal(signal.SIGTERM, interrupt)  # workers are ended and files removed by the same way out as on Ctrl-C
     private = wire.enter_private_network()
     capture = wire.open_capture()
     with tempfile.TemporaryDirectory(prefix="ringfence-demo-") as name:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -25,13 +26,37 @@ class DemoError(RingfenceError):
     """The demo could not be carried out; nothing was shown either way."""
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait meanwhile: a worker that was started and is not in the list yet would be left behind."""
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for each in came:
+        signal.raise_signal(each)
+
+
 class Workers:
     """Two workers with one backend; `environments` holds what each is to find in its environment."""
 
     def __init__(self, backend: str, folder: Path, environments: Sequence[Mapping[str, str]]) -> None:
         store = folder / f"{backend}.store"
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__, as the workers write to it)
-        self._workers = [self._start(backend, rank, store, extra) for rank, extra in enumerate(environments)]
+        self._workers: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+        try:
+            for rank, extra in enumerate(environments):
+                with uninterrupted():
+                    self._workers.append(self._start(backend, rank, store, extra))
+        except BaseException:
+            self._end(at_once=True)
+            raise
 
     def _start(
         self, backend: str, rank: int, store: Path, extra: Mapping[str, str]
@@ -87,8 +112,13 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for _, channel in self._workers:
+        self._end(at_once=kind is not None)  # after an error, or Ctrl-C, nobody asks how they leave
+
+    def _end(self, *, at_once: bool) -> None:
+        for process, channel in self._workers:
             channel.close()  # a worker whose parent hangs up leaves its group and ends
+            if at_once:
+                process.kill()
         for process, _ in self._workers:
             try:
                 process.wait(LEAVING_SECONDS)
