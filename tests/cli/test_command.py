@@ -31,6 +31,12 @@ def test_help_is_there_for_every_command(arguments: tuple[str, ...]) -> None:
     assert done.stdout.startswith(f"usage: {' '.join(['ringfence', *arguments])}")
 
 
+def test_what_a_terminal_cannot_show_is_replaced() -> None:
+    done = ringfence("bench", "collectives", "--help", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--sizes SIZE,?" in done.stdout
+
+
 def test_help_teaches_by_examples_and_names_the_exit_codes() -> None:
     text = ringfence("--help").stdout
     assert "examples:" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import select
 import sys
@@ -43,6 +44,8 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the returned value is the process's exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a "…" or "µs" that a terminal cannot show is no reason to fail
     try:
         try:
             return _run(arguments)
