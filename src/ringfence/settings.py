@@ -189,11 +189,17 @@ def write_new(path: str | os.PathLike[str], content: bytes, mode: int, what: str
     """Write a new file with exactly this mode, whole or not at all. What exists is kept, and links are not followed."""
     try:
         with _draft(path, content, mode) as draft:
-            os.link(draft, path)  # unlike a rename, never over what exists
+            _take_name(path)
+            os.replace(draft, path)
     except FileExistsError:
         raise ConfigurationError(f"{os.fspath(path)} exists; {what} is never overwritten: name a new file") from None
     except OSError as error:
         raise ConfigurationError(f"cannot write {os.fspath(path)}: {error.strerror}") from error
+
+
+def _take_name(path: str | os.PathLike[str]) -> None:
+    """So that a rename goes over nothing that was there before. A hard link would do both; not every disk has them."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 @contextlib.contextmanager
