@@ -59,7 +59,7 @@ def test_the_whole_job_is_admitted_under_the_same_policy() -> None:
 
 
 def test_workers_with_different_minimums_find_out_and_name_both() -> None:
-    world = World(2, timeout=8.0)
+    world = World(2, timeout=6.0)
     world.start([0], {0: settings(1)})
     world.start([1], {1: settings(2)})
     assert "have different policies" in world.error(1)

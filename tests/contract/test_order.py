@@ -129,7 +129,8 @@ def many_outstanding(count: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ten_thousand_operations_are_outstanding(pool: Pool, backend: str, world: int) -> None:
-    pool.check(many_outstanding, world, backend, (10_000,), timeout=120)
+    count = 10_000 if backend == "ringfence" else 1_000  # Gloo shows what is right, and takes ten times as long
+    pool.check(many_outstanding, world, backend, (count,), timeout=120)
 
 
 def many_messages_outstanding(count: int) -> None:

@@ -167,10 +167,9 @@ def fail_to_make_a_group(environment: dict[str, str]) -> tuple[str, Counter[str]
     return str(kept), keys_held(), in_a_child(keys_held)
 
 
-@pytest.mark.parametrize("kind", SHOWN)
-def test_the_error_of_a_failed_join_keeps_no_key(pool: Pool, tmp_path: Path, kind: str) -> None:
-    """Its frames have all that the join had, for as long as somebody keeps it."""
-    environment = environments(Site(tmp_path), kind)[:1]
+def test_the_error_of_a_failed_join_keeps_no_key(pool: Pool, tmp_path: Path) -> None:
+    """Its frames have all that the join had, for as long as somebody keeps it: here a secret and a certificate."""
+    environment = environments(Site(tmp_path), "both")[:1]
     ((ends, kept),) = pool.check(fail_to_join, 1, backend=None, args=environment)
     assert all("AdmissionError" in end for end in ends)
     assert not kept

@@ -202,11 +202,11 @@ def test_a_refusal_is_final_if_it_lasts_without_a_break() -> None:
 
 
 def test_another_secret_is_refused_within_seconds_and_both_sides_say_why(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(2, timeout=8.0)
+    world = World(2, timeout=6.0)
     started = time.monotonic()
     world.start([0, 1], {1: Settings(OTHER_SECRET)})
     refused = world.error(1)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 6
     assert "rank 1 was not admitted by its parent, rank 0" in refused
     assert "give every worker the same secret file" in refused
     assert "rank 1 does not hold the shared secret" in caplog.text
@@ -217,7 +217,7 @@ def test_another_secret_is_refused_within_seconds_and_both_sides_say_why(caplog:
 
 def test_another_world_size_is_refused_and_both_are_named() -> None:
     store = MemoryStore()
-    two, three = World(2, timeout=8.0, store=store), World(3, timeout=8.0, store=store)
+    two, three = World(2, timeout=6.0, store=store), World(3, timeout=8.0, store=store)
     two.start([0])
     three.start([1])
     assert "count 3 and 2 workers" in three.error(1)

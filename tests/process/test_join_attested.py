@@ -98,8 +98,8 @@ def test_a_replayed_report_is_refused(tmp_path: Path) -> None:
 def test_production_judges_refuse_what_a_test_root_signed(tmp_path: Path) -> None:
     """The same workers under the pinned roots, which is all that a policy file can lead to."""
     made = replace(only("snp", plan("snp")), snp_roots=None)
-    said = run(tmp_path / "store", [made] * 2, [snp_chip()] * 2, timeout=8.0)
+    said = run(tmp_path / "store", [made] * 2, [snp_chip()] * 2, timeout=6.0)
     assert "does not lead to a pinned root of AMD" in str(said[1][1])
     made = replace(only("tdx", plan("tdx")), tdx_root=None)
-    said = run(tmp_path / "other", [made] * 2, [tdx_chip()] * 2, timeout=8.0)
+    said = run(tmp_path / "other", [made] * 2, [tdx_chip()] * 2, timeout=6.0)
     assert "TDX refuses rank 1: the quote does not verify" in str(said[1][1])

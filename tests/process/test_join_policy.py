@@ -138,7 +138,7 @@ def test_different_policies_are_refused_and_both_sides_are_named(site: Site) -> 
     one = settings_of(site.policy(BY_CERTIFICATE, "one.toml"), site.certificate("w0"))
     two = settings_of(site.policy(BY_CERTIFICATE.replace("worker/*", "worker/**"), "two.toml"), site.certificate("w1"))
     digests = [policy_of(each)[0].digest[:8].hex() for each in (one, two)]
-    world = World(2, timeout=8.0)
+    world = World(2, timeout=6.0)
     world.start([0, 1], {0: one, 1: two})
     for rank in (0, 1):
         error = world.error(rank)
@@ -182,7 +182,7 @@ def test_a_worker_that_dials_all_the_same_is_refused(site: Site, wrong: str) -> 
         says = "no authority of the policy vouches"
     policy, _ = policy_of(good)
     assert bad.certificate is not None
-    world = World(2, timeout=8.0)
+    world = World(2, timeout=6.0)
     world.start([0, 1], {0: good, 1: bad}, admission={1: (policy, CertificateProver(bad.certificate))})
     assert says in world.error(1)
     assert "1 of 2 workers are missing: rank 1" in world.error(0)
