@@ -56,6 +56,16 @@ def answered() -> tuple[World, list[Operation], torch.Tensor]:
 # -- a worker that was stopped: by a signal, with its machine, or by a call that keeps the interpreter's lock --------------
 
 
+def written_before_it_was_awaited() -> World:
+    """Rank 0 has begun a broadcast, and ended it, in a group that rank 1 has not made yet."""
+    world = World(2)
+    world.groups = {0: world.engines[0].add_group("late", (0, 1))}
+    sent = begin(world, 0)
+    settle(world)
+    assert sent.done
+    return world
+
+
 def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
     world, operations, result = answered()
     world.engines[0].run_ready()
@@ -129,11 +139,7 @@ def test_a_goodbye_that_nobody_misses_is_no_failure_and_a_later_call_names_who_s
 
 
 def test_who_leaves_without_having_made_a_group_is_not_missed_by_who_only_sent_to_it() -> None:
-    world = World(2)
-    world.groups = {0: world.engines[0].add_group("early", (0, 1))}
-    sent = begin(world, 0)
-    settle(world)
-    assert sent.done
+    world = written_before_it_was_awaited()
     world.engines[1].leave()
     settle(world)
     world.wait(SUSPICION_SECONDS)
@@ -251,11 +257,7 @@ def test_a_goodbye_is_believed_once_it_authenticates() -> None:
 
 
 def test_a_first_collective_arrives_although_its_sender_has_left() -> None:
-    world = World(2)
-    world.groups = {0: world.engines[0].add_group("late", (0, 1))}
-    sent = begin(world, 0)
-    settle(world)
-    assert sent.done
+    world = written_before_it_was_awaited()
     world.engines[0].leave()
     settle(world)
     world.groups[1] = world.engines[1].add_group("late", (0, 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import secrets
@@ -36,7 +35,7 @@ from ringfence.join.peer import Peer
 from ringfence.join.waiting import FIRST_WARNING, NEXT_WARNING, explain
 from ringfence.settings import Settings
 from ringfence.transport.fork import closes_in_children, leaves_to_children
-from ringfence.transport.tcp import EXHAUSTED, connect
+from ringfence.transport.tcp import EXHAUSTED, connect, refusal
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 
 _log = logging.getLogger(__name__)
@@ -78,8 +77,12 @@ def join(
         holdings.close()
 
 
+def _run_name(settings: Settings) -> str:
+    return f"run '{settings.run_id}', generation {settings.generation}"
+
+
 def _ask_machine(holdings: Holdings, rank: int, timeout: float) -> tuple[Policy, Prover]:
-    run = f"run '{holdings.settings.run_id}', generation {holdings.settings.generation}"
+    run = _run_name(holdings.settings)
     silent = (
         f"rank {rank} has asked its own machine what evidence it can give, and has no answer: see what its kernel and its "
         "drivers do (dmesg, nvidia-smi)"
@@ -323,7 +326,7 @@ class _Climb:
             connection, (host, *_) = self._listener.accept()
         except OSError as error:
             if error.errno in EXHAUSTED:  # it would be reported again, without end
-                raise self._exhausted(error) from error
+                raise ConfigurationError(f"rank {self._entry.rank}, joining: {refusal(error)}") from error
             return  # gone before we looked
         self._make_room(host)
         self._meet(connection, host, Role.PARENT, self._children)
@@ -497,14 +500,10 @@ class _Climb:
         self._tree.forget()
         vars(self).clear()
 
-    def _exhausted(self, error: OSError) -> ConfigurationError:
-        advice = ". Raise the limit of open files (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-        return ConfigurationError(f"rank {self._entry.rank}, joining: {error.strerror or error}{advice}")
-
     def _late(self, now: float) -> str:
         return self._known(now, f"did not form within {self._timeout:g} s")
 
     def _known(self, now: float, state: str) -> str:
         """What is known of the run in this state, and of who is missing."""
         known = explain(self._entry, self._address, self._tree, self._search, self._refused, now)
-        return f"run '{self._entry.run_id}', generation {self._entry.generation}, {state}; {known}"
+        return f"{_run_name(self._settings)}, {state}; {known}"

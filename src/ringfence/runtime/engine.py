@@ -7,7 +7,6 @@ edges, on every other worker.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections import deque
@@ -40,6 +39,7 @@ from ringfence.runtime.introduction import Acquaintances
 from ringfence.runtime.links import Link
 from ringfence.runtime.operation import CollectiveOperation, Operation
 from ringfence.transport.fork import ALIVE
+from ringfence.transport.tcp import refusal
 
 ABORT_CODES: tuple[type[RingfenceError], ...] = (
     RingfenceError,
@@ -262,8 +262,7 @@ class Engine:
 
     def cannot(self, error: OSError) -> None:
         """This machine refuses what the run needs, such as one more socket: nobody else's fault, and the end of it."""
-        advice = ". Raise the limit of open files (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-        self.fail(RingfenceError(f"worker {self.rank}: {error.strerror or error}{advice}"), self.rank)
+        self.fail(RingfenceError(f"worker {self.rank}: {refusal(error)}"), self.rank)
 
     def _broken(self, link: Any, error: OSError) -> None:
         self.suspect(link, f"the connection to worker {link.worker} failed: {error.strerror or error}")

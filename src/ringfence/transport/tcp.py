@@ -44,6 +44,12 @@ def resolve(host: str, port: int) -> tuple[int, Any]:
     return family, address
 
 
+def refusal(error: OSError) -> str:
+    """What this machine refuses, and what to do about it where that is known."""
+    advice = ". Raise the limit of open files (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+    return f"{error.strerror or error}{advice}"
+
+
 def connect(stream: socket.socket, address: Any) -> None:
     """Begin to. PeerLostError for what fails at once, as where there is no route: the socket keeps no error of that."""
     error = stream.connect_ex(address)
