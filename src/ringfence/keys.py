@@ -6,7 +6,8 @@
                                        ├► sender → receiver: key, IV, ratchet
                                        ├► receiver → sender: key, IV, ratchet
                                        └► confirmation keys
-    group instance secret ──► origin key per sender and generation             sealed once, forwarded
+    epoch key, a draw of every member, group digest ──► group instance secret
+                                 └► origin key per sender and generation       sealed once, forwarded
 
 HKDF-SHA-256 and HMAC-SHA-256 come from `cryptography`; nothing here is a primitive of our own.
 """
@@ -92,6 +93,7 @@ LINK_CONFIRM_DIALLER: Final = _label("aes-256-gcm link confirm dialler")
 RATCHET: Final = _label("aes-256-gcm ratchet")
 SEGMENT_KEY: Final = _label("aes-256-gcm key and iv")
 GROUP: Final = _label("group")
+GROUP_SECRET: Final = _label("aes-256-gcm group instance secret")
 GROUP_INSTANCE: Final = _label("aes-256-gcm group instance id")
 ORIGIN: Final = _label("aes-256-gcm origin")
 
@@ -181,3 +183,12 @@ def secret_fingerprint(shared: Secret) -> str:
 def epoch_key(epoch_secret: Secret, roster_digest: bytes) -> Secret:
     """The root of an epoch's link keys: nobody has it who does not have this very roster."""
     return derive(epoch_secret, salt=roster_digest, info=EPOCH_KEY)
+
+
+def group_secret(epoch_key: Secret, draws: bytes, group_digest: bytes) -> Secret:
+    """The instance secret of a group, from the XOR of what its members drew (spec/link.md, section 6).
+
+    The epoch key covers every worker's own public key, and a group digest names one group of an epoch: so no worker's keys
+    repeat, whatever the others draw. Whoever is outside the group does not know it if one member's draw is random.
+    """
+    return derive(Secret(draws), salt=epoch_key.reveal(), info=GROUP_SECRET + group_digest)

@@ -136,7 +136,7 @@ class Case:
 
     def _expected(self, rank: int) -> list[list]:
         match self.kind:
-            case "ALL_REDUCE":
+            case "ALL_REDUCE" | "GROUP_OPENING":
                 return [self._reduced(part) for part in range(len(self.inputs[0]))]
             case "REDUCE":
                 return [self._reduced(0)] if rank == self.root else []
@@ -146,7 +146,7 @@ class Case:
                 return [parts[0] for parts in self.inputs]
             case "GATHER":
                 return [parts[0] for parts in self.inputs] if rank == self.root else []
-            case "BROADCAST" | "GROUP_OPENING":
+            case "BROADCAST":
                 return self.inputs[self.root]
             case "SCATTER":
                 return [self.inputs[self.root][rank]]

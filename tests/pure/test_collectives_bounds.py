@@ -70,7 +70,7 @@ BOUNDS = {
         lambda p, n: p - 1, lambda p, n: p - 1, lambda p, n: 2 * p - 1, lambda p, n: 1
     ),
     ScheduleId.BARRIER: Bound(lambda p, n: n, lambda p, n: 2 * n, lambda p, n: 2 * n, lambda p, n: n),
-    ScheduleId.GROUP_OPENING: Bound(lambda p, n: n, lambda p, n: n, lambda p, n: n, lambda p, n: n),
+    ScheduleId.GROUP_OPENING: Bound(lambda p, n: n, lambda p, n: n, lambda p, n: 2 * n, lambda p, n: 2 * n),
 }  # fmt: skip
 
 

@@ -32,7 +32,9 @@ def fixed(name: str, length: int = 32) -> bytes:
 
 
 EPOCH_KEY = keys.epoch_key(Secret(fixed("epoch secret")), fixed("roster digest"))
-INSTANCE = Secret(fixed("instance secret"))
+DRAWS = [fixed(f"draw of worker {rank}") for rank in RANKS]
+JOINED = bytes(a ^ b ^ c for a, b, c in zip(*DRAWS, strict=True))
+INSTANCE = keys.group_secret(EPOCH_KEY, JOINED, GROUP)
 
 
 def private(rank: int) -> X25519PrivateKey:
@@ -107,7 +109,7 @@ def hop_frames() -> list[dict[str, Any]]:
     sealer = Sealer(connect(0, 1, Lane.COLLECTIVE)[3].forth)
     instance = instance_identifier(INSTANCE, GROUP)
     opening = Call(Collective.GROUP_OPENING, schedule=ScheduleId.GROUP_OPENING)
-    found = [{"counter": 0, "frame": frame(sealer, Type.HOP, opening, INSTANCE.reveal(), label=1).hex()}]
+    found = [{"counter": 0, "frame": frame(sealer, Type.HOP, opening, JOINED, label=1).hex()}]
 
     def reduced(step: int, segment: int) -> None:
         counter = sealer.counter
@@ -185,6 +187,7 @@ def vectors() -> dict[str, Any]:
             "name": NAME,
             "ranks": list(RANKS),
             "digest": GROUP.hex(),
+            "draws": [draw.hex() for draw in DRAWS],
             "instance_secret": INSTANCE.reveal().hex(),
             "instance": instance_identifier(INSTANCE, GROUP).hex(),
         },

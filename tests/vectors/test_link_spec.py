@@ -191,6 +191,11 @@ def up_and_down(r: int, size: int, root: int) -> Messages:
     yield from down(binary, 1, forwarded=True)(r, size, 0)
 
 
+def opening(r: int, size: int, root: int) -> Messages:
+    yield from up(binomial)(r, size, 0)
+    yield from down(binomial, 1, forwarded=False, farthest_first=True)(r, size, 0)
+
+
 def ring_of_sums(r: int, size: int, root: int) -> Messages:
     yield forth((r + 1) % size, (r - 1) % size)
     for t in range(size - 2):
@@ -256,7 +261,7 @@ SCHEDULES: dict[int, Callable[[int, int, int], Messages]] = {
     18: distances(1, falling=True),
     19: straight,
     20: distances(1, falling=False),
-    21: down(binomial, 1, forwarded=False, farthest_first=True),
+    21: opening,
 }
 ROOTED = {8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
 

@@ -62,8 +62,17 @@ def group_digest() -> bytes:
     return digest("group", group["name"].encode(), b"".join(pack(">I", rank) for rank in group["ranks"]))
 
 
+def draws() -> bytes:
+    """The XOR of what the members drew."""
+    return bytes(a ^ b ^ c for a, b, c in zip(*map(bytes.fromhex, VECTORS["group"]["draws"]), strict=True))
+
+
+def instance_secret() -> bytes:
+    return hkdf(draws(), epoch_key(), label("aes-256-gcm group instance secret") + group_digest())
+
+
 def instance() -> bytes:
-    secret = bytes.fromhex(VECTORS["group"]["instance_secret"])
+    secret = instance_secret()
     return digest("aes-256-gcm group instance id", secret, group_digest())[:16]
 
 
@@ -102,8 +111,7 @@ def seal_in_generation(secret: bytes, counter: int, plaintext: bytes, authentica
 
 
 def origin_secret(rank: int, generation: int) -> bytes:
-    secret = bytes.fromhex(VECTORS["group"]["instance_secret"])
-    return expand(secret, label("aes-256-gcm origin") + pack(">IQ", rank, generation))
+    return expand(instance_secret(), label("aes-256-gcm origin") + pack(">IQ", rank, generation))
 
 
 def header(
@@ -131,6 +139,7 @@ def test_the_file_is_what_the_package_prints() -> None:
 def test_epoch_and_group() -> None:
     assert epoch_key().hex() == VECTORS["epoch"]["epoch_key"]
     assert group_digest().hex() == VECTORS["group"]["digest"]
+    assert instance_secret().hex() == VECTORS["group"]["instance_secret"]
     assert instance().hex() == VECTORS["group"]["instance"]
 
 
@@ -156,11 +165,11 @@ def test_connections(number: int) -> None:
 
 
 def test_frames_sealed_for_a_hop() -> None:
-    plaintext, secret = bytes.fromhex(VECTORS["hop_plaintext"]), bytes.fromhex(VECTORS["group"]["instance_secret"])
+    plaintext = bytes.fromhex(VECTORS["hop_plaintext"])
     all_reduce = call(0, dtype=7, schedule=1, elements=24)
     early = group_digest()[:16]
     expected = [
-        (0, header(1, 0, 0, 32, 1, 0, NONE, 0, 0, early, call(9, schedule=21)), secret),
+        (0, header(1, 0, 0, 32, 1, 0, NONE, 0, 0, early, call(9, schedule=21)), draws()),
         (1, header(1, 0, 0, 32, 2, 0, NONE, 1, 0, instance(), all_reduce), plaintext),
         (2**20 - 1, header(1, 0, 1, 32, 2, 6, NONE, 1, 0, instance(), all_reduce), plaintext),
         (2**20, header(1, 1, 1, 32, 2, 7, NONE, 1, 0, instance(), all_reduce), plaintext),

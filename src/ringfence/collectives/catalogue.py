@@ -37,7 +37,7 @@ class Collective(IntEnum):
     SCATTER = 6
     ALL_TO_ALL = 7
     BARRIER = 8
-    GROUP_OPENING = 9  # the group instance's secret, from group rank 0: before it, nothing can be sealed as an origin
+    GROUP_OPENING = 9  # every member contributes to the instance secret: before it, nothing can be sealed as an origin
 
 
 class ScheduleId(IntEnum):
@@ -87,7 +87,7 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Draft], None]]] = {
     ScheduleId.ALL_TO_ALL_BRUCK: bruck.all_to_all,
     ScheduleId.ALL_TO_ALL_DIRECT: direct.all_to_all,
     ScheduleId.BARRIER: doubling.barrier,
-    ScheduleId.GROUP_OPENING: tree.broadcast_binomial,
+    ScheduleId.GROUP_OPENING: tree.group_opening,
 }
 
 

@@ -22,6 +22,16 @@ def broadcast_binomial(draft: Draft) -> None:
         draft.send(DATA, draft.seated(child), _DOWN)
 
 
+def group_opening(draft: Draft) -> None:
+    """DATA becomes the reduction of all: up a binomial tree to rank 0 and down again, sealed for each hop."""
+    parent, children = binomial_parent(draft.seat), binomial_children(draft.seat, draft.size)
+    for child in children:
+        draft.reduce(DATA, draft.seated(child), _UP, DATA, received_first=False)
+    if draft.seat:
+        draft.send(DATA, draft.seated(parent), _UP)
+    broadcast_binomial(draft)
+
+
 def broadcast_chain(draft: Draft) -> None:
     _pass_down(draft, *_chain(draft))
 

@@ -226,13 +226,13 @@ def chain(identifier: ScheduleId, size: int) -> tuple[Link, ...]:
             return (Link(1 / size, size - 1, True),)
         case ScheduleId.ALL_REDUCE_DOUBLING:
             return (Link(1.0, levels + (2 if size > 1 << levels else 0), True),)
-        case ScheduleId.ALL_REDUCE_TREE:
+        case ScheduleId.ALL_REDUCE_TREE | ScheduleId.GROUP_OPENING:
             return (Link(1.0, 2 * levels, True),)
         case ScheduleId.REDUCE_TREE | ScheduleId.BROADCAST_TREE:
             return (Link(1.0, levels, True),)
         case ScheduleId.REDUCE_CHAIN | ScheduleId.BROADCAST_CHAIN:
             return (Link(1.0, size - 1, True),)
-        case ScheduleId.REDUCE_BINOMIAL | ScheduleId.BROADCAST_BINOMIAL | ScheduleId.GROUP_OPENING:
+        case ScheduleId.REDUCE_BINOMIAL | ScheduleId.BROADCAST_BINOMIAL:
             return (Link(1.0, levels, True),)
         case ScheduleId.ALL_GATHER_BRUCK | ScheduleId.REDUCE_SCATTER_BRUCK:
             return tuple(Link(part, 1, False) for part in doubling)

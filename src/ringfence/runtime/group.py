@@ -1,4 +1,4 @@
-"""A group at work: its links, its queue of collectives, and the instance secret its first collective begins with."""
+"""A group at work: its links, its queue of collectives, and the opening in which its members agree on an instance secret."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ringfence import keys
 from ringfence.collectives import Collective, choose
 from ringfence.collectives.schedule import Buffer
 from ringfence.errors import PeerLostError
-from ringfence.keys import Secret
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
 from ringfence.link.seal import OriginKeys, instance_identifier, wipe
@@ -57,7 +56,7 @@ class Group:
         self._active: list[Run] = []
         self._opened = self.size == 1
         self._opening = False
-        self._drawn = bytearray(keys.SECRET_BYTES)  # the instance secret, while the opening hands it down
+        self._drawn = bytearray(keys.SECRET_BYTES)  # what the members drew, joined by XOR while the opening runs
 
     # -- links -------------------------------------------------------------------------------------------------------
 
@@ -164,21 +163,20 @@ class Group:
         run.start()
 
     def _open(self) -> None:
-        """Before the first collective the lowest rank hands down 32 fresh bytes: names repeat, these do not."""
+        """Before the first collective, agree on the instance secret: every member draws 32 bytes and gets the XOR of all."""
         if self._opening:
             return
         self._opening = True
-        import torch  # the reduction type of a run; the opening itself computes nothing
+        import torch  # for the reduction
 
-        if self.rank == 0:
-            self._drawn[:] = self.engine.random(keys.SECRET_BYTES)
+        self._drawn[:] = self.engine.random(keys.SECRET_BYTES)
         schedule = choose(Collective.GROUP_OPENING, self.size, self.rank, 0, keys.SECRET_BYTES, self.engine.table)
         call = Call(Collective.GROUP_OPENING, schedule=schedule.identifier)
         run: Run
 
         def finished() -> None:
             self._active.remove(run)
-            instance = Secret(bytes(self._drawn))
+            instance = keys.group_secret(self.engine.epoch_key, bytes(self._drawn), self.digest)
             wipe(memoryview(self._drawn))
             self.origin = self.engine.origin_keys(instance, self.rank)
             self.instance = instance_identifier(instance, self.digest)
@@ -186,7 +184,7 @@ class Group:
             self.engine.later(self._pump)
 
         parts = {Buffer.DATA: [memoryview(self._drawn)]}
-        run = make_run(self, program(schedule), 0, call.pack(), parts, torch.uint8, None, 0, finished)
+        run = make_run(self, program(schedule), 0, call.pack(), parts, torch.uint8, torch.bitwise_xor, 0, finished)
         run.operation = Operation(call, float("inf"))
         self._active.append(run)
         run.start()

@@ -1,0 +1,105 @@
+"""Attacks on the keys of a group: members whose random numbers repeat, or who choose them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ringfence import keys
+from ringfence.collectives import Table
+from ringfence.link.frames import HEADER_BYTES, Type
+from ringfence.transport.memory import Pipe
+from tests.attack.units import Kind, Tape
+from tests.world import World, broadcast
+
+SIZE, HONEST = 4, 1
+ORIGIN_SEALS = Table(small=64, chain_slice=32)  # broadcasts are sealed once by their root and forwarded
+
+
+def repeat_draws(world: World, workers: range | list[int]) -> None:
+    """From now on these workers draw the same bytes, in whatever session they are."""
+    for worker in workers:
+        world.engines[worker].random = lambda length, worker=worker: bytes([worker + 1]) * length
+
+
+def instance_secret(world: World) -> bytes:
+    """Open the group with a first broadcast; the secret that all its members hold then."""
+    operations = [world.submit(group, broadcast(group, torch.zeros(64))) for group in world.groups.values()]
+    world.run(operations)
+    assert all(operation.done and operation.error is None for operation in operations)
+    (secret,) = {group.origin._instance.reveal() for group in world.groups.values()}
+    return secret
+
+
+class Wiretap:
+    """Collects the ciphertext that a worker seals as an origin."""
+
+    def __init__(self, sender: int) -> None:
+        self._sender = sender
+        self._tapes: dict[int, Tape] = {}
+        self.sealed: dict[int, bytes] = {}  # by the origin's counter
+
+    def see(self, pipe: Pipe, data: bytes) -> bytes:
+        if pipe.sender == self._sender:
+            from_dialler = data[:4] == b"RFL1" or id(pipe) in self._tapes
+            if from_dialler:
+                for unit in self._tapes.setdefault(id(pipe), Tape(True)).feed(data):
+                    if unit.kind is Kind.FRAME and unit.header.type == Type.FORWARD:
+                        self.sealed[unit.header.counter] = unit.data[HEADER_BYTES:][: unit.header.length]
+        return data
+
+
+def xor(left: bytes, right: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("careless", [[0], [0, 2, 3]], ids=["rank 0", "all others"])
+def test_repeated_draws_repeat_no_keystream_of_an_honest_worker(careless: list[int]) -> None:
+    """Two sessions. Key and nonce would repeat if the XOR of two ciphertexts were that of the plaintexts."""
+    seen = []
+    for seed in (1, 2):
+        world, tap = World(SIZE, seed=seed, table=ORIGIN_SEALS), Wiretap(HONEST)
+        repeat_draws(world, careless)
+        text = torch.full((64,), float(seed))
+        tensors = [text.clone() if rank == HONEST else torch.zeros(64) for rank in range(SIZE)]
+        operations = [
+            world.submit(group, broadcast(group, tensors[rank], root=HONEST)) for rank, group in world.groups.items()
+        ]
+        world.run(operations, tap.see)
+        assert all(torch.equal(tensor, text) for tensor in tensors)
+        seen.append((tap.sealed[0], text.numpy().tobytes()))
+    (one, plain_one), (two, plain_two) = seen
+    assert len(one) == len(plain_one) == 256
+    assert xor(one, two) != xor(plain_one, plain_two)
+
+
+def test_equal_draws_of_everybody_give_different_secrets_in_two_sessions() -> None:
+    worlds = [World(SIZE, seed=seed, table=ORIGIN_SEALS) for seed in (1, 2)]
+    for world in worlds:
+        repeat_draws(world, range(SIZE))
+    assert instance_secret(worlds[0]) != instance_secret(worlds[1])
+
+
+def test_equal_draws_of_everybody_give_different_secrets_to_two_groups() -> None:
+    world = World(SIZE, table=ORIGIN_SEALS)
+    repeat_draws(world, range(SIZE))
+    first = instance_secret(world)
+    world.groups = world.add_group("another", range(SIZE))
+    assert instance_secret(world) != first
+
+
+@pytest.mark.parametrize("member", range(SIZE))
+def test_every_member_contributes_to_the_secret_of_a_group(member: int) -> None:
+    worlds = [World(SIZE, table=ORIGIN_SEALS) for _ in range(2)]  # the same session keys
+    for world in worlds:
+        repeat_draws(world, range(SIZE))
+    worlds[1].engines[member].random = lambda length: b"\xee" * length
+    assert instance_secret(worlds[0]) != instance_secret(worlds[1])
+
+
+def test_a_member_that_cancels_the_others_draws_gains_no_repetition() -> None:
+    """The last to contribute can choose the XOR of all draws: it still decides no key, within a session or across."""
+    chosen = bytes(keys.SECRET_BYTES)
+    sessions, groups = [keys.Secret(bytes([n]) * 32) for n in range(3)], [bytes([n]) * 32 for n in range(3, 6)]
+    secrets = {keys.group_secret(session, chosen, group).reveal() for session in sessions for group in groups}
+    assert len(secrets) == len(sessions) * len(groups)
