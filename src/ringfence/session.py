@@ -10,8 +10,6 @@ import os
 import re
 import resource
 import sys
-import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from ringfence.runtime import core, plane
 from ringfence.runtime.engine import FAREWELL_SECONDS, Engine
 from ringfence.runtime.loop import Loop
 from ringfence.settings import Settings
+from ringfence.transport.alarm import Alarm
 from ringfence.transport.fork import canary, in_child
 from ringfence.transport.tcp import TcpNetwork
 
@@ -119,18 +118,16 @@ class Session:
                 self._age_limit.cancel()
             self.loop.leave(seconds, finish)
 
-    def _limit_age(self, member: Membership) -> threading.Timer | None:
+    def _limit_age(self, member: Membership) -> Alarm | None:
         """Who was judged long ago may have lost what it was judged by. So the policy may say how long a judgement lasts.
 
-        Every worker keeps the time by its own clock; the first one to reach it ends the epoch for all.
+        Every worker keeps the time by its own clock, which goes on while the machine is suspended; the first one to reach it
+        ends the epoch for all.
         """
         if member.max_epoch_age is None:
             return None
-        left = min(max(0.0, member.expires_at - time.monotonic()), threading.TIMEOUT_MAX)
-        timer = threading.Timer(left, self._expire, (member.max_epoch_age,))
-        timer.name, timer.daemon = "ringfence age", True
-        timer.start()
-        return timer
+        age = member.max_epoch_age
+        return Alarm("ringfence age", member.judged_at + age, lambda: self._expire(age))
 
     def _expire(self, age: int) -> None:
         text = (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,24 @@ def test_an_epoch_that_is_too_old_ends_on_every_worker_and_says_what_to_do(
         assert result.type == "AbortedError", result
         assert f"this epoch has reached {AGE} s, the policy's max_epoch_age" in result.message
         assert "Destroy the process group and initialise it anew" in result.message
+
+
+def test_the_age_is_counted_by_a_clock_that_goes_on_in_suspend(pool: Pool, aged: dict[str, str]) -> None:
+    """A suspended machine cannot be had here: the kernel is asked which clock each worker's timer runs on."""
+    for left in values(pool.run(boot_time_timers, 2, env=aged, renew=True)):
+        assert len(left) == 1 and 0 <= left[0] <= AGE
+
+
+def boot_time_timers() -> list[float]:
+    """Seconds left on this process's timers of CLOCK_BOOTTIME, as the kernel lists them."""
+    left = []
+    for file in Path("/proc/self/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing
+            fields = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
+            if fields.get("clockid", "").strip() == str(time.CLOCK_BOOTTIME):
+                seconds, nanoseconds = map(int, re.findall(r"\d+", fields["it_value"]))
+                left.append(seconds + nanoseconds / 1e9)
+    return left
 
 
 def test_after_it_ended_the_same_workers_form_a_new_epoch(pool: Pool, aged: dict[str, str]) -> None:

@@ -34,6 +34,7 @@ from ringfence.join.parent import AddressBook, Place, Search, Store
 from ringfence.join.peer import Peer
 from ringfence.join.waiting import FIRST_WARNING, NEXT_WARNING, explain
 from ringfence.settings import Settings
+from ringfence.transport.alarm import boot_seconds
 from ringfence.transport.fork import closes_in_children, leaves_to_children
 from ringfence.transport.tcp import EXHAUSTED, connect, refusal
 from ringfence.transport.tls import Credentials, Tls, TlsStream
@@ -364,7 +365,7 @@ class _Climb:
         assert handshake.child_kind is not None
         entry = handshake.admitted.entry
         if self._judged_at is None:
-            self._judged_at = time.monotonic()
+            self._judged_at = boot_seconds()
         if handshake.role is Role.PARENT:
             self._tree.attach_child(entry, handshake.child_proof_digest, handshake.child_kind)
         assert handshake.shown is not None
@@ -469,7 +470,7 @@ class _Climb:
             edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
             acquaintances=self._acquaintances(epoch.roster),
             max_epoch_age=self._policy.max_epoch_age,
-            judged_at=time.monotonic() if self._judged_at is None else self._judged_at,
+            judged_at=boot_seconds() if self._judged_at is None else self._judged_at,
         )
 
     def _acquaintances(self, roster: Roster) -> Acquaintances | None:

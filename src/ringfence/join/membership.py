@@ -27,9 +27,4 @@ class Membership:
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
     acquaintances: Acquaintances | None = field(repr=False)  # who is judged at first contact, if anybody is
     max_epoch_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
-    judged_at: float = 0.0  #           time.monotonic() of the first judgement, which is the oldest
-
-    @property
-    def expires_at(self) -> float:
-        """The moment, on time.monotonic()'s clock, when this epoch must have ended."""
-        return float("inf") if self.max_epoch_age is None else self.judged_at + self.max_epoch_age
+    judged_at: float = 0.0  #           boot_seconds() of the first judgement, which is the oldest

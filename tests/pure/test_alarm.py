@@ -1,0 +1,60 @@
+"""A callback at a moment of CLOCK_BOOTTIME."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from ringfence.transport.alarm import Alarm, boot_seconds
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("delay", [-boot_seconds(), -1.0, 0.0, 0.05], ids=["at boot", "past", "now", "soon"])
+def test_it_is_called_at_its_moment_and_not_before(delay: float) -> None:
+    called: list[float] = []
+    moment, before = boot_seconds() + delay, descriptors()
+    alarm = Alarm("test", moment, lambda: called.append(boot_seconds()))
+    alarm.join(30)
+    assert len(called) == 1 and called[0] >= moment
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("delay", [3600.0, 1e18], ids=["an hour", "longer than any machine runs"])
+def test_a_cancelled_alarm_is_not_called_and_leaves_nothing(delay: float) -> None:
+    called, before = threading.Event(), descriptors()
+    alarm = Alarm("test", boot_seconds() + delay, called.set)
+    alarm.cancel()
+    alarm.join(30)
+    assert not alarm.is_alive() and not called.is_set()
+    assert descriptors() == before
+    alarm.cancel()
+
+
+def test_work_may_cancel_its_own_alarm() -> None:
+    made: list[Alarm] = []
+    ready = threading.Event()
+
+    def work() -> None:
+        ready.wait(30)
+        made[0].cancel()
+
+    made.append(Alarm("test", boot_seconds(), work))
+    ready.set()
+    made[0].join(30)
+    assert not made[0].is_alive()
+
+
+def test_a_forked_child_keeps_no_descriptor_of_it() -> None:
+    before = descriptors()
+    alarm = Alarm("test", boot_seconds() + 3600, lambda: None)
+    child = os.fork()
+    if not child:
+        os._exit(0 if descriptors() == before else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    alarm.cancel()
+    alarm.join(30)
