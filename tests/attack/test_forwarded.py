@@ -1,0 +1,127 @@
+"""What a group member that is not on the path can do to a forwarded frame, if it can also change bytes on the wire.
+
+All members hold the keys under which an origin seals what others forward, and AES-GCM commits to nothing: whoever knows the
+key finds another ciphertext with the same tag. The tag of a hop covers the header and the origin's tag, not the ciphertext,
+because that costs more than 3 % (SECURITY.md has the figure). So a member needs no link key to rewrite what others forward,
+except one block of 16 bytes that balances the change. Without the group's keys the same change is refused.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from ringfence import keys
+from ringfence.collectives import Table
+from ringfence.errors import AuthenticationError
+from ringfence.keys import Secret
+from ringfence.link.frames import HEADER_BYTES, TAG_BYTES, Type
+from ringfence.transport.memory import Pipe
+from tests.attack.units import Kind, Tape
+from tests.world import World, broadcast
+
+BLOCK = 16
+CHAIN = Table(small=64, chain_slice=32)  # 0 -> 1 -> 2 -> 3, sealed by rank 0
+PATH, HELPER = (0, 1), 3
+REDUCTION = 0xE1 << 120  # of GCM's field
+
+
+def times(left: int, right: int) -> int:
+    """The product in GCM's field (NIST SP 800-38D, section 6.3)."""
+    product = 0
+    for bit in range(127, -1, -1):
+        if right >> bit & 1:
+            product ^= left
+        left = left >> 1 ^ (REDUCTION if left & 1 else 0)
+    return product
+
+
+def power(base: int, exponent: int) -> int:
+    result = 1 << 127
+    while exponent:
+        if exponent & 1:
+            result = times(result, base)
+        base, exponent = times(base, base), exponent >> 1
+    return result
+
+
+def with_the_same_tag(key: bytes, change: bytes, balance: int) -> bytes:
+    """The change of a ciphertext, with block number `balance` replaced so that the tag stays as it is."""
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    hash_key = int.from_bytes(encryptor.update(bytes(BLOCK)), "big")
+    blocks = [int.from_bytes(change[at : at + BLOCK], "big") for at in range(0, len(change), BLOCK)]
+    blocks[balance] = 0
+    total = 0
+    for position, block in enumerate(blocks):
+        total ^= times(block, power(hash_key, len(blocks) - position + 1))
+    inverse = power(power(hash_key, len(blocks) - balance + 1), (1 << 128) - 2)
+    blocks[balance] = times(total, inverse)
+    return b"".join(block.to_bytes(BLOCK, "big") for block in blocks)
+
+
+def origin_key(instance: Secret, rank: int) -> bytes:
+    secret = keys.expand(instance, keys.ORIGIN + rank.to_bytes(4, "big") + bytes(8))
+    return keys.expand(secret, keys.SEGMENT_KEY, 44).reveal()[:32]
+
+
+class Forger:
+    """Listens to one hop from its beginning, and changes its forwarded frames by an XOR once there is one."""
+
+    def __init__(self) -> None:
+        self.change = b""
+        self._tapes: dict[int, Tape] = {}
+        self.forged = 0
+
+    def see(self, pipe: Pipe, data: bytes) -> bytes:
+        known = id(pipe) in self._tapes
+        if (pipe.sender, pipe.receiver) != PATH or not (known or data.startswith(b"RFL1")):
+            return data
+        tape = self._tapes.setdefault(id(pipe), Tape(True))
+        passed = b"".join(self._forge(unit.data, unit.kind) for unit in tape.feed(data))
+        assert not tape.rest()
+        return passed
+
+    def _forge(self, data: bytes, kind: Kind) -> bytes:
+        if kind is not Kind.FRAME or data[0] != Type.FORWARD or not self.change:
+            return data
+        self.forged += 1
+        body = bytes(a ^ b for a, b in zip(data[HEADER_BYTES : -2 * TAG_BYTES], self.change, strict=True))
+        return data[:HEADER_BYTES] + body + data[HEADER_BYTES + len(body) :]
+
+
+def attack(instance_of: str) -> tuple[World, list[torch.Tensor], list, Forger, torch.Tensor]:
+    """Rank 0 broadcasts. The wire from 0 to 1 is changed with the keys of rank 3, the end of the chain, or of an outsider."""
+    world = World(4, seed=7, table=CHAIN)
+    forger = Forger()
+    opening = [world.submit(group, broadcast(group, torch.zeros(64))) for group in world.groups.values()]
+    world.run(opening, forger.see)
+    honest, wanted = torch.arange(64, dtype=torch.float32), torch.full((64,), 666.0)
+    change = bytes(a ^ b for a, b in zip(honest.numpy().tobytes(), wanted.numpy().tobytes(), strict=True))
+    member = world.groups[HELPER].origin._instance
+    assert member is not None
+    instance = member if instance_of == "member" else Secret(os.urandom(32))
+    forger.change = with_the_same_tag(origin_key(instance, 0), change, balance=15)
+    tensors = [honest.clone() if rank == 0 else torch.zeros(64) for rank in range(4)]
+    operations = [world.submit(group, broadcast(group, tensors[rank])) for rank, group in world.groups.items()]
+    world.run(operations, forger.see)
+    return world, tensors, operations, forger, wanted
+
+
+def test_a_member_off_the_path_can_rewrite_what_is_forwarded() -> None:
+    """A limit that SECURITY.md names, not a promise."""
+    _, tensors, operations, forger, wanted = attack("member")
+    assert forger.forged == 1
+    assert all(operation.done and operation.error is None for operation in operations)
+    for tensor in tensors[1:]:
+        assert torch.equal(tensor[:60], wanted[:60]) and not torch.equal(tensor[60:], wanted[60:])
+
+
+def test_whoever_is_outside_the_group_cannot_rewrite_what_is_forwarded() -> None:
+    world, tensors, operations, forger, _ = attack("outsider")
+    assert forger.forged == 1
+    assert all(isinstance(engine.failure, Exception) for engine in world.engines)
+    assert isinstance(world.engines[1].failure, AuthenticationError)
+    assert all(operation.error is not None for operation in operations[1:])
+    assert all(not tensor.any() for tensor in tensors[1:])
