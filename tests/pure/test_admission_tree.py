@@ -88,6 +88,23 @@ def test_everyone_gets_the_same_epoch_from_rank_0(size: int) -> None:
     assert all(epoch.epoch_secret == keys.Secret(bytes(32)) for epoch in epochs if epoch)
 
 
+@pytest.mark.parametrize("fresh", range(6))
+def test_a_secret_that_rank_0_draws_twice_gives_another_epoch_key(fresh: int) -> None:
+    """Rank 0 draws the epoch secret, but every worker's own public key is in what the epoch key derives from."""
+    drawn = []
+    for attempt in range(2):
+        world = World(6)
+        if attempt:  # all other workers repeat their keys, too
+            changed = worker(fresh, 6, public_key=bytes([7] * 32))
+            world.workers[fresh], world.trees[fresh] = changed, tree_of(changed)
+        world.run()
+        epochs = [tree.epoch for tree in world.trees if tree.epoch is not None]
+        assert len(epochs) == 6
+        drawn.append({keys.epoch_key(each.epoch_secret, each.roster.digest).reveal() for each in epochs})
+        assert all(each.epoch_secret == keys.Secret(bytes(32)) for each in epochs)
+    assert len(drawn[0]) == len(drawn[1]) == 1 and drawn[0] != drawn[1]
+
+
 def test_a_worker_pays_for_its_neighbours_and_not_for_the_world() -> None:
     for size in (21, 85, 128):
         world = World(size)
