@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.admission.proofs import catalogue, golden, nvidia, snp, tdx
+from ringfence.admission.proofs.tdx_collateral import Collateral
 from ringfence.cli import main
 from ringfence.cli.evidence import collect
 from ringfence.errors import ConfigurationError
@@ -305,6 +306,66 @@ def test_collateral_is_fetched_from_the_service_that_is_named(
     assert code == 0, output
     assert "FMSPC b0c06f000000, good until 2025-07-19" in output
     assert run(capsys, "verify", *QUOTE, "--collateral", out)[0] == 0
+
+
+def test_collateral_is_refreshed_in_place_and_never_by_an_older_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A month later the same command replaces the file; the policy that lists it goes on."""
+    mint = foundry()
+    quote, out = tmp_path / "quote", tmp_path / "b0c06f000000.json"
+    quote.write_bytes(mint.quote(DATA))
+    old, new = mint.collateral(age=29, days=1), mint.collateral(number=18)
+
+    def fetch(found: Collateral) -> tuple[int, str]:
+        with service(found.text) as address:
+            return run(capsys, "collateral", str(quote), "--service", address, "--out", str(out))
+
+    for each in (old, new, new):
+        assert fetch(each)[0] == 0
+        assert Collateral.parse(out.read_bytes()).next_update == each.next_update
+    _, measured = run(capsys, "measure", str(quote))
+    assert ringfence("policy", "check", str(policy_from(measured, tmp_path))).returncode == 0
+    code, output = fetch(old)
+    assert (code, "older tcb_info and qe_identity and root_ca_crl and pck_crl" in output) == (2, True)
+    assert Collateral.parse(out.read_bytes()).next_update == new.next_update
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        (foundry().collateral(fmspc="00a06d080000").text, "is for FMSPC 00a06d080000 of the platform CA, and what was"),
+        (foundry().collateral(ca="processor").text, "is for FMSPC b0c06f000000 of the processor CA, and what was"),
+        ("my notes", "exists and is not a collateral file: name another file"),
+    ],
+)
+def test_collateral_replaces_nothing_else(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, held: str, reason: str
+) -> None:
+    mint = foundry()
+    quote, out = tmp_path / "quote", tmp_path / "out.json"
+    quote.write_bytes(mint.quote(DATA))
+    out.write_text(held)
+    with service(mint.collateral().text) as address:
+        code, output = run(capsys, "collateral", str(quote), "--service", address, "--out", str(out))
+    assert (code, reason in output) == (2, True)
+    assert out.read_text() == held
+
+
+def test_two_files_for_one_platform_are_refused_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mint = foundry()
+    quote, new, old = (tmp_path / name for name in ("quote", "new.json", "old.json"))
+    quote.write_bytes(mint.quote(DATA))
+    new.write_text(mint.collateral(number=18, is_revoked=True).text)
+    old.write_text(mint.collateral(age=28).text)
+    for pair in ((new, old), (old, new)):
+        code, output = run(capsys, "verify", str(quote), "--collateral", str(pair[0]), "--collateral", str(pair[1]))
+        assert (code, f"keep {new}, which is newer, and list {old} no longer" in output) == (2, True)
+    _, measured = run(capsys, "measure", str(quote))
+    policy = policy_from(measured.replace('"b0c06f000000.json"', '["old.json", "new.json"]'), tmp_path)
+    done = ringfence("policy", "check", str(policy))
+    assert done.returncode == 2
+    assert "keep new.json, which is newer, and list old.json no longer" in done.stderr
 
 
 def test_a_service_that_is_not_intels_cannot_make_collateral() -> None:

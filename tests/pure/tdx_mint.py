@@ -23,7 +23,8 @@ from tests.pure.tdx_records import FOLDER, RECORDS
 
 DAY = datetime.timedelta(days=1)
 SGX_EXTENSION = ObjectIdentifier("1.2.840.113741.1.13.1")
-ROOT, PLATFORM_CA, SIGNING = "Intel SGX Root CA", "Intel SGX PCK Platform CA", "Intel SGX TCB Signing"
+ROOT, SIGNING = "Intel SGX Root CA", "Intel SGX TCB Signing"
+CAS = {"platform": "Intel SGX PCK Platform CA", "processor": "Intel SGX PCK Processor CA"}
 HEADER, BODY = slice(0, 48), slice(48, 632)
 QE_REPORT = slice(636 + 64 + 64 + 6, 636 + 64 + 64 + 6 + 384)
 
@@ -52,18 +53,24 @@ class Foundry:
     def __init__(self) -> None:
         self._now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         self._recorded = RECORDS["dstack"].quote
-        keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(5)]
-        self._root_key, self._ca_key, self._pck_key, self._signing_key, self._attestation_key = keys
+        keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(6)]
+        self._root_key, self._pck_key, self._signing_key, self._attestation_key = keys[:4]
+        self._ca_keys = dict(zip(CAS, keys[4:], strict=True))
         self._root = self._certificate(ROOT, self._root_key, ROOT, self._root_key, is_ca=True)
-        self._ca = self._certificate(PLATFORM_CA, self._ca_key, ROOT, self._root_key, is_ca=True)
+        self._cas = {
+            each: self._certificate(CAS[each], self._ca_keys[each], ROOT, self._root_key, is_ca=True) for each in CAS
+        }
         self._signing = self._certificate(SIGNING, self._signing_key, ROOT, self._root_key, is_ca=False)
         chain = dcap_qvl.parse_quote(self._recorded).cert_chain_pem_bytes()
         assert chain is not None
         platform = x509.load_pem_x509_certificate(chain).extensions.get_extension_for_oid(SGX_EXTENSION).value
         assert isinstance(platform, x509.UnrecognizedExtension)
-        self._pck = self._certificate(
-            "Intel SGX PCK Certificate", self._pck_key, PLATFORM_CA, self._ca_key, is_ca=False, platform=platform
-        )
+        self._pcks = {
+            each: self._certificate(
+                "Intel SGX PCK Certificate", self._pck_key, CAS[each], key, is_ca=False, platform=platform
+            )
+            for each, key in self._ca_keys.items()
+        }
 
     @property
     def root(self) -> bytes:
@@ -74,20 +81,41 @@ class Foundry:
         body = tdx_quote.read(self._recorded)
         return Rules((body.mrtd,), tuple((each,) for each in body.rtmrs), (self.collateral(),))
 
-    def collateral(self, *, status: str | None = None, is_revoked: bool = False) -> Collateral:
-        """Today's. `status`: what it says of this platform's TCB; `is_revoked`: its PCK certificate is."""
+    def collateral(
+        self,
+        *,
+        status: str | None = None,
+        qe_status: str | None = None,
+        is_revoked: bool = False,
+        is_ca_revoked: bool = False,
+        ca: str = "platform",
+        fmspc: str | None = None,
+        number: int = 17,
+        age: int = 1,
+        days: int = 20,
+    ) -> Collateral:
+        """Collateral issued `age` days ago that expires in `days`.
+
+        `status` and `qe_status`: what it says of this platform's TCB and of its quoting enclave. `is_revoked` and
+        `is_ca_revoked`: its PCK certificate, or the authority of that, is. `number`: its evaluation data number.
+        """
         recorded = json.loads((FOLDER / RECORDS["dstack"].collateral_file).read_text())
-        info, identity = self._redated(recorded["tcb_info"]), self._redated(recorded["qe_identity"])
-        if status is not None:
-            levels = json.loads(info)
-            for level in levels["tcbLevels"]:
-                level |= {"tcbStatus": status, "advisoryIDs": ["INTEL-SA-00001"]}
-            info = json.dumps(levels, separators=(",", ":"))
+        info, identity = json.loads(recorded["tcb_info"]), json.loads(recorded["qe_identity"])
+        info["fmspc"] = fmspc or info["fmspc"]
+        issued, ends = self._now - age * DAY, self._now + days * DAY
+        for each, said in ((info, status), (identity, qe_status)):
+            each["tcbEvaluationDataNumber"] = number
+            each["issueDate"], each["nextUpdate"] = (f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in (issued, ends))
+            for level in each["tcbLevels"] if said else ():
+                level |= {"tcbStatus": said, "advisoryIDs": ["INTEL-SA-00001"]}
+        # The form must not change otherwise: it is what is signed.
+        info, identity = (json.dumps(each, separators=(",", ":")) for each in (info, identity))
         signing = pem(self._signing, self._root)
+        pcks, cas = [self._pcks[ca]] if is_revoked else [], list(self._cas.values()) if is_ca_revoked else []
         parts = {
-            "pck_crl_issuer_chain": pem(self._ca, self._root),
-            "root_ca_crl": self._revocations(ROOT, self._root_key).hex(),
-            "pck_crl": self._revocations(PLATFORM_CA, self._ca_key, [self._pck] if is_revoked else []).hex(),
+            "pck_crl_issuer_chain": pem(self._cas[ca], self._root),
+            "root_ca_crl": self._revocations(ROOT, self._root_key, cas, issued, ends).hex(),
+            "pck_crl": self._revocations(CAS[ca], self._ca_keys[ca], pcks, issued, ends).hex(),
             "tcb_info_issuer_chain": signing,
             "tcb_info": info,
             "tcb_info_signature": raw_signature(self._signing_key, info.encode()).hex(),
@@ -104,6 +132,7 @@ class Foundry:
         changes: Mapping[int, bytes] | None = None,
         service_td: bytes | None = None,
         key: ec.EllipticCurvePrivateKey | None = None,
+        ca: str = "platform",
     ) -> bytes:
         """A quote of version 4, or of version 5 with a `service_td`. `changes`: bytes at places of the body."""
         body = bytearray(self._recorded[BODY])
@@ -118,7 +147,7 @@ class Foundry:
         data = bytes(32)
         report = bytearray(self._recorded[QE_REPORT])
         report[320:384] = hashlib.sha256(raw_key(own) + data).digest() + bytes(32)
-        chain = pem(self._pck, self._ca, self._root).encode()
+        chain = pem(self._pcks[ca], self._cas[ca], self._root).encode()
         inner = bytes(report) + raw_signature(self._pck_key, bytes(report))
         inner += len(data).to_bytes(2, "little") + data
         inner += (5).to_bytes(2, "little") + len(chain).to_bytes(4, "little") + chain
@@ -126,26 +155,24 @@ class Foundry:
         outer += (6).to_bytes(2, "little") + len(inner).to_bytes(4, "little") + inner
         return signed + len(outer).to_bytes(4, "little") + outer
 
-    def _redated(self, text: str) -> str:
-        """Intel's words with today's date. The form must not change otherwise: it is what is signed."""
-        found = json.loads(text)
-        found["issueDate"] = (self._now - DAY).strftime("%Y-%m-%dT%H:%M:%SZ")
-        found["nextUpdate"] = (self._now + 20 * DAY).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return json.dumps(found, separators=(",", ":"))
-
     def _revocations(
-        self, issuer: str, key: ec.EllipticCurvePrivateKey, revoked: list[x509.Certificate] | None = None
+        self,
+        issuer: str,
+        key: ec.EllipticCurvePrivateKey,
+        revoked: list[x509.Certificate],
+        issued: datetime.datetime,
+        ends: datetime.datetime,
     ) -> bytes:
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(name(issuer))
-            .last_update(self._now - DAY)
-            .next_update(self._now + 30 * DAY)
+            .last_update(issued)
+            .next_update(ends)
             .add_extension(x509.CRLNumber(1), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
         )
-        for each in revoked or []:
-            entry = x509.RevokedCertificateBuilder().serial_number(each.serial_number).revocation_date(self._now - DAY)
+        for each in revoked:
+            entry = x509.RevokedCertificateBuilder().serial_number(each.serial_number).revocation_date(issued)
             builder = builder.add_revoked_certificate(entry.build())
         return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
 
@@ -166,7 +193,7 @@ class Foundry:
             .issuer_name(name(issuer))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(self._now - DAY)
+            .not_valid_before(self._now - 60 * DAY)
             .not_valid_after(self._now + 30 * DAY)
             .add_extension(x509.BasicConstraints(is_ca, None), critical=True)
             .add_extension(usage, critical=True)

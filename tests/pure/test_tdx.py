@@ -82,8 +82,8 @@ def test_collateral_that_claims_to_be_of_this_platform_is_refused() -> None:
     disguised = replace(other.collateral[0], fmspc=record.collateral[0].fmspc)
     with pytest.raises(AdmissionError, match="does not verify"):
         tdx.authenticate(record.quote, (disguised,), other.now)
-    both = (disguised, *record.collateral)
-    assert tdx.authenticate(record.quote, both, record.now).status == "UpToDate"
+    with pytest.raises(AdmissionError, match="both for FMSPC"):
+        tdx.authenticate(record.quote, (disguised, *record.collateral), record.now)
 
 
 def test_collateral_for_sgx_is_no_collateral_for_tdx() -> None:

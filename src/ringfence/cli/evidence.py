@@ -68,8 +68,9 @@ COLLATERAL = """\
 Fetch Intel's collateral for the platform of a TDX quote and write it to a file for the policy's [admit.tdx].
 
 It says which firmware is up to date and what is revoked, is signed by Intel, and is good for about 30 days: fetch it
-anew, and give every worker the same file, before it expires (`ringfence policy explain` says when). The service may be
-Intel's or a cache of your own (PCCS); it need not be trusted.
+anew into the same file, and give that to every worker, before it expires (`ringfence policy explain` says when). A policy
+lists one file for each platform, which is never replaced by an older one. The service may be Intel's or a cache of your
+own (PCCS); it need not be trusted.
 """
 
 COLLATERAL_EXAMPLES = """\
@@ -110,7 +111,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     collateral = action("collateral", "fetch what a TDX policy needs", COLLATERAL, COLLATERAL_EXAMPLES)
     collateral.add_argument("file", type=Path, metavar="FILE", help="evidence of a TDX guest, or a bare quote")
     collateral.add_argument("--service", required=True, metavar="URL", help="Intel's, or a cache of your own")
-    collateral.add_argument("--out", type=Path, metavar="FILE", required=True, help="where to write it")
+    collateral.add_argument(
+        "--out", type=Path, metavar="FILE", required=True, help="where to write it; replaces an older one"
+    )
     collateral.set_defaults(run=run_collateral)
 
 
@@ -169,7 +172,7 @@ def run_verify(options: argparse.Namespace) -> int:
     held = _held(options)
     wanted = _report_data(options.report_data) or held.report_data
     policy = load_policy(options.policy) if options.policy else None
-    collateral = [_content(path) for path in options.collateral]
+    collateral = {str(path): _content(path) for path in options.collateral}
     now = _moment(options.at)
     try:
         if policy is None:
@@ -192,7 +195,7 @@ def run_measure(options: argparse.Namespace) -> int:
     from ringfence.cli.evidence_views import look, look_unverified
 
     held = _held(options)
-    collateral = [_content(path) for path in options.collateral]
+    collateral = {str(path): _content(path) for path in options.collateral}
     try:
         view = look_unverified(held, collateral) or look(held, held.report_data, collateral, _moment(options.at))
     except AdmissionError as error:
@@ -213,9 +216,15 @@ def run_collateral(options: argparse.Namespace) -> int:
     if held.kind != "tdx":
         raise ConfigurationError(f"{options.file} is evidence of kind {held.kind}; only TDX needs collateral")
     found = collateral.fetch(held.proof, options.service)
+    if options.out.exists():
+        collateral.check_refresh(found, _content(options.out), str(options.out))
     _write(options.out, found.text)
     if options.json:
-        print(json.dumps({"file": str(options.out), "fmspc": found.fmspc, "next_update": found.next_update}))
+        print(
+            json.dumps(
+                {"file": str(options.out), "fmspc": found.fmspc, "ca": found.ca, "next_update": found.next_update}
+            )
+        )
     else:
         print(f"Wrote the collateral for FMSPC {found.fmspc}, good until {found.next_update}, to {options.out}.")
     return 0

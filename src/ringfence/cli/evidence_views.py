@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringfence.admission.proofs import nvidia, snp, tdx, tdx_quote
 from ringfence.admission.proofs.snp_report import Product, Report, Tcb
-from ringfence.admission.proofs.tdx_collateral import Collateral
+from ringfence.admission.proofs.tdx_collateral import Collateral, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import measure
 from ringfence.evidence.file import Held
@@ -25,7 +25,7 @@ class View:
     why_not: str = ""
 
 
-def look(held: Held, report_data: bytes, collateral: Sequence[bytes], now: float) -> View:
+def look(held: Held, report_data: bytes, collateral: Mapping[str, bytes], now: float) -> View:
     """Verify evidence, whatever it says. Raises AdmissionError if it does not verify."""
     if held.kind == "nvidia":
         return _gpus(held, report_data, now)
@@ -42,7 +42,7 @@ def look(held: Held, report_data: bytes, collateral: Sequence[bytes], now: float
     return view
 
 
-def look_unverified(held: Held, collateral: Sequence[bytes]) -> View | None:
+def look_unverified(held: Held, collateral: Mapping[str, bytes]) -> View | None:
     """What evidence says that cannot be verified with what is at hand; None if it can."""
     if held.kind == "tdx" and not collateral:
         body = tdx_quote.read(held.proof)
@@ -140,8 +140,11 @@ def _unverified(view: View, why: str) -> View:
     return View(view.title, view.claims, view.toml, is_verified=False, why_not=why)
 
 
-def _parse(collateral: Sequence[bytes]) -> tuple[Collateral, ...]:
+def _parse(collateral: Mapping[str, bytes]) -> tuple[Collateral, ...]:
+    """Of files by their names."""
     try:
-        return tuple(Collateral.parse(each) for each in collateral)
+        found = tuple(Collateral.parse(content, name) for name, content in collateral.items())
+        check_agreement(found)
+        return found
     except ValueError as error:
         raise ConfigurationError(f"--collateral: {error}") from None

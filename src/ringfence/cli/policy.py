@@ -172,7 +172,8 @@ def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
         for collateral in rules.collateral:
             with contextlib.suppress(ValueError):  # a date that cannot be read is refused when it is judged by
                 end = datetime.datetime.fromisoformat(collateral.next_update).timestamp()
-                yield f"TDX collateral for platforms {collateral.fmspc}, until {collateral.next_update}", end
+                name = f"TDX collateral for platforms {collateral.fmspc} of the {collateral.ca} CA"
+                yield f"{name}, until {collateral.next_update}", end
     elif isinstance(rules, snp.Rules):
         for revoked in rules.revoked:
             yield f"{revoked.describe()}, until {revoked.end:%Y-%m-%d}", revoked.end.timestamp()

@@ -37,6 +37,27 @@ def fetch(quote: bytes, service: str, seconds: float = SECONDS) -> Collateral:
         raise ConfigurationError(f"{service} gave no collateral: {' '.join(str(error).split())[:300]}") from None
 
 
+def check_refresh(found: Collateral, content: bytes, name: str) -> None:
+    """That what was fetched may take the place of a file's content. Raises ConfigurationError.
+
+    A service that is not trusted cannot forge collateral, but can answer with what Intel signed earlier.
+    """
+    try:
+        held = Collateral.parse(content, name)
+    except ValueError:
+        raise ConfigurationError(f"{name} exists and is not a collateral file: name another file") from None
+    if (held.fmspc, held.ca) != (found.fmspc, found.ca):
+        raise ConfigurationError(
+            f"{name} is for FMSPC {held.fmspc} of the {held.ca} CA, and what was fetched is for FMSPC {found.fmspc} of "
+            f"the {found.ca} CA: name another file"
+        )
+    older = [new.name for new, old in zip(found.parts, held.parts, strict=True) if new.order < old.order]
+    if older:
+        raise ConfigurationError(
+            f"the service gave an older {' and '.join(older)} than {name} holds, which is as it was: ask another service"
+        )
+
+
 def _asked(quote: bytes, service: str, seconds: float) -> str:
     """What the other process was given; ValueError is why it was not."""
     done = subprocess.run(  # noqa: S603 (our own interpreter and module)

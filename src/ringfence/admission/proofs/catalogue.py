@@ -6,14 +6,14 @@ takes besides (the roots that tests mint evidence under) no policy can reach.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Verifier, policy_digest
 from ringfence.admission.proofs import bundle, certificate, nvidia, secret, snp, tdx, token
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.errors import ConfigurationError
+from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.policy.file import PolicyFile, ReadRules, Rule, read_policy
 from ringfence.policy.table import Read
 
@@ -39,7 +39,21 @@ KINDS: Final[dict[str, Kind]] = {
 
 def read(text: bytes, files: Read, where: str = "the policy") -> PolicyFile:
     """Read a policy file that may ask for any kind of proof."""
-    return read_policy(text, files, {name: kind.read_rules for name, kind in KINDS.items()}, where)
+    file = read_policy(text, files, {name: kind.read_rules for name, kind in KINDS.items()}, where)
+    try:
+        shared = iter(tdx.share_collateral([found for rule in file.rules for found in _tdx_rules(rule)]))
+    except ValueError as error:
+        raise PolicyError(f"{where}: collateral: {error}") from None
+    return replace(file, rules=tuple(_with_tdx_rules(rule, shared) for rule in file.rules))
+
+
+def _tdx_rules(rule: Rule) -> list[tdx.Rules]:
+    return [rules for _, rules in rule.proofs if isinstance(rules, tdx.Rules)]
+
+
+def _with_tdx_rules(rule: Rule, others: Iterator[tdx.Rules]) -> Rule:
+    proofs = ((name, next(others) if isinstance(rules, tdx.Rules) else rules) for name, rules in rule.proofs)
+    return replace(rule, proofs=tuple(proofs))
 
 
 def digest_of(file: PolicyFile) -> bytes:

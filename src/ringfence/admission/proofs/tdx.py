@@ -6,8 +6,8 @@ proof = the quote, without padding. Its REPORTDATA is the binding. Signatures, T
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs import tdx_quote
-from ringfence.admission.proofs.tdx_collateral import Collateral
+from ringfence.admission.proofs.tdx_collateral import Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.policy.table import Table
 
@@ -53,6 +53,9 @@ class Rules:
     mr_config_id: tuple[bytes, ...] = ()  #   empty: any
     mr_owner: tuple[bytes, ...] = ()  #       empty: any
     mr_owner_config: tuple[bytes, ...] = ()  # empty: any
+    listed: tuple[
+        Collateral, ...
+    ] = ()  #    by other rules of the policy: it admits no platform here, and may refuse one
 
     def content(self) -> bytes:
         """The rules in one form, whatever the order of the policy's lists."""
@@ -80,7 +83,8 @@ class Rules:
         if self.advisories:
             lines.append("and which, if it is not up to date, has no advisory but " + ", ".join(self.advisories))
         for each in self.collateral:
-            lines.append(f"judged by Intel's collateral for FMSPC {each.fmspc}, good until {each.next_update}")
+            platform = f"FMSPC {each.fmspc} of the {each.ca} CA"
+            lines.append(f"verified with Intel's collateral for {platform}, good until {each.next_update}")
         return lines
 
 
@@ -95,7 +99,7 @@ def read_rules(table: Table) -> Rules:
     rules = Rules(
         mrtd=table.hexes("mrtd", size),
         rtmrs=tuple(values or () for values in pinned.values()),
-        collateral=tuple(_collateral(table, each) for each in table.files("collateral")),
+        collateral=_collateral(table, table.texts("collateral"), table.files("collateral")),
         statuses=table.texts("tcb_status", (UP_TO_DATE,), allowed=STATUSES),
         advisories=table.texts("advisories", ()),
         mr_config_id=table.hexes("mr_config_id", size, ()),
@@ -106,11 +110,21 @@ def read_rules(table: Table) -> Rules:
     return rules
 
 
-def _collateral(table: Table, content: bytes) -> Collateral:
+def _collateral(table: Table, names: Sequence[str], contents: Sequence[bytes]) -> tuple[Collateral, ...]:
     try:
-        return Collateral.parse(content)
+        return tuple(Collateral.parse(content, name) for name, content in zip(names, contents, strict=True))
     except ValueError as error:
         raise table.error(f"collateral: {error}; {FETCH}") from None
+
+
+def share_collateral(all_rules: Sequence[Rules]) -> list[Rules]:
+    """The TDX rules of one policy, each with the collateral of all. Raises ValueError if files contradict each other.
+
+    Any rule admits: so a revocation in a file that only another rule lists must count here as well.
+    """
+    listed = tuple(dict.fromkeys(each for rules in all_rules for each in rules.collateral))
+    check_agreement(listed)
+    return [replace(rules, listed=listed) for rules in all_rules]
 
 
 # -- the verdict ----------------------------------------------------------------------------------------------------
@@ -132,31 +146,43 @@ def pinned_root() -> bytes:
     return x509.load_pem_x509_certificate(roots.read("intel-sgx-root.pem")).public_bytes(Encoding.DER)
 
 
-def authenticate(quote: bytes, collateral: tuple[Collateral, ...], now: float, *, root: bytes | None = None) -> Claims:
-    """The quote is Intel's word about a TD, whatever that TD is, on a platform whatever its state. Or AdmissionError."""
+def authenticate(
+    quote: bytes,
+    collateral: tuple[Collateral, ...],
+    now: float,
+    *,
+    listed: tuple[Collateral, ...] = (),
+    root: bytes | None = None,
+) -> Claims:
+    """The quote is Intel's word about a TD, whatever that TD is, on a platform whatever its state. Or AdmissionError.
+
+    The platform must have a file in `collateral`. Each part of it is the newest of all in `collateral` and `listed`.
+    """
     library = load_library()
     body = tdx_quote.read(quote)
     _check_attributes(body)
     try:
-        fmspc = asked(library.parse_quote, quote).fmspc().lower()
+        check_agreement((*collateral, *listed))
+    except ValueError as error:  # no policy file leads here: it is refused when it is read
+        raise AdmissionError(f"collateral: {error}", told="the collateral of the policy contradicts itself") from None
+    try:
+        parsed = asked(library.parse_quote, quote)
+        fmspc, ca = parsed.fmspc().lower(), parsed.ca()
     except ValueError as error:
         raise AdmissionError(f"the quote cannot be read: {_short(error)}") from None
-    fitting = [each for each in collateral if each.fmspc == fmspc]
-    if not fitting:
-        known = ", ".join(each.fmspc for each in collateral) or "none"
-        told = f"there is no collateral for its platform, FMSPC {fmspc}"
+    own = next((each for each in collateral if (each.fmspc, each.ca) == (fmspc, ca)), None)
+    if own is None:
+        known = ", ".join(f"{each.fmspc} of the {each.ca} CA" for each in collateral) or "none"
+        told = f"there is no collateral for its platform, FMSPC {fmspc} of the {ca} CA"
         raise AdmissionError(f"{told} (there is: {known}); {FETCH}", told=told)
-    reason = ""
-    for each in fitting:  # there are two where a platform's keys come from two authorities
-        try:
-            terms = asked(library.QuoteCollateralV3.from_json, each.text)
-            verified = asked(library.verify_with_root_ca, quote, terms, root or pinned_root(), int(now))
-        except ValueError as error:
-            reason = _short(error)
-            continue
-        return Claims(body, fmspc, verified.status, tuple(verified.advisory_ids))
-    hint = f"; its collateral must be of this month: {FETCH}" if "expired" in reason.lower() else ""
-    raise AdmissionError(f"the quote does not verify: {reason}{hint}")
+    try:
+        terms = asked(library.QuoteCollateralV3.from_json, assemble(own, (*collateral, *listed)))
+        verified = asked(library.verify_with_root_ca, quote, terms, root or pinned_root(), int(now))
+    except ValueError as error:
+        reason = _short(error)
+        hint = f"; its collateral must be of this month: {FETCH}" if "expired" in reason.lower() else ""
+        raise AdmissionError(f"the quote does not verify: {reason}{hint}") from None
+    return Claims(body, fmspc, verified.status, tuple(verified.advisory_ids))
 
 
 def _check_attributes(body: tdx_quote.Body) -> None:
@@ -197,7 +223,7 @@ def check(claims: Claims, rules: Rules) -> None:
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, root: bytes | None = None) -> Claims:
     """Judge a proof for the 64 bytes that it must be about. `root` is for tests: no policy reaches it."""
     _check_report_data(tdx_quote.read(proof), report_data)  # before the work that a recorded quote could cause
-    claims = authenticate(proof, rules.collateral, now, root=root)
+    claims = authenticate(proof, rules.collateral, now, listed=rules.listed, root=root)
     check(claims, rules)
     _check_report_data(claims.body, report_data)  # and again of what has verified, which is what counts
     return claims

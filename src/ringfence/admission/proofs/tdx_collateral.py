@@ -2,19 +2,24 @@
 
 It comes from files that the policy names; `ringfence evidence collateral` fetches them. Being signed by Intel, it need not
 be fetched from Intel; being part of the policy, it is the same for all workers, and nobody can show an older one.
+
+A file has four parts, and files share some: the quoting enclave's identity and the root's list of revoked certificates are
+the same for all platforms. Of each part the newest that a policy lists is used, whichever file holds it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.x509.oid import NameOID
 
 KEYS: Final = frozenset(
     {
@@ -29,41 +34,140 @@ KEYS: Final = frozenset(
         "qe_identity_signature",
     }
 )
+_AUTHORITIES: Final = {"Intel SGX PCK Platform CA": "platform", "Intel SGX PCK Processor CA": "processor"}
 _MESSAGE_CHARACTERS: Final = 500  # libraries quote what they could not read, however long it is
 
 
 @dataclass(frozen=True)
+class Part:
+    """One signed statement of a collateral file, with its signature and the certificates of its signer."""
+
+    name: str
+    about: str  #                             the FMSPC or the authority that it is about; empty: all platforms
+    order: tuple[int, datetime, int]  #       greater: newer. Its number, when it was issued, how much it revokes
+    end: datetime
+    texts: tuple[tuple[str, str], ...]  #     as they stand in the file
+    said: str = ""  #                         what is signed, but for lists of revoked certificates
+    revoked: frozenset[int] = frozenset()  #  serial numbers
+
+
+@dataclass(frozen=True)
 class Collateral:
-    """For one kind of platform, which its FMSPC names."""
+    """For one kind of platform, which its FMSPC names, with PCK certificates of one authority."""
 
     text: str
     fmspc: str  #       12 hexadecimal digits, lower case
-    next_update: str  # when the first part of it expires
+    ca: str  #          "platform" or "processor"
+    parts: tuple[Part, ...]
+    source: str = field(default="this collateral", compare=False)  # the file's name, for messages
 
     @classmethod
-    def parse(cls, content: bytes) -> Collateral:
+    def parse(cls, content: bytes, source: str = "this collateral") -> Collateral:
         """Raises ValueError. That it is Intel's is checked when a quote is."""
         text = content.decode("utf-8")
         try:
             found = json.loads(text)
-            if not isinstance(found, dict) or set(found) != KEYS:
+            if not isinstance(found, dict) or set(found) != KEYS or not all(isinstance(v, str) for v in found.values()):
                 raise ValueError("it must hold " + ", ".join(sorted(KEYS)))
             info, identity = json.loads(found["tcb_info"]), json.loads(found["qe_identity"])
             if info["id"] != "TDX" or not isinstance(info["fmspc"], str):
                 raise ValueError("collateral that is not for TDX")
-            ends = [datetime.fromisoformat(each["nextUpdate"]) for each in (info, identity)]
-            ends += [_end_of_list(found[name]) for name in ("root_ca_crl", "pck_crl")]
-            return cls(text, info["fmspc"].lower(), f"{min(ends):%Y-%m-%dT%H:%M:%SZ}")
+            fmspc, ca = info["fmspc"].lower(), _authority(found["pck_crl"])
+            parts = (
+                _statement(found, "tcb_info", fmspc, info),
+                _statement(found, "qe_identity", "", identity),
+                _revocations(found, "root_ca_crl", ""),
+                _revocations(found, "pck_crl", ca),
+            )
+            min(each.end for each in parts)  # TypeError: a time without a zone
+            return cls(text, fmspc, ca, parts, source)
         except (ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
             name = "" if type(error) is ValueError else f"{type(error).__name__} "
             raise ValueError(f"not a collateral file: {name}{error}"[:_MESSAGE_CHARACTERS]) from None
+
+    @property
+    def next_update(self) -> str:
+        """When the first part of it expires."""
+        return f"{min(each.end for each in self.parts):%Y-%m-%dT%H:%M:%SZ}"
 
     @cached_property
     def digest(self) -> bytes:
         return hashlib.sha256(self.text.encode()).digest()
 
 
-def _end_of_list(digits: Any) -> datetime:
-    """When a list of revoked certificates expires."""
-    end = x509.load_der_x509_crl(bytes.fromhex(digits)).next_update_utc
-    return end or datetime.max.replace(tzinfo=UTC)
+def check_agreement(listed: Iterable[Collateral]) -> None:
+    """That no file contradicts another. Raises ValueError, which names two files and says what to do.
+
+    Each platform has one file, so that no older one admits what a newer one refuses. And the newest list of revoked
+    certificates revokes all that the older ones do: with it in use, what any listed file revokes is revoked.
+    """
+    platforms: dict[tuple[str, str], Collateral] = {}
+    newest: dict[tuple[str, str], tuple[Part, Collateral]] = {}
+    for each in listed:
+        other = platforms.setdefault((each.fmspc, each.ca), each)
+        if other != each:
+            keep, drop = (each, other) if each.parts[0].order > other.parts[0].order else (other, each)
+            raise ValueError(
+                f"{other.source} and {each.source} are both for FMSPC {each.fmspc} and the {each.ca} CA: "
+                f"keep {keep.source}, which is newer, and list {drop.source} no longer"
+            )
+        for part in each.parts:
+            known = newest.setdefault((part.name, part.about), (part, each))
+            (old, old_file), (new, new_file) = sorted((known, (part, each)), key=lambda one: one[0].order)
+            if not old.revoked <= new.revoked:
+                raise ValueError(
+                    f"{part.name} of {old_file.source} revokes certificates that that of {new_file.source} does not: "
+                    "fetch both again"
+                )
+            if old.order == new.order and old.said != new.said:
+                raise ValueError(
+                    f"{part.name} of {old_file.source} and that of {new_file.source} differ and have one number and "
+                    "date: fetch both again"
+                )
+            newest[part.name, part.about] = (new, new_file)
+
+
+def assemble(own: Collateral, listed: Iterable[Collateral]) -> str:
+    """The collateral for the platforms of `own`, with the newest of each part that is listed: newest, not newest valid."""
+    parts = [part for each in listed for part in each.parts]
+    texts: dict[str, str] = {}
+    for mine in own.parts:
+        fitting = (each for each in parts if (each.name, each.about) == (mine.name, mine.about))
+        texts |= max((mine, *fitting), key=lambda part: part.order).texts
+    return json.dumps(texts)
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def _authority(digits: str) -> str:
+    """Whose PCK certificates a list revokes."""
+    names = x509.load_der_x509_crl(bytes.fromhex(digits)).issuer.get_attributes_for_oid(NameOID.COMMON_NAME)
+    found = _AUTHORITIES.get(str(names[0].value)) if len(names) == 1 else None
+    if found is None:
+        raise ValueError("pck_crl is of no authority for PCK certificates")
+    return found
+
+
+def _statement(found: dict[str, str], name: str, about: str, said: Any) -> Part:
+    number = said["tcbEvaluationDataNumber"]
+    if type(number) is not int:
+        raise ValueError(f"{name} whose tcbEvaluationDataNumber is no number")
+    begin, end = (datetime.fromisoformat(said[key]) for key in ("issueDate", "nextUpdate"))
+    if begin.tzinfo is None:
+        raise ValueError(f"{name} whose issueDate has no time zone")
+    keys = (name, f"{name}_signature", f"{name}_issuer_chain")
+    return Part(name, about, (number, begin, 0), end, tuple((key, found[key]) for key in keys), said=found[name])
+
+
+def _revocations(found: dict[str, str], name: str, about: str) -> Part:
+    revoked = x509.load_der_x509_crl(bytes.fromhex(found[name]))
+    try:
+        number = revoked.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except x509.ExtensionNotFound:
+        number = 0
+    serials = frozenset(each.serial_number for each in revoked)
+    keys = (name,) if name == "root_ca_crl" else (name, f"{name}_issuer_chain")
+    end = revoked.next_update_utc or datetime.max.replace(tzinfo=UTC)
+    order = (number, revoked.last_update_utc, len(serials))
+    return Part(name, about, order, end, tuple((key, found[key]) for key in keys), revoked=serials)
