@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from functools import cache
 
@@ -10,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence.admission.proofs import catalogue, golden, jose, nvidia, snp, tdx, token
 from ringfence.admission.proofs.snp_revocation import RevocationList, check, objection
-from ringfence.admission.proofs.tdx_collateral import Collateral
+from ringfence.admission.proofs.tdx_collateral import KEYS, Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.file import explain
 from ringfence.policy.table import parse
@@ -26,6 +27,13 @@ WORDS = (
     b"nvidia", b"token", b"ca", b"ids", b"trust_domain", b"golden", b"gpus", b"keys", b"issuer", b"claims", b"mrtd",
     b"measurement", b'"90s"', b'"24h"', b"\\u0000", b"\\ud800",
 )  # fmt: skip
+SNP_RULES = """vmpl = 0
+allow_provisional_firmware = true
+require_alias_check = false
+mitigations = { milan = 0x5, turin = 1 }
+minimum_tcb.milan = { bootloader = 4, tee = 0, snp = 24, microcode = 219 }
+minimum_tcb.turin = { fmc = 1, bootloader = 4, tee = 0, snp = 24, microcode = 219 }
+"""
 TEXT = """version = 1
 min_workers = 8
 max_epoch_age = "24h"
@@ -75,7 +83,9 @@ def _read(path: str, limit: int) -> bytes:
 
 
 def _policies() -> list[bytes]:
-    return [TEXT.encode(), b"version = 1\n[[admit]]\n[admit.secret]\n"]
+    tables = [each.partition(b"\n") for each in _tables()]
+    hardware = b"".join(b"[[admit]]\n[admit.%s]\n%s" % (kind, text) for kind, _, text in tables[2:])
+    return [TEXT.encode(), b"version = 1\n[[admit]]\n[admit.secret]\n", b"version = 1\n" + 2 * hardware]
 
 
 def _read_policy(data: bytes) -> None:
@@ -94,7 +104,7 @@ def _tables() -> list[bytes]:
         b"nvidia\n" + inner[0].encode(),
         b"token\n" + inner[1].split("[[admit]]")[0].encode(),
         f'tdx\nmrtd = "{"00" * 48}"\n{registers}\ncollateral = "collateral.json"\n'.encode(),
-        f'snp\nmeasurement = "{"00" * 48}"\nvmpl = 0\n[minimum_tcb.milan]\nsnp = 1\n'.encode(),
+        f'snp\nmeasurement = "{"00" * 48}"\n{SNP_RULES}'.encode(),
     ]
 
 
@@ -134,6 +144,16 @@ def _collaterals() -> list[bytes]:
     return [(tdx_records.FOLDER / each.collateral_file).read_bytes() for each in tdx_records.RECORDS.values()]
 
 
+def _read_collateral(data: bytes) -> None:
+    """What was read can be put together with what was recorded, or contradicts it."""
+    found, recorded = Collateral.parse(data, "the file"), tdx_records.RECORDS["near"].collateral[0]
+    assert found.next_update.isascii() and len(found.digest) == 32
+    with contextlib.suppress(ValueError):
+        check_agreement((found, recorded))
+    for one, other in ((found, recorded), (recorded, found)):
+        assert set(json.loads(assemble(one, (other,)))) == KEYS
+
+
 @cache
 def _revoked() -> list[bytes]:
     lists = [snp_mint.foundry(product).revoked(*range(2, 5)) for product in ("milan", "turin")]
@@ -147,7 +167,7 @@ def _read_revoked(data: bytes) -> None:
     same = found.list.tbs_certlist_bytes == RevocationList(_revoked()[0]).list.tbs_certlist_bytes  # what is signed
     assert same or objection(found, [line.root], time.time()) is not None, "a changed list was believed"
     with contextlib.suppress(AdmissionError):
-        check([found], line.root, line.vcek_signer, "Milan", time.time())
+        check([found], [found], line.root, line.vcek_signer, "Milan", time.time())
 
 
 TARGETS = (
@@ -158,5 +178,5 @@ TARGETS = (
         "key-set", _key_sets, _read_keys, REFUSED, bounded=1000, words=(b'"kty"', b'"oct"', b'"d"', b'"e"', b"null")
     ),
     Target("revoked", _revoked, _read_revoked, (ValueError,), bounded=500),
-    Target("collateral", _collaterals, Collateral.parse, (ValueError,), bounded=500, longest=32768),
+    Target("collateral", _collaterals, _read_collateral, (ValueError,), bounded=500, longest=32768),
 )

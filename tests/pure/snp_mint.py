@@ -23,6 +23,8 @@ PSS = padding.PSS(padding.MGF1(hashes.SHA384()), 48)
 OIDS = {"bootloader": "3.1", "tee": "3.2", "snp": "3.3", "microcode": "3.8", "fmc": "3.9"}
 MEASUREMENT = bytes(range(48))
 CPU = {"milan": (0x19, 0x01), "genoa": (0x19, 0x11), "turin": (0x1A, 0x02)}
+CURRENT, REPORTED, COMMITTED, LAUNCH = 0x38, 0x180, 0x1E0, 0x1F0  # where a report's TCB versions are
+PLATFORM_INFO, ALIAS_CHECK = 0x40, 1 << 5
 VERSIONS = {"fmc": 1, "bootloader": 4, "tee": 0, "snp": 24, "microcode": 219}
 
 
@@ -88,16 +90,15 @@ class Foundry:
     ) -> bytes:
         """A signed report of version 5. `changes`: bytes to put at places before it is signed."""
         raw = bytearray(REPORT_BYTES)
-        tcb = bytearray(8)
-        for part, place in zip(self.product.tcb_parts, self.product.tcb_places, strict=True):
-            tcb[place] = versions[part]
+        tcb = self.tcb(versions)
         fields = {
+            **dict.fromkeys((CURRENT, REPORTED, COMMITTED, LAUNCH), tcb),
+            PLATFORM_INFO: bytes([ALIAS_CHECK]),
             0x00: (5).to_bytes(4, "little"),
             0x08: (0x30000).to_bytes(8, "little"),
             0x34: (1).to_bytes(4, "little"),
             0x50: report_data,
             0x90: MEASUREMENT,
-            0x180: bytes(tcb),
             0x188: bytes(CPU[self.product.name]),
             0x1A0: self.chip.ljust(64, b"\0"),
             **(changes or {}),
@@ -106,6 +107,13 @@ class Foundry:
             raw[place : place + len(value)] = value
         r, s = decode_dss_signature((key or self.chip_key).sign(bytes(raw[:SIGNED_BYTES]), ec.ECDSA(hashes.SHA384())))
         raw[0x2A0:0x330] = r.to_bytes(72, "little") + s.to_bytes(72, "little")
+        return bytes(raw)
+
+    def tcb(self, versions: Mapping[str, int]) -> bytes:
+        """The 8 bytes of a TCB_VERSION."""
+        raw = bytearray(8)
+        for part, place in zip(self.product.tcb_parts, self.product.tcb_places, strict=True):
+            raw[place] = versions[part]
         return bytes(raw)
 
     def revoked(

@@ -388,6 +388,10 @@ def test_a_policy_that_cannot_be_meant_is_refused(text: str, reason: str) -> Non
         {"allow_cxl": True},
         {"require_single_socket": True},
         {"require_ciphertext_hiding": True},
+        {"allow_provisional_firmware": True},
+        {"require_alias_check": False},
+        {"mitigations": (("milan", 1),)},
+        {"revoked": (foundry().revoked(),)},
     ],
 )
 def test_every_rule_is_in_the_content_and_is_explained(change: dict[str, object]) -> None:

@@ -103,3 +103,29 @@ def test_a_file_that_is_no_list_is_an_error_of_the_policy(tmp_path: Path, conten
     with pytest.raises(PolicyError, match=r"crl: not a list of revoked certificates.*kdsintf") as caught:
         catalogue.read(policy(tmp_path, '"a.crl"'), lambda name, limit: content)
     assert len(str(caught.value)) < 500
+
+
+def test_what_a_list_of_another_rule_revokes_is_refused() -> None:
+    """Any rule admits, so one that names no list, or an older one, would admit what the other rule refuses."""
+    mint = foundry("milan")
+    good, bad = mint.revoked(days=(-9, 30)), mint.revoked(1)
+    files = {"good.crl": good.raw, "bad.crl": bad.raw}
+    values = ", ".join(f"{part} = {value}" for part, value in mint.rules.minimum_tcb[0][1].parts)
+    table = f'[[admit]]\n[admit.snp]\nmeasurement = "{MEASUREMENT.hex()}"\nminimum_tcb.milan = {{ {values} }}\n'
+    proof = snp.encode(mint.report(DATA), mint.certificate())
+    for first in ("", 'crl = "good.crl"\n'):
+        policy = catalogue.read(
+            f'version = 1\n{table}{first}{table}crl = "bad.crl"\n'.encode(), lambda path, limit: files[path]
+        )
+        for rule in policy.rules:
+            rules = rule.proofs[0][1]
+            assert isinstance(rules, snp.Rules)
+            with pytest.raises(AdmissionError, match="AMD has revoked"):
+                snp.verify(proof, DATA, rules, time.time(), known=mint.roots)
+
+
+def test_a_rule_without_a_list_needs_none_for_its_own_product_line() -> None:
+    mint, turin = foundry("milan"), foundry("turin")
+    proof = snp.encode(mint.report(DATA), mint.certificate())
+    rules = replace(mint.rules, listed=(turin.revoked(1),))
+    assert snp.verify(proof, DATA, rules, time.time(), known=mint.roots).product.name == "milan"

@@ -104,6 +104,8 @@ def _snp(report: Report, products: Sequence[Product], tcb: Tcb | None, provider:
         "report data": report.report_data.hex(),
         "guest policy": f"{policy.bits:#x}: allows {', '.join(allowed) or 'nothing'}",
         "vmpl": str(report.vmpl),
+        "memory aliases": "checked, none found" if report.has_checked_aliases else "not said to be checked",
+        "mitigations": f"{report.launch_mitigations:#x} at launch, {report.current_mitigations:#x} now",
         "chip": report.chip_id.hex(),
     }
     if tcb is not None:

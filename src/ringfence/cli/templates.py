@@ -44,6 +44,8 @@ unpinned = ["rtmr3"]       # registers whose value does not matter
 measurement = ["FILL IN"]
 # allow_smt = true
 # vlek_providers = []
+# require_alias_check = true            # the answer to BadRAM; reports of version 2 cannot say it
+# allow_provisional_firmware = false    # firmware that the host can still take back
 [admit.snp.minimum_tcb]    # a product line that is not named here is not admitted
 genoa = {{ bootloader = "FILL IN", tee = "FILL IN", snp = "FILL IN", microcode = "FILL IN" }}
 """,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from ringfence.admission.proofs import golden, nvidia, tdx, tdx_quote
 from ringfence.admission.proofs.snp_report import Product, Report
+
+_TOML_BITS: Final = (1 << 63) - 1  # of a vector of 64, as TOML's numbers have a sign
 
 
 def snp_table(report: Report, products: Sequence[Product], provider: str | None) -> str:
@@ -22,6 +25,12 @@ def snp_table(report: Report, products: Sequence[Product], provider: str | None)
         lines.append("allow_migration = true")
     if report.policy.cxl:
         lines.append("allow_cxl = true")
+    if _is_provisional(report):
+        lines.append("allow_provisional_firmware = true   # its host has not committed the firmware that it runs")
+    if not report.has_checked_aliases:
+        lines.append(
+            "require_alias_check = false   # the report does not say that memory aliases were checked (BadRAM)"
+        )
     optional = (
         ("host_data", report.host_data),
         ("id_key_digest", report.id_key_digest),
@@ -33,11 +42,23 @@ def snp_table(report: Report, products: Sequence[Product], provider: str | None)
     lines.append("[admit.snp.minimum_tcb]")
     if len(products) > 1:
         lines.append("# the report does not say on which product line it was made: keep the line that is true")
-    return "\n".join([*lines, *(_minimum(each, report) for each in products), ""])
+    lines += [_minimum(each, report) for each in products]
+    mitigations = report.launch_mitigations & report.current_mitigations & _TOML_BITS
+    if mitigations:
+        lines.append("[admit.snp.mitigations]")
+        lines += [f"{each.name} = {mitigations:#x}" for each in products]
+    return "\n".join([*lines, ""])
+
+
+def _is_provisional(report: Report) -> bool:
+    versions = (report.current_version, report.committed_version)
+    return report.current_tcb != report.committed_tcb or versions[0] != versions[1]
 
 
 def _minimum(product: Product, report: Report) -> str:
-    parts = ", ".join(f"{part} = {value}" for part, value in product.tcb(report.reported_tcb).parts)
+    """What is true of every TCB that a minimum is compared with."""
+    found = [product.tcb(raw).parts for raw in (report.reported_tcb, report.committed_tcb, report.launch_tcb)]
+    parts = ", ".join(f"{part} = {min(dict(each)[part] for each in found)}" for part in product.tcb_parts)
     return f"{product.name} = {{ {parts} }}"
 
 

@@ -6,15 +6,15 @@ takes besides (the roots that tests mint evidence under) no policy can reach.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Verifier, policy_digest
-from ringfence.admission.proofs import bundle, certificate, nvidia, secret, snp, tdx, token
+from ringfence.admission.proofs import bundle, certificate, nvidia, secret, snp, tdx, tdx_collateral, token
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.file import PolicyFile, ReadRules, Rule, read_policy
+from ringfence.policy.file import PolicyFile, ReadRules, Rule, Rules, read_policy
 from ringfence.policy.table import Read
 
 
@@ -40,20 +40,29 @@ KINDS: Final[dict[str, Kind]] = {
 def read(text: bytes, files: Read, where: str = "the policy") -> PolicyFile:
     """Read a policy file that may ask for any kind of proof."""
     file = read_policy(text, files, {name: kind.read_rules for name, kind in KINDS.items()}, where)
+    return _with_what_others_list(file, where)
+
+
+def _with_what_others_list(file: PolicyFile, where: str) -> PolicyFile:
+    """Each rule with what Intel and AMD say in the files of all rules.
+
+    Any rule admits: so a revocation in a file that only one of them names must count in the others as well.
+    """
+    found = [rules for rule in file.rules for _, rules in rule.proofs]
+    collateral = dict.fromkeys(each for rules in found if isinstance(rules, tdx.Rules) for each in rules.collateral)
+    revoked = dict.fromkeys(each for rules in found if isinstance(rules, snp.Rules) for each in rules.revoked)
     try:
-        shared = iter(tdx.share_collateral([found for rule in file.rules for found in _tdx_rules(rule)]))
+        tdx_collateral.check_agreement(collateral)
     except ValueError as error:
         raise PolicyError(f"{where}: collateral: {error}") from None
-    return replace(file, rules=tuple(_with_tdx_rules(rule, shared) for rule in file.rules))
 
+    def shared(rules: Rules) -> Rules:
+        if isinstance(rules, tdx.Rules):
+            return replace(rules, listed=tuple(collateral))
+        return replace(rules, listed=tuple(revoked)) if isinstance(rules, snp.Rules) else rules
 
-def _tdx_rules(rule: Rule) -> list[tdx.Rules]:
-    return [rules for _, rules in rule.proofs if isinstance(rules, tdx.Rules)]
-
-
-def _with_tdx_rules(rule: Rule, others: Iterator[tdx.Rules]) -> Rule:
-    proofs = ((name, next(others) if isinstance(rules, tdx.Rules) else rules) for name, rules in rule.proofs)
-    return replace(rule, proofs=tuple(proofs))
+    rules = (replace(rule, proofs=tuple((name, shared(each)) for name, each in rule.proofs)) for rule in file.rules)
+    return replace(file, rules=tuple(rules))
 
 
 def digest_of(file: PolicyFile) -> bytes:

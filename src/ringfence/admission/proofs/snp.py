@@ -5,7 +5,7 @@ proof = blob report (1,184 bytes) ‖ blob endorsement certificate (VCEK or VLEK
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,17 +50,21 @@ class Rules:
     allow_cxl: bool = False
     require_single_socket: bool = False
     require_ciphertext_hiding: bool = False
+    allow_provisional_firmware: bool = False
+    require_alias_check: bool = True
+    mitigations: tuple[tuple[str, int], ...] = ()  # bits by product line, which launch and current firmware must have
     revoked: tuple[RevocationList, ...] = ()  #   empty: nobody is asked
+    listed: tuple[RevocationList, ...] = ()  #    by other rules of the policy
 
     def content(self) -> bytes:
         """The rules in one form, whatever the order of the policy's lists."""
         lists: list[tuple[bytes, ...]] = [self.measurements, self.host_data, self.id_key_digests]
         lists += [self.author_key_digests, self.chip_ids, tuple(each.encode() for each in self.vlek_providers)]
         lists.append(tuple(f"{name}: {tcb}".encode() for name, tcb in self.minimum_tcb))
-        if self.revoked:
-            lists.append(tuple(each.digest for each in self.revoked))
-        flags = [self.allow_smt, self.allow_migration, self.allow_cxl]
-        flags += [self.require_single_socket, self.require_ciphertext_hiding]
+        lists.append(tuple(f"{name}: {bits:#x}".encode() for name, bits in self.mitigations))
+        lists.append(tuple(each.digest for each in self.revoked))
+        flags = [self.allow_smt, self.allow_migration, self.allow_cxl, self.allow_provisional_firmware]
+        flags += [self.require_single_socket, self.require_ciphertext_hiding, self.require_alias_check]
         numbers = wire.number(self.vmpl, 1) + wire.number(self.guest_svn, 4) + bytes(flags)
         return numbers + b"".join(
             wire.number(len(each), 4) + b"".join(wire.blob(value) for value in sorted(each)) for each in lists
@@ -70,7 +74,11 @@ class Rules:
         """In plain words: whom this admits."""
         lines = ["an AMD SEV-SNP guest, never one that its host may debug"]
         lines.append("launched with measurement " + " or ".join(each.hex() for each in self.measurements))
-        lines += [f"on {name.capitalize()} with firmware of at least {tcb}" for name, tcb in self.minimum_tcb]
+        lines += [
+            f"on {name.capitalize()} with firmware of at least {tcb}, now, at launch, and should its host go back"
+            for name, tcb in self.minimum_tcb
+        ]
+        lines += [f"on {name.capitalize()} with mitigations {bits:#x}" for name, bits in self.mitigations]
         lines.append(f"attested from VMPL {self.vmpl}")
         named = (
             ("guest SVN of at least", (str(self.guest_svn),) if self.guest_svn else ()),
@@ -92,6 +100,10 @@ class Rules:
             (self.allow_cxl, "that may use CXL memory"),
             (self.require_single_socket, "kept to one socket"),
             (self.require_ciphertext_hiding, "with ciphertext hiding"),
+            (not self.allow_provisional_firmware, "on firmware that its host has committed"),
+            (self.allow_provisional_firmware, "on firmware that its host may take back"),
+            (self.require_alias_check, "on a platform that has checked its memory for aliases"),
+            (not self.require_alias_check, "on a platform that may not have checked its memory for aliases (BadRAM)"),
         )
         return lines + [text for is_said, text in flags if is_said]
 
@@ -122,12 +134,26 @@ def read_rules(table: Table) -> Rules:
         allow_cxl=table.flag("allow_cxl", False),
         require_single_socket=table.flag("require_single_socket", False),
         require_ciphertext_hiding=table.flag("require_ciphertext_hiding", False),
+        allow_provisional_firmware=table.flag("allow_provisional_firmware", False),
+        require_alias_check=table.flag("require_alias_check", True),
+        mitigations=_mitigations(table, table.table("mitigations", None), dict(minimum)),
         revoked=tuple(_revoked(table, each) for each in table.files("crl", ())),
     )
     if rules.chip_ids and rules.vlek_providers:
         raise table.error("chip_id and vlek_providers exclude each other: a VLEK is not bound to a chip")
     table.done()
     return rules
+
+
+def _mitigations(table: Table, inner: Table | None, admitted: Container[str]) -> tuple[tuple[str, int], ...]:
+    if inner is None:
+        return ()
+    bits = ((name, inner.number(name, None, least=1)) for name in PRODUCTS)
+    found = tuple((name, value) for name, value in bits if value is not None)
+    for name, _ in found:
+        if name not in admitted:
+            raise table.error(f"mitigations names {name}, and minimum_tcb does not: such a platform is not admitted")
+    return found
 
 
 def _revoked(table: Table, content: bytes) -> RevocationList:
@@ -157,6 +183,7 @@ def authenticate(
     *,
     known: Roots | None = None,
     revoked: tuple[RevocationList, ...] = (),
+    listed: tuple[RevocationList, ...] = (),
 ) -> Claims:
     """The report is AMD's word about a guest, whatever that guest is. Raises AdmissionError."""
     shown = Report.decode(report)
@@ -164,7 +191,7 @@ def authenticate(
         raise AdmissionError(
             "its host masks the chip's key, so the report is not signed: have it unmasked (MASK_CHIP_KEY)"
         )
-    endorsed = endorsement(certificate, pinned() if known is None else known, now, revoked)
+    endorsed = endorsement(certificate, pinned() if known is None else known, now, revoked, listed)
     try:
         endorsed.key.verify(encode_dss_signature(*shown.signature), shown.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature:
@@ -205,11 +232,8 @@ def check(claims: Claims, rules: Rules) -> None:
         raise AdmissionError(
             f"{told}, and the policy admits {wanted}; {MEASURE}", told=f"{told}, which the policy does not admit"
         )
-    if old := claims.tcb.below(minimum):
-        raise AdmissionError(
-            f"its firmware is out of date: {', '.join(old)}; update the host",
-            told=f"its firmware is out of date ({claims.tcb}); update the host",
-        )
+    _check_firmware(claims, minimum, rules.allow_provisional_firmware)
+    _check_platform(claims, rules)
     if claims.provider is not None and claims.provider not in rules.vlek_providers:
         raise AdmissionError(f"it is endorsed by a VLEK of {claims.provider!r}, which vlek_providers does not name")
     _check_guest_policy(report.policy, rules)
@@ -229,6 +253,50 @@ def check(claims: Claims, rules: Rules) -> None:
     for name, value, allowed in values:
         if value not in allowed:
             raise AdmissionError(f"its {name} is {value.hex()}, which the policy does not list; {MEASURE}")
+
+
+def _check_firmware(claims: Claims, minimum: Tcb, allow_provisional: bool) -> None:
+    """The minimum holds for what the host shows, for what the guest was launched on, and for what the host can go back to."""
+    report, product = claims.report, claims.product
+    current, committed, launch = map(product.tcb, (report.current_tcb, report.committed_tcb, report.launch_tcb))
+    for name, tcb, todo in (
+        ("REPORTED", claims.tcb, "update the host"),
+        ("COMMITTED", committed, "have the host commit its firmware (SNP_COMMIT)"),
+        ("LAUNCH", launch, "launch the guest again"),
+    ):
+        if old := tcb.below(minimum):
+            raise AdmissionError(
+                f"its firmware is out of date: {', '.join(old)} in {name}_TCB; {todo}",
+                told=f"its firmware is out of date ({name}_TCB is {tcb}); {todo}",
+            )
+    for other in (claims.tcb, committed):  # with which CURRENT_TCB is above the minimum, too
+        if old := current.below(other):
+            raise AdmissionError(f"the report contradicts itself: CURRENT_TCB has {', '.join(old)}; update the host")
+    if report.current_version < report.committed_version:
+        raise AdmissionError(
+            "the report contradicts itself: its current version is below the committed; update the host"
+        )
+    if not allow_provisional and (current, report.current_version) != (committed, report.committed_version):
+        raise AdmissionError(
+            f"its firmware is provisional, {current}, where its host has committed {committed}: "
+            "have the host commit it, or set allow_provisional_firmware"
+        )
+
+
+def _check_platform(claims: Claims, rules: Rules) -> None:
+    report = claims.report
+    if rules.require_alias_check and not report.has_checked_aliases:
+        raise AdmissionError(
+            "it does not say that its host has checked the memory for aliases (ALIAS_CHECK_COMPLETE, against BadRAM; "
+            "from report version 3 on): update the host's firmware, or set require_alias_check to false"
+        )
+    wanted = dict(rules.mitigations).get(claims.product.name, 0)
+    for name, bits in (("LAUNCH", report.launch_mitigations), ("CURRENT", report.current_mitigations)):
+        if missing := wanted & ~bits:
+            raise AdmissionError(
+                f"it lacks mitigations {missing:#x} in {name}_MIT_VECTOR: update the host, and launch the guest again",
+                told=f"it lacks mitigations in {name}_MIT_VECTOR: update the host, and launch the guest again",
+            )
 
 
 def _check_guest_policy(policy: GuestPolicy, rules: Rules) -> None:
@@ -252,7 +320,7 @@ def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, known:
     """Judge a proof for the 64 bytes that it must be about. `known` is for tests: no policy reaches it."""
     report, certificate = decode(proof)
     _check_report_data(Report.decode(report), report_data)  # before the work that a recorded report could cause
-    claims = authenticate(report, certificate, now, known=known, revoked=rules.revoked)
+    claims = authenticate(report, certificate, now, known=known, revoked=rules.revoked, listed=rules.listed)
     check(claims, rules)
     _check_report_data(claims.report, report_data)  # and again of what has verified, which is what counts
     return claims

@@ -74,7 +74,13 @@ def line(product: Product, pem: bytes) -> Line:
     return made
 
 
-def endorsement(leaf: bytes, known: Roots, now: float, revoked: Sequence[RevocationList] = ()) -> Endorsement:
+def endorsement(
+    leaf: bytes,
+    known: Roots,
+    now: float,
+    revoked: Sequence[RevocationList] = (),
+    listed: Sequence[RevocationList] = (),
+) -> Endorsement:
     """What the leaf certificate says, once it is known to be AMD's. Raises AdmissionError."""
     if len(leaf) > LEAF_BYTES:
         raise AdmissionError(f"an endorsement certificate of {len(leaf)} bytes where {LEAF_BYTES} are allowed")
@@ -85,7 +91,7 @@ def endorsement(leaf: bytes, known: Roots, now: float, revoked: Sequence[Revocat
         moment = datetime.fromtimestamp(now, UTC)
         for each in (above.root, signer):
             _check_time(_common_name(each), each.not_valid_before_utc, each.not_valid_after_utc, moment)
-        snp_revocation.check(revoked, above.root, signer, above.product.name.capitalize(), now)
+        snp_revocation.check(revoked, listed, above.root, signer, above.product.name.capitalize(), now)
         is_vlek = signer is above.vlek_signer
         _check_time("SEV-VLEK" if is_vlek else "SEV-VCEK", shown.start, shown.end, moment)
         return _read(shown, above.product, is_vlek)

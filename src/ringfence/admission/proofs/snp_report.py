@@ -23,6 +23,8 @@ TCB_PARTS_TURIN: Final = ("fmc", *TCB_PARTS)
 _PLACES: Final = (0, 1, 6, 7)  # of the parts in the 8 bytes; all others are zero
 _PLACES_TURIN: Final = (0, 1, 2, 3, 7)
 
+_ALIAS_CHECK_COMPLETE: Final = 1 << 5  # of PLATFORM_INFO
+
 _POLICY_KNOWN: Final = (1 << 26) - 1
 _POLICY_ONE: Final = 1 << 17  # reserved, always set
 
@@ -108,7 +110,15 @@ class Report:
     host_data: bytes
     id_key_digest: bytes
     author_key_digest: bytes
-    reported_tcb: bytes
+    current_tcb: bytes  #   of the firmware that runs
+    committed_tcb: bytes  # below which the host cannot go back
+    launch_tcb: bytes  #    that ran when the guest was launched
+    reported_tcb: bytes  #  that the host chose to show: the signing key is made from it
+    current_version: tuple[int, int, int]  #    major, minor, build
+    committed_version: tuple[int, int, int]
+    has_checked_aliases: bool  #  since its last reset, and found none; a report says so from version 3 on
+    current_mitigations: int  #   a bit each; a report names them from version 5 on
+    launch_mitigations: int
     cpu: tuple[int, int] | None  # family and model, from version 3 on
     chip_id: bytes
 
@@ -160,11 +170,19 @@ class Report:
             host_data=raw[0xC0:0xE0],
             id_key_digest=raw[0xE0:0x110],
             author_key_digest=raw[0x110:0x140],
+            current_tcb=raw[0x38:0x40],
+            committed_tcb=raw[0x1E0:0x1E8],
+            launch_tcb=raw[0x1F0:0x1F8],
             reported_tcb=raw[0x180:0x188],
+            current_version=(raw[0x1EA], raw[0x1E9], raw[0x1E8]),
+            committed_version=(raw[0x1EE], raw[0x1ED], raw[0x1EC]),
+            has_checked_aliases=version >= 3 and bool(_number(raw, 0x40) & _ALIAS_CHECK_COMPLETE),
+            current_mitigations=_number(raw, 0x200, 8) if version >= 5 else 0,
+            launch_mitigations=_number(raw, 0x1F8, 8) if version >= 5 else 0,
             cpu=(raw[0x188], raw[0x189]) if version >= 3 else None,
             chip_id=raw[0x1A0:0x1E0],
         )
 
 
-def _number(raw: bytes, place: int) -> int:
-    return int.from_bytes(raw[place : place + 4], "little")
+def _number(raw: bytes, place: int, width: int = 4) -> int:
+    return int.from_bytes(raw[place : place + width], "little")

@@ -69,13 +69,19 @@ class RevocationList:
 
 
 def check(
-    lists: Sequence[RevocationList], root: x509.Certificate, signer: x509.Certificate, name: str, now: float
+    lists: Sequence[RevocationList],
+    others: Sequence[RevocationList],
+    root: x509.Certificate,
+    signer: x509.Certificate,
+    name: str,
+    now: float,
 ) -> None:
-    """One of the lists is the root's own; it is genuine, of this time, and does not revoke `signer`. No lists: no check."""
-    if not lists:
-        return
-    own = [each for each in lists if each.issuer == root.subject.public_bytes()]
-    if not own:
+    """Every list of this root is genuine, of this time, and does not revoke `signer`. Raises AdmissionError.
+
+    `lists` are those of the rule: if it has any, one must be of this root. `others` stand elsewhere in the policy.
+    """
+    own = [each for each in (*lists, *others) if each.issuer == root.subject.public_bytes()]
+    if lists and not own:
         told = f"there is no list of revoked certificates for {name}"
         raise AdmissionError(f"{told}: name it in crl; {FETCH}", told=told)
     moment = datetime.fromtimestamp(now, UTC)

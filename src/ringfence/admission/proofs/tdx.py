@@ -7,7 +7,7 @@ proof = the quote, without padding. Its REPORTDATA is the binding. Signatures, T
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -115,16 +115,6 @@ def _collateral(table: Table, names: Sequence[str], contents: Sequence[bytes]) -
         return tuple(Collateral.parse(content, name) for name, content in zip(names, contents, strict=True))
     except ValueError as error:
         raise table.error(f"collateral: {error}; {FETCH}") from None
-
-
-def share_collateral(all_rules: Sequence[Rules]) -> list[Rules]:
-    """The TDX rules of one policy, each with the collateral of all. Raises ValueError if files contradict each other.
-
-    Any rule admits: so a revocation in a file that only another rule lists must count here as well.
-    """
-    listed = tuple(dict.fromkeys(each for rules in all_rules for each in rules.collateral))
-    check_agreement(listed)
-    return [replace(rules, listed=listed) for rules in all_rules]
 
 
 # -- the verdict ----------------------------------------------------------------------------------------------------
