@@ -116,6 +116,13 @@ def device_id(issuer: ec.EllipticCurvePublicKey, firmware_id: bytes) -> tuple[x5
     return x509.UnrecognizedExtension(x509.ObjectIdentifier("2.23.133.5.4.1"), value), False
 
 
+def tcb_info(*firmware_ids: bytes, flags: bytes | None = None) -> tuple[x509.ExtensionType, bool]:
+    """As Blackwell says it. `flags`: the content of its BIT STRING."""
+    values = (der(0x30, _SHA384, der(0x04, each)) for each in firmware_ids)
+    value = der(0x30, der(0x80, b"TEST"), der(0xA6, *values), b"" if flags is None else der(0x87, flags))
+    return x509.UnrecognizedExtension(x509.ObjectIdentifier("2.23.133.5.4.1.1"), value), False
+
+
 @dataclass
 class Device:
     """A GPU that signs whatever nonce it is asked about."""

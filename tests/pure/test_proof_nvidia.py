@@ -448,6 +448,55 @@ def test_leaves_of_the_wrong_form_are_refused() -> None:
     refused(replace(top, leaf=expired).gpu(bytes(32)), "to 2026-01-01, and now is 2026-11-01")
 
 
+NO_FIRMWARE, OTHER_FIRMWARE = bytes(48), hashlib.sha384(b"other firmware").digest()
+FIRMWARE = mint.Device.firmware_id
+
+
+def leaf_with(*said: tuple[x509.ExtensionType, bool]) -> Gpu:
+    """Of a device whose leaf says these things about its firmware."""
+    device = mint.Device.under(ROOT)
+    assert device.rom is not None
+    return replace(device, leaf=device.rom.issue("leaf", [*device.leaf_extensions()[:2], *said])).gpu(bytes(32))
+
+
+@pytest.mark.parametrize("flags", [None, bytes.fromhex("0080000001"), b"\0\0", b"\0"])
+def test_a_leaf_names_one_firmware_and_no_bad_state(flags: bytes | None) -> None:
+    for ids in ((FIRMWARE,), (FIRMWARE, NO_FIRMWARE)):
+        gpu = leaf_with(mint.tcb_info(*ids, flags=flags))
+        assert nvidia.verify_report(gpu, bytes(32), mint.NOW, root=ROOT.certificate).firmware_id == FIRMWARE
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ([mint.tcb_info(FIRMWARE, OTHER_FIRMWARE)], "names several firmwares"),
+        ([mint.tcb_info(FIRMWARE, NO_FIRMWARE, OTHER_FIRMWARE)], "names several firmwares"),
+        ([mint.tcb_info(FIRMWARE, flags=b"\0\x40")], "not secure, in recovery or under debug"),
+        ([mint.tcb_info(FIRMWARE, flags=b"\0\xa0")], "not secure, in recovery or under debug"),
+        ([mint.tcb_info(FIRMWARE, flags=bytes.fromhex("0090000001"))], "not secure, in recovery or under debug"),
+        ([mint.tcb_info(FIRMWARE, flags=b"")], "malformed"),
+        ([mint.tcb_info()], "names no firmware"),
+        ([mint.tcb_info(FIRMWARE[:47])], "not a SHA-384 digest"),
+    ],
+)
+def test_a_leaf_that_says_more_than_one_firmware_is_refused(
+    said: list[tuple[x509.ExtensionType, bool]], reason: str
+) -> None:
+    """The first is not enough: what stands beside it was started as well."""
+    refused(leaf_with(*said), reason)
+
+
+def test_a_leaf_that_says_its_firmware_in_two_ways_is_refused() -> None:
+    device = mint.Device.under(ROOT)
+    assert device.rom is not None
+    for said in (FIRMWARE, OTHER_FIRMWARE):
+        both = [*device.leaf_extensions(), mint.tcb_info(said)]
+        for extensions in (both, [*both[:2], both[3], both[2]]):
+            refused(
+                replace(device, leaf=device.rom.issue("leaf", extensions)).gpu(bytes(32)), "names several firmwares"
+            )
+
+
 def test_an_extension_that_the_library_trips_over_is_a_refusal() -> None:
     top = mint.root()
     device = mint.Device.under(top)

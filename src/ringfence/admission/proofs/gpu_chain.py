@@ -31,6 +31,7 @@ _DEVICE_NAME: Final = x509.ObjectIdentifier("1.3.6.1.4.1.412.274.1")
 _DEVICE_ID: Final = x509.ObjectIdentifier("2.23.133.5.4.1")
 _TCB_INFO: Final = x509.ObjectIdentifier("2.23.133.5.4.1.1")
 _SHA384: Final = bytes.fromhex("0609608648016503040202")
+_BAD_STATES: Final = 0b0111_0000  # of the first byte of TCG's flags
 _NAME: Final = re.compile(rb"NVIDIA:([A-Z0-9_]{1,16}):([0-9A-F]{1,32})")
 
 _BAD: Final = (
@@ -174,14 +175,26 @@ def _name(leaf: x509.Certificate) -> tuple[str, str]:
 
 def _firmware_id(leaf: x509.Certificate, issuer: x509.Certificate) -> bytes:
     """Which firmware the leaf's key was made for. Hopper and the switches say it one way, Blackwell another."""
+    found = []
     for extension in leaf.extensions:
         if not isinstance(extension.value, x509.UnrecognizedExtension):
             continue
         if extension.oid == _DEVICE_ID:
-            return _from_device_id(extension.value.value, issuer)
-        if extension.oid == _TCB_INFO:
-            return _from_tcb_info(extension.value.value)
-    raise AdmissionError("the GPU's attestation certificate names no firmware")
+            found.append(_from_device_id(extension.value.value, issuer))
+        elif extension.oid == _TCB_INFO:
+            found.append(_from_tcb_info(extension.value.value))
+    return _one_firmware(found)
+
+
+def _one_firmware(found: list[bytes]) -> bytes:
+    """Were the first taken of several, nobody would look at the others."""
+    if not found:
+        raise AdmissionError("the GPU's attestation certificate names no firmware")
+    if len(found) > 1:
+        raise AdmissionError(
+            "the GPU's attestation certificate names several firmwares, which this release cannot read"
+        )
+    return found[0]
 
 
 def _from_device_id(data: bytes, issuer: x509.Certificate) -> bytes:
@@ -194,13 +207,22 @@ def _from_device_id(data: bytes, issuer: x509.Certificate) -> bytes:
 
 
 def _from_tcb_info(data: bytes) -> bytes:
-    """SEQUENCE { ..., [6] firmware ids, ... }: the first is the firmware's."""
+    """SEQUENCE { ..., [6] firmware ids, [7] flags, ... }. Places for firmware that was not started are zero, not the first."""
+    found: list[bytes] = []
     for tag, value, _ in _elements(_only(data, 0x30)):
         if tag == 0xA6:
-            first = next(_elements(value), None)
-            if first is not None and first[0] == 0x30:
-                return _digest(first[1])
-    raise AdmissionError("the GPU's attestation certificate names no firmware")
+            found += [_digest(inner) if kind == 0x30 else b"" for kind, inner, _ in _elements(value)]
+        elif tag == 0x87:
+            _check_flags(value)
+    return _one_firmware(found[:1] + [each for each in found[1:] if any(each) or not each])
+
+
+def _check_flags(value: bytes) -> None:
+    """TCG's operational states, a BIT STRING: not configured (0), not secure (1), recovery (2), debug (3), ..."""
+    if not value:
+        raise AdmissionError("an extension of the GPU's attestation certificate is malformed")
+    if value[1:2] and value[1] & _BAD_STATES:
+        raise AdmissionError("the GPU's attestation certificate says that it is not secure, in recovery or under debug")
 
 
 def _digest(data: bytes) -> bytes:
