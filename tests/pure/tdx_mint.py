@@ -136,11 +136,12 @@ class Foundry:
     ) -> bytes:
         """A quote of version 4, or of version 5 with a `service_td`. `changes`: bytes at places of the body."""
         body = bytearray(self._recorded[BODY])
-        for place, value in {520: report_data, **(changes or {})}.items():
-            body[place : place + len(value)] = value
         header = self._recorded[HEADER]
         if service_td is not None:
             body += bytes(body[:16]) + service_td  # TEE_TCB_SVN again
+        for place, value in {520: report_data, **(changes or {})}.items():
+            body[place : place + len(value)] = value
+        if service_td is not None:
             header = b"\5" + header[1:] + (3).to_bytes(2, "little") + len(body).to_bytes(4, "little")
         signed = header + bytes(body)
         own = self._attestation_key

@@ -120,6 +120,9 @@ def test_quotes_without_recorded_collateral_are_read_as_dcap_qvl_reads_them(file
     assert body.mr_owner_config == report.mr_owner_config
     assert body.report_data == report.report_data == tdx_quote.report_data(load(file))
     assert body.mr_service_td == getattr(report, "mr_service_td", bytes(48))
+    assert body.tcb_svn == report.tee_tcb_svn
+    assert body.tcb_svn2 == getattr(report, "tee_tcb_svn2", body.tcb_svn)
+    assert not body.has_older_module
     with pytest.raises(AdmissionError, match=r"no collateral|may debug|may migrate|SEPT_VE_DISABLE"):
         tdx.authenticate(quote, RECORDS["near"].collateral, RECORDS["near"].now)
 
@@ -302,6 +305,42 @@ def test_a_signed_quote_that_says_the_wrong_thing_is_refused(changes: dict[int, 
 def test_a_td_with_a_service_td_is_refused() -> None:
     with pytest.raises(AdmissionError, match="may migrate the TD"):
         judge(foundry().quote(DATA, service_td=b"\1" * 48))
+
+
+SVN = tdx_quote.read(foundry().quote(DATA)).tcb_svn
+
+
+@pytest.mark.parametrize(
+    ("now", "is_older"),
+    [
+        (SVN, False),
+        (bytes((SVN[0] + 2, *SVN[1:])), False),
+        (bytes((SVN[0] - 1, 3, *SVN[2:])), False),  # another version of the module counts its own SVN
+        (bytes((SVN[0] - 1, *SVN[1:])), True),
+        (bytes((255, SVN[1] - 1, *SVN[2:])), True),
+        (bytes((*SVN[:2], SVN[2] - 1, *SVN[3:])), True),
+        (bytes(16), True),
+    ],
+)
+def test_a_module_that_is_older_than_at_the_launch_is_refused(now: bytes, is_older: bool) -> None:
+    """Intel's levels are compared with the SVN at the launch; a module that was replaced since must not be below it."""
+    quote = foundry().quote(DATA, changes={584: now}, service_td=bytes(48))
+    if is_older:
+        with pytest.raises(
+            AdmissionError, match=r"TDX module is older than when the TD was launched .*update the host"
+        ):
+            judge(quote)
+    else:
+        assert judge(quote).status == "UpToDate"
+
+
+def test_a_td_that_was_launched_on_an_old_module_is_refused_though_its_host_was_updated() -> None:
+    launched = bytes((2, *SVN[1:]))  # OutOfDate, by the recorded collateral
+    quote = foundry().quote(DATA, changes={0: launched, 584: SVN}, service_td=bytes(48))
+    with pytest.raises(
+        AdmissionError, match=r"out of date when the TD was launched \(TDRelaunchAdvised\): launch it again"
+    ):
+        judge(quote, replace(foundry().rules, statuses=tdx.STATUSES))
 
 
 def test_a_quote_signed_by_another_key_is_refused() -> None:

@@ -31,6 +31,7 @@ FETCH: Final = "`ringfence evidence collateral` fetches it"
 
 REGISTERS: Final = ("rtmr0", "rtmr1", "rtmr2", "rtmr3")
 UP_TO_DATE: Final = "UpToDate"
+RELAUNCH: Final = "TDRelaunchAdvised"  # how statuses begin that no policy accepts: the host was updated, the TD is old
 STATUSES: Final = (
     UP_TO_DATE,
     "SWHardeningNeeded",
@@ -176,18 +177,24 @@ def authenticate(
 
 
 def _check_attributes(body: tdx_quote.Body) -> None:
-    """What no policy can allow. dcap-qvl refuses it too; here it comes with what to do."""
+    """What no policy can allow. dcap-qvl refuses most of it too; here it comes with what to do."""
     if body.is_debug:
         raise AdmissionError("its host may debug the TD and read its memory: launch it without the debug attribute")
     if not body.has_sept_ve_disabled:
         raise AdmissionError("its host can inject faults into the TD: launch it with SEPT_VE_DISABLE")
     if body.is_migratable or any(body.mr_service_td):
         raise AdmissionError("its host may migrate the TD: launch it without that attribute and without a service TD")
+    if body.has_older_module:  # dcap-qvl takes the status from what it was at the launch
+        raise AdmissionError("its TDX module is older than when the TD was launched (TEE_TCB_SVN2): update the host")
 
 
 def check(claims: Claims, rules: Rules) -> None:
     """Whether the policy wants this TD. Raises AdmissionError, which says what to do."""
     body = claims.body
+    if claims.status.startswith(RELAUNCH):
+        raise AdmissionError(
+            f"its TDX module was out of date when the TD was launched ({claims.status}): launch it again"
+        )
     if claims.status not in rules.statuses:
         named = ", ".join(claims.advisories) or "no advisory named"
         raise AdmissionError(

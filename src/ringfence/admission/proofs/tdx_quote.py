@@ -33,6 +33,8 @@ class Body:
     """What the TDX module reports of a TD."""
 
     signed_bytes: int  # of the quote, from its start
+    tcb_svn: bytes  #     of module (SVN, version), loader and more, when the TD was launched
+    tcb_svn2: bytes  #    the same now: the module can be replaced while TDs run
     attributes: int
     mrtd: bytes
     mr_config_id: bytes
@@ -46,6 +48,13 @@ class Body:
     @property
     def is_debug(self) -> bool:
         return bool(self.attributes & 0xFF)
+
+    @property
+    def has_older_module(self) -> bool:
+        """Each version of the module counts its own SVN."""
+        launched, now = self.tcb_svn, self.tcb_svn2
+        module = (now[1], now[0]) < (launched[1], launched[0])
+        return module or any(new < old for new, old in zip(now[2:], launched[2:], strict=True))
 
     @property
     def is_migratable(self) -> bool:
@@ -73,6 +82,8 @@ def read(quote: bytes) -> Body:
     body = quote[start : start + size]
     return Body(
         signed_bytes=start + size,
+        tcb_svn=body[:16],
+        tcb_svn2=body[584:600] if size == _TD_1_5 else body[:16],
         attributes=int.from_bytes(body[120:128], "little"),
         mrtd=body[136:184],
         mr_config_id=body[184:232],
