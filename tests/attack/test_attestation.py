@@ -257,7 +257,32 @@ WRONG: dict[str, tuple[str, Callable[[], Make], str]] = {
     "out-of-date firmware": (
         "snp",
         lambda: snp_proof_with(lambda: snp_mint.foundry().certificate(versions=older()), versions=older()),
-        "out of date: microcode 200",
+        "out of date: microcode 200 (at least 219) in REPORTED_TCB",
+    ),
+    "a guest that was launched on out-of-date firmware": (
+        "snp",
+        lambda: snp_proof_with(changes={snp_mint.LAUNCH: snp_mint.foundry().tcb(older())}),
+        "in LAUNCH_TCB",
+    ),
+    "a host that can go back to out-of-date firmware": (
+        "snp",
+        lambda: snp_proof_with(changes={snp_mint.COMMITTED: snp_mint.foundry().tcb(older())}),
+        "in COMMITTED_TCB",
+    ),
+    "a host that runs older firmware than it reports": (
+        "snp",
+        lambda: snp_proof_with(changes={snp_mint.CURRENT: snp_mint.foundry().tcb(older())}),
+        "contradicts itself",
+    ),
+    "memory that was not checked for aliases": (
+        "snp",
+        lambda: snp_proof_with(changes={snp_mint.PLATFORM_INFO: bytes(1)}),
+        "memory for aliases",
+    ),
+    "an older TDX module than at the launch": (
+        "tdx",
+        lambda: tdx_quote_with(changes={584: b"\2"}, service_td=bytes(48)),
+        "older than when the TD was launched",
     ),
     "an expired VCEK": (
         "snp",
@@ -289,6 +314,20 @@ def test_a_td_on_an_out_of_date_or_revoked_platform_is_refused(status: str) -> N
     policy = Policy((tdx.TdxVerifier(rules, time.time, root=td.root),))
     _, two = meet(party(1, "tdx", policy=policy), party(0, "tdx", policy=policy))
     assert status in told(two)
+
+
+@pytest.mark.parametrize("said", [{"is_revoked": True}, {"is_ca_revoked": True}, {"qe_status": "Revoked"}], ids=str)
+@pytest.mark.parametrize("place", ["the same platform", "another platform"])
+def test_an_older_collateral_file_admits_no_revoked_platform(said: dict[str, object], place: str) -> None:
+    """The older one has not expired, and says nothing bad; in either order."""
+    td = tdx_mint.foundry()
+    fmspc = None if place == "the same platform" else "00a06d080000"
+    files = (td.collateral(number=18, fmspc=fmspc, **said), td.collateral(age=28))  # type: ignore[arg-type]
+    for listed in (files, files[::-1]):
+        policy = Policy((tdx.TdxVerifier(replace(td.rules, collateral=listed), time.time, root=td.root),))
+        one, two = meet(party(1, "tdx", policy=policy), party(0, "tdx", policy=policy))
+        assert ("evoked" if fmspc else "both for FMSPC") in told(two)
+        assert one.admitted is None
 
 
 @both

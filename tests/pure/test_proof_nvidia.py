@@ -15,7 +15,7 @@ from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Evidence, Policy, judge
-from ringfence.admission.proofs import golden, gpu_chain, nvidia, spdm
+from ringfence.admission.proofs import catalogue, golden, gpu_chain, nvidia, spdm
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.table import parse
@@ -202,6 +202,20 @@ def test_a_held_certificate_verifies_and_a_policy_can_refuse_it() -> None:
     serial = claims(one).serials[1]
     with pytest.raises(AdmissionError, match=f"{serial:X}.*revoked"):
         judged(one, Rules(golden_of(one), revoked=frozenset({serial})))
+
+
+def test_what_one_rule_calls_revoked_all_rules_refuse() -> None:
+    """Any rule admits: one that does not repeat the serial number would admit what the other refuses."""
+    one = record("hopper_evidence_cert_hold.json[0]")
+    table = '[[admit]]\n[admit.nvidia]\ngolden = "golden.toml"\n'
+    text = f'version = 1\n{table}{table}gpus = 1\nrevoked = "{claims(one).serials[1]:X}"\n'
+    content = golden.write(claims(one).golden()).encode()
+    policy = catalogue.read(text.encode(), lambda path, limit: content)
+    for rule in policy.rules:
+        rules = rule.proofs[0][1]
+        assert isinstance(rules, Rules)
+        with pytest.raises(AdmissionError, match="revoked"):
+            judged(one, rules)
 
 
 def test_a_switch_is_not_a_gpu() -> None:

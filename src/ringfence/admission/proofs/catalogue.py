@@ -44,13 +44,14 @@ def read(text: bytes, files: Read, where: str = "the policy") -> PolicyFile:
 
 
 def _with_what_others_list(file: PolicyFile, where: str) -> PolicyFile:
-    """Each rule with what Intel and AMD say in the files of all rules.
+    """Each rule with what Intel and AMD say in the files of all rules, and with what any of them calls revoked.
 
-    Any rule admits: so a revocation in a file that only one of them names must count in the others as well.
+    Any rule admits: so a revocation that only one of them names must count in the others as well.
     """
     found = [rules for rule in file.rules for _, rules in rule.proofs]
     collateral = dict.fromkeys(each for rules in found if isinstance(rules, tdx.Rules) for each in rules.collateral)
     revoked = dict.fromkeys(each for rules in found if isinstance(rules, snp.Rules) for each in rules.revoked)
+    serials = frozenset(each for rules in found if isinstance(rules, nvidia.Rules) for each in rules.revoked)
     try:
         tdx_collateral.check_agreement(collateral)
     except ValueError as error:
@@ -59,6 +60,8 @@ def _with_what_others_list(file: PolicyFile, where: str) -> PolicyFile:
     def shared(rules: Rules) -> Rules:
         if isinstance(rules, tdx.Rules):
             return replace(rules, listed=tuple(collateral))
+        if isinstance(rules, nvidia.Rules):
+            return replace(rules, revoked=serials)
         return replace(rules, listed=tuple(revoked)) if isinstance(rules, snp.Rules) else rules
 
     rules = (replace(rule, proofs=tuple((name, shared(each)) for name, each in rule.proofs)) for rule in file.rules)

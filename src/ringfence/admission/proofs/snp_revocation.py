@@ -80,7 +80,7 @@ def check(
 
     `lists` are those of the rule: if it has any, one must be of this root. `others` stand elsewhere in the policy.
     """
-    own = [each for each in (*lists, *others) if each.issuer == root.subject.public_bytes()]
+    own = [each for each in dict.fromkeys((*lists, *others)) if each.issuer == root.subject.public_bytes()]
     if lists and not own:
         told = f"there is no list of revoked certificates for {name}"
         raise AdmissionError(f"{told}: name it in crl; {FETCH}", told=told)
