@@ -9,7 +9,9 @@ import logging
 import os
 import re
 import resource
+import socket
 import sys
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from ringfence.runtime.engine import FAREWELL_SECONDS, Engine
 from ringfence.runtime.loop import Loop
 from ringfence.settings import Settings
 from ringfence.transport.alarm import Alarm
-from ringfence.transport.fork import canary, in_child
+from ringfence.transport.fork import canary, closes_in_children, in_child
 from ringfence.transport.tcp import TcpNetwork
 
 _log = logging.getLogger("ringfence")
@@ -39,21 +41,34 @@ class Session:
     table: Table = Table()  # the proposal of rank 0; what the roster brings counts
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
-        settings = Settings.from_environment(os.environ, _host_of(store))
-        _warn_of_open_rendezvous()
-        _raise_limit_of_files()
-        _warn_of_loopback(settings, world_size)
-        listener = listen(settings)
+        self.left = False
+        self._held = 0
+        self._age_limit: Alarm | None = None
+        self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        start = _Start()
         try:
+            start.settings = settings = Settings.from_environment(os.environ, _host_of(store))
+            _warn_of_open_rendezvous()
+            _raise_limit_of_files()
+            _warn_of_loopback(settings, world_size)
+            start.listener = listener = listen(settings)
             address = settings.link_address(listener.getsockname()[:2])
-            member = join(store, rank, world_size, settings, address, timeout, self.table.to_bytes())
-        except BaseException:
-            listener.close()
-            settings.forget()  # whoever keeps the error keeps this frame; the next attempt reads them anew
+            start.member = member = join(store, rank, world_size, settings, address, timeout, self.table.to_bytes())
+            self.generation = settings.generation
+            self._begin(start, member, listener)
+        except BaseException as error:
+            start.fail(error)
             raise
-        self.generation = settings.generation
-        self.network = TcpNetwork(listener, [(entry.host, entry.port) for entry in member.roster.entries])
-        self.engine = self.engine_type(
+        settings.forget()
+        atexit.register(self.leave)
+        self._announce(settings, member)
+
+    def _begin(self, start: _Start, member: Membership, listener: socket.socket) -> None:
+        """The engine and its loop take over what the join has brought."""
+        start.network = self.network = TcpNetwork(
+            listener, [(entry.host, entry.port) for entry in member.roster.entries]
+        )
+        start.engine = self.engine = self.engine_type(
             rank=member.rank,
             world_size=member.world_size,
             epoch_key=member.epoch_key,
@@ -66,15 +81,19 @@ class Session:
             acquaintances=member.acquaintances,
         )
         self.loop = Loop(self.engine, self.network, member.edges)
-        self.left = False
-        self._held = 0
-        self._age_limit = self._limit_age(member)
-        self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        atexit.register(self.leave)
-        if rank == 0:
+        try:
+            self._age_limit = self._limit_age(member)
+        except BaseException:
+            self.leave(seconds=0.0)  # the connections are the loop's: it closes them
+            raise
+
+    def _announce(self, settings: Settings, member: Membership) -> None:
+        """Rank 0 tells people what has formed."""
+        size = member.world_size
+        if member.rank == 0:
             slow = "" if core.COMPILED else f"\nringfence: the data plane is not the compiled one: {plane.why_not()}"
             print(
-                f"ringfence: {world_size} worker{'s' if world_size > 1 else ''}, run {settings.run_id}, generation "
+                f"ringfence: {size} worker{'s' if size > 1 else ''}, run {settings.run_id}, generation "
                 f"{settings.generation}, epoch {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
                 f"admitted by {member.admitted_by}{slow}",
                 file=sys.stderr,
@@ -82,7 +101,7 @@ class Session:
             )
             _warn_of_a_run_without_a_name(settings.run_id, {entry.host for entry in member.roster.entries})
         # In full: who shows two rosters to two workers chooses both, and can make them agree in a few digits.
-        _log.info("worker %d of %d holds the roster %s", rank, world_size, member.roster.digest.hex())
+        _log.info("worker %d of %d holds the roster %s", member.rank, size, member.roster.digest.hex())
 
     def wire_name(self, name: str, ranks: tuple[int, ...]) -> str:
         """A group's name on the wire. torch gives a name again after its group was destroyed, perhaps not yet everywhere."""
@@ -136,6 +155,39 @@ class Session:
         )
         with contextlib.suppress(ProtocolError):  # this worker is leaving already
             self.loop.abort(AbortedError(text))
+
+
+class _Start:
+    """What a session holds before its loop does: neither a forked child nor the error of a failed start keeps a key."""
+
+    def __init__(self) -> None:
+        self.settings: Settings | None = None
+        self.listener: socket.socket | None = None
+        self.member: Membership | None = None
+        self.network: TcpNetwork | None = None
+        self.engine: Engine | None = None
+        closes_in_children(self)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the neighbours, close everything, and clear the frames that the error keeps: the next attempt reads anew."""
+        if self.member is not None:
+            self.member.give_up(str(error) or type(error).__name__)
+        self.forget()
+        found: BaseException | None = error
+        while found is not None:
+            traceback.clear_frames(found.__traceback__)
+            found = found.__cause__ or found.__context__
+
+    def forget(self) -> None:
+        if self.settings is not None:
+            self.settings.forget()
+        if self.member is not None:
+            self.member.forget()
+        if self.engine is not None:
+            self.engine.forget()
+        for each in (self.listener, self.network):
+            if each is not None:
+                each.close()
 
 
 def _warn_of_a_run_without_a_name(run_id: str, hosts: set[str]) -> None:

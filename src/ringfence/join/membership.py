@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence import keys
 from ringfence.admission.contact import Acquaintances
 from ringfence.admission.roster import Roster
-from ringfence.control import ControlEdge
+from ringfence.control import Abort, ControlEdge
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Membership:
     """A worker's place in one epoch. Nothing else opens the runtime's door."""
 
@@ -28,3 +28,17 @@ class Membership:
     acquaintances: Acquaintances | None = field(repr=False)  # who is judged at first contact, if anybody is
     max_epoch_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
     judged_at: float = 0.0  #           boot_seconds() of the first judgement, which is the oldest
+
+    def give_up(self, reason: str) -> None:
+        """This worker cannot go on after its join: tell the neighbours why, so that the epoch ends on every worker."""
+        for edge in self.edges:  # nothing is sent on one that is closed
+            edge.send(Abort(self.rank, -1, 0, "", f"it failed to start: {reason}"))
+            edge.close()
+
+    def forget(self) -> None:
+        """Hold no key and no connection any more, whoever still has this object."""
+        for edge in self.edges:
+            edge.abandon()
+        self.epoch_key.forget()
+        object.__setattr__(self, "link_private_key", None)
+        object.__setattr__(self, "acquaintances", None)
