@@ -43,6 +43,7 @@ from ringfence.policy.file import PolicyFile
 from ringfence.policy.table import POLICY_BYTES
 
 PREFIX: Final = "RINGFENCE_"
+_NEAR: Final = 0.88  # likeness of a misspelt prefix: one letter is wrong, missing or too many
 CORE: Final = "RINGFENCE_CORE"
 CREDENTIALS: Final = (
     "RINGFENCE_POLICY",
@@ -131,7 +132,7 @@ class Settings:
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
     """A setting under a misspelt name is not there, and a run that lacks its policy would admit others."""
-    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in KNOWN)
+    unknown = sorted(name for name in environ if name not in KNOWN and _is_meant_for_us(name))
     if unknown:
         raise ConfigurationError(
             f"{unknown[0]} is set, and ringfence has no such setting: did you mean {_nearest(unknown[0])}? "
@@ -139,9 +140,16 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
         )
 
 
+def _is_meant_for_us(name: str) -> bool:
+    """Whether its prefix is ours, or nearly: RINGFENSE_POLICY, RING_FENCE_POLICY, ringfence_policy."""
+    prefix, underscore, _ = name.upper().partition("_")
+    near = difflib.SequenceMatcher(None, prefix + underscore, PREFIX).ratio() >= _NEAR
+    return near or name.upper().replace("_", "").startswith(PREFIX[:-1])
+
+
 def _nearest(name: str) -> str:
     """Of the known ones. Names that begin alike come before those that are alike elsewhere: most end in _FILE."""
-    stem = name.removeprefix(PREFIX).removesuffix("_FILE")
+    stem = name.upper().removeprefix(PREFIX).removesuffix("_FILE")
 
     def likeness(known: str) -> float:
         other = known.removeprefix(PREFIX).removesuffix("_FILE")

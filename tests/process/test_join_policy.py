@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence.admission.proofs import catalogue
 from ringfence.admission.proofs.certificate import CertificateProver
+from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.evidence.nvml import Library
 from ringfence.evidence.tsm import KernelFiles
@@ -168,6 +169,25 @@ def test_a_worker_whose_certificate_does_not_fit_learns_it_before_it_dials(site:
     with pytest.raises(ConfigurationError, match="this worker has nothing that its own policy admits") as caught:
         policy_of(settings_of(policy, bad))
     assert says in str(caught.value)
+
+
+def test_a_certificate_that_cannot_be_used_is_warned_of_where_another_rule_is_met(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = {**site.policy(BY_EITHER), **site.certificate("w1", end=TODAY - HOUR), **site.secret()}
+    with caplog.at_level("WARNING", logger="ringfence"):
+        _, prover = policy_of(settings_of(bad))
+    assert prover.kind == SharedSecret.kind
+    (warning,) = caplog.messages
+    assert "rule 1: this worker's own certificate would be refused" in warning and "tries the next rule" in warning
+
+
+def test_a_rule_that_a_worker_has_no_credential_for_is_passed_over_in_silence(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="ringfence"):
+        policy_of(settings_of({**site.policy(BY_EITHER), **site.secret()}))
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("wrong", ["foreign authority", "expired"])

@@ -147,6 +147,11 @@ def test_settings_show_no_secret(secret_file: Path) -> None:
         ("RINGFENCE_CERT_FILE", "RINGFENCE_CERTIFICATE_FILE"),
         ("RINGFENCE_PORT", "RINGFENCE_PORTS"),
         ("RINGFENCE_RUNID", "RINGFENCE_RUN_ID"),
+        ("RINGFENSE_POLICY", "RINGFENCE_POLICY"),
+        ("RINGFENC_POLICY", "RINGFENCE_POLICY"),
+        ("RING_FENCE_POLICY", "RINGFENCE_POLICY"),
+        ("RINGFENCEPOLICY", "RINGFENCE_POLICY"),
+        ("ringfence_policy", "RINGFENCE_POLICY"),
     ],
 )
 def test_a_misspelt_setting_is_refused_and_the_nearest_one_is_named(secret_file: Path, name: str, nearest: str) -> None:
@@ -154,6 +159,11 @@ def test_a_misspelt_setting_is_refused_and_the_nearest_one_is_named(secret_file:
         settings(secret_file, **{name: "/etc/policy.toml"})
     with pytest.raises(ConfigurationError, match=name):
         settings(secret_file, **{name: ""})
+
+
+@pytest.mark.parametrize("name", ["FENCE_POLICY", "INFERENCE_POLICY", "REFERENCE_FILE", "RING_SIZE", "STRING", "_"])
+def test_other_programs_settings_are_left_alone(secret_file: Path, name: str) -> None:
+    settings(secret_file, **{name: "/etc/policy.toml"})
 
 
 def test_a_child_with_a_run_of_its_own_inherits_the_data_plane_and_no_other_setting() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from ringfence.evidence.token_command import fetch_with
 from ringfence.policy.file import PolicyFile, Rule
 from ringfence.settings import Settings
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -24,6 +27,10 @@ class Machine:
     clock: Clock = time.time
     files: tsm.Files = field(default_factory=tsm.KernelFiles)
     gpus: Callable[[], nvml.Library] = nvml.load
+
+
+class _Unusable(ConfigurationError):
+    """This worker has a credential for a rule, and it is of no use."""
 
 
 Maker = Callable[
@@ -52,13 +59,17 @@ def admission_of(settings: Settings, shared: SharedSecret | None, machine: Machi
 
 
 def prover_of(settings: Settings, shared: SharedSecret | None, policy: PolicyFile, machine: Machine) -> Prover:
-    """For the first rule that this worker has everything for."""
-    missing = []
+    """For the first rule that this worker has everything for. Warns of credentials that it has and cannot use."""
+    missing: list[str] = []
     for number, rule in enumerate(policy.rules, 1):
         try:
-            return bundle.together(_provers(settings, shared, rule, machine))
+            prover = bundle.together(_provers(settings, shared, rule, machine))
         except ConfigurationError as error:
             missing.append(f"rule {number}: {error}")
+            if isinstance(error, _Unusable):
+                _log.warning("%s; this worker tries the next rule of its policy", missing[-1])
+            continue
+        return prover
     raise ConfigurationError("this worker has nothing that its own policy admits. " + "; ".join(missing))
 
 
@@ -81,7 +92,7 @@ def _certificate(settings: Settings, shared: SharedSecret | None, rules: certifi
     try:
         certificate.verify_chain(rules, settings.certificate.chain, machine.clock())
     except AdmissionError as error:
-        raise ConfigurationError(f"this worker's own certificate would be refused: {error}") from error
+        raise _Unusable(f"this worker's own certificate would be refused: {error}") from error
     return certificate.CertificateProver(settings.certificate)
 
 
@@ -95,7 +106,7 @@ def _snp(settings: Settings, shared: SharedSecret | None, rules: snp.Rules, mach
     try:
         own = None if settings.vcek is None else guest.read_certificate(settings.vcek)
     except ValueError as error:
-        raise ConfigurationError(f"RINGFENCE_VCEK_FILE is not a certificate: {error}") from error
+        raise _Unusable(f"RINGFENCE_VCEK_FILE is not a certificate: {error}") from error
     return snp.SnpProver(lambda report_data: guest.snp(report_data, machine.files, certificate=own, level=rules.vmpl))
 
 
