@@ -5,6 +5,7 @@ RingfenceError
  │   ├─ PolicyError          the policy file, or a file that it names
  │   └─ EvidenceError        this machine will not give its evidence, however often it is asked
  ├─ UnsupportedError         this backend does not do what was asked
+ ├─ TensorChangedError       the program resized or moved a tensor while a call was using it
  ├─ AdmissionError           this worker, or a peer, was not admitted to the run
  ├─ ProtocolError            a peer's bytes are not what the protocol allows
  │   ├─ AuthenticationError  they do not verify: changed, forged, replayed or from another place
@@ -37,6 +38,10 @@ class EvidenceError(ConfigurationError):
 
 class UnsupportedError(RingfenceError):
     """The operation exists in torch.distributed, and this backend does not offer it."""
+
+
+class TensorChangedError(RingfenceError):
+    """The program resized or moved the storage of a tensor that a call was still using."""
 
 
 class AdmissionError(RingfenceError):

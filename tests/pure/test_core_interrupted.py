@@ -143,7 +143,7 @@ def test_a_frame_that_is_waiting_to_be_refused_is_not_read_over() -> None:
     there.setblocking(False)
 
     class Receiver(_core.End):  # type: ignore[misc,name-defined]
-        def length_of_other(self, header: memoryview) -> int:
+        def length_of_other(self, header: bytes) -> int:
             return 104
 
     class Counter:

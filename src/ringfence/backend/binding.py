@@ -12,7 +12,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ringfence.collectives import Buffer, Schedule
 from ringfence.errors import UnsupportedError
-from ringfence.runtime.memory import as_bytes, require_host
+from ringfence.runtime.memory import Lease, as_bytes, require_host
 from ringfence.runtime.operation import DTYPES, REDUCTIONS
 
 _CODES = {getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)}
@@ -31,6 +31,9 @@ _BITWISE = ("band", "bor", "bxor")
 _NOT_REDUCED = ("uint16", "uint32", "uint64", "complex32")
 
 
+Copy = tuple[torch.Tensor, torch.Tensor, Lease | None]  # to, from, and the lease of the one that is the caller's
+
+
 class Staging:
     """The flat memory of a call's tensors: their own where they are contiguous, and otherwise copied, at the right time.
 
@@ -43,29 +46,30 @@ class Staging:
 
     def __init__(self, share: int = 1) -> None:
         self._share = share
-        self._in: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._in: list[Copy] = []
+        self._back: list[Copy] = []
 
     def input(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory that holds the tensor's values when the collective begins."""
         plain, memory = self._memory(tensor, self._share)
         if memory is not plain:
-            self._in.append((memory, plain))
+            self._in.append((memory, plain, _lease(plain)))
         return memory.view(-1)
 
     def output(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory for a result."""
         plain, memory = self._memory(tensor)
         if memory is not plain:
-            self._back.append((plain, memory))
+            self._back.append((plain, memory, _lease(plain)))
         return memory.view(-1)
 
     def in_place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory that holds the tensor's values and that the result is written to."""
         plain, memory = self._memory(tensor, self._share)
         if memory is not plain:
-            self._in.append((memory, plain))
-            self._back.append((plain, memory))
+            lease = _lease(plain)
+            self._in.append((memory, plain, lease))
+            self._back.append((plain, memory, lease))
         return memory.view(-1)
 
     def _memory(self, tensor: torch.Tensor, share: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,9 +92,16 @@ class Staging:
         return functools.partial(_copy, self._back) if self._back else None
 
 
-def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]], share: int = 1) -> None:
+def _lease(plain: torch.Tensor) -> Lease | None:
+    """None where the tensor has no memory of its own: what copies it, its class, knows where its values are."""
+    return Lease(plain) if plain.data_ptr() else None
+
+
+def _copy(copies: list[Copy], share: int = 1) -> None:
     with torch.inference_mode():  # the only mode in which an inference tensor may be written
-        for target, source in pairs:
+        for target, source, lease in copies:
+            if lease is not None:
+                lease.check("a call that copies its tensors")
             if share == 1:
                 target.copy_(source)
             else:

@@ -11,6 +11,7 @@
 #include <Python.h>
 #include <endian.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@
 #include <sys/uio.h>
 #include <time.h>
 
-#define INTERFACE 1 /* core.py's calls of this module; a change of either changes both */
+#define INTERFACE 2 /* core.py's calls of this module; a change of either changes both */
 #define HEADER_BYTES 88
 #define HOP_BYTES 16
 #define TAG_BYTES 16
@@ -33,6 +34,7 @@
 #define SEGMENT_BYTES (256 * 1024)
 #define FRAME_BYTES (HEADER_BYTES + SEGMENT_BYTES + 2 * TAG_BYTES)
 #define NO_ORIGIN 0xFFFFFFFFu
+#define MOST_STEPS (1 << 24)
 
 enum { HOP = 1, FORWARD = 2 };
 enum { SEND, RECV, REDUCE, COPY, SCALE };
@@ -79,9 +81,41 @@ static inline void stop_clock(int stage, Start start) {
 
 /* -- names that are looked up often --------------------------------------------------------------------------------- */
 
-static PyObject *s_add, *s_append, *s_check, *s_counter, *s_fileno, *s_inbox, *s_open_into, *s_origin, *s_outbox,
-    *s_popleft, *s_recv_into, *s_seal_into, *s_send, *s_tag, *s_take, *s_ended;
+static PyObject *s_add, *s_address, *s_append, *s_check, *s_counter, *s_data_ptr, *s_fileno, *s_inbox, *s_lease,
+    *s_length_of_other, *s_memory_changed, *s_nbytes, *s_open_into, *s_origin, *s_outbox, *s_popleft, *s_recv_into, *s_release, *s_seal_into, *s_send,
+    *s_storage, *s_tag, *s_take, *s_ended;
 static PyObject *deque_type, *socket_type, *segment_bytes_of, *combine_bytes, *divide_bytes;
+
+/* -- views: whoever has one keeps its memory alive ------------------------------------------------------------------- */
+
+/* Bytes that Python code is to read or write: `owner` exports them, `at` is the first of them. */
+typedef struct {
+    PyObject *owner; /* a segment, or a memoryview of bytes; borrowed */
+    Py_ssize_t offset, length;
+    char *at;
+} Place;
+
+/* The call that a view was made for is over: whoever kept it, such as a profiler, has a view of nothing. Takes over the
+ * reference, which may be NULL; keeps the error that is set, if one is. */
+static void end_view(PyObject *view) {
+    if (view == NULL || Py_REFCNT(view) == 1) { /* nobody kept it */
+        Py_XDECREF(view);
+        return;
+    }
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *done = PyObject_CallMethodNoArgs(view, s_release);
+    if (done == NULL && PyErr_ExceptionMatches(PyExc_BufferError))
+        PyErr_Clear(); /* somebody has taken a buffer of it, and keeps the memory alive with that */
+    else if (done == NULL)
+        PyErr_WriteUnraisable(view);
+    Py_XDECREF(done);
+    Py_DECREF(view);
+    PyErr_Restore(type, value, trace);
+}
+
+/* Short pieces are handed over as copies. */
+static PyObject *copy_of(const void *at, Py_ssize_t length) { return PyBytes_FromStringAndSize(at, length); }
 
 /* -- segments and their pool ---------------------------------------------------------------------------------------- */
 
@@ -89,7 +123,6 @@ typedef struct {
     PyObject_HEAD
     char *memory;
     char *at; /* the frame; its payload is aligned to a cache line */
-    PyObject *view;
     char idle; /* in a pool */
 } Segment;
 
@@ -99,7 +132,6 @@ static Segment *new_segment(void) {
     Segment *self = PyObject_New(Segment, &SegmentType);
     if (self == NULL)
         return NULL;
-    self->view = NULL;
     self->idle = 0;
     if (posix_memalign((void **)&self->memory, 64, 128 + FRAME_BYTES)) {
         self->memory = NULL;
@@ -112,18 +144,23 @@ static Segment *new_segment(void) {
 }
 
 static void segment_dealloc(Segment *self) {
-    Py_XDECREF(self->view);
     free(self->memory);
     PyObject_Free(self);
 }
 
+static int segment_buffer(Segment *self, Py_buffer *buffer, int flags) {
+    return PyBuffer_FillInfo(buffer, (PyObject *)self, self->at, FRAME_BYTES, 0, flags);
+}
+
+static PyBufferProcs segment_as_buffer = {(getbufferproc)segment_buffer, NULL};
+
+static Place in_segment(Segment *segment, Py_ssize_t offset, Py_ssize_t length) {
+    return (Place){(PyObject *)segment, offset, length, segment->at + offset};
+}
+
 static PyObject *segment_view(Segment *self, void *unused) {
     (void)unused;
-    /* The view must not outlive the memory, so whoever keeps it keeps the segment: all do (ends.py, exchange.py). */
-    if (self->view == NULL)
-        self->view = PyMemoryView_FromMemory(self->at, FRAME_BYTES, PyBUF_WRITE);
-    Py_XINCREF(self->view);
-    return self->view;
+    return PyMemoryView_FromObject((PyObject *)self);
 }
 
 static PyGetSetDef segment_getset[] = {{"view", (getter)segment_view, NULL, "The bytes of the frame.", NULL}, {NULL}};
@@ -133,9 +170,52 @@ static PyTypeObject SegmentType = {
     .tp_basicsize = sizeof(Segment),
     .tp_dealloc = (destructor)segment_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_as_buffer = &segment_as_buffer,
     .tp_getset = segment_getset,
     .tp_doc = "Room for one frame.",
 };
+
+/* A piece of a segment: what it exports is that piece, and it keeps the segment. */
+typedef struct {
+    PyObject_HEAD
+    Segment *segment;
+    Py_ssize_t offset, length;
+} Piece;
+
+static void piece_dealloc(Piece *self) {
+    Py_DECREF(self->segment);
+    PyObject_Free(self);
+}
+
+static int piece_buffer(Piece *self, Py_buffer *buffer, int flags) {
+    return PyBuffer_FillInfo(buffer, (PyObject *)self, self->segment->at + self->offset, self->length, 0, flags);
+}
+
+static PyBufferProcs piece_as_buffer = {(getbufferproc)piece_buffer, NULL};
+
+static PyTypeObject PieceType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Piece",
+    .tp_basicsize = sizeof(Piece),
+    .tp_dealloc = (destructor)piece_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_as_buffer = &piece_as_buffer,
+    .tp_doc = "A piece of a segment.",
+};
+
+/* A view of the place. It keeps the owner alive, and so does every view that somebody makes of it. */
+static PyObject *view_of(Place place) {
+    if (!Py_IS_TYPE(place.owner, &SegmentType))
+        return PySequence_GetSlice(place.owner, place.offset, place.offset + place.length);
+    Piece *piece = PyObject_New(Piece, &PieceType);
+    if (piece == NULL)
+        return NULL;
+    piece->segment = (Segment *)Py_NewRef(place.owner);
+    piece->offset = place.offset;
+    piece->length = place.length;
+    PyObject *view = PyMemoryView_FromObject((PyObject *)piece);
+    Py_DECREF(piece);
+    return view;
+}
 
 #define MOST_IDLE 64
 
@@ -159,7 +239,7 @@ static Segment *pool_take(Pool *self) {
     return segment;
 }
 
-/* Takes over the caller's reference. A segment that others still send stays with them. */
+/* Takes over the caller's reference. A segment that others still send, or have a view of, stays with them. */
 static void pool_give(Pool *self, Segment *segment) {
     if (Py_REFCNT(segment) == 1 && self->count < self->most) {
         segment->idle = 1;
@@ -170,13 +250,14 @@ static void pool_give(Pool *self, Segment *segment) {
 
 static int pool_init(Pool *self, PyObject *args, PyObject *keywords) {
     static char *names[] = {"most", NULL};
-    self->most = 32;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|i", names, &self->most))
+    int most = 32;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|i", names, &most))
         return -1;
-    if (self->most < 0 || self->most > MOST_IDLE) {
+    if (most < 0 || most > MOST_IDLE) {
         PyErr_SetString(PyExc_ValueError, "a pool keeps at most 64 idle segments");
         return -1;
     }
+    self->most = most;
     return 0;
 }
 
@@ -262,10 +343,19 @@ static void program_dealloc(Program *self) {
     PyObject_Free(self);
 }
 
+static int is_tuple(PyObject *object) {
+    if (PyTuple_Check(object))
+        return 1;
+    PyErr_SetString(PyExc_TypeError, "programs and queues are made of tuples");
+    return 0;
+}
+
 /* The step numbers in a tuple, each checked to be one. */
 static int read_numbers(PyObject *tuple, int limit, int *count, int **numbers) {
-    if (!PyTuple_Check(tuple)) {
-        PyErr_SetString(PyExc_TypeError, "a program is made of tuples");
+    if (!is_tuple(tuple))
+        return -1;
+    if (PyTuple_GET_SIZE(tuple) > MOST_STEPS) {
+        PyErr_SetString(PyExc_ValueError, "a program names more steps than it can have");
         return -1;
     }
     *count = (int)PyTuple_GET_SIZE(tuple);
@@ -288,8 +378,10 @@ static int read_numbers(PyObject *tuple, int limit, int *count, int **numbers) {
 }
 
 static int read_needs(PyObject *tuple, int limit, Step *step) {
-    if (!PyTuple_Check(tuple)) {
-        PyErr_SetString(PyExc_TypeError, "a program is made of tuples");
+    if (!is_tuple(tuple))
+        return -1;
+    if (PyTuple_GET_SIZE(tuple) > MOST_STEPS) {
+        PyErr_SetString(PyExc_ValueError, "a program names more steps than it can have");
         return -1;
     }
     step->needs = (int)PyTuple_GET_SIZE(tuple);
@@ -300,7 +392,8 @@ static int read_needs(PyObject *tuple, int limit, Step *step) {
     }
     for (int i = 0; i < step->needs; i++) {
         Need *need = &step->need[i];
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, i), "ip", &need->step, &need->by_segment))
+        PyObject *item = PyTuple_GET_ITEM(tuple, i);
+        if (!is_tuple(item) || !PyArg_ParseTuple(item, "ip", &need->step, &need->by_segment))
             return -1;
         if (need->step < 0 || need->step >= limit) {
             PyErr_SetString(PyExc_ValueError, "a program names a step that it does not have");
@@ -327,8 +420,8 @@ static PyObject *core_compile(PyObject *module, PyObject *args) {
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(steps);
     if (PyTuple_GET_SIZE(needs) != count || PyTuple_GET_SIZE(wakes) != count || PyTuple_GET_SIZE(ordinals) != count ||
-        PyTuple_GET_SIZE(sharers) != count || PyTuple_GET_SIZE(heirs) != count || count > 1 << 24) {
-        PyErr_SetString(PyExc_ValueError, "the parts of a program differ in length");
+        PyTuple_GET_SIZE(sharers) != count || PyTuple_GET_SIZE(heirs) != count || count > MOST_STEPS || chunks < 0) {
+        PyErr_SetString(PyExc_ValueError, "the parts of a program differ in length, or there are too many or too few of them");
         return NULL;
     }
     Program *self = PyObject_New(Program, &ProgramType);
@@ -343,17 +436,30 @@ static PyObject *core_compile(PyObject *module, PyObject *args) {
     }
     for (int i = 0; i < self->count; i++) {
         Step *step = &self->steps[i];
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(steps, i), "iiiiILp", &step->action, &step->chunk, &step->peer, &step->other,
+        PyObject *item = PyTuple_GET_ITEM(steps, i);
+        if (!is_tuple(item) ||
+            !PyArg_ParseTuple(item, "iiiiILp", &step->action, &step->chunk, &step->peer, &step->other,
                               &step->label, &step->origin, &step->received_first))
             goto fail;
+        if (step->origin < -1 || step->origin >= NO_ORIGIN) {
+            PyErr_SetString(PyExc_ValueError, "a step names an origin that no rank has");
+            goto fail;
+        }
         int computes = step->action == REDUCE || step->action == COPY;
         if (step->action < SEND || step->action > SCALE || step->chunk < 0 || step->chunk >= chunks || step->other >= chunks ||
             (computes && step->other < 0)) {
             PyErr_SetString(PyExc_ValueError, "a step names a chunk that the schedule does not have");
             goto fail;
         }
-        step->ordinal = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(ordinals, i));
-        if (PyErr_Occurred() || read_needs(PyTuple_GET_ITEM(needs, i), self->count, step) ||
+        unsigned long ordinal = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(ordinals, i));
+        if (ordinal == (unsigned long)-1 && PyErr_Occurred())
+            goto fail;
+        if (ordinal > UINT32_MAX) {
+            PyErr_SetString(PyExc_ValueError, "a step has a number that no header holds");
+            goto fail;
+        }
+        step->ordinal = (uint32_t)ordinal;
+        if (read_needs(PyTuple_GET_ITEM(needs, i), self->count, step) ||
             read_numbers(PyTuple_GET_ITEM(wakes, i), self->count, &step->wakes, &step->wake) ||
             read_numbers(PyTuple_GET_ITEM(sharers, i), self->count, &step->sharers, &step->sharer))
             goto fail;
@@ -399,8 +505,8 @@ typedef struct {
     PyObject *queue;   /* a deque of (run, step) */
     PyObject *stream, *sealer, *opener;
     Pool *pool;
-    int descriptor; /* of a socket; -1: the stream is asked through its methods */
     char readable, writable, ended, open, queued;
+    char busy; /* bytes are being moved: whoever is called meanwhile and wants to move some, too, is refused */
     /* writing: what is left of one frame, in up to three pieces: a forwarded one's body may be shared with other links */
     struct iovec unsent[3];
     int pieces;
@@ -424,7 +530,7 @@ static int end_traverse(End *self, visitproc visit, void *arg) {
     Py_VISIT(self->sealer);
     Py_VISIT(self->opener);
     Py_VISIT(self->pool);
-    return 0;
+    return 0; /* not what `unsent_view` holds: the collector would clear a memoryview in use, which it survives badly */
 }
 
 static void end_forget_unsent(End *self) {
@@ -439,7 +545,6 @@ static int end_clear(End *self) {
     Py_CLEAR(self->blocked);
     Py_CLEAR(self->queue);
     Py_CLEAR(self->stream);
-    self->descriptor = -1;
     Py_CLEAR(self->sealer);
     Py_CLEAR(self->opener);
     Py_CLEAR(self->sending);
@@ -460,7 +565,6 @@ static PyObject *end_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     End *self = (End *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->descriptor = -1;
     self->queue = PyObject_CallNoArgs(deque_type);
     self->stream = Py_NewRef(Py_None);
     self->sealer = Py_NewRef(Py_None);
@@ -477,9 +581,13 @@ static int end_init(End *self, PyObject *args, PyObject *keywords) {
     PyObject *ready, *blocked, *pool;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!O!", names, &ready, &PySet_Type, &blocked, &PoolType, &pool))
         return -1;
-    Py_XSETREF(self->ready, Py_NewRef(ready));
-    Py_XSETREF(self->blocked, Py_NewRef(blocked));
-    Py_XSETREF(self->pool, (Pool *)Py_NewRef(pool));
+    if (self->pool != NULL || self->queue == NULL) { /* what is at work relies on these to stay */
+        PyErr_SetString(PyExc_RuntimeError, "the end of a link is made once");
+        return -1;
+    }
+    self->ready = Py_NewRef(ready);
+    self->blocked = Py_NewRef(blocked);
+    self->pool = (Pool *)Py_NewRef(pool);
     return 0;
 }
 
@@ -492,25 +600,12 @@ static int is_end(PyObject *object) {
 
 static PyObject *end_get_stream(End *self, void *unused) {
     (void)unused;
-    return Py_NewRef(self->stream);
+    return Py_NewRef(self->stream == NULL ? Py_None : self->stream);
 }
 
 static int end_set_stream(End *self, PyObject *stream, void *unused) {
     (void)unused;
-    long descriptor = -1;
-    if (stream == NULL)
-        stream = Py_None;
-    if (Py_IS_TYPE(stream, (PyTypeObject *)socket_type)) {
-        PyObject *number = PyObject_CallMethodNoArgs(stream, s_fileno);
-        if (number == NULL)
-            return -1;
-        descriptor = PyLong_AsLong(number);
-        Py_DECREF(number);
-        if (descriptor == -1 && PyErr_Occurred())
-            return -1;
-    }
-    Py_SETREF(self->stream, Py_NewRef(stream));
-    self->descriptor = (int)descriptor;
+    Py_XSETREF(self->stream, Py_NewRef(stream == NULL ? Py_None : stream));
     return 0;
 }
 
@@ -521,7 +616,19 @@ static int poke(End *self) {
     self->queued = 1;
     PyObject *done = PyObject_CallMethodOneArg(self->ready, s_append, (PyObject *)self);
     Py_XDECREF(done);
+    if (done == NULL)
+        self->queued = 0;
     return done == NULL ? -1 : 0;
+}
+
+/* 0: bytes may be moved, and `busy` is set until the caller takes it back; -1: somebody does already. */
+static int begin_to_move(End *self) {
+    if (self->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "a link was used by something that was called while it moved bytes");
+        return -1;
+    }
+    self->busy = 1;
+    return 0;
 }
 
 static PyObject *end_poke(End *self, PyObject *unused) {
@@ -538,10 +645,13 @@ static PyObject *end_notify(End *self, PyObject *const *args, Py_ssize_t count) 
         PyErr_SetString(PyExc_TypeError, "notify(readable, writable, ended=False)");
         return NULL;
     }
-    self->readable |= PyObject_IsTrue(args[0]) == 1;
-    self->writable |= PyObject_IsTrue(args[1]) == 1;
-    if (count == 3)
-        self->ended |= PyObject_IsTrue(args[2]) == 1;
+    int truths[3] = {0, 0, 0};
+    for (Py_ssize_t i = 0; i < count; i++)
+        if ((truths[i] = PyObject_IsTrue(args[i])) < 0)
+            return NULL;
+    self->readable |= (char)truths[0];
+    self->writable |= (char)truths[1];
+    self->ended |= (char)truths[2];
     if (poke(self))
         return NULL;
     Py_RETURN_NONE;
@@ -555,24 +665,34 @@ static PyObject *end_put(End *self, PyObject *const *args, Py_ssize_t count) {
         PyErr_SetString(PyExc_TypeError, "put(frame, segment=None)");
         return NULL;
     }
-    if (self->pieces) {
+    if (!self->pieces && !self->busy)
+        end_forget_unsent(self);
+    Py_buffer frame;
+    if (PyObject_GetBuffer(args[0], &frame, PyBUF_SIMPLE))
+        return NULL;
+    if (self->pieces || self->busy) { /* asked last: an exporter may be Python code, which may have put something */
+        PyBuffer_Release(&frame);
         PyErr_SetString(PyExc_RuntimeError, "a frame is still being written");
         return NULL;
     }
-    end_forget_unsent(self);
-    if (PyObject_GetBuffer(args[0], &self->unsent_view, PyBUF_SIMPLE))
-        return NULL;
-    self->unsent[0] = (struct iovec){self->unsent_view.buf, (size_t)self->unsent_view.len};
+    self->unsent_view = frame;
+    self->unsent[0] = (struct iovec){frame.buf, (size_t)frame.len};
     self->pieces = 1;
-    if (count == 2 && args[1] != Py_None)
-        Py_XSETREF(self->sending, (Segment *)Py_NewRef(args[1]));
+    Py_XSETREF(self->sending, count == 2 && args[1] != Py_None ? (Segment *)Py_NewRef(args[1]) : NULL);
     Py_RETURN_NONE;
 }
 
 /* A stream that is no socket, asked through its method; takes over the view. -1: an error is set; -2: none now. */
 static Py_ssize_t ask_stream(End *self, PyObject *method, PyObject *view) {
-    PyObject *number = view == NULL ? NULL : PyObject_CallMethodOneArg(self->stream, method, view);
-    Py_XDECREF(view);
+    if (view == NULL)
+        return -1;
+    PyObject *stream = Py_NewRef(self->stream); /* it may close the link, and so be forgotten, while it is asked */
+    PyObject *number = PyObject_CallMethodOneArg(stream, method, view);
+    Py_DECREF(stream);
+    if (PyMemoryView_Check(view))
+        end_view(view);
+    else
+        Py_DECREF(view);
     if (number == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_BlockingIOError))
             return -1;
@@ -581,48 +701,86 @@ static Py_ssize_t ask_stream(End *self, PyObject *method, PyObject *view) {
     }
     Py_ssize_t moved = PyLong_AsSsize_t(number);
     Py_DECREF(number);
+    if (moved < 0 && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "a stream moved a negative number of bytes");
     return moved < 0 ? -1 : moved;
+}
+
+static int is_socket(End *self) { return Py_IS_TYPE(self->stream, (PyTypeObject *)socket_type); }
+
+/* Asked each time: somebody else may close the socket, and its number may be another one's at once. -1: an error is set. */
+static int descriptor_of(End *self) {
+    PyObject *stream = Py_NewRef(self->stream);
+    PyObject *number = PyObject_CallMethodNoArgs(stream, s_fileno);
+    Py_DECREF(stream);
+    if (number == NULL)
+        return -1;
+    long descriptor = PyLong_AsLong(number);
+    Py_DECREF(number);
+    if (descriptor == -1 && PyErr_Occurred())
+        return -1;
+    if (descriptor < 0 || descriptor > INT_MAX) {
+        errno = EBADF;
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    return (int)descriptor;
+}
+
+/* After a system call that failed. 0: call again; -1: an error is set; -2: nothing moves now. A signal's handler may have
+ * closed the link: then there is no socket to call again. */
+static int after_errno(End *self) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK)
+        return -2;
+    if (errno != EINTR) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    if (PyErr_CheckSignals())
+        return -1;
+    if (!is_socket(self)) {
+        PyErr_SetString(PyExc_RuntimeError, "this end of a link is closed");
+        return -1;
+    }
+    return 0;
 }
 
 /* Bytes that the kernel took; -1: an error is set; -2: none now. */
 static Py_ssize_t write_some(End *self) {
-    if (self->descriptor >= 0) {
-        for (;;) {
-            struct msghdr message = {.msg_iov = self->unsent, .msg_iovlen = (size_t)self->pieces};
-            ssize_t sent = sendmsg(self->descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-            if (sent >= 0)
-                return sent;
-            if (errno == EAGAIN || errno == EWOULDBLOCK)
-                return -2;
-            if (errno != EINTR) {
-                PyErr_SetFromErrno(PyExc_OSError);
-                return -1;
-            }
-            if (PyErr_CheckSignals())
-                return -1;
-        }
+    while (is_socket(self)) {
+        int descriptor = descriptor_of(self);
+        if (descriptor < 0)
+            return -1;
+        struct msghdr message = {.msg_iov = self->unsent, .msg_iovlen = (size_t)self->pieces};
+        ssize_t sent = sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0)
+            return sent;
+        int state = after_errno(self);
+        if (state < 0)
+            return state;
     }
-    struct iovec *first = self->unsent;
-    return ask_stream(self, s_send, PyMemoryView_FromMemory(first->iov_base, (Py_ssize_t)first->iov_len, PyBUF_READ));
+    char *first = self->unsent[0].iov_base;
+    Py_ssize_t length = (Py_ssize_t)self->unsent[0].iov_len;
+    Segment *segment = self->sending;
+    if (segment != NULL && first >= segment->at && first + length <= segment->at + FRAME_BYTES)
+        return ask_stream(self, s_send, view_of(in_segment(segment, first - segment->at, length)));
+    return ask_stream(self, s_send, copy_of(first, length));
 }
 
-static Py_ssize_t read_some(End *self, char *at, Py_ssize_t room) {
-    if (self->descriptor >= 0) {
-        for (;;) {
-            ssize_t got = recv(self->descriptor, at, (size_t)room, MSG_DONTWAIT);
-            if (got >= 0)
-                return got;
-            if (errno == EAGAIN || errno == EWOULDBLOCK)
-                return -2;
-            if (errno != EINTR) {
-                PyErr_SetFromErrno(PyExc_OSError);
-                return -1;
-            }
-            if (PyErr_CheckSignals())
-                return -1;
-        }
+/* Bytes that were read to `offset` of the segment; -1 and -2 as above. */
+static Py_ssize_t read_some(End *self, Segment *segment, Py_ssize_t offset, Py_ssize_t room) {
+    while (is_socket(self)) {
+        int descriptor = descriptor_of(self);
+        if (descriptor < 0)
+            return -1;
+        ssize_t got = recv(descriptor, segment->at + offset, (size_t)room, MSG_DONTWAIT);
+        if (got >= 0)
+            return got;
+        int state = after_errno(self);
+        if (state < 0)
+            return state;
     }
-    Py_ssize_t got = ask_stream(self, s_recv_into, PyMemoryView_FromMemory(at, room, PyBUF_WRITE));
+    Py_ssize_t got = ask_stream(self, s_recv_into, view_of(in_segment(segment, offset, room)));
     if (got > room) {
         PyErr_SetString(PyExc_ValueError, "a stream read more than there was room for");
         return -1;
@@ -651,13 +809,13 @@ static int strike(End *self, size_t sent) {
 static int flush(End *self) {
     if (!self->pieces)
         return 1;
-    if (self->writable && self->stream == Py_None) {
-        PyErr_SetString(PyExc_RuntimeError, "this end of a link is closed");
-        return -1;
-    }
     while (self->pieces && self->writable) {
-        size_t offered = self->descriptor >= 0 ? 0 : self->unsent[0].iov_len;
-        for (int i = 0; self->descriptor >= 0 && i < self->pieces; i++)
+        if (self->stream == Py_None) {
+            PyErr_SetString(PyExc_RuntimeError, "this end of a link is closed");
+            return -1;
+        }
+        size_t offered = self->unsent[0].iov_len; /* a stream that is no socket takes one piece at a time */
+        for (int i = 1; is_socket(self) && i < self->pieces; i++)
             offered += self->unsent[i].iov_len;
         Start start = start_clock();
         Py_ssize_t sent = write_some(self);
@@ -684,9 +842,10 @@ static int flush(End *self) {
 
 static PyObject *end_flush(End *self, PyObject *unused) {
     (void)unused;
-    if (!is_end((PyObject *)self))
+    if (!is_end((PyObject *)self) || begin_to_move(self))
         return NULL;
     int flushed = flush(self);
+    self->busy = 0;
     return flushed < 0 ? NULL : PyBool_FromLong(flushed);
 }
 
@@ -737,8 +896,10 @@ static PyTypeObject EndType = {
 /* -- runs ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
+    Py_buffer held; /* for as long as the run: nobody releases or resizes what is under it, but torch (see check_memory) */
     char *at;
     Py_ssize_t length, each;
+    PyObject *lease, *storage, *address, *nbytes; /* of the tensor that the memory is (memory.py); NULL if it is none */
 } Chunk;
 
 typedef struct {
@@ -759,13 +920,14 @@ enum { ADD_NOT, ADD_F32, ADD_F64, ADD_I32, ADD_I64, ADD_BF16 };
 typedef struct {
     PyObject_HEAD
     Program *program;
-    PyObject *group, *operation, *finished, *views, *keeper, *dtype, *combine, *divisor;
+    PyObject *group, *operation, *finished, *views, *keeper, *dtype, *combine, *divisor; /* views: a tuple */
     Pool *pool;
     Chunk *chunks;
     Progress *progress;
     Kept *kept; /* ciphertext to pass on, sums to seal */
     int keeping, room;
     int left, add;
+    char started;
     char broken; /* something failed half-way: no further segment of it may be sealed or opened, whoever asks */
     uint32_t base;
     unsigned char header[HEADER_BYTES]; /* what all frames of the run share */
@@ -783,6 +945,10 @@ static int run_traverse(Run *self, visitproc visit, void *arg) {
     Py_VISIT(self->pool);
     for (int i = 0; self->progress != NULL && i < self->program->count; i++)
         Py_VISIT(self->progress[i].link);
+    for (int i = 0; self->chunks != NULL && i < self->program->chunks; i++) {
+        Py_VISIT(self->chunks[i].lease); /* not what `held` holds, as in end_traverse */
+        Py_VISIT(self->chunks[i].storage);
+    }
     return 0;
 }
 
@@ -803,6 +969,14 @@ static void run_dealloc(Run *self) {
         Py_DECREF(self->kept[i].segment);
     PyMem_Free(self->kept);
     PyMem_Free(self->progress);
+    for (int i = 0; self->chunks != NULL && i < self->program->chunks; i++) {
+        Chunk *chunk = &self->chunks[i];
+        PyBuffer_Release(&chunk->held);
+        Py_XDECREF(chunk->lease);
+        Py_XDECREF(chunk->storage);
+        Py_XDECREF(chunk->address);
+        Py_XDECREF(chunk->nbytes);
+    }
     PyMem_Free(self->chunks);
     Py_CLEAR(self->program);
     Py_CLEAR(self->views);
@@ -837,16 +1011,46 @@ static Py_ssize_t segment_length(Py_ssize_t length) {
     return each;
 }
 
+/* Note what the chunk's storage is and where its memory lies. A chunk of the same tensor as the one before is not asked. */
+static int read_lease(Chunk *chunk, PyObject *view, const Chunk *before) {
+    PyObject *exporter = PyMemoryView_GET_BASE(view);
+    if (exporter == NULL || PyByteArray_Check(exporter))
+        return 0;
+    if (before != NULL && before->lease != NULL && exporter == PyMemoryView_GET_BASE(before->held.obj)) {
+        chunk->lease = Py_NewRef(before->lease);
+        chunk->storage = Py_NewRef(before->storage);
+        chunk->address = Py_NewRef(before->address);
+        chunk->nbytes = Py_NewRef(before->nbytes);
+        return 0;
+    }
+    PyObject *lease = PyObject_GetAttr(exporter, s_lease);
+    if (lease == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError))
+        return -1;
+    if (lease == NULL || lease == Py_None) {
+        PyErr_Clear();
+        Py_XDECREF(lease);
+        return 0;
+    }
+    chunk->lease = lease;
+    chunk->storage = PyObject_GetAttr(lease, s_storage);
+    chunk->address = PyObject_GetAttr(lease, s_address);
+    chunk->nbytes = PyObject_GetAttr(lease, s_nbytes);
+    return chunk->storage == NULL || chunk->address == NULL || chunk->nbytes == NULL ? -1 : 0;
+}
+
 static int bind_chunks(Run *self) {
     Py_ssize_t known = -1, each = 0;
     for (int i = 0; i < self->program->chunks; i++) {
-        Py_buffer buffer;
-        if (PyObject_GetBuffer(PyList_GET_ITEM(self->views, i), &buffer, PyBUF_WRITABLE))
-            return -1;
         Chunk *chunk = &self->chunks[i];
-        chunk->at = buffer.buf; /* alive for as long as the operation keeps its tensors: until it ends */
-        chunk->length = buffer.len;
-        PyBuffer_Release(&buffer);
+        PyObject *view = PyTuple_GET_ITEM(self->views, i);
+        if (!PyMemoryView_Check(view) || PyMemoryView_GET_BUFFER(view)->itemsize != 1) {
+            PyErr_SetString(PyExc_TypeError, "a run is bound to views of bytes");
+            return -1;
+        }
+        if (PyObject_GetBuffer(view, &chunk->held, PyBUF_WRITABLE) || read_lease(chunk, view, i ? chunk - 1 : NULL))
+            return -1;
+        chunk->at = chunk->held.buf;
+        chunk->length = chunk->held.len;
         if (chunk->length != known) {
             known = chunk->length;
             each = segment_length(known);
@@ -882,19 +1086,25 @@ static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
                           &views, &keeper, &dtype, &combine, &base, &finished, &add, &instance, &instance_length, &PoolType, &pool,
                           &divisor))
         return NULL;
-    if (call_length != CALL_BYTES || instance_length != INSTANCE_BYTES || PyList_GET_SIZE(views) != ((Program *)program)->chunks ||
+    views = PyList_AsTuple(views); /* the list is somebody else's, to change */
+    if (views == NULL)
+        return NULL;
+    if (call_length != CALL_BYTES || instance_length != INSTANCE_BYTES || PyTuple_GET_SIZE(views) != ((Program *)program)->chunks ||
         add < ADD_NOT || add > ADD_BF16) {
         PyErr_SetString(PyExc_ValueError, "a run is bound to something else than its program");
+        Py_DECREF(views);
         return NULL;
     }
     Run *self = (Run *)type->tp_alloc(type, 0);
-    if (self == NULL)
+    if (self == NULL) {
+        Py_DECREF(views);
         return NULL;
+    }
     self->program = (Program *)Py_NewRef(program);
     self->group = Py_NewRef(group);
     self->operation = Py_NewRef(Py_None);
     self->finished = Py_NewRef(finished);
-    self->views = Py_NewRef(views);
+    self->views = views;
     self->keeper = Py_NewRef(keeper);
     self->dtype = Py_NewRef(dtype);
     self->combine = Py_NewRef(combine);
@@ -909,24 +1119,60 @@ static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     memcpy(self->header + CALL_AT, call, CALL_BYTES);
     self->chunks = PyMem_Calloc((size_t)self->program->chunks + 1, sizeof(Chunk));
     self->progress = PyMem_Calloc((size_t)self->program->count + 1, sizeof(Progress));
-    if (self->chunks == NULL || self->progress == NULL) {
+    if (self->chunks == NULL || self->progress == NULL)
         PyErr_NoMemory();
-        Py_DECREF(self);
-        return NULL;
-    }
-    if (bind_chunks(self)) {
+    if (self->chunks == NULL || self->progress == NULL || bind_chunks(self)) {
         Py_DECREF(self);
         return NULL;
     }
     return (PyObject *)self;
 }
 
-static inline char *segment_at(Run *self, int chunk, Py_ssize_t position, Py_ssize_t *length) {
+static Place in_chunk(Run *self, int chunk, Py_ssize_t position) {
     Chunk *c = &self->chunks[chunk];
     Py_ssize_t offset = position * c->each;
     Py_ssize_t left = c->length - offset;
-    *length = left < c->each ? (left > 0 ? left : 0) : c->each;
-    return c->at + offset;
+    Py_ssize_t length = left < c->each ? (left > 0 ? left : 0) : c->each;
+    return (Place){PyTuple_GET_ITEM(self->views, chunk), offset, length, c->at + offset};
+}
+
+/* 1: the method returns what it did when the call was made; 0: something else; -1: an error is set. */
+static int still(PyObject *storage, PyObject *method, PyObject *then) {
+    PyObject *now = PyObject_CallMethodNoArgs(storage, method);
+    int same = now == NULL ? -1 : PyObject_RichCompareBool(now, then, Py_EQ);
+    Py_XDECREF(now);
+    return same;
+}
+
+static int memory_changed(Run *self, PyObject *lease) {
+    PyObject *operation = Py_XNewRef(self->operation);
+    PyObject *done = operation == NULL ? NULL : PyObject_CallMethodOneArg(operation, s_memory_changed, lease);
+    Py_XDECREF(operation);
+    Py_XDECREF(done);
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_RuntimeError, "the memory of a tensor changed while a collective used it");
+    return -1;
+}
+
+/* The program may have resized the tensor's storage, or moved it to shared memory, while others had the interpreter's
+ * lock: then its memory is freed, whoever refers to the storage. Asked before each use of a chunk's memory, with nothing in
+ * between that gives up the lock. 0: the memory is there; -1: an error is set. */
+static int check_memory(Run *self, int chunk) {
+    Chunk *c = &self->chunks[chunk];
+    if (c->storage == NULL)
+        return 0;
+    int same = still(c->storage, s_data_ptr, c->address);
+    if (same == 1)
+        same = still(c->storage, s_nbytes, c->nbytes); /* another piece of memory may have come to lie at the old address */
+    return same == 0 ? memory_changed(self, c->lease) : same == 1 ? 0 : -1;
+}
+
+/* Asked after each use that gave up the lock itself. What it did to memory that went meanwhile cannot be undone, but nothing
+ * comes of it, neither a frame nor a result. */
+static int check_address(Run *self, int chunk) {
+    Chunk *c = &self->chunks[chunk];
+    int same = c->storage == NULL ? 1 : still(c->storage, s_data_ptr, c->address);
+    return same == 0 ? memory_changed(self, c->lease) : same == 1 ? 0 : -1;
 }
 
 /* Whether the step's next segment may be done. */
@@ -975,14 +1221,9 @@ static int advance(Run *self, int index) {
     return 0;
 }
 
-static PyObject *writable_view(char *at, Py_ssize_t length) { return PyMemoryView_FromMemory(at, length, PyBUF_WRITE); }
-
-static PyObject *readable_view(const void *at, Py_ssize_t length) {
-    return PyMemoryView_FromMemory((char *)at, length, PyBUF_READ);
-}
-
-static int divide(Run *self, char *at, Py_ssize_t length) {
-    PyObject *view = writable_view(at, length);
+/* These views are not ended after the call: torch makes tensors of them, and who keeps one of those keeps the memory. */
+static int divide(Run *self, Place place) {
+    PyObject *view = view_of(place);
     if (view == NULL)
         return -1;
     PyObject *done = PyObject_CallFunctionObjArgs(divide_bytes, self->dtype, view, self->divisor, NULL);
@@ -995,12 +1236,14 @@ static int do_local(Run *self, int index) {
     Step *step = &self->program->steps[index];
     Progress *progress = &self->progress[index];
     while (progress->done < progress->segments && is_ready(self, index)) {
-        Py_ssize_t length, same;
-        char *target = segment_at(self, step->chunk, progress->done, &length);
+        Place target = in_chunk(self, step->chunk, progress->done);
+        int copies = step->action == COPY;
         Start start = start_clock();
-        if (step->action == COPY)
-            memmove(target, segment_at(self, step->other, progress->done, &same), (size_t)length);
-        else if (divide(self, target, length))
+        if ((copies && check_memory(self, step->other)) || check_memory(self, step->chunk))
+            return -1;
+        if (copies)
+            memmove(target.at, in_chunk(self, step->other, progress->done).at, (size_t)target.length);
+        else if (divide(self, target) || check_address(self, step->chunk))
             return -1;
         stop_clock(IN_REDUCE, start);
         if (advance(self, index))
@@ -1012,6 +1255,11 @@ static int do_local(Run *self, int index) {
 /* Queue every message on its link, in program order, and do the local steps that can be done. */
 static PyObject *run_start(Run *self, PyObject *unused) {
     (void)unused;
+    if (self->started || self->group == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "a run is started once, and not after the garbage collector had it");
+        return NULL;
+    }
+    self->started = 1;
     if (!self->left) {
         if (end_of_run(self))
             return NULL;
@@ -1063,52 +1311,45 @@ static PyTypeObject RunType = {
 
 /* -- sealing ---------------------------------------------------------------------------------------------------------- */
 
-static int read_counter(PyObject *owner, uint64_t *counter) {
-    PyObject *number = PyObject_GetAttr(owner, s_counter);
+/* A new reference to the half of a link that seals or opens: it may be replaced while it is called. NULL: there is none. */
+static PyObject *half_of(PyObject *half) {
+    if (half == NULL)
+        PyErr_SetString(PyExc_RuntimeError, "this end of a link has no keys");
+    return Py_XNewRef(half);
+}
+
+static int read_counter(PyObject *half, uint64_t *counter) {
+    PyObject *owner = half_of(half);
+    PyObject *number = owner == NULL ? NULL : PyObject_GetAttr(owner, s_counter);
+    Py_XDECREF(owner);
     if (number == NULL)
         return -1;
     *counter = PyLong_AsUnsignedLongLong(number);
     Py_DECREF(number);
-    return PyErr_Occurred() ? -1 : 0;
+    return *counter == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* After a failure: a traceback may keep these views longer than their memory lives. */
-static void release_views(PyObject **views, int count) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    for (int i = 0; i < count; i++)
-        if (views[i] != NULL) {
-            PyObject *done = PyObject_CallMethod(views[i], "release", NULL);
-            if (done == NULL)
-                PyErr_Clear(); /* somebody has a view of the view; it reads what is there */
-            Py_XDECREF(done);
-        }
-    PyErr_Restore(type, value, trace);
-}
-
-/* owner.method([number,] header, data, target): all as views of our memory. */
-static int with_views(PyObject *owner, PyObject *method, PyObject *const *numbers, int count, const void *header,
-                      Py_ssize_t header_length, const void *data, Py_ssize_t length, void *target, Py_ssize_t target_length) {
-    PyObject *args[6] = {owner, NULL, NULL, NULL, NULL, NULL};
+/* half.method([numbers,] header, data, target): the header as a copy, the others as views that end with the call. */
+static int with_views(PyObject *half, PyObject *method, PyObject *const *numbers, int count, const void *header,
+                      Py_ssize_t header_length, Place data, Place target) {
+    PyObject *args[6] = {half_of(half), NULL, NULL, NULL, NULL, NULL};
+    if (args[0] == NULL)
+        return -1;
     for (int i = 0; i < count; i++)
         args[1 + i] = numbers[i];
     PyObject **views = args + 1 + count;
-    int result = -1;
-    views[0] = readable_view(header, header_length);
-    views[1] = readable_view(data, length);
-    views[2] = writable_view(target, target_length);
-    if (views[0] != NULL && views[1] != NULL && views[2] != NULL) {
-        PyObject *done =
-            PyObject_VectorcallMethod(method, args, (size_t)(4 + count) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-        result = done == NULL ? -1 : 0;
-        Py_XDECREF(done);
-    }
-    if (result)
-        release_views(views, 3);
+    PyObject *done = NULL;
+    views[0] = copy_of(header, header_length);
+    views[1] = view_of(data);
+    views[2] = view_of(target);
+    if (views[0] != NULL && views[1] != NULL && views[2] != NULL)
+        done = PyObject_VectorcallMethod(method, args, (size_t)(4 + count) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_XDECREF(done);
     Py_XDECREF(views[0]);
-    Py_XDECREF(views[1]);
-    Py_XDECREF(views[2]);
-    return result;
+    end_view(views[1]);
+    end_view(views[2]);
+    Py_DECREF(args[0]);
+    return done == NULL ? -1 : 0;
 }
 
 static void write_header(Run *self, int index, Py_ssize_t position, int type, uint64_t counter, Py_ssize_t length, uint32_t origin,
@@ -1127,7 +1368,7 @@ static void write_header(Run *self, int index, Py_ssize_t position, int type, ui
 
 /* A forwarded frame on this link: its own hop part and its own tag, over the header and the origin's tag, around a body
  * that stays as it is. `end` is where the body, which begins after the hop part, ends. */
-static int frame_for_hop(End *link, Step *step, uint64_t counter, const Segment *segment, Py_ssize_t end) {
+static int frame_for_hop(End *link, Step *step, uint64_t counter, Segment *segment, Py_ssize_t end) {
     unsigned char covered[HEADER_BYTES + TAG_BYTES];
     memset(link->hop, 0, HOP_BYTES);
     link->hop[0] = FORWARD;
@@ -1136,13 +1377,11 @@ static int frame_for_hop(End *link, Step *step, uint64_t counter, const Segment 
     memcpy(covered, link->hop, HOP_BYTES);
     memcpy(covered + HOP_BYTES, segment->at + HOP_BYTES, HEADER_BYTES - HOP_BYTES);
     memcpy(covered + HEADER_BYTES, segment->at + end - TAG_BYTES, TAG_BYTES);
-    PyObject *view = readable_view(covered, sizeof covered);
-    if (view == NULL)
-        return -1;
-    PyObject *tag = PyObject_CallMethodOneArg(link->sealer, s_tag, view);
-    if (tag == NULL)
-        release_views(&view, 1);
-    Py_DECREF(view);
+    PyObject *sealer = half_of(link->sealer);
+    PyObject *copy = sealer == NULL ? NULL : copy_of(covered, sizeof covered);
+    PyObject *tag = copy == NULL ? NULL : PyObject_CallMethodOneArg(sealer, s_tag, copy);
+    Py_XDECREF(copy);
+    Py_XDECREF(sealer);
     if (tag == NULL)
         return -1;
     if (!PyBytes_Check(tag) || PyBytes_GET_SIZE(tag) != TAG_BYTES) {
@@ -1159,18 +1398,17 @@ static int frame_for_hop(End *link, Step *step, uint64_t counter, const Segment 
     return 0;
 }
 
-static int seal_as_origin(Run *self, int index, Py_ssize_t position, uint64_t counter, unsigned char *frame, const char *payload,
-                          Py_ssize_t length) {
+static int seal_as_origin(Run *self, int index, Py_ssize_t position, uint64_t counter, Segment *segment, Place payload) {
     int result = -1;
     PyObject *origin = PyObject_GetAttr(self->group, s_origin);
     PyObject *own = origin == NULL ? NULL : PyObject_CallMethodNoArgs(origin, s_take);
     if (own != NULL) {
         uint64_t number = PyLong_AsUnsignedLongLong(own);
-        if (!PyErr_Occurred()) {
+        if (number != (uint64_t)-1 || !PyErr_Occurred()) {
             uint32_t rank = (uint32_t)self->program->steps[index].origin;
-            write_header(self, index, position, FORWARD, counter, length, rank, number, frame);
-            result = with_views(origin, s_seal_into, &own, 1, frame + HOP_BYTES, HEADER_BYTES - HOP_BYTES, payload, length,
-                                frame + HEADER_BYTES, length + TAG_BYTES);
+            write_header(self, index, position, FORWARD, counter, payload.length, rank, number, (unsigned char *)segment->at);
+            result = with_views(origin, s_seal_into, &own, 1, segment->at + HOP_BYTES, HEADER_BYTES - HOP_BYTES, payload,
+                                in_segment(segment, HEADER_BYTES, payload.length + TAG_BYTES));
         }
     }
     Py_XDECREF(own);
@@ -1219,27 +1457,30 @@ static int share(Run *self, Step *step, Py_ssize_t position, Segment *segment) {
 /* Write a frame's header and seal its payload, for this hop or as its origin. `inherited`: the segment holds it already. */
 static int seal(Run *self, int index, End *link, uint64_t counter, Segment *segment, int inherited) {
     Step *step = &self->program->steps[index];
-    Py_ssize_t position = self->progress[index].done, length;
-    const char *payload = segment_at(self, step->chunk, position, &length);
+    Py_ssize_t position = self->progress[index].done;
+    Place payload = in_chunk(self, step->chunk, position);
     unsigned char *frame = (unsigned char *)segment->at;
     if (inherited)
-        payload = segment->at + HEADER_BYTES; /* sealed where it lies */
-    if (step->origin < 0) {
-        write_header(self, index, position, HOP, counter, length, NO_ORIGIN, 0, frame);
-        link->unsent[0] = (struct iovec){frame, (size_t)(HEADER_BYTES + length + TAG_BYTES)};
-        return with_views(link->sealer, s_seal_into, NULL, 0, frame, HEADER_BYTES, payload, length, frame + HEADER_BYTES,
-                          length + TAG_BYTES);
-    }
-    if (seal_as_origin(self, index, position, counter, frame, payload, length))
+        payload = in_segment(segment, HEADER_BYTES, payload.length); /* sealed where it lies */
+    else if (check_memory(self, step->chunk))
         return -1;
-    return share(self, step, position, segment);
+    int failed;
+    if (step->origin < 0) {
+        write_header(self, index, position, HOP, counter, payload.length, NO_ORIGIN, 0, frame);
+        failed = with_views(link->sealer, s_seal_into, NULL, 0, frame, HEADER_BYTES, payload,
+                            in_segment(segment, HEADER_BYTES, payload.length + TAG_BYTES));
+    } else
+        failed = seal_as_origin(self, index, position, counter, segment, payload);
+    if (failed || (!inherited && check_address(self, step->chunk)))
+        return -1;
+    return step->origin < 0 ? 0 : share(self, step, position, segment);
 }
 
 /* The next frame of a SEND, sealed and ready to be written. */
 static int seal_next(Run *self, int index, End *link) {
     Step *step = &self->program->steps[index];
-    Py_ssize_t position = self->progress[index].done, length;
-    segment_at(self, step->chunk, position, &length);
+    Py_ssize_t position = self->progress[index].done;
+    Py_ssize_t end = HEADER_BYTES + in_chunk(self, step->chunk, position).length + TAG_BYTES;
     uint64_t counter;
     if (read_counter(link->sealer, &counter))
         return -1;
@@ -1251,14 +1492,16 @@ static int seal_next(Run *self, int index, End *link) {
     if (step->origin < 0 || !inherited)
         failed = seal(self, index, link, counter, segment, inherited);
     if (!failed && step->origin >= 0)
-        failed = frame_for_hop(link, step, counter, segment, HEADER_BYTES + length + TAG_BYTES);
+        failed = frame_for_hop(link, step, counter, segment, end);
     stop_clock(IN_SEAL, start);
     if (failed) {
         Py_DECREF(segment);
         return -1;
     }
-    if (step->origin < 0)
+    if (step->origin < 0) {
+        link->unsent[0] = (struct iovec){segment->at, (size_t)end};
         link->pieces = 1;
+    }
     Py_XSETREF(link->sending, segment);
     return 0;
 }
@@ -1271,13 +1514,14 @@ static int head_of_queue(End *link, int sends, Run **run, int *index) {
     PyObject *entry = PySequence_GetItem(link->queue, 0);
     if (entry == NULL)
         return -1;
-    int understood = PyArg_ParseTuple(entry, "O!i", &RunType, run, index);
+    int understood = is_tuple(entry) && PyArg_ParseTuple(entry, "O!i", &RunType, run, index);
     if (understood) {
         int known = *index >= 0 && *index < (*run)->program->count && (*run)->program->steps[*index].action <= REDUCE;
+        known = known && (*run)->progress[*index].done < (*run)->progress[*index].segments && (*run)->group != NULL;
         if (known && ((*run)->program->steps[*index].action == SEND) == sends)
             Py_INCREF(*run);
         else {
-            PyErr_SetString(PyExc_ValueError, "a step stands in the queue of a link that it does not belong to");
+            PyErr_SetString(PyExc_ValueError, "a step stands in the queue of a link that it does not belong to, or is done");
             understood = 0;
         }
     }
@@ -1291,27 +1535,25 @@ static int leave_queue(End *link) {
     return gone == NULL ? -1 : 0;
 }
 
-/* send(link): write on; when nothing is left, seal and write the next segment that may leave. */
-static PyObject *core_send(PyObject *module, PyObject *object) {
-    (void)module;
-    if (!is_end(object))
-        return NULL;
-    End *link = (End *)object;
+/* Have the engine come back if there is more to do. */
+static int poke_if_queued(End *link) {
+    Py_ssize_t length = PyObject_Size(link->queue);
+    return length < 0 || (length && poke(link)) ? -1 : 0;
+}
+
+/* Write on; when nothing is left, seal and write the next segment that may leave. */
+static int send_on(End *link) {
+    int state = flush(link);
+    if (state <= 0)
+        return state;
     Run *run;
     int index;
-    int flushed = flush(link);
-    if (flushed < 0)
-        return NULL;
-    if (!flushed)
-        Py_RETURN_NONE;
-    int found = head_of_queue(link, 1, &run, &index);
-    if (found < 0)
-        return NULL;
-    if (!found)
-        Py_RETURN_NONE;
+    state = head_of_queue(link, 1, &run, &index);
+    if (state <= 0)
+        return state;
     if (!is_ready(run, index)) {
         Py_DECREF(run);
-        Py_RETURN_NONE;
+        return 0;
     }
     int failed = seal_next(run, index, link);
     if (!failed && run->progress[index].done + 1 == run->progress[index].segments)
@@ -1321,9 +1563,18 @@ static PyObject *core_send(PyObject *module, PyObject *object) {
     run->broken |= failed != 0;
     Py_DECREF(run);
     if (failed)
+        return -1;
+    state = flush(link);
+    return state > 0 ? poke_if_queued(link) : state;
+}
+
+static PyObject *core_send(PyObject *module, PyObject *object) {
+    (void)module;
+    if (!is_end(object) || begin_to_move((End *)object))
         return NULL;
-    flushed = flush(link);
-    if (flushed < 0 || (flushed && PyObject_Size(link->queue) > 0 && poke(link)))
+    int failed = send_on((End *)object) < 0;
+    ((End *)object)->busy = 0;
+    if (failed)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -1379,8 +1630,12 @@ ADDER(add_i32, uint32_t, PLAIN) /* unsigned: signed overflow wraps in torch and 
 ADDER(add_i64, uint64_t, PLAIN)
 ADDER(add_bf16, uint16_t, BF16)
 
-static int combine_in_python(Run *self, Step *step, char *target, char *operand, char *received, Py_ssize_t length) {
-    PyObject *out = writable_view(target, length), *mine = writable_view(operand, length), *theirs = writable_view(received, length);
+static int check_operands(Run *self, Step *step, int inherits) {
+    return check_memory(self, step->other) || (!inherits && step->chunk != step->other && check_memory(self, step->chunk)) ? -1 : 0;
+}
+
+static int combine_in_python(Run *self, Step *step, Place target, Place operand, Place received) {
+    PyObject *out = view_of(target), *mine = view_of(operand), *theirs = view_of(received);
     int failed = -1;
     if (out != NULL && mine != NULL && theirs != NULL) {
         PyObject *first = step->received_first ? theirs : mine, *second = step->received_first ? mine : theirs;
@@ -1391,10 +1646,12 @@ static int combine_in_python(Run *self, Step *step, char *target, char *operand,
     Py_XDECREF(out);
     Py_XDECREF(mine);
     Py_XDECREF(theirs);
-    return failed;
+    return failed ? failed : check_operands(self, step, 0); /* torch gives up the lock, as our own sums do not */
 }
 
-static int combine(Run *self, Step *step, char *target, char *operand, char *received, Py_ssize_t length) {
+static int combine(Run *self, Step *step, Place to, Place mine, Place theirs) {
+    char *target = to.at, *operand = mine.at, *received = theirs.at;
+    Py_ssize_t length = theirs.length;
     static const unsigned char sizes[] = {1, 4, 8, 4, 8, 2};
     uintptr_t size = sizes[self->add];
     int aligned = !(((uintptr_t)target | (uintptr_t)operand | (uintptr_t)received) & (size - 1));
@@ -1404,23 +1661,32 @@ static int combine(Run *self, Step *step, char *target, char *operand, char *rec
     case ADD_I32: add_i32_bytes(target, operand, received, length); return 0;
     case ADD_I64: add_i64_bytes(target, operand, received, length); return 0;
     case ADD_BF16: add_bf16_bytes(target, operand, received, length); return 0;
-    default: return combine_in_python(self, step, target, operand, received, length);
+    default: return combine_in_python(self, step, to, mine, theirs);
     }
 }
 
-static int open_forwarded(Run *self, Step *step, End *link, unsigned char *frame, Py_ssize_t total, char *target, Py_ssize_t length) {
+/* Add what a REDUCE received, which lies opened in the segment, to the local operand. `inherits`: the sum stays there. */
+static int reduce(Run *self, Step *step, Py_ssize_t position, Place received, int inherits) {
+    Place target = inherits ? received : in_chunk(self, step->chunk, position);
+    if (check_operands(self, step, inherits))
+        return -1;
+    return combine(self, step, target, in_chunk(self, step->other, position), received);
+}
+
+static int open_forwarded(Run *self, Step *step, End *link, Segment *segment, Py_ssize_t total, Place target) {
+    unsigned char *frame = (unsigned char *)segment->at;
     Py_ssize_t end = total - TAG_BYTES;
     unsigned char covered[HEADER_BYTES + TAG_BYTES];
     memcpy(covered, frame, HEADER_BYTES);
     memcpy(covered + HEADER_BYTES, frame + end - TAG_BYTES, TAG_BYTES);
-    PyObject *views[2] = {readable_view(covered, sizeof covered), readable_view(frame + end, TAG_BYTES)};
+    PyObject *opener = half_of(link->opener);
+    PyObject *copies[2] = {copy_of(covered, sizeof covered), copy_of(frame + end, TAG_BYTES)};
     PyObject *done = NULL;
-    if (views[0] != NULL && views[1] != NULL)
-        done = PyObject_CallMethodObjArgs(link->opener, s_check, views[0], views[1], NULL);
-    if (done == NULL)
-        release_views(views, 2);
-    Py_XDECREF(views[0]);
-    Py_XDECREF(views[1]);
+    if (opener != NULL && copies[0] != NULL && copies[1] != NULL)
+        done = PyObject_CallMethodObjArgs(opener, s_check, copies[0], copies[1], NULL);
+    Py_XDECREF(opener);
+    Py_XDECREF(copies[0]);
+    Py_XDECREF(copies[1]);
     if (done == NULL)
         return -1;
     Py_DECREF(done);
@@ -1429,45 +1695,57 @@ static int open_forwarded(Run *self, Step *step, End *link, unsigned char *frame
     PyObject *numbers[2] = {PyLong_FromLongLong(step->origin), PyLong_FromUnsignedLongLong(be64toh(counter))};
     PyObject *origin = PyObject_GetAttr(self->group, s_origin);
     int failed = -1;
-    if (numbers[0] != NULL && numbers[1] != NULL && origin != NULL)
-        failed = with_views(origin, s_open_into, numbers, 2, frame + HOP_BYTES, HEADER_BYTES - HOP_BYTES, frame + HEADER_BYTES,
-                            length + TAG_BYTES, target, length);
+    if (numbers[0] != NULL && numbers[1] != NULL && origin != NULL && !check_memory(self, step->chunk))
+        failed = with_views(origin, s_open_into, numbers, 2, frame + HOP_BYTES, HEADER_BYTES - HOP_BYTES,
+                            in_segment(segment, HEADER_BYTES, target.length + TAG_BYTES), target);
     Py_XDECREF(numbers[0]);
     Py_XDECREF(numbers[1]);
     Py_XDECREF(origin);
     return failed;
 }
 
+/* After a failure: the opener has wiped what it wrote, unless an interrupt kept it from doing so. */
+static void wipe_target(Run *self, Step *step, Place target) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (check_memory(self, step->chunk))
+        PyErr_Clear(); /* it is no longer there: what failed is said already */
+    else
+        memset(target.at, 0, (size_t)target.length);
+    PyErr_Restore(type, value, trace);
+}
+
 /* Open the frame of a RECV or REDUCE into place. Takes over the reference to the segment. */
 static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize_t total) {
     Step *step = &self->program->steps[index];
-    Py_ssize_t position = self->progress[index].done, length, same;
-    char *target = segment_at(self, step->chunk, position, &length);
-    unsigned char *frame = (unsigned char *)segment->at;
+    Py_ssize_t position = self->progress[index].done;
+    Place target = in_chunk(self, step->chunk, position);
+    Place sealed = in_segment(segment, HEADER_BYTES, target.length + TAG_BYTES);
+    Place received = in_segment(segment, HEADER_BYTES, target.length);
     int failed, inherits = 0;
     Start start = start_clock();
     if (step->action == REDUCE) { /* opened where it lies, then added to the local operand */
-        char *received = (char *)frame + HEADER_BYTES;
-        failed = with_views(link->opener, s_open_into, NULL, 0, link->expected, HEADER_BYTES, received, length + TAG_BYTES, received,
-                            length);
+        failed = with_views(link->opener, s_open_into, NULL, 0, link->expected, HEADER_BYTES, sealed, received);
         stop_clock(IN_OPEN, start);
         if (!failed) {
             start = start_clock();
             inherits = step->heir >= 0 && self->keeping < MOST_KEPT; /* what is only passed on stays where the cipher wants it */
-            failed = combine(self, step, inherits ? received : target, segment_at(self, step->other, position, &same), received, length);
+            failed = reduce(self, step, position, received, inherits);
             stop_clock(IN_REDUCE, start);
         }
-    } else if (step->origin < 0) {
-        failed = with_views(link->opener, s_open_into, NULL, 0, link->expected, HEADER_BYTES, frame + HEADER_BYTES,
-                            length + TAG_BYTES, target, length);
-        stop_clock(IN_OPEN, start);
     } else {
-        failed = open_forwarded(self, step, link, frame, total, target, length);
+        if (step->origin < 0)
+            failed = check_memory(self, step->chunk) ||
+                     with_views(link->opener, s_open_into, NULL, 0, link->expected, HEADER_BYTES, sealed, target);
+        else
+            failed = open_forwarded(self, step, link, segment, total, target);
+        if (failed)
+            wipe_target(self, step, target);
+        else
+            failed = check_address(self, step->chunk);
         stop_clock(IN_OPEN, start);
     }
     if (failed) {
-        if (step->action == RECV) /* the opener has wiped it, unless an interrupt kept it from doing so */
-            memset(target, 0, (size_t)length);
         Py_DECREF(segment);
         return -1;
     }
@@ -1485,11 +1763,14 @@ static int expect(Run *self, int index, End *link) {
     if (!is_ready(self, index))
         return 0;
     Step *step = &self->program->steps[index];
-    Py_ssize_t position = self->progress[index].done, length;
+    Py_ssize_t position = self->progress[index].done, length = in_chunk(self, step->chunk, position).length;
     uint64_t counter;
-    segment_at(self, step->chunk, position, &length);
-    if (read_counter(link->opener, &counter) || (link->receiving = pool_take(self->pool)) == NULL)
+    if (read_counter(link->opener, &counter))
         return -1;
+    Segment *segment = pool_take(self->pool);
+    if (segment == NULL)
+        return -1;
+    Py_XSETREF(link->receiving, segment);
     int forwarded = step->origin >= 0;
     write_header(self, index, position, forwarded ? FORWARD : HOP, counter, length, forwarded ? (uint32_t)step->origin : NO_ORIGIN, 0,
                  link->expected);
@@ -1510,9 +1791,9 @@ static int as_expected(End *link) {
 
 /* The length of a frame that was not expected is its receiver's to say (links.py), or to refuse. */
 static int length_of_other(End *link) {
-    PyObject *view = readable_view(link->receiving->at, HEADER_BYTES);
-    PyObject *number = view == NULL ? NULL : PyObject_CallMethod((PyObject *)link, "length_of_other", "O", view);
-    Py_XDECREF(view);
+    PyObject *header = copy_of(link->receiving->at, HEADER_BYTES);
+    PyObject *number = header == NULL ? NULL : PyObject_CallMethodOneArg((PyObject *)link, s_length_of_other, header);
+    Py_XDECREF(header);
     if (number == NULL)
         return -1;
     Py_ssize_t total = PyLong_AsSsize_t(number);
@@ -1533,8 +1814,12 @@ static int read_on(End *link) {
         PyErr_SetString(PyExc_RuntimeError, "a frame that was not expected is waiting to be refused");
         return -1;
     }
+    if (link->stream == Py_None) {
+        PyErr_SetString(PyExc_RuntimeError, "this end of a link is closed");
+        return -1;
+    }
     Start start = start_clock();
-    Py_ssize_t got = read_some(link, link->receiving->at + before, wanted);
+    Py_ssize_t got = read_some(link, link->receiving, before, wanted);
     stop_clock(IN_RECEIVE, start);
     if (got == -1)
         return -1;
@@ -1562,37 +1847,24 @@ static int read_on(End *link) {
     return 0;
 }
 
-/* receive(link): read on; open a segment that is complete. Returns None, or the frame if it is not the expected one. */
-static PyObject *core_receive(PyObject *module, PyObject *object) {
-    (void)module;
-    if (!is_end(object))
-        return NULL;
-    End *link = (End *)object;
+/* Read on; open a segment that is complete. 1: a frame is complete that is not the expected one; 0: none; -1: an error. */
+static int receive_on(End *link) {
     if (!link->open || !link->readable)
-        Py_RETURN_NONE;
+        return 0;
     Run *run;
     int index;
-    int found = head_of_queue(link, 0, &run, &index);
-    if (found < 0)
-        return NULL;
-    if (!found)
-        Py_RETURN_NONE;
-    if (run->broken) {
-        Py_DECREF(run);
-        Py_RETURN_NONE;
-    }
-    int state = link->expecting ? 1 : expect(run, index, link);
+    int state = head_of_queue(link, 0, &run, &index);
+    if (state <= 0)
+        return state;
+    if (run->broken)
+        state = 0;
+    else if (!link->expecting)
+        state = expect(run, index, link);
     if (state > 0)
         state = read_on(link);
-    if (state <= 0) {
+    if (state <= 0 || link->surprising) {
         Py_DECREF(run);
-        if (state < 0)
-            return NULL;
-        Py_RETURN_NONE;
-    }
-    if (link->surprising) {
-        Py_DECREF(run);
-        return PyBytes_FromStringAndSize(link->receiving->at, link->total);
+        return state;
     }
     Segment *segment = link->receiving;
     link->receiving = NULL;
@@ -1606,8 +1878,21 @@ static PyObject *core_receive(PyObject *module, PyObject *object) {
         failed = open_next(run, index, link, segment, link->total);
     run->broken |= failed != 0;
     Py_DECREF(run);
-    if (failed || (PyObject_Size(link->queue) > 0 && poke(link)))
+    return failed ? -1 : poke_if_queued(link);
+}
+
+/* receive(link): returns None, or a frame that is complete and not the expected one. */
+static PyObject *core_receive(PyObject *module, PyObject *object) {
+    (void)module;
+    if (!is_end(object) || begin_to_move((End *)object))
         return NULL;
+    End *link = (End *)object;
+    int state = receive_on(link);
+    link->busy = 0;
+    if (state < 0)
+        return NULL;
+    if (state > 0)
+        return PyBytes_FromStringAndSize(link->receiving->at, link->total);
     Py_RETURN_NONE;
 }
 
@@ -1616,7 +1901,8 @@ static PyObject *core_receive(PyObject *module, PyObject *object) {
 /* stages(on) -> nanoseconds by stage since it was last asked */
 static PyObject *core_stages(PyObject *module, PyObject *on) {
     (void)module;
-    PyObject *result = PyDict_New();
+    int wanted = PyObject_IsTrue(on);
+    PyObject *result = wanted < 0 ? NULL : PyDict_New();
     for (int i = 0; result != NULL && i < STAGES; i++) {
         PyObject *number = PyLong_FromUnsignedLongLong(spent[i]);
         if (number == NULL || PyDict_SetItemString(result, stage_names[i], number))
@@ -1624,7 +1910,8 @@ static PyObject *core_stages(PyObject *module, PyObject *on) {
         Py_XDECREF(number);
         spent[i] = 0;
     }
-    timing = PyObject_IsTrue(on) == 1;
+    if (result != NULL)
+        timing = wanted;
     return result;
 }
 
@@ -1655,7 +1942,9 @@ PyMODINIT_FUNC PyInit__core(void) {
         {&s_fileno, "fileno"},   {&s_inbox, "inbox"},         {&s_open_into, "open_into"},
         {&s_origin, "origin"},     {&s_outbox, "outbox"},   {&s_popleft, "popleft"},     {&s_recv_into, "recv_into"},
         {&s_seal_into, "seal_into"}, {&s_send, "send"},     {&s_tag, "tag"},             {&s_take, "take"},
-        {&s_ended, "stream_ended"},
+        {&s_ended, "stream_ended"},  {&s_release, "release"}, {&s_storage, "storage"},   {&s_address, "address"},
+        {&s_nbytes, "nbytes"},     {&s_data_ptr, "data_ptr"}, {&s_memory_changed, "memory_changed"},
+        {&s_length_of_other, "length_of_other"}, {&s_lease, "lease"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if ((*names[i].where = PyUnicode_InternFromString(names[i].text)) == NULL)
@@ -1671,7 +1960,7 @@ PyMODINIT_FUNC PyInit__core(void) {
         PyErr_SetString(PyExc_TypeError, "socket.socket is not a type");
         return NULL;
     }
-    PyTypeObject *types[] = {&SegmentType, &PoolType, &ProgramType, &EndType, &RunType};
+    PyTypeObject *types[] = {&SegmentType, &PieceType, &PoolType, &ProgramType, &EndType, &RunType};
     PyObject *module = PyModule_Create(&core_module);
     if (module == NULL)
         return NULL;

@@ -4,8 +4,11 @@ from typing import Any
 
 LAYOUT: tuple[int, ...]
 End: Any
+Piece: Any
 Pool: Any
+Program: Any
 Run: Any
+Segment: Any
 
 def compile(*parts: Any) -> Any: ...
 def send(end: Any) -> None: ...

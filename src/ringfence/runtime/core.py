@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # What the compiled plane adds by itself; all else it leaves to torch. The numbers are those of _core.c.
 _ADDERS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 4, torch.bfloat16: 5}
-_INTERFACE = 1
+_INTERFACE = 2
 _LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, GENERATION_SHIFT, FRAME_BYTES)
 
 

@@ -76,6 +76,8 @@ class End:
 
     def put(self, frame: memoryview, segment: Segment | None = None, /) -> None:
         """Write this next; `segment` goes back to the pool afterwards."""
+        if self._unsent is not None:
+            raise RuntimeError("a frame is still being written")
         self._unsent, self._sending = frame, segment
 
     def flush(self) -> bool:
@@ -90,6 +92,8 @@ class End:
             sent = self.stream.send(unsent)
         except BlockingIOError:
             sent = 0
+        if not 0 <= sent <= len(unsent):
+            raise ValueError("a stream took more bytes than it was given, or a negative number of them")
         if sent < len(unsent):
             self._unsent = unsent[sent:]
             self.writable = False  # the buffer is full: the next edge says when to go on
@@ -108,7 +112,7 @@ class End:
         """The peer closed the stream."""
         raise NotImplementedError
 
-    def length_of_other(self, header: memoryview) -> int:
+    def length_of_other(self, header: bytes) -> int:
         """The length of a frame that was not expected; raises where there is no such frame."""
         raise NotImplementedError
 
@@ -167,6 +171,8 @@ def _read_on(end: End, view: memoryview) -> bool:
     except BlockingIOError:
         end.readable = False
         return False
+    if not 0 <= got <= wanted:
+        raise ValueError("a stream read more bytes than there was room for, or a negative number of them")
     if not got:
         end.stream_ended()
         return False
@@ -174,7 +180,7 @@ def _read_on(end: End, view: memoryview) -> bool:
     if before < HEADER_BYTES <= end._have:
         end._surprising = not _as_expected(view, end._expected)
         if end._surprising:
-            end._total = end.length_of_other(view[:HEADER_BYTES])
+            end._total = end.length_of_other(bytes(view[:HEADER_BYTES]))
     if end._have >= end._total:
         return True
     if got < wanted and not end.ended:

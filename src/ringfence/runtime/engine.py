@@ -26,6 +26,7 @@ from ringfence.errors import (
     PeerLostError,
     ProtocolError,
     RingfenceError,
+    TensorChangedError,
 )
 from ringfence.keys import SUSPICION_SECONDS, Secret
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
@@ -237,6 +238,8 @@ class Engine:
             self.at_work = link
             try:
                 link.work()
+            except TensorChangedError as error:  # this worker's program did it, whatever the link's peer
+                self.fail(error, self.rank)
             except RingfenceError as error:
                 self.fail(error, link.worker)
             except OSError as error:

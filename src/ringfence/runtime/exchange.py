@@ -29,6 +29,7 @@ from ringfence.link.frames import (
 from ringfence.link.hello import Lane
 from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime.links import Link, header_call
+from ringfence.runtime.memory import lease_of
 from ringfence.runtime.operation import Operation, describe_call
 
 if TYPE_CHECKING:
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
 class Transfer(Operation):
     """A send or a recv: the bytes, the tag, and how far it has come."""
 
-    __slots__ = ("memory", "ordinal", "position", "segments")
+    __slots__ = ("_lease", "memory", "ordinal", "position", "segments")
 
     def __init__(self, call: Call, deadline: float, keep: Any, memory: memoryview) -> None:
         super().__init__(call, deadline, keep)
         self.memory = memory
+        self._lease = lease_of(memory)
         self.ordinal = 0
         self.position = 0
         self.segments = segment_count(len(memory))
@@ -51,6 +53,11 @@ class Transfer(Operation):
     def next_bytes(self) -> memoryview:
         each = segment_bytes(len(self.memory))
         return self.memory[self.position * each : (self.position + 1) * each]
+
+    def check_memory(self) -> None:
+        """Refuse memory that its storage no longer has: before each use, and after, because ciphers give up the lock."""
+        if self._lease is not None and not self._lease.is_intact():
+            self.memory_changed(self._lease)
 
 
 class Exchange(Link):
@@ -139,10 +146,12 @@ class Exchange(Link):
                 f"worker {self.engine.rank} receives {transfer.describe()} from worker {self.worker}, which sent "
                 f"{describe_call(theirs, header.sequence)}. Both ends must name the same tag, dtype and element count."
             )
+        transfer.check_memory()
         try:
             self.opener.open_into(bytes(frame[:HEADER_BYTES]), frame[HEADER_BYTES:], target)
         except AuthenticationError:
             raise self._forged() from None
+        transfer.check_memory()
         transfer.position += 1
         if transfer.position == transfer.segments:
             del self.expected[theirs.tag, transfer.ordinal]
@@ -208,7 +217,9 @@ class Exchange(Link):
         )
         end = len(payload) + HOP_OVERHEAD
         view[:HEADER_BYTES] = header
+        transfer.check_memory()
         self.sealer.seal_into(header, payload, view[HEADER_BYTES:end])
+        transfer.check_memory()
         transfer.position += 1
         if transfer.position == transfer.segments:
             self._payloads.popleft()

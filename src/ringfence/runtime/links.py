@@ -256,7 +256,7 @@ class Inbox(Link):
         if frame is not None:
             self._surprise(memoryview(frame))
 
-    def length_of_other(self, header: memoryview) -> int:
+    def length_of_other(self, header: bytes) -> int:
         try:
             return frame_bytes(read_header(header))
         except ProtocolError:

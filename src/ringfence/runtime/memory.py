@@ -7,20 +7,54 @@ tensor would be staged here.
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import torch
 
-from ringfence.errors import UnsupportedError
+from ringfence.errors import TensorChangedError, UnsupportedError
 from ringfence.link.frames import FRAME_BYTES
 
-# A memoryview over a tensor's memory without numpy; whoever holds the view must hold the tensor.
-_from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
-_from_memory.restype = ctypes.py_object
-_from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_WRITABLE = 0x200
-
 _EMPTY = memoryview(bytearray())
+
+
+@functools.lru_cache(maxsize=1024)
+def _array_type(length: int) -> Any:
+    """A ctypes array of bytes exports memory that is not its own. Making its type costs many times what using it costs."""
+    return ctypes.c_ubyte * length
+
+
+class Lease:
+    """The storage of a tensor that a call uses, and where its memory was when the call was made.
+
+    It keeps the storage alive. That is not enough: `resize_` and `share_memory_` replace the memory of a storage, whoever
+    refers to it. So whoever reads or writes the memory asks `is_intact` first, in the same hold of the interpreter's lock.
+    """
+
+    __slots__ = ("address", "nbytes", "storage")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.storage = tensor.untyped_storage()
+        self.address: int = self.storage.data_ptr()
+        self.nbytes: int = self.storage.nbytes()
+
+    def is_intact(self) -> bool:
+        """Whether the storage still has the memory that it had."""
+        return bool(self.storage.data_ptr() == self.address and self.storage.nbytes() == self.nbytes)
+
+    def check(self, user: str) -> None:
+        """Raise TensorChangedError if it has not. `user` names the call, and the worker that made it."""
+        if not self.is_intact():
+            raise self.changed(user)
+
+    def changed(self, user: str) -> TensorChangedError:
+        """What to raise for a storage that has other memory than it had."""
+        now = self.storage.nbytes()
+        what = "moved" if now == self.nbytes else f"resized from {self.nbytes} to {now} bytes"
+        return TensorChangedError(
+            f"{user}: the storage of one of its tensors was {what} while the call was under way. "
+            "Wait for the call to end (work.wait()) before resizing, moving or freeing its tensors."
+        )
 
 
 def require_host(tensor: torch.Tensor) -> None:
@@ -32,7 +66,7 @@ def require_host(tensor: torch.Tensor) -> None:
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous host tensor, writable. Keep the tensor alive for as long as the view."""
+    """The bytes of a contiguous host tensor, writable. The view, and every view of it, keeps the tensor's storage alive."""
     length = tensor.numel() * tensor.element_size()
     if not length:
         return _EMPTY
@@ -41,8 +75,14 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
         raise UnsupportedError(
             f"a {type(tensor).__name__} without memory of its own; pass the tensor that it stands for"
         )
-    view: memoryview = _from_memory(address, length, _WRITABLE)
-    return view
+    exporter = _array_type(length).from_address(address)
+    exporter.lease = Lease(tensor)
+    return memoryview(exporter).cast("B")
+
+
+def lease_of(view: memoryview) -> Lease | None:
+    """The lease behind a view of a tensor's bytes, or None if they are not a tensor's."""
+    return getattr(view.obj, "lease", None)
 
 
 def address_of(view: memoryview) -> int:
@@ -70,7 +110,11 @@ def divide_bytes(dtype: torch.dtype, target: memoryview, divisor: int) -> None:
 def scratch(length: int) -> tuple[memoryview, Any]:
     """Uninitialised bytes, and the object that keeps them."""
     keeper = torch.empty(length, dtype=torch.uint8, device="cpu")
-    return as_bytes(keeper), keeper
+    if not length:
+        return _EMPTY, keeper
+    exporter = _array_type(length).from_address(keeper.data_ptr())
+    exporter.keeper, exporter.lease = keeper, None  # nobody else can resize it
+    return memoryview(exporter).cast("B"), keeper
 
 
 class Segment:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringfence.collectives import Collective, Schedule
 from ringfence.collectives.schedule import Buffer
 from ringfence.errors import RingfenceError
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import Call
-from ringfence.runtime.memory import address_of
+from ringfence.runtime.memory import Lease, address_of
 from ringfence.runtime.program import Program, program
 
 if TYPE_CHECKING:
@@ -108,6 +108,10 @@ class Operation:
 
     def describe(self) -> str:
         return describe_call(self.call, self.sequence)
+
+    def memory_changed(self, lease: Lease) -> NoReturn:
+        """The storage of a tensor has other memory than when the call was made: nothing more of it is touched."""
+        raise lease.changed(f"worker {self.group.engine.rank}: {self.describe()}")
 
     def finish(self, error: RingfenceError | None = None) -> None:
         """End it; wake whoever waits. Done again it does the rest, in case an interrupt came in between."""

@@ -27,7 +27,7 @@ from ringfence.link.frames import (
     pack_header_into,
 )
 from ringfence.link.segments import segment_bytes, segment_count
-from ringfence.runtime.memory import Segment, as_tensor
+from ringfence.runtime.memory import Segment, as_tensor, lease_of
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,7 @@ class Run:
         "_instance",
         "_keep",
         "_kept",
+        "_leases",
         "_left",
         "_pool",
         "_tensors",
@@ -92,6 +93,7 @@ class Run:
         self._base = base  # segments of earlier passes: positions are counted over the whole collective
         self._finished = finished
         self._views = views
+        self._leases = [lease_of(view) for view in views]
         self._keep = keeper
         self._tensors = {chunk: as_tensor(self._views[chunk], dtype) for chunk in program.typed}
         count = len(program.steps)
@@ -156,11 +158,20 @@ class Run:
         step = self.program.steps[index]
         while self.done[index] < self.segments[index] and self.ready(index):
             segment = self.done[index]
+            self._check(step.chunk)
             if step.action is Action.COPY:
+                self._check(step.other)
                 self._bytes(step.chunk, segment)[:] = self._bytes(step.other, segment)
             else:
                 self._tensor(step.chunk, segment).div_(self._group.size)
+                self._check(step.chunk)
             self._advance(index)
+
+    def _check(self, chunk: int) -> None:
+        """Refuse memory that its storage no longer has: before each use, and after each that gave up the lock."""
+        lease = self._leases[chunk]
+        if lease is not None and not lease.is_intact():
+            self.operation.memory_changed(lease)
 
     def _bytes(self, chunk: int, segment: int) -> memoryview:
         each = self._each[chunk]
@@ -212,7 +223,9 @@ class Run:
             self._call,
         )
         end = length + HOP_OVERHEAD
+        self._check(step.chunk)
         sealer.seal_into(view[:HEADER_BYTES], payload, view[HEADER_BYTES:end])
+        self._check(step.chunk)
         return view[:end]
 
     def _seal_as_origin(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
@@ -224,7 +237,9 @@ class Run:
         )
         end = len(payload) + HOP_OVERHEAD
         segment.view[:HEADER_BYTES] = header
+        self._check(step.chunk)
         self._group.origin.seal_into(counter, header[HOP_BYTES:], payload, segment.view[HEADER_BYTES:end])
+        self._check(step.chunk)
         return _tag_for_hop(segment.view, end, sealer)
 
     def _forward(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
@@ -279,7 +294,9 @@ class Run:
         if step.action is Action.REDUCE:
             self._reduce(step, position, header, frame, opener)
         elif step.origin < 0:
+            self._check(step.chunk)
             opener.open_into(header, frame[HEADER_BYTES:], self._bytes(step.chunk, position))
+            self._check(step.chunk)
         else:
             self._open_forwarded(index, position, bytes(frame[:HEADER_BYTES]), frame, opener)
             kept = self._keep_for_forwarding(index, position, segment)
@@ -295,10 +312,14 @@ class Run:
         received = beside.typed(self._dtype)[: len(target)]
         operand = target if step.chunk == step.other else self._tensor(step.other, position)
         assert self._combine is not None
+        self._check(step.chunk)
+        self._check(step.other)
         if step.received_first:
             self._combine(received, operand, out=target)
         else:
             self._combine(operand, received, out=target)
+        self._check(step.chunk)
+        self._check(step.other)
         self._pool.give(beside)
 
     def _open_forwarded(self, index: int, position: int, header: bytes, frame: memoryview, opener: Opener) -> None:
@@ -310,7 +331,9 @@ class Run:
         except AuthenticationError:
             raise AuthenticationError("a forwarded frame does not authenticate on this hop") from None
         counter = int.from_bytes(header[40:48], "big")
+        self._check(step.chunk)
         self._group.origin.open_into(step.origin, counter, header[HOP_BYTES:], frame[HEADER_BYTES:end], target)
+        self._check(step.chunk)
 
     def _keep_for_forwarding(self, index: int, position: int, segment: Segment) -> bool:
         """Hand the segment to the SEND that passes it on; further SENDs get copies, since each rewrites the hop's part."""

@@ -1,0 +1,338 @@
+"""What the compiled data plane does with what it cannot use: sockets that others closed, streams that lie, calls in between.
+
+Under scripts/sanitize the address sanitizer stops every test here that reads or writes freed memory.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ringfence.collectives.schedule import Action, Step
+from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES
+from ringfence.runtime import _core, ends, memory
+
+# -- sockets that others close -------------------------------------------------------------------------------------------
+
+
+def reuse(number: int) -> tuple[socket.socket, socket.socket]:
+    """A pair of sockets, one of which has the number."""
+    for _ in range(100):
+        pair = socket.socketpair()
+        if number in (pair[0].fileno(), pair[1].fileno()):
+            return pair
+    raise AssertionError("the number was not given out again")
+
+
+@pytest.mark.parametrize("plane", [_core.End, ends.End], ids=["compiled", "python"])
+def test_a_frame_is_not_written_to_whoever_has_the_number_now(plane: Any) -> None:
+    here, there = socket.socketpair()
+    end = plane(deque(), set(), _core.Pool() if plane is _core.End else memory.Pool())
+    end.stream, end.writable = here, True
+    number = here.fileno()
+    here.close()
+    others = reuse(number)
+    with there, others[0], others[1]:
+        end.put(memoryview(b"a sealed frame"))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            end.flush()
+        for other in others:
+            other.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                other.recv(100)
+
+
+def test_nothing_is_read_from_whoever_has_the_number_now() -> None:
+    here, there = socket.socketpair()
+    end, _ = receiver(here)
+    number = here.fileno()
+    here.close()
+    others = reuse(number)
+    with there, others[0], others[1]:
+        for other in others:
+            other.send(b"not for a link")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            _core.receive(end)
+        assert [other.recv(100) for other in others] == [b"not for a link"] * 2
+
+
+# -- errors --------------------------------------------------------------------------------------------------------------
+
+
+class Raises:
+    def __bool__(self) -> bool:
+        raise LookupError("no truth")
+
+
+class Counter:
+    """The half of a link, as far as a frame's header asks."""
+
+    counter = 0
+
+
+class Stream:
+    """A stream whose calls do as the test says."""
+
+    def __init__(self, moves: Callable[[Any], Any]) -> None:
+        self.send = self.recv_into = moves
+
+
+class Receiver(_core.End):  # type: ignore[misc,name-defined]
+    def length_of_other(self, header: bytes) -> int:
+        return FRAME_BYTES
+
+
+def receiver(stream: Any, length: int = 100) -> tuple[Any, Any]:
+    """The end of a link that expects one segment."""
+    pool = _core.Pool()
+    end = Receiver(deque(), set(), pool)
+    run = make_run(Action.RECV, end, pool, length)
+    end.stream, end.open, end.readable, end.opener = stream, True, True, Counter()
+    run.start()
+    return end, run
+
+
+def sender(sealer: Any = None) -> tuple[Any, Any]:
+    """The end of a link that has one segment to seal and send."""
+    pool = _core.Pool()
+    end = _core.End(deque(), set(), pool)
+    run = make_run(Action.SEND, end, pool, 100)
+    end.stream, end.open, end.writable, end.sealer = Stream(len), True, True, sealer
+    run.start()
+    return end, run
+
+
+def make_run(action: Action, end: Any, pool: Any, length: int, views: list[Any] | None = None) -> Any:
+    class Group:
+        def inbox(self, peer: int) -> Any:
+            return end
+
+        outbox = inbox
+
+    program = _core.compile((Step(action, 0, peer=1),), ((),), ((),), (0,), ((),), (-1,), 1)
+    views = [memoryview(bytearray(length))] if views is None else views
+    return _core.Run(Group(), program, 1, bytes(24), views, None, None, None, 0, lambda: None, 0, bytes(16), pool, 1)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_state_without_truth_is_an_error(place: int) -> None:
+    end = _core.End(deque(), set(), _core.Pool())
+    state: list[Any] = [False] * 3
+    state[place] = Raises()
+    with pytest.raises(LookupError):
+        end.notify(*state)
+    assert not end.queued
+
+
+def test_a_clock_that_is_neither_on_nor_off_is_an_error() -> None:
+    with pytest.raises(LookupError):
+        _core.stages(Raises())
+    assert set(_core.stages(False)) == {"seal", "open", "reduce", "send", "receive", "lock"}
+
+
+@pytest.mark.parametrize("plane", [_core.End, ends.End], ids=["compiled", "python"])
+@pytest.mark.parametrize("moved", [-1, -7, 6, 1 << 62])
+def test_a_stream_that_sends_an_impossible_number_is_an_error(plane: Any, moved: int) -> None:
+    end = plane(deque(), set(), _core.Pool() if plane is _core.End else memory.Pool())
+    end.stream, end.writable = Stream(lambda data: moved), True
+    end.put(memoryview(b"frame"))
+    with pytest.raises(ValueError, match="a stream"):
+        end.flush()
+
+
+@pytest.mark.parametrize("got", [-1, -7, FRAME_BYTES, 1 << 62])
+def test_a_stream_that_reads_an_impossible_number_is_an_error(got: int) -> None:
+    end, _ = receiver(Stream(lambda room: got))
+    with pytest.raises(ValueError, match="a stream"):
+        _core.receive(end)
+
+
+@pytest.mark.parametrize("result", [None, "5", 1 << 80], ids=str)
+def test_a_stream_that_returns_no_number_is_an_error(result: Any) -> None:
+    end, _ = receiver(Stream(lambda room: result))
+    with pytest.raises((TypeError, OverflowError)):
+        _core.receive(end)
+
+
+def test_a_link_without_keys_moves_nothing() -> None:
+    writer, _ = sender()
+    del writer.sealer
+    with pytest.raises(RuntimeError, match="no keys"):
+        _core.send(writer)
+    reader, _ = receiver(Stream(lambda room: 0))
+    del reader.opener
+    with pytest.raises(RuntimeError, match="no keys"):
+        _core.receive(reader)
+
+
+def test_a_closed_link_reads_nothing() -> None:
+    end, _ = receiver(None)
+    with pytest.raises(RuntimeError, match="closed"):
+        _core.receive(end)
+
+
+def test_a_pool_that_refuses_its_size_keeps_the_one_it_had() -> None:
+    """It would have written past its 64 places."""
+    pool = _core.Pool(2)
+    with pytest.raises(ValueError, match="at most"):
+        pool.__init__(1000)  # type: ignore[misc]
+    taken = [pool.take() for _ in range(200)]
+    for segment in taken:
+        pool.give(segment)
+    assert [pool.take(), pool.take()] == [taken[1], taken[0]]
+    assert pool.take() not in taken
+
+
+@pytest.mark.parametrize("kind", [_core.Segment, _core.Piece, _core.Program], ids=lambda kind: kind.__name__)
+def test_what_has_memory_is_made_by_the_plane_alone(kind: Any) -> None:
+    for make in (kind, lambda: object.__new__(kind), lambda: kind.__new__(kind)):
+        with pytest.raises(TypeError):
+            make()
+
+
+def test_the_end_of_a_link_is_made_once() -> None:
+    end = _core.End(deque(), set(), _core.Pool())
+    with pytest.raises(RuntimeError, match="once"):
+        end.__init__(deque(), set(), _core.Pool())  # type: ignore[misc]
+
+
+def test_a_run_is_started_once() -> None:
+    _, run = receiver(Stream(len))
+    with pytest.raises(RuntimeError, match="once"):
+        run.start()
+
+
+def test_a_step_that_is_done_is_not_done_again() -> None:
+    end, run = sender(sealing(lambda: None))
+    entry = end.queue[0]
+    _core.send(end)
+    end.queue.append(entry)
+    with pytest.raises(ValueError, match="is done"):
+        _core.send(end)
+    del run
+
+
+def test_a_queue_of_something_else_is_refused() -> None:
+    end, _ = sender()
+    end.queue[0] = 5
+    with pytest.raises(TypeError, match="tuples"):
+        _core.send(end)
+
+
+def sealing(meanwhile: Callable[[], Any]) -> Any:
+    """A sealer that does something else, too."""
+
+    class Sealer:
+        counter = 0
+
+        def seal_into(self, header: Any, plaintext: Any, target: memoryview) -> None:
+            assert len(header) == HEADER_BYTES
+            meanwhile()
+            target[: len(plaintext)] = plaintext
+
+    return Sealer()
+
+
+@pytest.mark.parametrize("use", ["put", "flush", "send", "receive"])
+def test_a_link_is_not_used_by_whom_it_calls(use: str) -> None:
+    """A frame put, or sent, in the middle of another's would have been freed under it."""
+    uses: dict[str, Callable[[], Any]] = {
+        "put": lambda: end.put(bytearray(b"between")),
+        "flush": lambda: end.flush(),
+        "send": lambda: _core.send(end),
+        "receive": lambda: _core.receive(end),
+    }
+    end, _ = sender(sealing(uses[use]))
+    with pytest.raises(RuntimeError, match=r"while it moved bytes|still being written"):
+        _core.send(end)
+    assert not end.pending
+    for stream in (Stream(lambda data: uses[use]()),):
+        end, _ = receiver(stream)
+        with pytest.raises(RuntimeError, match=r"while it moved bytes|still being written"):
+            _core.receive(end)
+        end.stream, end.writable = stream, True
+        end.put(b"frame")
+        with pytest.raises(RuntimeError, match=r"while it moved bytes|still being written"):
+            end.flush()
+
+
+def test_a_link_that_was_interrupted_can_be_used_again() -> None:
+    def interrupted(data: Any) -> int:
+        raise KeyboardInterrupt
+
+    end = _core.End(deque(), set(), _core.Pool())
+    end.stream, end.writable = Stream(interrupted), True
+    end.put(b"frame")
+    with pytest.raises(KeyboardInterrupt):
+        end.flush()
+    written = bytearray()
+    end.stream = Stream(lambda data: written.extend(data) or len(data))
+    assert end.flush() and bytes(written) == b"frame"
+
+
+@pytest.mark.parametrize("which", ["sealer", "stream"])
+def test_what_is_replaced_while_it_is_called_lives_until_it_returns(which: str) -> None:
+    end, _ = sender(sealing(lambda: setattr(end, which, None)))
+    if which == "sealer":
+        _core.send(end)
+        assert end.sealer is None
+    else:
+        with pytest.raises(RuntimeError, match="closed"):
+            _core.send(end)
+
+
+@pytest.mark.parametrize("plane", [_core.End, ends.End], ids=["compiled", "python"])
+def test_a_frame_is_not_put_over_another(plane: Any) -> None:
+    end = plane(deque(), set(), _core.Pool() if plane is _core.End else memory.Pool())
+    end.put(memoryview(b"one"))
+    with pytest.raises(RuntimeError, match="still being written"):
+        end.put(memoryview(b"two"))
+
+
+@pytest.mark.parametrize(
+    "views", [[memoryview(bytearray(8)).cast("I")], [bytearray(8)], [None], [memoryview(bytearray(8))[::2]]], ids=str
+)
+def test_a_run_is_bound_to_views_of_bytes(views: list[Any]) -> None:
+    with pytest.raises((TypeError, BufferError)):
+        make_run(Action.SEND, None, _core.Pool(), 8, views)
+
+
+def test_a_run_does_not_depend_on_the_list_that_it_was_given() -> None:
+    views = [memoryview(bytearray(8))]
+    run = make_run(Action.SEND, None, _core.Pool(), 8, views)
+    view = views.pop()
+    with pytest.raises(BufferError):
+        view.release()  # it is the run's memory
+    del run
+    view.release()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ordinals": (1 << 32,)},
+        {"ordinals": (1 << 63,)},
+        {"steps": ((0, 0, 1, -1, 0, 0xFFFFFFFF, True),)},
+        {"steps": ((0, 0, 1, -1, 0, 1 << 40, True),)},
+        {"steps": ((0, 0, 1, -1, 0, -2, True),)},
+        {"steps": (), "dependencies": (), "wakes": (), "ordinals": (), "sharers": (), "heirs": (), "chunks": -1},
+    ],
+    ids=str,
+)
+def test_a_number_that_no_header_holds_is_refused(changes: dict[str, Any]) -> None:
+    parts: dict[str, Any] = {
+        "steps": (Step(Action.SEND, 0, 1),),
+        "dependencies": ((),),
+        "wakes": ((),),
+        "ordinals": (0,),
+        "sharers": ((),),
+        "heirs": (-1,),
+        "chunks": 1,
+        **changes,
+    }
+    with pytest.raises((ValueError, OverflowError)):
+        _core.compile(*parts.values())
