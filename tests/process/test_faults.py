@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,49 @@ def test_a_send_that_nobody_receives_names_who_did_not(pool: Pool) -> None:
     assert "send/recv #0 with tag 0 (10 x float32)" in sender[1] and "waits for worker 1" in sender[1]
     assert receiver[0] == "AbortedError"
     assert "with tag 0" in receiver[1] and "with tag 7" in receiver[1]
+
+
+# -- tensors that change --------------------------------------------------------------------------------------------
+
+
+def resize_under_way(change: str, path: str) -> tuple[str, str, float]:
+    """Rank 0's call is under way, and rank 1 has not joined it, when rank 0 changes the tensor."""
+    hurry(30)
+    all_reduce()
+    tensor = torch.ones(1 << 20)
+    started = time.monotonic()
+    with Bell(path) as bell:
+        try:
+            if dist.get_rank():
+                bell.hear()
+                dist.all_reduce(tensor)
+            else:
+                work = dist.all_reduce(tensor, async_op=True)
+                CHANGES[change](tensor)
+                bell.ring()
+                work.wait()
+        except RingfenceError as error:
+            return type(error).__name__, str(error), time.monotonic() - started
+    return "", "", 0.0
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "freed": lambda tensor: tensor.untyped_storage().resize_(0),
+    "made larger": lambda tensor: tensor.resize_(1 << 22),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tensor_resized_under_a_collective_fails_it_everywhere(pool: Pool, tmp_path: Path, change: str) -> None:
+    with Bell(tmp_path / "bell") as bell:
+        culprit, other = pool.check(resize_under_way, 2, args=(change, bell.path), renew=True)
+    assert culprit[0] == "TensorChangedError" and other[0] == "AbortedError"
+    assert (
+        "worker 0: all_reduce #2 (1048576 x float32, sum): the storage of one of its tensors was resized" in culprit[1]
+    )
+    assert "Wait for the call to end (work.wait()) before resizing" in culprit[1]
+    assert "worker 0 reported RingfenceError: worker 0: all_reduce #2" in other[1]
+    assert max(culprit[2], other[2]) < SOON
 
 
 # -- death ----------------------------------------------------------------------------------------------------------
