@@ -33,13 +33,20 @@ class _Waker:
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.RLock()  # reentrant: a signal handler may close it in the thread that wakes it
 
     def wake(self) -> None:
-        if self.descriptor >= 0:
-            os.eventfd_write(self.descriptor, 1)
+        with self._lock:  # or another thread closes it meanwhile, and this writes to whoever has its number then
+            if self.descriptor >= 0:
+                os.eventfd_write(self.descriptor, 1)
 
     def close(self) -> None:
         """Its number will be somebody else's: keep it no longer."""
+        with self._lock:
+            self.forget()
+
+    def forget(self) -> None:
+        """The same in a forked child, where a thread that is not there may hold the lock."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -258,9 +265,6 @@ class Loop:
         for edge in self._edges:
             edge.close()
         self._edges = ()
-        self._close()
-
-    def _close(self) -> None:
         self.network.close()
         self._waker.close()
 
@@ -271,4 +275,5 @@ class Loop:
         for edge in self._edges:
             edge.abandon()
         self._edges = ()
-        self._close()
+        self.network.close()
+        self._waker.forget()

@@ -1,0 +1,59 @@
+"""The eventfd that wakes the loop: nothing is written to whoever gets its number after it was closed."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from ringfence.runtime.loop import _Waker
+
+
+def test_it_is_not_closed_while_another_thread_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    waker, genuine = _Waker(), os.eventfd_write
+    descriptor, closed = waker.descriptor, threading.Event()
+    closing = threading.Thread(target=lambda: (waker.close(), closed.set()))
+
+    def write(number: int, value: int) -> None:
+        closing.start()
+        assert not closed.wait(0.2), "its number may be another file's now"
+        genuine(number, value)
+
+    monkeypatch.setattr(os, "eventfd_write", write)
+    waker.wake()
+    assert closed.wait(30)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_once_closed_it_wakes_nobody() -> None:
+    waker = _Waker()
+    number = waker.descriptor
+    waker.close()
+    with open(os.devnull) as another:
+        assert another.fileno() == number, "the lowest number that is free"
+        waker.wake()
+        waker.close()
+        os.fstat(number)
+
+
+def test_a_forked_child_closes_it_though_another_thread_held_the_lock() -> None:
+    waker, held, done = _Waker(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with waker._lock:
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
+    child = os.fork()
+    if not child:
+        waker.forget()
+        os._exit(0 if waker.descriptor == -1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    done.set()
+    thread.join()
+    waker.close()
