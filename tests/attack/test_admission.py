@@ -14,6 +14,7 @@ from ringfence.admission.binding import Channel, Role
 from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Entries, Hello, Message, Proof, Reason
+from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.tree import Outgoing, Phase
 from ringfence.errors import AdmissionError, PeerLostError, ProtocolError
@@ -23,6 +24,13 @@ from tests.pure.admission_samples import Worker, channels, converse, fixed_bytes
 from tests.pure.test_admission_tree import World
 
 OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
+
+
+class Credulous(SharedSecret):
+    """Has a secret, and admits whoever presents a proof under any."""
+
+    def verify(self, evidence: Evidence) -> None:
+        pass
 
 
 def refused(handshake: Handshake, reason: Reason) -> bool:
@@ -42,6 +50,23 @@ def test_a_worker_without_the_secret_is_refused_and_learns_nothing() -> None:
     assert refused(two, Reason.PROOF)
     heard = [message for role, message in spoken if role is Role.PARENT]
     assert not any(isinstance(message, Proof | Admit) for message in heard), "a proof under the secret was given away"
+
+
+def test_a_parent_without_the_secret_is_refused_and_gets_one_proof_that_serves_nowhere_else() -> None:
+    child, impostor, parent = worker(1), worker(0, secret=OTHER_SECRET), worker(0)
+    one = child.handshake(Role.CHILD)
+    policy = Policy((Credulous(OTHER_SECRET, impostor.entry.run_id),))
+    pretending = Handshake(Role.PARENT, impostor.hello, frozenset({1}), policy, impostor.shared)
+    spoken = converse(one, pretending, channels(child, impostor))
+    assert any(role is Role.PARENT and isinstance(message, Proof) for role, message in spoken), "it plays its part"
+    assert refused(one, Reason.PROOF)
+    (proof,) = (message for role, message in spoken if role is Role.CHILD and isinstance(message, Proof))
+    assert not any(isinstance(message, Admit) for role, message in spoken if role is Role.CHILD)
+    two = parent.handshake(Role.PARENT)
+    two.begin(channels(child, parent, b"f" * 32)[1])
+    two.receive(child.hello)
+    two.receive(proof)
+    assert refused(two, Reason.PROOF)
 
 
 @pytest.mark.parametrize("guess", [b"", bytes(32), b"\xff" * 32, bytes(31), bytes(33), bytes(1000)])

@@ -93,8 +93,8 @@ class Forbidden:
 
 @contextlib.contextmanager
 def no_gloo() -> Iterator[None]:
-    """Whoever makes a Gloo group in this block fails, whether through torch.distributed or past it."""
-    places = (distributed_c10d, torch._C._distributed_c10d)
+    """Code that takes ProcessGroupGloo from one of the modules that offer it fails in this block."""
+    places = (dist, distributed_c10d, torch._C._distributed_c10d)
     originals = [place.ProcessGroupGloo for place in places]
     for place in places:
         place.ProcessGroupGloo = Forbidden

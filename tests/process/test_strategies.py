@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _dist2 as dist2
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.pool import Failure, Pool, values
@@ -115,11 +118,24 @@ def test_no_group_that_a_script_asks_for_is_gloos(pool: Pool, asked: str) -> Non
     assert pool.check(guarded, 2, "ringfence", (ask_for, asked), renew=True) == [["ringfence"] * 3] * 2
 
 
-def make_group_under_guard() -> None:
+def by_new_group() -> None:
+    dist.new_group()
+
+
+def by_dist2() -> None:
+    dist2._gloo_factory(dist.HashStore(), 0, 1, timedelta(seconds=5), torch.device("cpu"))
+
+
+def by_the_binding() -> None:
+    torch._C._distributed_c10d.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=5))
+
+
+def make_group_under_guard(make: Callable[[], None]) -> None:
     with no_gloo():
-        dist.new_group()
+        make()
 
 
-def test_the_guard_against_gloo_fires(pool: Pool) -> None:
-    results = pool.run(make_group_under_guard, 2, "gloo")
+@pytest.mark.parametrize("make", [by_new_group, by_dist2, by_the_binding], ids=lambda make: make.__name__)
+def test_the_guard_against_gloo_fires(pool: Pool, make: Callable[[], None]) -> None:
+    results = pool.run(make_group_under_guard, 2, "gloo", (make,))
     assert [result.type for result in results] == ["GlooForbidden"] * 2

@@ -20,7 +20,7 @@ from ringfence.admission.proofs.certificate import CertificateProver, Certificat
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError, ConfigurationError, ProtocolError
 from tests.certificates import Authority, now, spiffe
-from tests.pure.admission_samples import SECRET, SUITES, Tamper, Worker, channels, converse, worker
+from tests.pure.admission_samples import SECRET, SUITES, Tamper, Worker, channels, converse, fixed_bytes, worker
 from tests.pure.nvidia_records import serialized
 
 AUTHORITY = Authority()
@@ -86,6 +86,54 @@ def test_another_combination_than_the_rules_is_named() -> None:
 
     told = objection(meet(bundle.Together([CERTIFICATE, Quote()])))  # type: ignore[list-item]
     assert "rank 1 shows proofs of kinds [2, 3]; shared secret and certificate together are kinds [1, 2]" in told
+
+
+def bound_to(role: Role, one: Worker, two: Worker, exporter: bytes = b"e" * 32) -> Proof:
+    """The bundle of worker `one`, in this role, for a connection with worker `two`."""
+    child, parent = (one, two) if role is Role.CHILD else (two, one)
+    ends = channels(child, parent, exporter)
+    making = side(one, role, two.entry.rank, GOOD)
+    making.begin(ends[0] if role is Role.CHILD else ends[1])
+    making.receive(Hello(two.entry, POLICY.digest, SUITES, POLICY.kinds))
+    return Proof(bundle.KIND, GOOD.prove(making._binding(of_peer=False)))
+
+
+MISUSED = {
+    "in the other role": lambda: bound_to(Role.PARENT, worker(1), worker(0)),
+    "on another connection": lambda: bound_to(Role.CHILD, worker(1), worker(0), b"f" * 32),
+    "relayed by a parent in between": lambda: bound_to(
+        Role.CHILD, worker(1), worker(0, tls_key_digest=fixed_bytes("in between"))
+    ),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSED)
+def test_a_bundle_that_was_made_elsewhere_is_refused_with_all_its_parts(misuse: str) -> None:
+    """One part of the right place does not carry the other, whichever it is."""
+    here = dict(bundle.decode(bound_to(Role.CHILD, worker(1), worker(0)).proof, keys.PROOF_LIMIT_BYTES))
+    elsewhere = dict(bundle.decode(MISUSED[misuse]().proof, keys.PROOF_LIMIT_BYTES))
+    for used, reasons in (
+        (elsewhere, ("does not hold the shared secret", "is not over this connection")),
+        (here | {1: elsewhere[1]}, ("does not hold the shared secret",)),
+        (here | {2: elsewhere[2]}, ("is not over this connection",)),
+    ):
+
+        def tamper(role: Role, message: Message, used: dict[int, bytes] = used) -> Message:
+            if role is Role.CHILD and isinstance(message, Proof):
+                return Proof(bundle.KIND, bundle.encode(tuple(sorted(used.items()))))
+            return message
+
+        told = objection(meet(GOOD, tamper=tamper))
+        assert any(reason in told for reason in reasons)
+
+
+def test_a_bundle_that_is_reflected_to_its_maker_is_refused() -> None:
+    child, parent = worker(1), worker(0)
+    one = side(child, Role.CHILD, 0, GOOD)
+    one.begin(channels(child, parent)[0])
+    (proof,) = one.receive(Hello(parent.entry, POLICY.digest, SUITES, POLICY.kinds))
+    one.receive(proof)
+    objection(one)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\2", b"\1\1\0\0\0\0", bytes(100), b"\2\1\0\0\0\0\7\0\0\0\0"])

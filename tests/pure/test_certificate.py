@@ -155,6 +155,16 @@ def test_names_without_a_trust_domain(names: tuple[x509.GeneralName, ...], admit
         assert "certificate" in refusal(PLAIN, credential)
 
 
+def test_beside_a_uri_no_other_name_counts() -> None:
+    uri, hosts = URI("https://example.org/w/a/b"), (DNS("a.nodes.example.org"), DNS("b.nodes.example.org"))
+    credential = AUTHORITY.issue(uri, *hosts, x509.RFC822Name("a@example.org"))
+    assert certificate.verify(PLAIN, shown(credential), STATEMENT, now()).id == uri.value
+    for name in (*(host.value for host in hosts), "*.nodes.example.org", "a@example.org"):
+        assert "the policy admits" in refusal(replace(PLAIN, ids=(name,)), credential)
+    named = AUTHORITY.issue(spiffe("trainer/7"), *hosts)
+    assert certificate.verify(RULES, shown(named), STATEMENT, now()).id == "spiffe://example.org/trainer/7"
+
+
 def test_a_pattern_for_hosts_is_none_for_uris() -> None:
     """A star that stands for one label once stood for a whole URI, which the same authority may give to anybody."""
     rules = replace(PLAIN, ids=("*", "*.example.org"))

@@ -150,6 +150,30 @@ def test_a_flood_displaces_itself_and_lets_workers_in(strangers: int) -> None:
     assert not engine.gate.doorways
 
 
+def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> None:
+    """Where every pending connection has said a hello, the oldest goes; a worker that dials is the newest."""
+    world = World(3)
+    engine, greeting = world.engines[1], hello(world)
+    streams = []
+    for number in range(LINK_PENDING + 20):
+        world.now = number / 1000  # each is a moment younger than the last
+        streams.append(knock(world, greeting, 100 + number % 7))
+        assert len(engine.gate.doorways) <= LINK_PENDING
+    assert all(doorway.known for doorway in engine.gate.doorways)
+    heard = [answer(stream) for stream in streams]
+    assert all(len(reply or b"") == REPLY_BYTES for reply in heard), "a replayed hello is answered, once"
+    open_now = [answer(stream) == b"" for stream in streams]
+    assert sorted(open_now) == open_now and sum(open_now) == LINK_PENDING, "the oldest were displaced"
+    knock(world, b"", 100)
+    assert sum(not doorway.known for doorway in engine.gate.doorways) == 1
+    newest = knock(world, greeting, 100)
+    assert all(doorway.known for doorway in engine.gate.doorways), "whoever has said no hello goes first"
+    assert len(answer(newest) or b"") == REPLY_BYTES
+    still_works(world)
+    world.wait(LINK_HELLO_SECONDS)
+    assert not engine.gate.doorways
+
+
 def shake_hands(world: World, sender: int, group: bytes) -> MemoryStream:
     """A connection of `sender`, which holds its keys, to worker 1."""
     greeting = Hello(sender, 1, Lane.COLLECTIVE, group, NONCE)

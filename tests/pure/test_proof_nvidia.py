@@ -365,6 +365,15 @@ def test_gpus_are_counted_and_each_is_another() -> None:
         verdict(one, again, gpus=2)
 
 
+def test_a_gpu_that_is_left_out_is_missed_only_where_the_policy_counts() -> None:
+    """A worker has two and presents one. Only `gpus` tells a verifier how many there are."""
+    one, two = (mint.Device.under(ROOT, number) for number in (1, 2))
+    verdict(one, two, gpus=2)
+    verdict(one)
+    with pytest.raises(AdmissionError, match="1 GPUs are shown where the policy asks for exactly 2"):
+        verdict(one, gpus=2)
+
+
 def test_one_bad_gpu_among_good_ones_is_refused() -> None:
     bad = mint.Device.under(ROOT, 2)
     bad.measurements[9] = bytes(48)

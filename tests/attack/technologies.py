@@ -1,0 +1,102 @@
+"""Kinds of evidence that tests of admission attack: a verifier of each, and hardware or a service of the tests' own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from ringfence.admission.policy import Clock, Policy, Prover
+from ringfence.admission.proofs import nvidia, snp, tdx, token
+from tests.pure import mint_nvidia, mint_token, snp_mint, tdx_mint
+
+NAMES = ("tdx", "snp", "nvidia", "token")
+DAY = 86400
+YEAR = 365 * DAY
+Make = Callable[[bytes], bytes]  # a proof for the bytes that hardware or service is to sign
+
+
+@dataclass(frozen=True)
+class Technology:
+    """One kind of evidence: who verifies it, and how the test's own hardware or service makes it."""
+
+    kind: int
+    how: str  # as an admitted worker's proof is called
+    policy: Policy
+    make: Make
+    later: Policy  # the same verifier, when collateral, certificate or token has expired
+    elsewhere: str = "made for another connection or another worker"  # the objection to evidence out of its place
+
+
+def _later(seconds: float) -> Clock:
+    return lambda: time.time() + seconds
+
+
+@cache
+def technology(name: str) -> Technology:
+    match name:
+        case "tdx":
+            td = tdx_mint.foundry()
+            now, later = (
+                Policy((tdx.TdxVerifier(td.rules, clock, root=td.root),)) for clock in (time.time, _later(60 * DAY))
+            )
+            return Technology(tdx.KIND, "TDX", now, td.quote, later)
+        case "snp":
+            vm = snp_mint.foundry()
+            now, later = (
+                Policy((snp.SnpVerifier(vm.rules, clock, known=vm.roots),)) for clock in (time.time, _later(60 * DAY))
+            )
+            certificate = vm.certificate()
+            return Technology(snp.KIND, "SEV-SNP", now, lambda data: snp.encode(vm.report(data), certificate), later)
+        case "nvidia":
+            return _nvidia()
+    return _token()
+
+
+def _nvidia() -> Technology:
+    top = mint_nvidia.root()
+    devices = [mint_nvidia.Device.under(top, number) for number in (1, 2)]
+    root = top.certificate
+    known = nvidia.verify_report(devices[0].gpu(bytes(32)), bytes(32), time.time(), root=root).golden()
+    now, later = (
+        Policy((nvidia.NvidiaVerifier(nvidia.Rules((known,)), clock, root=root),))
+        for clock in (time.time, _later(10 * YEAR))
+    )
+    return Technology(
+        kind=nvidia.KIND,
+        how="NVIDIA GPU attestation",
+        policy=now,
+        make=lambda nonce: nvidia.encode([device.gpu(nonce) for device in devices]),
+        later=later,
+        elsewhere="it was not made for this connection",
+    )
+
+
+def _token() -> Technology:
+    def make(nonce: bytes) -> bytes:
+        now = int(time.time())
+        claims = mint_token.claims(exp=now + 3600, nbf=now, iat=now, eat_nonce=nonce.decode())
+        return token.encode(mint_token.ES256.sign(claims), {})
+
+    now, later = (Policy((token.TokenVerifier(mint_token.rules(), clock),)) for clock in (time.time, _later(2 * 3600)))
+    return Technology(
+        kind=token.KIND,
+        how="attestation token",
+        policy=now,
+        make=make,
+        later=later,
+        elsewhere="it was not made for this connection",
+    )
+
+
+def prover(kind: int, make: Make) -> Prover:
+    """The prover of a worker whose hardware or service answers with this proof."""
+    match kind:
+        case tdx.KIND:
+            return tdx.TdxProver(make)
+        case snp.KIND:
+            return snp.SnpProver(lambda data: snp.decode(make(data)))
+        case nvidia.KIND:
+            return nvidia.NvidiaProver(lambda nonce: nvidia.decode(make(nonce)))
+    return token.TokenProver(lambda nonce: token.decode(make(nonce.encode()))[0].encode())
