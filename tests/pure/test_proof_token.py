@@ -467,3 +467,10 @@ def test_a_stranger_hears_nothing_of_the_policy(changes: dict[str, object], secr
         judge(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
     assert secret in str(caught.value)
     assert secret not in caught.value.told
+
+
+def test_an_unauthenticated_peer_is_not_told_the_algorithm_of_a_key() -> None:
+    """The name of a key is guessed or public; what the policy holds for it is not told."""
+    with pytest.raises(AdmissionError, match="its key is for ES384") as caught:
+        accepted(ES256.sign(claims(), kid=ES384.kid))
+    assert caught.value.told == "the token's header says algorithm 'ES256'; its key is for another"

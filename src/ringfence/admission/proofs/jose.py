@@ -84,9 +84,8 @@ def _key(header: Json, keys: tuple[Key, ...]) -> Key:
         if key.kid != kid:
             continue
         if header.get("alg") != key.algorithm:
-            raise AdmissionError(
-                f"the token's header says algorithm {shown(header.get('alg'))}; its key is for {key.algorithm}"
-            )
+            told = f"the token's header says algorithm {shown(header.get('alg'))}; its key is for"
+            raise AdmissionError(f"{told} {key.algorithm}", told=f"{told} another")
         return key
     raise AdmissionError(
         f"the token names key {shown(kid)}, which is not in the policy's key set: if its issuer has changed keys, "
