@@ -18,6 +18,7 @@ from ringfence.cli import checks, doctor
 from ringfence.errors import ConfigurationError
 from ringfence.settings import Settings, load_secret
 from tests.cli.command import ringfence, unprivileged
+from tests.pure import mint_token
 
 
 @pytest.fixture
@@ -269,6 +270,37 @@ def test_a_policy_that_this_worker_cannot_meet_is_found(tmp_path: Path, table: s
     assert found.good is False
     assert reason in found.text
     assert found.fix == f"ringfence policy check {policy}"
+
+
+TOKENS = """
+version = 1
+[[admit]]
+[admit.token]
+issuer = "https://verifier.example"
+keys = "keys.json"
+claims = { ready = true }
+"""
+
+
+@pytest.mark.parametrize("mode", [None, 0o644, 0o755], ids=["missing", "not executable", "executable"])
+def test_a_token_command_that_cannot_be_run_is_found(tmp_path: Path, mode: int | None) -> None:
+    (tmp_path / "policy.toml").write_text(TOKENS)
+    (tmp_path / "keys.json").write_bytes(mint_token.key_set(mint_token.ES256))
+    command = tmp_path / "fetch-token"
+    if mode is not None:
+        command.touch(mode)
+    environment = {
+        "RINGFENCE_POLICY": str(tmp_path / "policy.toml"),
+        "RINGFENCE_TOKEN_COMMAND": f"{command} --service verifier",
+    }
+    done = ringfence("doctor", "--json", **environment)
+    found = findings(done.stdout)["policy"]
+    if mode == 0o755:
+        assert (done.returncode, found["good"]) == (0, True), done.stdout
+        return
+    assert (done.returncode, found["good"]) == (1, False), done.stdout
+    assert str(found["text"]).startswith(f"the token command {command} does not start: ")
+    assert "RINGFENCE_TOKEN_COMMAND" in str(found["fix"])
 
 
 @pytest.mark.parametrize(

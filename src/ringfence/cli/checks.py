@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ringfence.errors import RingfenceError
+from ringfence.errors import EvidenceError, RingfenceError
 
 if TYPE_CHECKING:
     from ringfence.settings import Settings
@@ -312,11 +312,17 @@ def admission(environ: Mapping[str, str]) -> Check:
     if path is None:
         return _by_secret(environ)
     try:
+        from ringfence.evidence import token_command
         from ringfence.join.policy import policy_of
 
-        policy, prover = policy_of(_credentials(environ))
+        found = _credentials(environ)
+        if found.token_command:
+            token_command.check(found.token_command)
+        policy, prover = policy_of(found)
     except ImportError as error:
         return Check("policy", f"unknown: {error}", None, False, _install_missing(error))
+    except EvidenceError as error:
+        return Check("policy", str(error), None, False, "name a command that can be run in RINGFENCE_TOKEN_COMMAND")
     except RingfenceError as error:
         fix = f"ringfence policy check {path}" if path else "unset RINGFENCE_POLICY, or name the policy file in it"
         return Check("policy", str(error), None, False, fix)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 # Of sysexits.h and of shells: wrong usage, wrong configuration, not executable, not found. Asking again does not help.
 _HOPELESS: Final = (64, 78, 126, 127)
+_WHAT_TO_SET: Final = "set RINGFENCE_TOKEN_COMMAND to a command that this worker's user may run, with its whole path"
 _CANNOT_START: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC)
 
 
@@ -29,6 +31,14 @@ def fetch_with(command: Sequence[str], seconds: float = TOKEN_SECONDS) -> Callab
         return run([*command, nonce], seconds)
 
     return fetch
+
+
+def check(command: Sequence[str]) -> None:
+    """Raise EvidenceError if the command is not there, or is not one that this user may run. Nothing is started."""
+    if shutil.which(command[0]) is None:
+        raise EvidenceError(
+            f"the token command {command[0]} does not start: no file of that name can be executed; {_WHAT_TO_SET}"
+        )
 
 
 def run(command: Sequence[str], seconds: float) -> bytes:
@@ -47,9 +57,7 @@ def run(command: Sequence[str], seconds: float) -> bytes:
         text = f"the token command {command[0]} does not start: {error.strerror}"
         if error.errno not in _CANNOT_START:  # this machine is short of memory, processes or descriptors just now
             raise ConfigurationError(text) from error
-        raise EvidenceError(
-            f"{text}; set RINGFENCE_TOKEN_COMMAND to a command that this worker's user may run, with its whole path"
-        ) from error
+        raise EvidenceError(f"{text}; {_WHAT_TO_SET}") from error
     if done.returncode != 0:
         # What it said may hold credentials, and errors are passed on to other workers: it stays here.
         said = done.stderr.decode("utf-8", "replace").strip()[-300:]
