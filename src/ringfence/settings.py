@@ -498,7 +498,7 @@ def parse_address(value: str, source: str) -> tuple[str, int]:
     """ "host:port" or "[v6]:port"."""
     host, _, port = value.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    well_formed = host and len(host) <= HOST_BYTES and is_printable(host) and " " not in host
+    well_formed = host and len(host) <= HOST_BYTES and is_printable(host) and not any(each in host for each in " []")
     if not well_formed or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= 0xFFFF:
         raise ConfigurationError(f"{source}={value[:64]!r}: write host:port")
     return host, int(port)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz import contact_targets, policy_targets, proof_targets, wire_targets
+from tests.fuzz import contact_targets, place_targets, policy_targets, proof_targets, wire_targets
 
-_ALL = (*wire_targets.TARGETS, *contact_targets.TARGETS, *policy_targets.TARGETS, *proof_targets.TARGETS)
-TARGETS = {each.name: each for each in _ALL}
+_MODULES = (wire_targets, place_targets, contact_targets, policy_targets, proof_targets)
+TARGETS = {each.name: each for module in _MODULES for each in module.TARGETS}

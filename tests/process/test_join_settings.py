@@ -287,6 +287,9 @@ def test_addresses() -> None:
         "a b:1",
         "h\n:1",
         "h" * 256 + ":1",
+        "[[h]]:1",
+        "[h:1",
+        "h]:1",
     ):
         with pytest.raises(ConfigurationError, match="write host:port"):
             parse_address(wrong, "x")
