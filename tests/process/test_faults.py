@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
+from ringfence.admission.tree import children_of
 from ringfence.errors import RingfenceError
 from tests.pool import Failure, Pool, values
 from tests.process.bell import Bell
 
 WORLD = 4
+DEEP = 7  # workers: the fewest with which two of them have a parent that is not worker 0
 SOON = 5.0  # seconds from a death to the last survivor's error
 
 
@@ -100,6 +102,48 @@ def test_ranks_that_all_wait_are_told_what_the_others_wait_for(pool: Pool) -> No
     for result in results:
         assert "send/recv #0 with tag 0" in result.message
         assert "worker 0" in result.message or "worker 1" in result.message
+
+
+def receive_against_all_reduce() -> tuple[str, str]:
+    if dist.get_rank() == 0:
+        return how_it_ends(lambda: dist.recv(torch.ones(10), src=1))
+    return how_it_ends(lambda: dist.all_reduce(torch.ones(10)))
+
+
+def all_reduce_in_two_groups() -> tuple[str, str]:
+    """Both have both workers; each waits in another."""
+    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=2)) for _ in range(2)]
+    return how_it_ends(lambda: dist.all_reduce(torch.ones(10 + dist.get_rank()), group=groups[dist.get_rank()]))
+
+
+def how_it_ends(call: Callable[[], object]) -> tuple[str, str]:
+    hurry(2)
+    try:
+        call()
+    except RingfenceError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+@pytest.mark.parametrize(
+    ("work", "calls"),
+    [
+        (receive_against_all_reduce, ("send/recv #0 with tag 0 (10 x float32)", "all_reduce #1 (10 x float32, sum)")),
+        (all_reduce_in_two_groups, ("all_reduce #1 (10 x float32, sum)", "all_reduce #1 (11 x float32, sum)")),
+    ],
+    ids=["receive against all-reduce", "two groups"],
+)
+def test_calls_that_do_not_meet_end_at_their_timeout_and_say_whom_they_wait_for(
+    pool: Pool, work: Callable[[], tuple[str, str]], calls: tuple[str, str]
+) -> None:
+    results = pool.check(work, 2, renew=True)
+    assert any(kind == "CollectiveTimeoutError" for kind, _ in results)
+    for rank, (kind, message) in enumerate(results):
+        assert calls[rank] in message
+        if kind == "CollectiveTimeoutError":
+            assert f"it waits for worker {1 - rank}" in message
+        else:  # the other's deadline passed a moment earlier
+            assert kind == "AbortedError" and calls[1 - rank] in message and f"it waits for worker {rank}" in message
 
 
 # -- deadlines ------------------------------------------------------------------------------------------------------
@@ -248,8 +292,19 @@ def die_in_a_collective(victim: int, note: str, with_children: bool) -> tuple[st
 def test_every_survivor_names_a_killed_worker_soon(
     pool: Pool, tmp_path: Path, victim: int, with_children: bool
 ) -> None:
-    note = str(tmp_path / "note")
-    results = pool.run(die_in_a_collective, WORLD, args=(victim, note, with_children), timeout=30)
+    kill_and_look(pool, tmp_path, WORLD, victim, with_children)
+
+
+@pytest.mark.parametrize("victim", [1, 6], ids=["between the levels", "on the second level"])
+def test_a_death_is_told_over_two_levels_of_the_tree(pool: Pool, tmp_path: Path, victim: int) -> None:
+    """In a world of seven, workers 5 and 6 are children of worker 1: they and the others hear of it through the tree."""
+    assert list(children_of(1, DEEP)) == [5, 6]
+    kill_and_look(pool, tmp_path, DEEP, victim, with_children=False)
+
+
+def kill_and_look(pool: Pool, folder: Path, world: int, victim: int, with_children: bool) -> None:
+    note = str(folder / "note")
+    results = pool.run(die_in_a_collective, world, args=(victim, note, with_children), timeout=30)
     assert results[victim].message == "killed by SIGKILL"
     for rank, result in enumerate(results):
         if rank != victim:
