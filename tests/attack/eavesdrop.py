@@ -103,13 +103,17 @@ class Capture:
     def size(self) -> int:
         return sum(map(len, self._packets))
 
-    def contains(self, patterns: list[bytes]) -> bool:
-        """Whether a pattern is in a packet, or in the payloads of a TCP flow put together."""
-        flows: dict[bytes, bytearray] = {}
+    def flows(self) -> list[bytes]:
+        """The payloads of each TCP flow, put together."""
+        found: dict[bytes, bytearray] = {}
         for packet in self._packets:
             flow, payload = _tcp_payload(packet)
-            flows.setdefault(flow, bytearray()).extend(payload)
-        return any(pattern in data for pattern in patterns for data in (*self._packets, *flows.values()))
+            found.setdefault(flow, bytearray()).extend(payload)
+        return [bytes(each) for each in found.values()]
+
+    def contains(self, patterns: list[bytes]) -> bool:
+        """Whether a pattern is in a packet, or in a flow."""
+        return any(pattern in data for pattern in patterns for data in (*self._packets, *self.flows()))
 
 
 def _tcp_payload(packet: bytes) -> tuple[bytes, bytes]:

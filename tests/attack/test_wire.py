@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ringfence.link import frames
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES
 from tests.attack.eavesdrop import Capture, namespace
 from tests.pool import Pool
 
 PATTERN = torch.tensor([0x3F9D7A13, 0x40C5E2B7, 0x3E81D94F, 0x41276CA5], dtype=torch.int32).view(torch.float32)
 COPIES = 1024
-WORLD = 2
+LARGE = 40 * COPIES  # copies: more than 512 KiB
 
 
 def patterned(copies: int = COPIES) -> torch.Tensor:
@@ -68,7 +70,24 @@ def train() -> int:
     return model.weight.nbytes
 
 
-WORK = (reduce, broadcast_object, send, train)
+def broadcast() -> int:
+    """Large enough that the second worker forwards what the first has sealed."""
+    tensor = patterned(LARGE) if dist.get_rank() == 0 else torch.zeros(4 * LARGE)
+    dist.broadcast(tensor, src=0)
+    assert torch.equal(tensor, patterned(LARGE))
+    return tensor.nbytes
+
+
+def all_gather() -> int:
+    """Every worker forwards the parts of others."""
+    gathered = torch.zeros(3 * 4 * LARGE)
+    dist.all_gather_into_tensor(gathered, patterned(LARGE))
+    assert torch.equal(gathered, patterned(3 * LARGE))
+    return gathered.nbytes
+
+
+WORK = {reduce: 2, broadcast_object: 2, send: 2, train: 2, broadcast: 3, all_gather: 3}  # with the size of the world
+FORWARDING = (broadcast, all_gather)
 
 
 # -- the tests ------------------------------------------------------------------------------------------------------
@@ -82,16 +101,29 @@ def place() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def workers(place: str) -> Iterator[Pool]:
-    with Pool(prefixes=[["ip", "netns", "exec", place]] * WORLD) as pool:
+    with Pool(prefixes=[["ip", "netns", "exec", place]] * max(WORK.values())) as pool:
         yield pool
 
 
 def captured(workers: Pool, place: str, backend: str, work: Callable[[], int]) -> tuple[Capture, int]:
     """All that is on the wire from before admission to after the work; and how much of it was pattern, at least."""
     with Capture(place) as capture:
-        given = workers.check(work, WORLD, backend, renew=True)
+        given = workers.check(work, WORK[work], backend, renew=True)
     capture.assert_complete()
     return capture, given[0]
+
+
+def forwarded(flow: bytes) -> int:
+    """How many bytes of a link's flow came in FORWARD frames; 0 if it is no link's flow."""
+    if not flow.startswith(b"RFL1"):
+        return 0
+    place, found = HELLO_BYTES + CONFIRM_BYTES, 0
+    while place + frames.HEADER_BYTES <= len(flow):
+        header = frames.read_header(flow[place : place + frames.HEADER_BYTES])
+        place += frames.frame_bytes(header)
+        found += header.length if header.type == frames.Type.FORWARD else 0
+    assert place == len(flow)
+    return found
 
 
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
@@ -99,6 +131,8 @@ def test_the_pattern_is_nowhere_on_the_wire(workers: Pool, place: str, work: Cal
     capture, given = captured(workers, place, "ringfence", work)
     assert capture.size > given
     assert not capture.contains(searched())
+    if work in FORWARDING:
+        assert sum(map(forwarded, capture.flows())) >= 2 * patterned(LARGE).nbytes, "nothing was forwarded"
 
 
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
