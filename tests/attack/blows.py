@@ -266,4 +266,7 @@ HARMFUL = (
     misdirect,
 )
 HARMLESS = (reflect_the_connection, replay_a_hello, replay_a_recorded_connection, strangers)
-ATTACKS = tuple([Attack(blow) for blow in HARMFUL] + [Attack(blow, harmless=True) for blow in HARMLESS])
+ADDING = (replay, replay_an_older_one, reflect)
+ATTACKS = tuple(
+    [Attack(blow, adding=blow in ADDING) for blow in HARMFUL] + [Attack(blow, harmless=True) for blow in HARMLESS]
+)

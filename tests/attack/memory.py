@@ -173,4 +173,6 @@ def _judge(world: World, seat: MemorySeat, watched: list[Watched], attack: Attac
         faults.append(f"what must not disturb anybody did: {failures}")
     named = [error for error in failures if error is not None and not isinstance(error, AbortedError)]
     faults += [f"bytes of a stranger were believed: {error!r}" for error in named if isinstance(error, MismatchError)]
+    if seat.must_be_noticed and not named:
+        faults.append("nobody noticed that a frame was attacked")
     return Outcome(seat.struck, faults, named, seat.units, seat.recording())

@@ -17,10 +17,11 @@ Blow = Callable[["Seat", Wire, Unit], bytes | None]
 
 @dataclass(frozen=True)
 class Attack:
-    """A blow, and whether the run must survive it."""
+    """A blow, whether the run must survive it, and whether it changes nothing and only adds bytes."""
 
     blow: Blow
     harmless: bool = False
+    adding: bool = False
 
     @property
     def name(self) -> str:
@@ -46,7 +47,24 @@ class Seat:
         self.draw = strike.draw
         self.wires: list[Wire] = []
         self.units = 0
-        self.struck = False
+        self.hit: tuple[Attack, Unit] | None = None  # which blow was dealt, and to what
+
+    @property
+    def struck(self) -> bool:
+        return self.hit is not None
+
+    @property
+    def must_be_noticed(self) -> bool:
+        """Whether the blow must fail the session. Three may stay without effect, and no other.
+
+        The run must survive some attacks. A connection that fails before both ends have confirmed it is dialled again.
+        Bytes that are added to a wire are not noticed if nobody reads there again: behind the last frame that a worker
+        waits for, or towards a worker that only sends on this connection.
+        """
+        if self.hit is None:
+            return False
+        attack, unit = self.hit
+        return not attack.harmless and not attack.adding and unit.kind is Kind.FRAME
 
     def put(self, wire: Wire, data: bytes) -> None:
         """Add bytes to a wire, now."""
@@ -83,6 +101,6 @@ class Seat:
         if attack is not None and not self.struck and self.units > self.strike.at:
             dealt = attack.blow(self, wire, unit)
             if dealt is not None:
-                self.struck = True
+                self.hit = attack, unit
                 return dealt + held
         return unit.data + held

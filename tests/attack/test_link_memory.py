@@ -109,6 +109,12 @@ def test_the_judgement_finds_what_a_failed_open_leaves_behind(monkeypatch: pytes
     assert any("left something behind" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
 
 
+def test_the_judgement_finds_an_attack_that_nobody_noticed() -> None:
+    """To leave a unit as it is is no attack: nobody can notice it."""
+    faults = faults_of((Attack(lambda seat, wire, unit: unit.data),), 40)
+    assert faults and set(faults) == {"nobody noticed that a frame was attacked"}
+
+
 def test_the_judgement_finds_a_hang_where_no_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "expire", lambda engine: None)
     assert any("hangs" in fault for fault in faults_of((Attack(truncate),), 40))

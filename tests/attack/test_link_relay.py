@@ -78,6 +78,7 @@ def test_no_attack_between_processes_delivers_a_wrong_number_or_hangs(
         assert not (failed and strike.attack.harmless), where
         assert all(aware) or not (failed or any(aware)), where
         assert "MismatchError" not in failed, where
+        assert all(aware) or not relay.must_be_noticed, where
         if relay.struck:
             first = min(failed, key=lambda name: name == "AbortedError", default=next(filter(None, aware), "no effect"))
             counts[strike.attack.name, first] += 1
