@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence.errors import MismatchError, RingfenceError
-from tests.held import CONTROL, keys_held
+from tests.held import CONTROL, fingerprints, keys_held
 from tests.pool import Failure, Pool, values
 
 AGE = 2  # seconds
@@ -146,18 +146,24 @@ def busy_links() -> list[Any]:
     return kept
 
 
+def roots() -> frozenset[int]:
+    """Fingerprints of what all links of this epoch derive from."""
+    engine = session().engine
+    return fingerprints([engine.epoch_key.reveal(), *engine._shared.values()])
+
+
 def leave_and_look_for_keys() -> tuple[set[str], set[str]]:
-    kept = busy_links()
-    before = set(keys_held())
+    kept, known = busy_links(), roots()
+    before = set(keys_held(known))
     dist.barrier()
     dist.destroy_process_group()
     assert kept
-    return before, set(keys_held())
+    return before, set(keys_held(known))
 
 
 def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
     """What the failure was; the keys after it; how each operation ends that was pending or comes late; the keys at the end."""
-    kept = busy_links()
+    kept, known = busy_links(), roots()
     pending = dist.irecv(torch.empty(3), (dist.get_rank() + 1) % dist.get_world_size(), tag=9)
     try:
         dist.barrier()  # nobody fails before everybody has come so far
@@ -169,7 +175,7 @@ def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
         failure = ""
     except RingfenceError as error:
         failure = f"{type(error).__name__}: {error}"
-    failed = set(keys_held())
+    failed = set(keys_held(known))
     ends = []
     for late in (pending.wait, all_reduce, lambda: dist.all_reduce(torch.ones(3), group=kept[1])):
         try:
@@ -178,12 +184,12 @@ def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
         except RingfenceError as error:
             ends.append(str(error))
     dist.destroy_process_group()
-    return failure, failed, ends, set(keys_held())
+    return failure, failed, ends, set(keys_held(known))
 
 
 def test_who_leaves_an_epoch_holds_no_key_of_it(pool: Pool) -> None:
     for before, after in values(pool.run(leave_and_look_for_keys, 3, renew=True)):
-        assert before == {"Secret", "X25519PrivateKey", "AESGCM", *CONTROL}
+        assert before == {"Secret", "X25519PrivateKey", "AESGCM", "bytes", *CONTROL}
         assert not after
 
 

@@ -14,10 +14,12 @@ from ringfence.control import Abort
 from ringfence.errors import AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
-from ringfence.runtime.engine import FAREWELL_SECONDS
+from ringfence.link.hello import Hello, LinkSecrets
+from ringfence.runtime.engine import FAREWELL_SECONDS, Engine
 from ringfence.runtime.loop import Loop, _Waker
 from ringfence.runtime.operation import Operation
 from ringfence.transport.tcp import TcpNetwork
+from tests.held import fingerprints, keys_held
 from tests.pure.runtime_calls import transfer
 from tests.pure.test_runtime_failures import begin, settle
 from tests.world import World, all_reduce, broadcast
@@ -252,8 +254,8 @@ def test_a_destroyed_group_ends_with_its_last_collective() -> None:
     assert part[0].removed and not world.engines[0].busy()
 
 
-def end_by(ending: str, world: World) -> None:
-    engine, group = world.engines[0], world.groups[0]
+def end_by(ending: str, world: World, rank: int = 0) -> None:
+    engine, group = world.engines[rank], world.groups[rank]
     match ending:
         case "failure":
             engine.fail(AbortedError("enough"))
@@ -290,6 +292,41 @@ def test_who_still_holds_an_object_of_what_has_ended_holds_no_key(ending: str) -
         group.origin.open_into(1, 0, b"header", bytes(26), room[:10])
     assert (world.engines[0]._private_key is None) == (ending != "removal")
     drive(world, 10)
+
+
+def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
+    """Note the secrets of every connection that this engine opens or accepts."""
+    derive = engine.link_secrets
+
+    def noting(worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
+        into.append(derive(worker, hello, acceptor_nonce))
+        return into[-1]
+
+    engine.link_secrets = noting  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("ending", ["failure", "leaving", "fork"])
+def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
+    """Nonces are on the wire: with the result of X25519 and the epoch's key, a recorded link can be opened."""
+    world = World(2)
+    secrets: list[LinkSecrets] = []
+    record_secrets(world.engines[0], secrets)
+    groups = [world.groups, world.add_group("other", range(2))]
+    calls = [all_reduce(group[rank], torch.ones(9)) for group in groups for rank in range(2)]
+    world.run([world.submit(groups[place // 2][place % 2], call) for place, call in enumerate(calls)])
+    for engine in world.engines:
+        engine.remove_group(groups[1][engine.rank])
+    own = world.engines[0]
+    roots = fingerprints([own.epoch_key.reveal(), *own._shared.values()])
+    links = fingerprints(half.reveal() for each in secrets for half in (each.forth, each.back))
+    secrets.clear()
+    assert len(roots) == 2 and len(links) >= 4
+    assert keys_held(roots)["bytes"] >= 2, "until the session ends, what links derive from is there"
+    for rank in range(2):  # one process here, and both ends have the same keys
+        end_by(ending, world, rank)
+    drive(world, 10)
+    assert keys_held(roots | links)["bytes"] == 0
+    assert calls and groups  # whoever still holds these holds no key
 
 
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])
