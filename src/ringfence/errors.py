@@ -1,4 +1,4 @@
-"""Every exception ringfence raises.
+"""The exceptions of ringfence. Wrong arguments raise ValueError.
 
 RingfenceError
  ├─ ConfigurationError       ours to fix: environment, arguments, files on this machine
@@ -12,7 +12,7 @@ RingfenceError
  │   └─ MismatchError        they verify, and say that the ranks run different collectives
  ├─ PeerLostError            a worker is gone
  ├─ CollectiveTimeoutError   a deadline passed
- └─ AbortedError             another worker reported a failure; its report is the message
+ └─ AbortedError             another worker reported a failure, this one was interrupted, or the epoch is too old
 
 All derive from RuntimeError, which is what torch.distributed raises, so existing handlers keep working.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 
 class RingfenceError(RuntimeError):
-    """Base of everything that ringfence raises."""
+    """Base of all of these."""
 
 
 class ConfigurationError(RingfenceError):
@@ -77,4 +77,4 @@ class CollectiveTimeoutError(RingfenceError):
 
 
 class AbortedError(RingfenceError):
-    """The epoch was aborted by another worker."""
+    """The epoch was aborted: by another worker's report, by an interruption, or at max_epoch_age."""

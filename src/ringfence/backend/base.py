@@ -88,7 +88,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> GroupBase | None:
-        """Every new group of the process, whatever backend it names: there is no way around the sealed links."""
+        """Every group that `torch.distributed.new_group` makes, whatever backend it names, has sealed links."""
         members = tuple(range(self._session.engine.world_size)) if ranks is None else tuple(ranks)
         if self._session.engine.rank not in members:
             return None

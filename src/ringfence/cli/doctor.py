@@ -25,7 +25,7 @@ examples:
   ringfence doctor
   ringfence doctor --json | python -m json.tool
 
-exit codes: 0 if a worker could start here, 1 if something is missing
+exit codes: 0 if nothing that doctor checks is missing, 1 otherwise. It collects no evidence and fetches no token.
 """
 
 

@@ -41,7 +41,7 @@ The digest covers all that decides who is admitted: two workers admit each other
 digits are what the error says when they are not.
 
 exit codes: 0 if it is in order, 1 if what it relies on has expired (an authority, TDX collateral, AMD's lists of revoked
-certificates) or is not AMD's, 2 if it cannot be used
+certificates) or is not AMD's, 2 if it cannot be used. That collateral is Intel's is checked when a quote is verified.
 """
 
 EXPLAIN = """\

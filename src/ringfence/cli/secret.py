@@ -26,7 +26,8 @@ may be shown to anybody: it says nothing of the secret.
 
 ROTATE = """\
 Put a new secret in the place of the one in this file, in one step: a worker that starts meanwhile reads the old one or
-the new one, never half of each. The old secret is gone.
+the new one, never half of each. The file no longer holds the old secret; copies, backups and unused blocks of the disk
+may.
 
 Runs under way are not disturbed: they have their keys. Workers that start with the new secret and workers that start
 with the old one refuse each other, so give the new file to every machine before the next start.

@@ -50,9 +50,9 @@ measurement = ["FILL IN"]
 genoa = {{ bootloader = "FILL IN", tee = "FILL IN", snp = "FILL IN", microcode = "FILL IN" }}
 """,
     "nvidia": """\
-[admit.nvidia]             # every GPU of the worker's machine
+[admit.nvidia]             # the worker's GPUs; set gpus to their number
 golden = ["FILL IN: file"] # one for each model, driver and VBIOS; `ringfence evidence measure` writes it
-# gpus = 8                 # exactly so many
+# gpus = 8                 # exactly so many; without it, one that is left out is not missed
 """,
     "token": """\
 [admit.token]              # a verifier's token; RINGFENCE_TOKEN_COMMAND fetches it
