@@ -44,6 +44,7 @@ ADMISSION_SECONDS: Final = 10.0  # for one stranger to finish its handshake, or 
 EVIDENCE_SECONDS: Final = 30.0  # to show evidence of hardware or a token, once the hellos agree
 TOKEN_SECONDS: Final = 20.0  # for a token command, so that its peer still waits when it has ended
 ADMISSION_BYTES: Final = 128 * 1024  # what a stranger may send before it is judged: TLS, a hello, a proof
+TLS_HANDSHAKE_BYTES: Final = 8 * 1024  # of these, until TLS is established: a key share and a certificate are 2,400
 ADMISSION_PENDING: Final = 64  # strangers at once, and
 ADMISSION_PENDING_PER_ADDRESS: Final = 16
 LINK_HELLO_SECONDS: Final = 10.0  # for a dialler to say who it is

@@ -492,7 +492,7 @@ def test_the_name_is_matched_after_everything_else() -> None:
 def test_a_credential_is_taken_only_if_what_it_signs_fits_a_listing(key: certificate.PrivateKey) -> None:
     """To the byte: the largest chain that is taken makes endorsements that can be sent, whatever the signature's length."""
     even = Authority(key=ed25519.Ed25519PrivateKey.generate())  # whose signatures are all of one length
-    leaf = even.sign("worker", key, [spiffe("trainer/7")])
+    leaf = Authority("between", key=even.key).sign("worker", key, [spiffe("trainer/7")])
 
     def pem(filler: int) -> bytes:
         extra = [x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3"), bytes(filler))]

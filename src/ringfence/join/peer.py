@@ -71,16 +71,22 @@ class Peer:
 
     def read(self) -> None:
         """Take what has arrived, from a stranger no more than it may cost. The handshake begins as soon as TLS is up."""
-        limit = keys.ADMISSION_BYTES - self.stream.received if self.rank is None else _READ_BYTES
+        tls = self.stream.tls
+        if self.rank is not None:
+            limit = _READ_BYTES
+        else:
+            allowed = keys.ADMISSION_BYTES if tls.established else keys.TLS_HANDSHAKE_BYTES
+            limit = allowed - self.stream.received
         data = self.stream.receive(limit)
         self.flush()  # TLS's own answers
-        tls = self.stream.tls
         if tls.established and self.handshake.state is State.IDLE:
             self.send(self.handshake.begin(Channel(tls.own_key_digest, tls.peer_key_digest, tls.exporter())))
         self.frames.feed(data)
 
     def check_cost(self) -> None:
-        """After its messages were taken: who has used up a stranger's bytes and is still one, is sent away."""
+        """After its messages were taken: an unauthenticated peer that has used up its bytes is sent away."""
+        if not self.stream.tls.established and self.stream.received >= keys.TLS_HANDSHAKE_BYTES:
+            raise ProtocolError(f"{keys.TLS_HANDSHAKE_BYTES} bytes, and TLS is not established")
         if self.rank is None and self.stream.received >= keys.ADMISSION_BYTES:
             raise ProtocolError(f"{keys.ADMISSION_BYTES} bytes, and still not admitted")
 

@@ -16,17 +16,18 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL, crypto
+from OpenSSL._util import lib  # pyOpenSSL has no public call for signature algorithms and groups
 
 from ringfence import keys
-from ringfence.errors import PeerLostError, ProtocolError
+from ringfence.errors import ConfigurationError, PeerLostError, ProtocolError
 from ringfence.transport.fork import closes_in_children
 
 _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 1 << 20
 _EXPORTER_BYTES: Final = 32
+_SIGNATURES: Final = b"ecdsa_secp256r1_sha256"  # the only one that TLS signs and verifies with
 # RFC 5280's "no well-defined expiration": the key lives as long as its process, and clocks may disagree.
 _NOT_BEFORE: Final = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
@@ -102,7 +103,10 @@ class Tls:
             certificate = self._live.get_peer_certificate(as_cryptography=True)
             if certificate is None:
                 raise ProtocolError("the peer showed no certificate")
-            return _key_digest(certificate.public_key())
+            key = certificate.public_key()
+            if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+                raise ProtocolError("the peer's TLS key is not of P-256")
+            return _key_digest(key)
         except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
             # OpenSSL takes certificates that the stricter parser refuses, and a stranger may send such a one.
             raise ProtocolError("the peer's certificate cannot be read") from error
@@ -223,6 +227,10 @@ def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> 
     context.set_tls13_ciphersuites(b"TLS_AES_256_GCM_SHA384")
     # A resumed session skips the certificates. OpenSSL still sends tickets, but they name sessions that nobody keeps.
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    # A peer's signature is computed with the key in its certificate, before anybody knows who it is: an RSA key of its choice
+    # would cost twenty times as much as P-256.
+    if lib.SSL_CTX_set1_sigalgs_list(context._context, _SIGNATURES) != 1:
+        raise ConfigurationError(f"this machine's OpenSSL does not have {_SIGNATURES.decode()}: {_version()}")
     context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
     context.use_privatekey(key)
     context.use_certificate(certificate)
@@ -231,11 +239,19 @@ def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> 
     return context
 
 
+def _version() -> str:
+    return SSL.OpenSSL_version(SSL.OPENSSL_VERSION).decode("ascii", "replace")
+
+
 def _accept_single_certificate(
     connection: SSL.Connection, certificate: crypto.X509, error: int, depth: int, verified: int
 ) -> bool:
-    """Any certificate will do, because admission judges its key; a chain of them has no business here."""
-    return depth == 0
+    """Any single certificate of the form that workers make: admission verifies who holds its key. Called before TLS
+    computes with that key."""
+    if depth != 0 or certificate.get_signature_algorithm() != b"ecdsa-with-SHA256":
+        return False
+    key = certificate.get_pubkey()
+    return key.type() == crypto.TYPE_EC and key.bits() == 256
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
@@ -252,7 +268,7 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     )
 
 
-def _key_digest(key: CertificatePublicKeyTypes) -> bytes:
+def _key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(encoded).digest()
 

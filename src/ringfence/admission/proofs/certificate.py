@@ -25,7 +25,7 @@ from ringfence.admission import wire
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.proofs import authorities, identity
+from ringfence.admission.proofs import authorities, identity, issued
 from ringfence.errors import AdmissionError, ProtocolError
 from ringfence.policy.table import Table
 
@@ -33,7 +33,6 @@ CHAIN_LIMIT: Final = 4  # certificates, the worker's own included and the author
 CERTIFICATE_BYTES: Final = 4096
 SIGNATURE_BYTES: Final = 1024
 _REASON_CHARACTERS: Final = 160
-RSA_BITS: Final = range(2048, 8193)
 
 PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
 PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
@@ -47,15 +46,6 @@ _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), hashes.SHA256.digest_si
 # What TLS 1.3 puts before its own signed contexts, and longer than any random value that TLS 1.2 signs: the same key may
 # serve TLS elsewhere, and nothing that is signed there can be taken for a proof here, nor the other way round.
 _SPACES: Final = b" " * 64
-_UNREADABLE: Final = (
-    ValueError,
-    TypeError,
-    KeyError,  # a TLS feature that the library does not know
-    UnsupportedAlgorithm,
-    x509.DuplicateExtension,
-    x509.InvalidVersion,
-    x509.UnsupportedGeneralNameType,
-)
 
 
 @dataclass(frozen=True)
@@ -184,19 +174,17 @@ def verify(rules: Rules, shown: bytes, statement: Statement, now: float) -> Clai
 def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Claims, PublicKey]:
     """Whether an authority of the policy vouches for the first certificate now, and for which name."""
     try:
-        leaf, *others = (x509.load_der_x509_certificate(each) for each in chain)
+        leaf, between = issued.verify(rules.authorities, chain)
         extensions = leaf.extensions
         key = leaf.public_key()
-    except _UNREADABLE as error:
+    except issued.NotVouchedFor as error:
+        raise AdmissionError(f"no authority of the policy vouches for the certificate: {error}") from error
+    except issued.UNREADABLE as error:
         raise AdmissionError("a certificate that cannot be read") from error
     name = identity.of(extensions, rules.trust_domain)
     _check_times(name, leaf, now)
     _check_use(name, extensions)
-    if not _is_strong(key):
-        raise AdmissionError(
-            f"the key of the certificate of {name} is not P-256, P-384, P-521, Ed25519 or RSA from 2048"
-        )
-    _check_path(name, rules, leaf, others, now)
+    _check_path(name, rules, leaf, between, now)
     if not identity.matches(name, rules.ids):  # only now: before, anybody could have made up the name
         raise AdmissionError(
             f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}",
@@ -240,7 +228,7 @@ def _check_use(name: str, extensions: x509.Extensions) -> None:
 
 
 def _check_path(name: str, rules: Rules, leaf: x509.Certificate, others: list[x509.Certificate], now: float) -> None:
-    """The path itself is judged by the library: signatures, names, constraints, extensions, validity."""
+    """The library verifies the path as a whole: signatures once more, names, constraints, extensions, validity."""
     moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
     verifier = (
         PolicyBuilder()
@@ -251,7 +239,7 @@ def _check_path(name: str, rules: Rules, leaf: x509.Certificate, others: list[x5
     )
     try:
         verifier.verify(leaf, others)
-    except (VerificationError, *_UNREADABLE) as error:
+    except (VerificationError, *issued.UNREADABLE) as error:
         # The library quotes the certificate, whose text a stranger chose and people will read in a log.
         reason = wire.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
         raise AdmissionError(f"no authority of the policy vouches for the certificate of {name}: {reason}") from error
@@ -260,14 +248,6 @@ def _check_path(name: str, rules: Rules, leaf: x509.Certificate, others: list[x5
 @lru_cache(maxsize=16)
 def _store(authorities: tuple[bytes, ...]) -> Store:
     return Store([x509.load_der_x509_certificate(each) for each in authorities])
-
-
-def _is_strong(key: object) -> bool:
-    if isinstance(key, ec.EllipticCurvePublicKey):
-        return key.curve.name in _CURVES
-    if isinstance(key, rsa.RSAPublicKey):
-        return key.key_size in RSA_BITS
-    return isinstance(key, ed25519.Ed25519PublicKey)
 
 
 def _signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
@@ -343,11 +323,16 @@ def read_credential(chain: bytes, key: bytes) -> Credential:
         raise ValueError("the key is encrypted, and nobody is there to ask for its password") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError("the key is not a private key in PEM form") from None
-    if not isinstance(private, PrivateKey) or not _is_strong(private.public_key()):
-        raise ValueError("the key is not P-256, P-384, P-521, Ed25519 or RSA from 2048")
+    encoded = tuple(each.public_bytes(Encoding.DER) for each in certificates)
+    outlines = [issued.outline(each) for each in encoded]
     if private.public_key() != public:
         raise ValueError("the key is not that of the first certificate")
-    encoded = tuple(each.public_bytes(Encoding.DER) for each in certificates)
+    if not isinstance(private, PrivateKey) or not issued.is_accepted_key(outlines[0].key):
+        raise ValueError(f"the key is not {issued.KEYS}")
+    try:
+        issued.check_order(outlines)
+    except issued.NotVouchedFor as error:
+        raise ValueError(str(error)) from None
     size = len(encode(encoded, bytes(_most_signature_bytes(private))))
     if len(encoded) > CHAIN_LIMIT or max(map(len, encoded)) > CERTIFICATE_BYTES or size > ENDORSEMENT_BYTES:
         raise ValueError(

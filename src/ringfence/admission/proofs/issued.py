@@ -1,0 +1,182 @@
+"""Certificates from an authority down: no library computes with a key before an authority of the policy vouches for it.
+
+Anybody can send certificates, and some cost a library a second: RSA keys with exponents as long as the modulus, several issuers
+of one name, long lists of names under long lists of constraints. So the form is checked first, which computes nothing; then
+signatures are verified from the authority down to the leaf, at most one for each certificate. Whoever has nothing from an
+authority costs one signature check with the authority's own key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+
+from ringfence.admission.proofs import der
+
+RSA_BITS: Final = range(2048, 8193)
+RSA_EXPONENTS: Final = range(3, 1 << 32, 2)
+KEYS: Final = "P-256, P-384, P-521, Ed25519 or RSA from 2048 to 8192 bits with an odd exponent below 2^32"
+_KEPT: Final = 64  # certificates between an authority and leaves that have been verified
+
+_RSA: Final = bytes.fromhex("300d06092a864886f70d0101010500")
+_CURVE_KEYS: Final = {  # the algorithm of a public key: the length of the key
+    bytes.fromhex("301306072a8648ce3d020106082a8648ce3d030107"): 65,  # P-256
+    bytes.fromhex("301006072a8648ce3d020106052b81040022"): 97,  #       P-384
+    bytes.fromhex("301006072a8648ce3d020106052b81040023"): 133,  #      P-521
+    bytes.fromhex("300506032b6570"): 32,  #                             Ed25519
+}
+_PSS: Final = bytes.fromhex("2a864886f70d01010a")
+_SIGNATURES: Final = {
+    *(
+        bytes.fromhex("2a864886f70d0101") + bytes([last]) for last in (11, 12, 13)
+    ),  # PKCS #1 v1.5 with SHA-256, 384, 512
+    *(bytes.fromhex("2a8648ce3d0403") + bytes([last]) for last in (2, 3, 4)),  #      ECDSA with the same
+    bytes.fromhex("2b6570"),  #                                                       Ed25519
+    _PSS,
+}
+
+UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    KeyError,  # a TLS feature that the library does not know
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+
+
+class NotVouchedFor(Exception):
+    """No authority of the policy vouches for a leaf; the text says why."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """As much of a certificate as its form shows."""
+
+    issuer: bytes  # names in DER
+    subject: bytes
+    key: bytes  # SubjectPublicKeyInfo
+
+
+def outline(certificate: bytes) -> Outline:
+    """Read the form of a certificate of version 3. Raises ValueError for another form or an unknown signature algorithm."""
+    outer = der.Reader(certificate)
+    whole = outer.open(der.SEQUENCE)
+    outer.end()
+    inner = whole.open(der.SEQUENCE)
+    algorithm = whole.whole(der.SEQUENCE)
+    whole.take(der.BIT_STRING)
+    whole.end()
+    if inner.take(0xA0) != b"\x02\x01\x02":
+        raise ValueError("not an X.509 certificate of version 3")
+    inner.take(der.INTEGER)
+    if inner.whole(der.SEQUENCE) != algorithm:
+        raise ValueError("it names two signature algorithms")
+    if der.Reader(algorithm).open(der.SEQUENCE).take(der.OBJECT_IDENTIFIER) not in _SIGNATURES:
+        raise ValueError("it is signed by an algorithm that is not accepted")
+    issuer = inner.whole(der.SEQUENCE)
+    inner.take(der.SEQUENCE)  # validity
+    return Outline(issuer, inner.whole(der.SEQUENCE), inner.whole(der.SEQUENCE))
+
+
+def is_accepted_key(key: bytes) -> bool:
+    """Whether a SubjectPublicKeyInfo holds a key of `KEYS`, by its form alone. Raises ValueError if it has none."""
+    reader = der.Reader(key).open(der.SEQUENCE)
+    algorithm = reader.whole(der.SEQUENCE)
+    bits = reader.take(der.BIT_STRING)
+    reader.end()
+    if algorithm in _CURVE_KEYS:
+        return len(bits) == 1 + _CURVE_KEYS[algorithm] and bits[0] == 0
+    if algorithm != _RSA or bits[:1] != b"\0":
+        return False
+    numbers = der.Reader(bits[1:]).open(der.SEQUENCE)
+    modulus, exponent = (int.from_bytes(numbers.take(der.INTEGER), "big", signed=True) for _ in range(2))
+    numbers.end()
+    return modulus > 0 and modulus.bit_length() in RSA_BITS and exponent in RSA_EXPONENTS
+
+
+def check_order(outlines: Sequence[Outline]) -> None:
+    """Every certificate is followed by its issuer's, and no name occurs twice. Raises NotVouchedFor."""
+    for lower, upper in pairwise(outlines):
+        if lower.issuer != upper.subject:
+            raise NotVouchedFor("the certificates are not in order: each must be followed by that of its issuer")
+    if len({each.subject for each in outlines}) != len(outlines):
+        raise NotVouchedFor("two of its certificates are for the same subject")
+
+
+def verify(authorities: tuple[bytes, ...], chain: tuple[bytes, ...]) -> tuple[x509.Certificate, list[x509.Certificate]]:
+    """The leaf, and the certificates between it and an authority, if every signature is right from the authority down.
+
+    `chain` begins with the leaf; its last certificate may be the authority's own. Raises NotVouchedFor, or one of UNREADABLE.
+    """
+    outlines = [outline(each) for each in chain]
+    if len(chain) > 1 and chain[-1] in authorities:
+        chain, outlines = chain[:-1], outlines[:-1]
+    check_order(outlines)
+    known = _by_subject(authorities).get(outlines[-1].issuer)
+    if known is None:
+        raise NotVouchedFor("its issuer is not among them, and no certificate that leads to one was presented")
+    if not all(is_accepted_key(each.key) for each in outlines):
+        raise NotVouchedFor(f"a key in its chain is not {KEYS}")
+    issuers = known
+    between: list[x509.Certificate] = []
+    for each in reversed(chain[1:]):
+        between.insert(0, _first_issued(each, issuers))
+        issuers = (each,)
+    return _leaf(chain[0], issuers), between
+
+
+def _first_issued(certificate: bytes, issuers: tuple[bytes, ...]) -> x509.Certificate:
+    for issuer in issuers:
+        try:
+            return _issued(certificate, issuer)
+        except InvalidSignature:
+            continue
+    raise NotVouchedFor("a signature in its chain is not by the key of its issuer")
+
+
+@lru_cache(maxsize=_KEPT)
+def _issued(certificate: bytes, issuer: bytes) -> x509.Certificate:
+    """A certificate that `issuer` signed and that may issue others. Only those that verify are kept."""
+    found = x509.load_der_x509_certificate(certificate)
+    found.verify_directly_issued_by(_loaded(issuer))
+    try:
+        constraints = found.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except x509.ExtensionNotFound:
+        constraints = None
+    if constraints is None or not constraints.ca:
+        raise NotVouchedFor("a certificate in its chain may not issue others")
+    return found
+
+
+def _leaf(certificate: bytes, issuers: tuple[bytes, ...]) -> x509.Certificate:
+    found = x509.load_der_x509_certificate(certificate)
+    for issuer in issuers:
+        try:
+            found.verify_directly_issued_by(_loaded(issuer))
+            return found
+        except InvalidSignature:
+            continue
+    raise NotVouchedFor("its signature is not by the key of its issuer")
+
+
+@lru_cache(maxsize=_KEPT)
+def _loaded(certificate: bytes) -> x509.Certificate:
+    """An issuer: an authority, or a certificate that one vouches for."""
+    return x509.load_der_x509_certificate(certificate)
+
+
+@lru_cache(maxsize=16)
+def _by_subject(authorities: tuple[bytes, ...]) -> dict[bytes, tuple[bytes, ...]]:
+    found: dict[bytes, tuple[bytes, ...]] = {}
+    for each in authorities:
+        subject = _loaded(each).subject.public_bytes()
+        found[subject] = (*found.get(subject, ()), each)
+    return found

@@ -1,0 +1,95 @@
+"""What a peer can make a worker compute before it is authenticated, as a multiple of one P-256 verification."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+from OpenSSL import SSL
+
+from ringfence.admission.proofs import certificate
+from ringfence.admission.proofs.certificate import Rules, Statement
+from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.transport import tls
+from tests.attack.expensive import CHAINS, chains, cpu_seconds, large_exponent_key, large_rsa_key, reference_seconds
+from tests.certificates import Authority, now
+
+# On the machine where this was written, a proof that is admitted costs 6 and one of an ordinary unknown authority 3.
+CERTIFICATE_BUDGET = 20
+TLS_BUDGET = 3  # times an ordinary handshake
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_certificates_of_nobody_cost_no_more_than_a_few_signatures(name: str) -> None:
+    """A proof of 5 KB once cost 0.9 s of CPU time, 10,000 times a P-256 verification."""
+    authority = Authority()
+    chain = chains(authority.name)[name]
+    rules = Rules((authority.der,), ("spiffe://example.org/trainer/*",), "example.org")
+    proof, statement = certificate.encode(chain, b"\0" * 70), Statement(b"test", (b"x",))
+
+    def verify() -> None:
+        with pytest.raises(AdmissionError):
+            certificate.verify(rules, proof, statement, now())
+
+    assert cpu_seconds(verify, 3) < CERTIFICATE_BUDGET * reference_seconds()
+
+
+# -- TLS ------------------------------------------------------------------------------------------------------------
+
+
+def client_with(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> SSL.Context:
+    """A TLS client that presents a self-signed certificate of this key."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ringfence worker")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 5, tls._NOT_BEFORE, tls._NOT_AFTER)
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.use_privatekey(key)
+    context.use_certificate(builder.sign(key, hashes.SHA256()))
+    return context
+
+
+def shake_hands(client: SSL.Context, credentials: tls.Credentials) -> tuple[float, bool]:
+    """CPU seconds that the server's side took, and whether it accepted the client's key."""
+    connection, server = SSL.Connection(client, None), tls.Tls(credentials, server=True)
+    connection.set_connect_state()
+    spent = 0.0
+    while not server.established:
+        with contextlib.suppress(SSL.WantReadError):
+            connection.do_handshake()
+        data = connection.bio_read(65536)
+        before = time.thread_time()
+        try:
+            server.receive(data)
+            if server.established:
+                assert server.peer_key_digest
+        except ProtocolError:
+            return spent + time.thread_time() - before, False
+        spent += time.thread_time() - before
+        connection.bio_write(server.outgoing())
+    return spent, True
+
+
+KEYS = {
+    "RSA with a large exponent": large_exponent_key,
+    "RSA-4096": large_rsa_key,
+    "P-521": lambda: ec.generate_private_key(ec.SECP521R1()),
+    "brainpool": lambda: ec.generate_private_key(ec.BrainpoolP256R1()),
+    "secp256k1": lambda: ec.generate_private_key(ec.SECP256K1()),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("offered", [tls._SIGNATURES, b"ECDSA+SHA256:ECDSA+SHA512:RSA-PSS+SHA256"], ids=["one", "many"])
+def test_tls_computes_with_no_key_but_p256(name: str, offered: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second line of defence holds without the first: a peer need not care which signatures this worker offers."""
+    monkeypatch.setattr(tls, "_SIGNATURES", offered)
+    credentials, key = tls.Credentials(), KEYS[name]()
+    ours = client_with(ec.generate_private_key(ec.SECP256R1()))
+    usual, theirs = ([shake_hands(client, credentials) for _ in range(5)] for client in (ours, client_with(key)))
+    assert all(accepted for _, accepted in usual)
+    assert not any(accepted for _, accepted in theirs)
+    assert min(theirs)[0] < TLS_BUDGET * min(usual)[0]
