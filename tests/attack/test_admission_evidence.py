@@ -207,6 +207,7 @@ def test_a_proof_counts_as_of_when_it_was_shown(monkeypatch: pytest.MonkeyPatch)
     class Clock:
         now = 1000.0
         monotonic = staticmethod(time.monotonic)
+        thread_time = staticmethod(time.thread_time)
 
         def time(self) -> float:
             return self.now

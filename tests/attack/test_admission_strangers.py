@@ -14,7 +14,9 @@ from OpenSSL import SSL, crypto
 
 from ringfence import keys
 from ringfence.admission.binding import Role
-from ringfence.admission.messages import Hello, Proof, Refuse, encode
+from ringfence.admission.messages import Admit, Hello, Proof, Refuse, encode
+from ringfence.admission.policy import Evidence, Policy
+from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.join import Membership
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
@@ -113,6 +115,44 @@ def test_a_silent_stranger_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(caller.hear(), Hello)
     assert caller.hear() is None
     finish(world)
+
+
+class Dear(SharedSecret):
+    """The shared secret, as a kind of proof that takes long to verify."""
+
+    seconds = 0.0
+
+    def verify(self, evidence: Evidence) -> None:
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end:
+            super().verify(evidence)
+
+
+def test_time_that_this_worker_needs_does_not_count_against_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One verification takes longer than a peer has for all of its handshake; meanwhile another peer waits its turn."""
+    monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.3)
+    monkeypatch.setattr(Dear, "seconds", 0.5)
+    shared = Dear(SECRET, ONE_RUN.run_id)
+    world = World(3, timeout=3.0)
+    world.start([0], {0: ONE_RUN}, {0: (Policy((shared,)), shared)})
+    _, address = world.store.wait_for_address()
+    callers = []
+    for rank in (1, 2):
+        credentials = Credentials()
+        caller = Stranger.dial(address, credentials)
+        child = worker(rank, 3, tls_key_digest=credentials.key_digest)
+        handshake = child.handshake(Role.CHILD)
+        handshake.begin(channel_of(caller.tls))
+        hello = caller.hear()
+        assert isinstance(hello, Hello)
+        callers.append((caller, child.hello, *handshake.receive(hello)))
+    for caller, *messages in callers:
+        caller.say(*messages)
+    for caller, *_ in callers:
+        assert isinstance(caller.hear(), Proof)
+        assert isinstance(caller.hear(), Admit)
+        caller.close()
+    assert "2 of 3 workers are missing" in world.error(0)
 
 
 def test_a_stranger_that_talks_too_much_is_sent_away() -> None:

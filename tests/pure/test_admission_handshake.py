@@ -10,7 +10,8 @@ from ringfence import keys
 from ringfence.admission.binding import Channel, Role
 from ringfence.admission.handshake import TABLE, Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
-from ringfence.errors import ProtocolError
+from ringfence.admission.policy import judge
+from ringfence.errors import AdmissionError, ProtocolError
 from tests.pure.admission_samples import SUITES, Worker, channels, converse, worker
 
 OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
@@ -161,6 +162,8 @@ def in_state(role: Role, state: State) -> Handshake:
         return handshake
     if state is State.COLLECT:  # where a prover is at hand, nobody ever sees it there
         handshake = Handshake(role, own.hello, frozenset({peer.entry.rank}), own.policy, None)
+    if state is State.VERIFY:  # nor there, where a policy is
+        handshake = Handshake(role, own.hello, frozenset({peer.entry.rank}), None, own.shared)
     ends = channels(child, parent)
     other = peer.handshake(Role(1 - role))
     from_peer = other.begin(ends[1 - role])
@@ -193,7 +196,8 @@ def test_a_message_that_the_table_does_not_list_is_an_error(role: Role, state: S
 def test_the_table_lists_one_message_and_a_refusal_for_each_waiting_state() -> None:
     waiting = {State.HELLO: Hello, State.PROOF: Proof, State.ADMIT: Admit}
     expected = {(role, state, kind) for role in Role for state, one in waiting.items() for kind in (one, Refuse)}
-    assert set(TABLE) == expected | {(role, State.COLLECT, Refuse) for role in Role}
+    working = {(role, state, Refuse) for role in Role for state in (State.COLLECT, State.VERIFY)}
+    assert set(TABLE) == expected | working
 
 
 @pytest.mark.parametrize("role", Role)
@@ -207,6 +211,24 @@ def test_a_proof_is_shown_once_and_only_where_it_is_wanted(role: Role) -> None:
     assert handshake.shown == (proof, handshake.wanted)
     with pytest.raises(ProtocolError, match="a proof to show"):
         handshake.show(proof)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_proof_is_decided_on_once_and_for_its_own_entry(role: Role) -> None:
+    refusal = AdmissionError("no")
+    for state in set(State) - {State.VERIFY}:
+        with pytest.raises(ProtocolError, match="a verdict, where this worker"):
+            in_state(role, state).decide(refusal)
+    handshake, other = in_state(role, State.VERIFY), in_state(Role(1 - role), State.VERIFY)
+    assert handshake.unverified is not None and other.unverified is not None
+    assert handshake.admitted is None
+    with pytest.raises(ValueError, match="another entry"):
+        handshake.decide(judge(worker(0).policy, other.unverified))
+    handshake = in_state(role, State.VERIFY)
+    assert handshake.decide(refusal) == [Refuse(Reason.PROOF, "no")]
+    assert handshake.state is State.REFUSED
+    with pytest.raises(ProtocolError, match="a verdict"):
+        handshake.decide(refusal)
 
 
 def test_a_handshake_begins_once_and_with_its_own_key() -> None:

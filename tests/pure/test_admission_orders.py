@@ -19,7 +19,7 @@ from ringfence.admission.binding import Role
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
-from ringfence.admission.policy import Evidence, Policy
+from ringfence.admission.policy import Evidence, Policy, verdict
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ProtocolError
 from tests.pure.admission_samples import SECRET, Worker, channels, worker
@@ -28,6 +28,7 @@ WAITING = (State.HELLO, State.PROOF, State.ADMIT)
 OWN = (
     "its own proof has been collected"  # no message: it may come at any time, and until then nothing but a refusal may
 )
+VERDICT = "the peer's proof has been verified"  # no message either
 OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
 
 
@@ -85,6 +86,7 @@ class Known(NamedTuple):
 
     state: State
     peer: Hello | None
+    unverified: Evidence | None
     refused: bool
     admitted: Entry | None
     judged: frozenset[Entry]
@@ -101,13 +103,17 @@ class Branch:
     def known(self) -> Known:
         one = self.handshake
         admitted = one.admitted.entry if one.admitted else None
-        return Known(one.state, one.peer, one.refusal is not None, admitted, self.judged)
+        return Known(one.state, one.peer, one.unverified, one.refusal is not None, admitted, self.judged)
 
 
-def receive(handshake: Handshake, message: Message | None) -> list[Message]:
-    """The answer to a message, or to the end of collecting."""
-    if message is not None:
+def receive(handshake: Handshake, message: Message | str, policy: Policy) -> list[Message]:
+    """The answer to a message, to the end of collecting or to the end of verifying."""
+    if not isinstance(message, str):
         return handshake.receive(message)
+    if message is VERDICT:
+        if handshake.unverified is None:
+            raise ProtocolError("nothing was to be verified")
+        return handshake.decide(verdict(policy, handshake.unverified))
     if handshake.state is not State.COLLECT:
         raise ProtocolError("nothing was asked for")
     shared = SharedSecret(SECRET, "run-7")
@@ -119,9 +125,9 @@ def explore(role: Role) -> tuple[list[Branch], int]:
     child, parent = worker(1), worker(0)
     own, peer = (child, parent) if role is Role.CHILD else (parent, child)
     watched = Watched()
-    first = Handshake(role, own.hello, frozenset({peer.entry.rank}), Policy((watched,)), None)
+    first = Handshake(role, own.hello, frozenset({peer.entry.rank}), None, None)
     first.begin(channels(child, parent)[role])
-    letters: dict[str, Message | None] = {**alphabet(role, own, peer), OWN: None}
+    letters: dict[str, Message | str] = {**alphabet(role, own, peer), OWN: OWN, VERDICT: VERDICT}
     branches = [Branch(first, (), frozenset(), False)]
     seen, tried = {branches[0].known}, 0
     for branch in branches:
@@ -129,7 +135,7 @@ def explore(role: Role) -> tuple[list[Branch], int]:
             tried += 1
             after, before = copy.copy(branch.handshake), len(watched.passed)
             try:
-                answer = receive(after, message)
+                answer = receive(after, message, Policy((watched,)))
             except ProtocolError:
                 still = Branch(after, branch.path, branch.judged, branch.shown)
                 assert still.known == branch.known, f"{name} was an error and changed something, after {branch.path}"
@@ -147,9 +153,9 @@ def explore(role: Role) -> tuple[list[Branch], int]:
 def test_nobody_is_admitted_without_a_judgement_in_any_order_of_messages(role: Role) -> None:
     branches, tried = explore(role)
     assert tried > 100
-    assert {branch.handshake.state for branch in branches} == {*WAITING, State.COLLECT, State.DONE, State.REFUSED}
+    assert {branch.handshake.state for branch in branches} == set(State) - {State.IDLE}
     for branch in branches:
-        one, said = branch.handshake, tuple(each for each in branch.path if each != OWN)
+        one, said = branch.handshake, tuple(each for each in branch.path if each not in (OWN, VERDICT))
         judging = (State.ADMIT, State.DONE) if role is Role.CHILD else (State.COLLECT, State.ADMIT, State.DONE)
         assert (one.admitted is not None) == (one.state in judging), branch.path
         if one.admitted is not None:
@@ -158,6 +164,7 @@ def test_nobody_is_admitted_without_a_judgement_in_any_order_of_messages(role: R
         if one.state is State.DONE:
             assert said == ("hello", "proof", "admit"), "there is one way in"
             assert branch.shown and branch.path.count(OWN) == 1, "and it was shown a proof too"
+            assert branch.path.count(VERDICT) == 1
         if role is Role.PARENT and branch.shown:
             assert branch.judged, "a parent shows nothing, and collects no quote, before its child has passed"
 
@@ -178,8 +185,9 @@ def test_every_state_either_waits_for_one_kind_of_message_or_is_the_end(role: Ro
             assert after.state is not branch.handshake.state, "a message that moves nothing could be repeated for ever"
             accepted.add(type(message))
         state = branch.handshake.state
-        assert len(accepted) == (2 if state in WAITING else 1 if state is State.COLLECT else 0)
-        assert state is not State.COLLECT or accepted == {Refuse}, "who is waited for has nothing else to say"
+        working = state in (State.COLLECT, State.VERIFY)
+        assert len(accepted) == (2 if state in WAITING else 1 if working else 0)
+        assert not working or accepted == {Refuse}, "who is waited for has nothing else to say"
 
 
 def test_the_exploration_finds_a_way_in_where_the_judge_says_yes_to_all(monkeypatch: pytest.MonkeyPatch) -> None:

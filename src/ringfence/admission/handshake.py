@@ -11,6 +11,9 @@ Either side may answer with Refuse, which ends it. A message that the table does
 
 A worker's own proof may take seconds to collect (a quote, a GPU's report, a token). Where no prover was handed in, the
 handshake stops in COLLECT and says in `wanted` what the proof must cover; whoever drives it calls `show` when it is there.
+
+A peer's proof takes CPU time to verify, and whoever sent it is not authenticated yet. Where no policy was handed in, the
+handshake stops in VERIFY with the proof in `unverified`; whoever drives it verifies that beside its loop and calls `decide`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Final
 
 from ringfence.admission.binding import Binding, Channel, Role, bind, proof_digest
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
-from ringfence.admission.policy import Admitted, Evidence, Policy, Prover, judge
+from ringfence.admission.policy import Admitted, Evidence, Policy, Prover, Verdict, verdict
 from ringfence.errors import AdmissionError, ProtocolError
 
 
@@ -31,6 +34,7 @@ class State(Enum):
     HELLO = "waits for a hello"
     COLLECT = "collects its own proof"
     PROOF = "waits for a proof"
+    VERIFY = "verifies a proof"
     ADMIT = "waits to be admitted"
     DONE = "has admitted its peer and was admitted"
     REFUSED = "was refused, or refused its peer"
@@ -49,7 +53,9 @@ class Refusal:
 class Handshake:
     """One edge. Feed it the peer's messages; send what it returns; look at `state` after each."""
 
-    def __init__(self, role: Role, hello: Hello, ranks: frozenset[int], policy: Policy, prover: Prover | None) -> None:
+    def __init__(
+        self, role: Role, hello: Hello, ranks: frozenset[int], policy: Policy | None, prover: Prover | None
+    ) -> None:
         self.role = role
         self.state = State.IDLE
         self.refusal: Refusal | None = None
@@ -57,6 +63,7 @@ class Handshake:
         self.child_proof_digest: bytes | None = None  # stands for the child's proof in the roster
         self.child_kind: int | None = None  # the kind of that proof
         self.shown: tuple[Proof, Binding] | None = None  # this worker's own
+        self.unverified: Evidence | None = None  # the peer's proof, until it is decided on
         self._hello = hello
         self._ranks = ranks  # that the peer may hold: the one dialled, or our children
         self._policy = policy
@@ -81,6 +88,8 @@ class Handshake:
                 f"the peer sent {name} where this worker, the {self.role.name.lower()}, {self.state.value}"
             )
         answers = step(self, message)
+        if self._policy is not None and self.unverified is not None:
+            answers += self.decide(verdict(self._policy, self.unverified))
         if self._prover is not None and self.state is State.COLLECT:
             answers += self.show(Proof(self._prover.kind, self._prover.prove(self.wanted)))
         return answers
@@ -104,6 +113,24 @@ class Handshake:
         self.child_proof_digest = proof_digest(proof.kind, binding, proof.proof)
         return [proof]
 
+    def decide(self, found: Verdict) -> list[Message]:
+        """The peer's proof has been verified."""
+        evidence, self.unverified = self.unverified, None
+        if self.state is not State.VERIFY or evidence is None:
+            raise ProtocolError(f"a verdict, where this worker {self.state.value}")
+        if isinstance(found, AdmissionError):
+            return self._refuse(Reason.PROOF, str(found), found.told)
+        if found.entry != evidence.entry:
+            raise ValueError("a verdict on another entry than the peer's")
+        self.admitted = found
+        if self.role is Role.CHILD:
+            self.state = State.ADMIT
+            return [Admit()]
+        self.state = State.COLLECT
+        self.child_kind = evidence.kind
+        self.child_proof_digest = proof_digest(evidence.kind, evidence.binding, evidence.proof)
+        return []
+
     @property
     def peer(self) -> Hello | None:
         """What the peer claims, if it has said so."""
@@ -125,16 +152,8 @@ class Handshake:
         assert isinstance(message, Proof)
         assert self._peer is not None
         binding = self._binding(of_peer=True)
-        try:
-            self.admitted = judge(self._policy, Evidence(self._peer.entry, message.kind, message.proof, binding))
-        except AdmissionError as error:
-            return self._refuse(Reason.PROOF, str(error), error.told)
-        if self.role is Role.CHILD:
-            self.state = State.ADMIT
-            return [Admit()]
-        self.state = State.COLLECT
-        self.child_kind = message.kind
-        self.child_proof_digest = proof_digest(message.kind, binding, message.proof)
+        self.unverified = Evidence(self._peer.entry, message.kind, message.proof, binding)
+        self.state = State.VERIFY
         return []
 
     def _on_admit(self, message: Message) -> list[Message]:
@@ -164,7 +183,7 @@ class Handshake:
 
     def _end(self, refusal: Refusal) -> None:
         self.refusal = refusal
-        self.admitted = None
+        self.admitted = self.unverified = None
         self.state = State.REFUSED
 
     def _same_run(self) -> bool:
@@ -176,17 +195,23 @@ class Handshake:
 
 TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Message], list[Message]]]] = {
     (Role.CHILD, State.HELLO, Hello): Handshake._on_hello,  #     -> COLLECT; show() -> PROOF, sends Proof
-    (Role.CHILD, State.PROOF, Proof): Handshake._on_proof,  #     -> ADMIT, sends Admit
+    (Role.CHILD, State.PROOF, Proof): Handshake._on_proof,  #     -> VERIFY; decide() -> ADMIT, sends Admit
     (Role.CHILD, State.ADMIT, Admit): Handshake._on_admit,  #     -> DONE
     (Role.PARENT, State.HELLO, Hello): Handshake._on_hello,  #    -> PROOF
-    (Role.PARENT, State.PROOF, Proof): Handshake._on_proof,  #    -> COLLECT; show() -> ADMIT, sends Proof and Admit
+    (
+        Role.PARENT,
+        State.PROOF,
+        Proof,
+    ): Handshake._on_proof,  #    -> VERIFY; decide() -> COLLECT; show() -> ADMIT, sends both
     (Role.PARENT, State.ADMIT, Admit): Handshake._on_admit,  #    -> DONE
     (Role.CHILD, State.HELLO, Refuse): Handshake._on_refuse,  #   -> REFUSED
     (Role.CHILD, State.COLLECT, Refuse): Handshake._on_refuse,
     (Role.CHILD, State.PROOF, Refuse): Handshake._on_refuse,
+    (Role.CHILD, State.VERIFY, Refuse): Handshake._on_refuse,
     (Role.CHILD, State.ADMIT, Refuse): Handshake._on_refuse,
     (Role.PARENT, State.HELLO, Refuse): Handshake._on_refuse,
     (Role.PARENT, State.PROOF, Refuse): Handshake._on_refuse,
+    (Role.PARENT, State.VERIFY, Refuse): Handshake._on_refuse,
     (Role.PARENT, State.COLLECT, Refuse): Handshake._on_refuse,
     (Role.PARENT, State.ADMIT, Refuse): Handshake._on_refuse,
 }

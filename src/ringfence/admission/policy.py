@@ -167,3 +167,14 @@ def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
     raise AdmissionError(
         f"{told}; this worker's policy accepts: {accepted}", told=f"{told}, which this worker's policy does not accept"
     )
+
+
+Verdict = Admitted | AdmissionError
+
+
+def verdict(policy: Policy, shown: Evidence) -> Verdict:
+    """The same, where a refusal is an answer and not an exception: for those who ask in another thread."""
+    try:
+        return judge(policy, shown)
+    except AdmissionError as error:
+        return error

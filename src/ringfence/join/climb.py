@@ -32,6 +32,8 @@ from ringfence.join.listener import listen
 from ringfence.join.membership import Membership
 from ringfence.join.parent import AddressBook, Place, Search, Store
 from ringfence.join.peer import Peer
+from ringfence.join.shares import Shares
+from ringfence.join.verification import Verification
 from ringfence.join.waiting import FIRST_WARNING, NEXT_WARNING, explain
 from ringfence.settings import Settings
 from ringfence.transport.alarm import boot_seconds
@@ -129,6 +131,10 @@ class _Climb:
         self._selector.register(self._collector, selectors.EVENT_READ, self._collector)
         self._beside: Beside[Place | str | None] = Beside()  # the store and the resolver, which may fall silent
         self._selector.register(self._beside, selectors.EVENT_READ, self._beside)
+        self._shares = Shares()
+        self._verification = Verification(self._policy, self._shares)
+        self._selector.register(self._verification, selectors.EVENT_READ, self._verification)
+        self._waited = 0.0  # seconds in which this worker waited for others: peers' time runs by this clock only
         self._takes_time = not set(self._policy.kinds) <= SIGNING_KINDS
         self._listener: socket.socket | None = None
         self._strangers: list[Peer] = []  # the oldest first
@@ -167,28 +173,53 @@ class _Climb:
             now = time.monotonic()
             if now >= self._deadline:
                 raise AdmissionError(self._late(now))
-            self._expire(now)
             self._dial_if_due(now)
             self._report_if_due(now)
             self._warn_if_due(now)
             if self._check_when_passed_on():
                 continue
             self._watch()
-            for key, events in self._selector.select(self._pause(now)):
+            crowd = []
+            for key, events in self._wait(now):
                 if key.data is None:
                     self._accept()
                 elif key.data is self._beside:
                     self._take_places()
                 elif key.data is self._collector:
                     self._take_evidence()
-                elif key.data in self._strangers or key.data in self._edges.values():
+                elif key.data is self._verification:
+                    self._take_verdicts()
+                elif key.data in self._edges.values():
                     self._serve(key.data, events)
+                else:
+                    crowd.append((key.data, events))
+            self._expire(self._serve_crowd(crowd))
+
+    def _wait(self, now: float) -> list[tuple[selectors.SelectorKey, int]]:
+        """What is ready. Time counts against peers only in here: what this worker does meanwhile is not their fault."""
+        pause, began = self._pause(now), time.monotonic()
+        found = self._selector.select(pause)
+        self._waited += time.monotonic() - began
+        return found
+
+    def _serve_crowd(self, crowd: list[tuple[Peer, int]]) -> set[Peer]:
+        """Serve strangers, those first whose address has cost the least; who is left when the time is up."""
+        crowd.sort(key=lambda each: self._shares.mark(each[0].address))
+        end = time.thread_time() + keys.ADMISSION_SLICE_SECONDS
+        for place, (peer, events) in enumerate(crowd):
+            if time.thread_time() >= end:
+                return {left for left, _ in crowd[place:]}
+            if peer in self._strangers:
+                self._serve(peer, events)
+        return set()
 
     def _pause(self, now: float) -> float:
-        moments = [self._deadline, self._report_at, self._warn_at, *(peer.expires for peer in self._strangers)]
+        moments = [self._deadline, self._report_at, self._warn_at]
         if self._search is not None:
             moments.append(self._search.next_at)
-        return max(0.0, min(moments) - now)
+        left = [moment - now for moment in moments]
+        left += [peer.expires - self._waited for peer in self._strangers]
+        return max(0.0, min(left))
 
     def _watch(self) -> None:
         """Select for what each connection waits for."""
@@ -205,7 +236,8 @@ class _Climb:
                 self._selector.modify(peer, events, peer)
 
     def _serve(self, peer: Peer, events: int) -> None:
-        """One connection has something for us."""
+        """One connection has something for us. What a stranger costs is charged to its address."""
+        before = time.thread_time()
         with self._blame(peer):
             if peer.connecting:
                 peer.connected()
@@ -216,6 +248,10 @@ class _Climb:
                 self._take_messages(peer)
                 if peer in self._strangers:  # neither admitted nor turned away
                     peer.check_cost()
+        if peer.rank is None:
+            spent = time.thread_time() - before
+            peer.cpu_seconds += spent
+            self._shares.charge(peer.address, spent)
 
     @contextlib.contextmanager
     def _blame(self, peer: Peer) -> Iterator[None]:
@@ -228,28 +264,47 @@ class _Climb:
             self._drop(peer, str(error))
 
     def _take_messages(self, peer: Peer) -> None:
-        while self._tree.phase not in _DEAF and (message := peer.frames.next()) is not None:
+        while self._listens_to(peer) and (message := peer.frames.next()) is not None:
             if peer.rank is not None:
                 if isinstance(message, Failure):
                     self._failure = message  # passed on as it came
                 self._deliver(self._tree.take(peer.rank, message))
                 continue
             peer.send(peer.handshake.receive(message))
-            if peer.handshake.state is State.DONE:
-                self._attach(peer)
-            elif peer.handshake.refusal is not None:
-                self._turn_away(peer, peer.handshake.refusal)
+            self._after_step(peer)
+            if peer.rank is None and peer not in self._strangers:
                 return
-            else:
-                self._go_on(peer)
-                if peer not in self._strangers:
-                    return
+
+    def _listens_to(self, peer: Peer) -> bool:
+        return self._tree.phase not in _DEAF and peer.handshake.state is not State.VERIFY
+
+    def _after_step(self, peer: Peer) -> None:
+        if peer.handshake.state is State.DONE:
+            self._attach(peer)
+        elif peer.handshake.refusal is not None:
+            self._turn_away(peer, peer.handshake.refusal)
+        else:
+            self._go_on(peer)
+
+    def _take_verdicts(self) -> None:
+        """Proofs have been verified, of whoever is still there."""
+        for peer, found in self._verification.finished():
+            if peer in self._strangers:
+                with self._blame(peer):
+                    peer.resume(self._waited)
+                    peer.send(peer.handshake.decide(found))
+                    self._after_step(peer)
+                    if peer in self._strangers:
+                        self._take_messages(peer)  # what came meanwhile
 
     def _go_on(self, peer: Peer) -> None:
         """A stranger came a step further. Evidence takes time: who said the right hello is given it, and so are we."""
         handshake, now = peer.handshake, time.monotonic()
         if self._takes_time:
-            peer.expires = now + self._patience(peer)
+            peer.expires = self._waited + self._patience(peer)
+        if handshake.unverified is not None:
+            peer.pause(self._waited)
+            self._verification.start(peer, handshake.unverified)
         if handshake.state is not State.COLLECT:
             return
         peer.collecting_since = now
@@ -329,8 +384,9 @@ class _Climb:
             if error.errno in EXHAUSTED:  # it would be reported again, without end
                 raise ConfigurationError(f"rank {self._entry.rank}, joining: {refusal(error)}") from error
             return  # gone before we looked
-        self._make_room(host)
-        self._meet(connection, host, Role.PARENT, self._children)
+        with self._shares.charged(host):
+            self._make_room(host)
+            self._meet(connection, host, Role.PARENT, self._children)
 
     def _make_room(self, host: str) -> None:
         """At a limit the oldest goes of those who have not said the right hello, or else anyone of those who have.
@@ -352,8 +408,8 @@ class _Climb:
     def _meet(self, connection: socket.socket, address: str, role: Role, ranks: frozenset[int]) -> Peer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = TlsStream(connection, Tls(self._credentials, server=role is Role.PARENT))
-        handshake = Handshake(role, self._hello, ranks, self._policy, None)
-        peer = Peer(stream, handshake, address, time.monotonic() + keys.ADMISSION_SECONDS)
+        handshake = Handshake(role, self._hello, ranks, None, None)
+        peer = Peer(stream, handshake, address, self._waited + keys.ADMISSION_SECONDS)
         self._strangers.append(peer)
         return peer
 
@@ -402,8 +458,12 @@ class _Climb:
         self._refused[self._entry.rank] = text
         self._drop(peer, "there was no proof to show")
 
-    def _expire(self, now: float) -> None:
-        for peer in [peer for peer in self._strangers if now >= peer.expires]:
+    def _expire(self, unserved: set[Peer]) -> None:
+        """Drop who has used up its time, unless what it sent still waits to be read."""
+        late = [peer for peer in self._strangers if self._waited >= peer.expires and peer not in unserved]
+        for peer in late:
+            if peer not in self._strangers:
+                continue
             seconds = self._patience(peer)
             if peer.handshake.state is State.COLLECT:
                 text = f"gave no evidence within {seconds:.0f} s; see what its kernel or service does"
@@ -413,6 +473,7 @@ class _Climb:
 
     def _drop(self, peer: Peer, reason: str, refusal: Refusal | None = None) -> None:
         self._forget(peer)
+        self._verification.cancel(peer)
         self._strangers.remove(peer)
         peer.stream.close()
         if peer is self._dialled and self._search is not None:
@@ -493,6 +554,7 @@ class _Climb:
             peer.stream.close()
         self._selector.close()
         self._collector.close()
+        self._verification.close()
         self._beside.close()
 
     def forget(self) -> None:

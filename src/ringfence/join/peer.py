@@ -26,7 +26,9 @@ class Peer:
         self.stream = stream
         self.handshake = handshake
         self.address = address
-        self.expires = expires
+        self.expires = expires  # by the clock that runs only while the loop waits
+        self.cpu_seconds = 0.0  # that it has cost
+        self._left = 0.0
         self.connecting = False
         self.shown_at = 0.0  # this worker's own proof: by the clock that proofs are judged by
         self.collecting_since = 0.0
@@ -37,6 +39,13 @@ class Peer:
     def greeted(self) -> bool:
         """It claims this run and a rank that belongs here; anybody may."""
         return self.handshake.state not in (State.IDLE, State.HELLO)
+
+    def pause(self, now: float) -> None:
+        """Nothing is expected of it: its time stands still."""
+        self._left, self.expires = self.expires - now, float("inf")
+
+    def resume(self, now: float) -> None:
+        self.expires = now + self._left
 
     @property
     def gone(self) -> bool:
@@ -89,6 +98,8 @@ class Peer:
             raise ProtocolError(f"{keys.TLS_HANDSHAKE_BYTES} bytes, and TLS is not established")
         if self.rank is None and self.stream.received >= keys.ADMISSION_BYTES:
             raise ProtocolError(f"{keys.ADMISSION_BYTES} bytes, and still not admitted")
+        if self.rank is None and self.cpu_seconds >= keys.ADMISSION_CPU_SECONDS:
+            raise ProtocolError(f"it has cost {keys.ADMISSION_CPU_SECONDS} s of CPU time, and is still not admitted")
 
     def become_neighbour(self, rank: int, world_size: int) -> None:
         """Both sides have admitted. A silent host is noticed by its kernel, so that a busy Python is not silent."""
