@@ -164,7 +164,7 @@ def test_there_is_one_spelling() -> None:
         (b"[]", "claims is not a JSON object"),
         (b'{"exp": NaN}', "NaN is not JSON"),
         (b'{"exp": -Infinity}', "is not JSON"),
-        (b"[" * 20_000, "nested too deeply"),
+        (b"[" * 6_000, "nested too deeply"),
         (b'{"exp": ' + b"9" * 5_000 + b"}", "cannot be read"),
         (b"\xff", "cannot be read"),
         (b"", "cannot be read"),
@@ -175,6 +175,15 @@ def test_claims_that_are_not_strict_json_are_refused(body: bytes, reason: str) -
     refused(ES256.sign_bytes(header, body), reason)
     if reason != "claims is not a JSON object":
         refused(ES256.sign_bytes(body, b"{}"), "header cannot be read: ")
+
+
+def test_a_header_and_a_signature_are_short() -> None:
+    """They are read before anybody is believed. The claims are not: they may be as long as a proof."""
+    long = json.dumps({"alg": "ES256", "kid": "p256", "x5c": "A" * 7000}).encode()
+    refused(ES256.sign_bytes(long, b"{}"), "a header or a signature that is too long")
+    header, body, _ = ES256.sign(claims()).split(".")
+    refused(f"{header}.{body}.{'A' * 2000}", "a header or a signature that is too long")
+    assert accepted(ES256.sign(claims(note="A" * 50_000), x5c="A" * 5000))
 
 
 # -- claims ---------------------------------------------------------------------------------------------------------

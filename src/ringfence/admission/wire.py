@@ -28,7 +28,9 @@ def is_printable(value: str) -> bool:
 
 def escape(value: str, limit: int) -> str:
     """`value` as at most `limit` printable ASCII characters. Text that already is comes back unchanged."""
-    escaped = "".join(c if is_printable(c) else c.encode("unicode_escape").decode("ascii") for c in value)
+    escaped = value
+    if not is_printable(value):
+        escaped = "".join(c if is_printable(c) else c.encode("unicode_escape").decode("ascii") for c in value[:limit])
     return escaped if len(escaped) <= limit else escaped[: limit - 3] + "..."
 
 

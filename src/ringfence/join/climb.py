@@ -227,13 +227,15 @@ class _Climb:
             writing = peer.connecting or peer.stream.wants_write
             reading = not peer.connecting and self._tree.phase not in _DEAF
             events = (selectors.EVENT_WRITE if writing else 0) | (selectors.EVENT_READ if reading else 0)
-            known = self._selector.get_map().get(peer.fileno())
-            if known is None and events:
+            if events == peer.watched:
+                continue
+            if not peer.watched:
                 self._selector.register(peer, events, peer)
-            elif known is not None and not events:
-                self._selector.unregister(peer)
-            elif known is not None and known.events != events:
+            elif events:
                 self._selector.modify(peer, events, peer)
+            else:
+                self._selector.unregister(peer)
+            peer.watched = events
 
     def _serve(self, peer: Peer, events: int) -> None:
         """One connection has something for us. What a stranger costs is charged to its address."""
@@ -481,8 +483,9 @@ class _Climb:
             self._search.retry(time.monotonic(), reason if refusal else f"{peer.address}: {reason}", refusal)
 
     def _forget(self, peer: Peer) -> None:
-        with contextlib.suppress(KeyError, ValueError):
+        if peer.watched:
             self._selector.unregister(peer)
+            peer.watched = 0
 
     # -- the parent -------------------------------------------------------------------------------------------------
 

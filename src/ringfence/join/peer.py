@@ -30,6 +30,7 @@ class Peer:
         self.cpu_seconds = 0.0  # that it has cost
         self._left = 0.0
         self.connecting = False
+        self.watched = 0  # the events that the loop's selector watches it for
         self.shown_at = 0.0  # this worker's own proof: by the clock that proofs are judged by
         self.collecting_since = 0.0
         self.rank: int | None = None

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
+from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from ringfence.admission.proofs import issued
 from ringfence.errors import AdmissionError
 
 CERTIFICATE_BYTES: Final = 2048
@@ -76,7 +77,7 @@ def verify(chain: tuple[bytes, ...], root: x509.Certificate, now: datetime) -> D
     if len(chain) not in CHAIN_LENGTHS:
         raise AdmissionError(f"a GPU's certificate chain of {len(chain)} certificates")
     try:
-        return _verify([_load(each) for each in chain], root, now)
+        return _verify(_issued(chain, root), root, now)
     except _BAD as error:
         raise AdmissionError(
             f"the GPU's certificate chain is not one of NVIDIA's: {type(error).__name__}: {error}"
@@ -86,9 +87,39 @@ def verify(chain: tuple[bytes, ...], root: x509.Certificate, now: datetime) -> D
 # -- parts ----------------------------------------------------------------------------------------------------------
 
 
-def _load(data: bytes) -> x509.Certificate:
+def _issued(chain: tuple[bytes, ...], root: x509.Certificate) -> list[x509.Certificate]:
+    """The certificates of a chain, verified from the root down: no key is computed with that NVIDIA does not vouch for."""
+    for each in chain:
+        _check_form(each)
+    found: list[x509.Certificate] = []
+    issuer = root
+    for depth in reversed(range(1, len(chain))):
+        issuer = _issuer(chain[depth], issuer, depth - 1)
+        found.insert(0, issuer)
+    leaf = _load(chain[0])
+    leaf.verify_directly_issued_by(issuer)
+    return [leaf, *found]
+
+
+def _check_form(data: bytes) -> None:
+    """Before anything is computed: NVIDIA's keys are all of P-384."""
     if len(data) > CERTIFICATE_BYTES:
         raise AdmissionError(f"a GPU's certificate of {len(data)} bytes where {CERTIFICATE_BYTES} are allowed")
+    if not issued.is_key_of_p384(issued.outline(data).key):
+        raise AdmissionError("a key in the GPU's certificate chain is not of P-384")
+
+
+@lru_cache(maxsize=256)
+def _issuer(data: bytes, above: x509.Certificate, below: int) -> x509.Certificate:
+    """A certificate that `above` issued, and that may issue with `below` others under it. Only those that verify are kept:
+    all GPUs of a model share some, and each is shown to several workers."""
+    found = _load(data)
+    found.verify_directly_issued_by(above)
+    _check_issuer(found, below)
+    return found
+
+
+def _load(data: bytes) -> x509.Certificate:
     certificate = x509.load_der_x509_certificate(data)
     if not data.endswith(b"\0" + certificate.signature):  # the count of its unused bits, the one byte nobody signs
         raise AdmissionError("a GPU's certificate has a signature that does not end with a whole byte")
@@ -97,10 +128,6 @@ def _load(data: bytes) -> x509.Certificate:
 
 def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: datetime) -> Device:
     leaf, *issuers = certificates
-    for depth, issuer in enumerate(issuers):
-        _check_issuer(issuer, depth)
-    for certificate, issuer in pairwise([*certificates, root]):
-        certificate.verify_directly_issued_by(issuer)
     for certificate in (*certificates, root):
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise AdmissionError(
@@ -108,8 +135,7 @@ def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: d
                 f"to {certificate.not_valid_after_utc:%F}, and now is {now:%F}"
             )
     key = leaf.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise AdmissionError("the GPU's attestation key is not of P-384")
+    assert isinstance(key, ec.EllipticCurvePublicKey)  # of P-384: `_check_form`
     _check_leaf(leaf)
     model, name = _name(leaf)
     return Device(model, name, _firmware_id(leaf, issuers[0]), key, tuple(each.serial_number for each in certificates))

@@ -25,9 +25,10 @@ KEYS: Final = "P-256, P-384, P-521, Ed25519 or RSA from 2048 to 8192 bits with a
 _KEPT: Final = 64  # certificates between an authority and leaves that have been verified
 
 _RSA: Final = bytes.fromhex("300d06092a864886f70d0101010500")
+_P384: Final = bytes.fromhex("301006072a8648ce3d020106052b81040022")
 _CURVE_KEYS: Final = {  # the algorithm of a public key: the length of the key
     bytes.fromhex("301306072a8648ce3d020106082a8648ce3d030107"): 65,  # P-256
-    bytes.fromhex("301006072a8648ce3d020106052b81040022"): 97,  #       P-384
+    _P384: 97,
     bytes.fromhex("301006072a8648ce3d020106052b81040023"): 133,  #      P-521
     bytes.fromhex("300506032b6570"): 32,  #                             Ed25519
 }
@@ -88,10 +89,7 @@ def outline(certificate: bytes) -> Outline:
 
 def is_accepted_key(key: bytes) -> bool:
     """Whether a SubjectPublicKeyInfo holds a key of `KEYS`, by its form alone. Raises ValueError if it has none."""
-    reader = der.Reader(key).open(der.SEQUENCE)
-    algorithm = reader.whole(der.SEQUENCE)
-    bits = reader.take(der.BIT_STRING)
-    reader.end()
+    algorithm, bits = _parts(key)
     if algorithm in _CURVE_KEYS:
         return len(bits) == 1 + _CURVE_KEYS[algorithm] and bits[0] == 0
     if algorithm != _RSA or bits[:1] != b"\0":
@@ -100,6 +98,20 @@ def is_accepted_key(key: bytes) -> bool:
     modulus, exponent = (int.from_bytes(numbers.take(der.INTEGER), "big", signed=True) for _ in range(2))
     numbers.end()
     return modulus > 0 and modulus.bit_length() in RSA_BITS and exponent in RSA_EXPONENTS
+
+
+def is_key_of_p384(key: bytes) -> bool:
+    """The same, for this curve alone."""
+    algorithm, bits = _parts(key)
+    return algorithm == _P384 and len(bits) == 1 + _CURVE_KEYS[_P384]
+
+
+def _parts(key: bytes) -> tuple[bytes, bytes]:
+    reader = der.Reader(key).open(der.SEQUENCE)
+    algorithm = reader.whole(der.SEQUENCE)
+    bits = reader.take(der.BIT_STRING)
+    reader.end()
+    return algorithm, bits
 
 
 def check_order(outlines: Sequence[Outline]) -> None:

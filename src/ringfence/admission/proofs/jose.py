@@ -23,6 +23,8 @@ from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.table import shown
 
 KEYS: Final = range(1, 65)  # of one set
+_HEADER_CHARACTERS: Final = 8192  # some issuers put a chain of certificates there, which nobody here looks at
+_SIGNATURE_CHARACTERS: Final = 1400  # of RSA with 8192 bits
 _TYPES: Final = ("jwt", "eat+jwt", "application/eat+jwt")
 _RSA_BITS: Final = range(2048, 8193)
 _CURVES: Final[dict[str, tuple[str, type[ec.EllipticCurve], int, hashes.HashAlgorithm]]] = {
@@ -56,6 +58,8 @@ def verify(token: str, keys: tuple[Key, ...]) -> Json:
     parts = token.split(".")
     if len(parts) != 3 or not token.isascii():
         raise AdmissionError("a token is not of the form header.claims.signature")
+    if len(parts[0]) > _HEADER_CHARACTERS or len(parts[2]) > _SIGNATURE_CHARACTERS:
+        raise AdmissionError("a token has a header or a signature that is too long")
     header = _object("header", _decode("header", parts[0]))
     key = _key(header, keys)
     signature = _decode("signature", parts[2])

@@ -1,0 +1,138 @@
+"""For each kind of proof: workers that are admitted by it, and the dearest proof that somebody without credentials can send.
+
+Whatever a verifier compares first, such as the bytes that a quote must carry, is right: it costs an attacker nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringfence import keys
+from ringfence.admission.binding import Binding
+from ringfence.admission.policy import Policy, Prover, Verifier
+from ringfence.admission.proofs import bundle, certificate, nvidia, snp, snp_report, tdx, token
+from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
+from ringfence.admission.proofs.secret import SharedSecret
+from tests.attack.expensive import chains
+from tests.certificates import Authority, now, spiffe
+from tests.pure import mint_nvidia, mint_token, snp_mint, tdx_mint
+
+GPUS = 4
+RUN = "crowd"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`admission` is of the worker with this rank; `hostile` makes a proof for a binding."""
+
+    admission: Callable[[int], tuple[Policy, Prover]]
+    hostile: Callable[[Binding], bytes]
+
+    @property
+    def number(self) -> int:
+        return self.admission(0)[1].kind
+
+
+def by_secret() -> Kind:
+    shared = SharedSecret(keys.Secret(bytes(range(32))), RUN)
+    return Kind(lambda rank: (Policy((shared,)), shared), lambda binding: bytes(keys.PROOF_LIMIT_BYTES))
+
+
+def _certified() -> tuple[Verifier, Callable[[int], Prover], bytes]:
+    authority = Authority()
+    rules = certificate.Rules((authority.der,), ("spiffe://example.org/trainer/*",), "example.org")
+    hostile = certificate.encode(chains(authority.name)["three issuers of one name, large exponents"], bytes(70))
+    return (
+        CertificateVerifier(rules, now),
+        lambda rank: CertificateProver(authority.issue(spiffe(f"trainer/{rank}"))),
+        hostile,
+    )
+
+
+def by_certificate() -> Kind:
+    verifier, prover, hostile = _certified()
+    return Kind(lambda rank: (Policy((verifier,)), prover(rank)), lambda binding: hostile)
+
+
+def _quoted() -> tuple[Verifier, Prover, Callable[[Binding], bytes]]:
+    td = tdx_mint.foundry()
+    recorded = td.quote(bytes([7]) * 64)
+    at = recorded.index(bytes([7]) * 64)
+
+    def hostile(binding: Binding) -> bytes:
+        """Somebody else's quote, with the bytes that it must carry written into it."""
+        return recorded[:at] + binding.digest + recorded[at + 64 :]
+
+    return tdx.TdxVerifier(td.rules, time.time, root=td.root), tdx.TdxProver(td.quote), hostile
+
+
+def by_tdx() -> Kind:
+    verifier, prover, hostile = _quoted()
+    return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
+
+
+def by_snp() -> Kind:
+    vm = snp_mint.foundry()
+    own, recorded = vm.certificate(), bytearray(vm.report(bytes(64)))
+
+    def hostile(binding: Binding) -> bytes:
+        recorded[snp_report.REPORT_DATA] = binding.digest
+        return snp.encode(bytes(recorded), own)
+
+    verifier = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
+    prover = snp.SnpProver(lambda data: (vm.report(data), own))
+    return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
+
+
+def by_nvidia() -> Kind:
+    top = mint_nvidia.root()
+    devices = [mint_nvidia.Device.under(top, number + 1) for number in range(GPUS)]
+    claims = [
+        nvidia.verify_report(each.gpu(bytes(32)), bytes(32), mint_nvidia.NOW, root=top.certificate) for each in devices
+    ]
+    rules = nvidia.Rules((claims[0].golden(),))
+    recorded = [each.gpu(bytes(32)) for each in devices]
+
+    def hostile(binding: Binding) -> bytes:
+        nonce = nvidia.nonce_of(binding.digest)
+        return nvidia.encode([nvidia.Gpu(each.report.replace(bytes(32), nonce, 1), each.chain) for each in recorded])
+
+    verifier = nvidia.NvidiaVerifier(rules, lambda: mint_nvidia.NOW, root=top.certificate)
+    prover = nvidia.NvidiaProver(lambda nonce: [each.gpu(nonce) for each in devices])
+    return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
+
+
+def by_token() -> Kind:
+    verifier = token.TokenVerifier(mint_token.rules(), lambda: mint_token.NOW)
+    padding = ",".join(f'"{count}":0' for count in range(7000))
+    header = f'{{"alg":"ES384","kid":"p384","typ":"JWT",{padding}}}'.encode()
+    hostile = token.encode(f"{mint_token.text(header)}.{mint_token.text(b'{}')}.{mint_token.text(bytes([1]) * 96)}", {})
+
+    def fetch(nonce: str) -> bytes:
+        return mint_token.ES384.sign(mint_token.claims(eat_nonce=nonce)).encode()
+
+    return Kind(lambda rank: (Policy((verifier,)), token.TokenProver(fetch)), lambda binding: hostile)
+
+
+def combined() -> Kind:
+    """A certificate and a quote. Whoever has no certificate does not get as far as the quote."""
+    (certified, signer, forged), (quoted, quoter, recorded) = _certified(), _quoted()
+
+    def hostile(binding: Binding) -> bytes:
+        return bundle.encode([(certified.kind, forged), (quoted.kind, recorded(binding))])
+
+    policy = Policy((bundle.All([certified, quoted]),))
+    return Kind(lambda rank: (policy, bundle.Together([signer(rank), quoter])), hostile)
+
+
+KINDS: dict[str, Callable[[], Kind]] = {
+    "secret": by_secret,
+    "certificate": by_certificate,
+    "tdx": by_tdx,
+    "snp": by_snp,
+    "nvidia": by_nvidia,
+    "token": by_token,
+    "combined": combined,
+}

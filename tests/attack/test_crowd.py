@@ -1,0 +1,25 @@
+"""A run forms while a crowd without credentials sends its dearest proofs: real processes, sockets and TLS."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.attack.crowd import CROWD
+from tests.attack.hostile import KINDS
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_forms_in_spite_of_a_crowd(kind: str, full: bool) -> None:
+    """In at most twice the time that it takes alone, and a second. With certificates it once did not form at all."""
+    command = [sys.executable, "-m", "tests.attack.crowd", kind, "--rounds", "10" if full else "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["turned_away"] >= len(CROWD), "there was no attack"
+    assert found["attacked"] <= 2 * found["alone"] + 1.0, found
