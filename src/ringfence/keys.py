@@ -63,6 +63,12 @@ SHOWING_BYTES: Final = (
 )  # the same with its preimage, as two workers show it who never met in the tree
 TABLE_LIMIT_BYTES: Final = 1 << 20  # the schedule table that comes with the roster
 
+# What TLS may agree on keys by, in the order of preference. Hybrid: an attacker who records today and has a quantum computer
+# one day must still break ML-KEM; whoever breaks ML-KEM must still break X25519.
+HYBRID_GROUPS: Final = ("X25519MLKEM768",)
+CLASSICAL_GROUPS: Final = ("X25519", "P-256")
+KEY_AGREEMENTS: Final = ("hybrid", "any")  # what a policy may ask for; the first is the default
+
 # -- labels ---------------------------------------------------------------------------------------------------------
 
 _PREFIX: Final = b"ringfence/1 "

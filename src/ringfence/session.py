@@ -95,7 +95,7 @@ class Session:
             print(
                 f"ringfence: {size} worker{'s' if size > 1 else ''}, run {settings.run_id}, generation "
                 f"{settings.generation}, epoch {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
-                f"admitted by {member.admitted_by}{slow}",
+                f"{member.key_agreement or 'no neighbour'}, admitted by {member.admitted_by}{slow}",
                 file=sys.stderr,
                 flush=True,
             )

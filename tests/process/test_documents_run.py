@@ -33,7 +33,7 @@ def test_at_most_five_commands_lead_to_a_group_admitted_by_certificates(tmp_path
     done = run(COMMANDS, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 workers" in done.stderr
-    assert "admitted by certificate" in done.stderr
+    assert "AES-256-GCM, X25519MLKEM768, admitted by certificate" in done.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
     assert losses[-1] < losses[0] / 2
 

@@ -337,6 +337,7 @@ def test_workers_that_ask_for_different_sizes_have_different_policies() -> None:
     policy = worker(0).policy
     assert len({replace(policy, min_workers=size).digest for size in (1, 2, 1000)}) == 3
     assert len({replace(policy, max_epoch_age=age).digest for age in (None, 60, 3600)}) == 3
+    assert len({replace(policy, key_agreement=each).digest for each in keys.KEY_AGREEMENTS}) == 2
 
 
 def test_a_worker_can_say_whom_it_waits_for() -> None:

@@ -145,7 +145,8 @@ def entry(rank: int) -> bytes:
     return text("run-7") + text("3") + numbers + public_keys + text("10.0.0.7") + (20000 + rank).to_bytes(2, "big")
 
 
-POLICY = digest("policy", (1).to_bytes(4, "big"), bytes(8), b"\1", b"shared secret")  # any number of workers, any age
+# Any number of workers, any age, hybrid key agreement.
+POLICY = digest("policy", (1).to_bytes(4, "big"), bytes(8), b"\0\6hybrid", b"\1", b"shared secret")
 
 
 def hello(rank: int) -> bytes:

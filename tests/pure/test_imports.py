@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"bench", "collectives", "errors", "plan"},
     "cli": GROUND
     | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "report", "runtime", "settings"}
-    | {"study"},
+    | {"study", "transport"},
 }
 PURE = ("errors", "keys", "link", "collectives", "plan", "policy", "admission")
 OUTSIDE = {

@@ -116,5 +116,5 @@ def test_a_second_reading_of_the_spec_makes_the_same_vectors(vectors: Any) -> No
     content = text("example.org") + b"\0\2" + text(patterns[0]) + text(patterns[1]) + blob(value["authority"])
     assert value["certificate content"] == content
     both = b"\2" + b"\1" + blob(b"shared secret") + b"\2" + blob(content)
-    limits = ((8).to_bytes(4, "big"), (86400).to_bytes(8, "big"))
+    limits = ((8).to_bytes(4, "big"), (86400).to_bytes(8, "big"), text("hybrid"))
     assert value["policy digest"] == digest("policy", *limits, b"\2", content, b"\7", both)

@@ -79,6 +79,7 @@ class Policy:
     verifiers: tuple[Verifier, ...]
     min_workers: int = 1  # a store that lies must not split a job into smaller worlds
     max_epoch_age: int | None = None  # seconds until everyone must be admitted anew
+    key_agreement: str = keys.KEY_AGREEMENTS[0]  # how TLS may agree on keys
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -88,7 +89,7 @@ class Policy:
     def digest(self) -> bytes:
         """Equal on two workers only if they would judge alike."""
         rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
-        return policy_digest(rules, self.min_workers, self.max_epoch_age)
+        return policy_digest(rules, self.min_workers, self.max_epoch_age, self.key_agreement)
 
     def without_keys(self) -> Policy:
         """What is left to judge by when the epoch has begun: a run of days must not hold what admits to the next one."""
@@ -99,9 +100,11 @@ def without_key(verifier: Verifier) -> Verifier:
     return verifier.without_key() if isinstance(verifier, HoldsKey) else verifier
 
 
-def policy_digest(rules: Iterable[tuple[int, bytes]], min_workers: int, max_epoch_age: int | None) -> bytes:
+def policy_digest(
+    rules: Iterable[tuple[int, bytes]], min_workers: int, max_epoch_age: int | None, key_agreement: str
+) -> bytes:
     """Over the kind and the content of each rule. Their order does not matter to anybody, so it is not in it."""
-    parts = [wire.number(min_workers, 4), wire.number(max_epoch_age or 0, 8)]
+    parts = [wire.number(min_workers, 4), wire.number(max_epoch_age or 0, 8), wire.text(key_agreement)]
     for kind, content in sorted(set(rules)):
         parts += [wire.number(kind, 1), content]
     return keys.digest(keys.POLICY, *parts)

@@ -5,6 +5,7 @@ Packages are imported inside the checks, because a package that is missing or br
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import platform
@@ -55,6 +56,7 @@ def everything(environ: Mapping[str, str], root: Path) -> list[Check]:
         package("cryptography"),
         package("pyOpenSSL"),
         openssl(),
+        key_agreement(environ),
         backend(environ),
         data_plane(),
         cores(),
@@ -143,6 +145,28 @@ def openssl() -> Check:
         return Check("openssl", f"unknown: cryptography cannot be imported ({error})", None)
     text = library.openssl_version_text()
     return Check("openssl", f"{text} (inside cryptography)", text)
+
+
+def key_agreement(environ: Mapping[str, str]) -> Check:
+    """How workers on this machine would agree on keys: by a TLS connection in memory, under what the policy asks for."""
+    name = "key agreement"
+    try:
+        from ringfence import keys
+        from ringfence.settings import load_policy
+        from ringfence.transport.tls import agreed_here
+
+        wanted, path = keys.KEY_AGREEMENTS[0], environ.get("RINGFENCE_POLICY")
+        if path:
+            with contextlib.suppress(RingfenceError):  # `policy` says what is wrong with it
+                wanted = load_policy(path).key_agreement
+        agreed = agreed_here(hybrid=wanted == keys.KEY_AGREEMENTS[0])
+    except ImportError as error:
+        return Check(name, f"unknown: {error}", None, False, _install_missing(error))
+    except RingfenceError as error:
+        return Check(name, str(error), None, False, install("cryptography"))
+    if agreed in keys.HYBRID_GROUPS:
+        return Check(name, f"{agreed} (hybrid, post-quantum)", agreed, True)
+    return Check(name, f"{agreed}, which is not post-quantum; the policy permits it", agreed)
 
 
 def backend(environ: Mapping[str, str]) -> Check:

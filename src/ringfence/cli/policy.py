@@ -138,7 +138,11 @@ def run_check(options: argparse.Namespace) -> int:
     rules = [[kind for kind, _ in rule.proofs] for rule in policy.rules]
     if options.json:
         found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "not_genuine": wrong}
-        limits = {"min_workers": policy.min_workers, "max_epoch_age": policy.max_epoch_age}
+        limits = {
+            "min_workers": policy.min_workers,
+            "max_epoch_age": policy.max_epoch_age,
+            "key_agreement": policy.key_agreement,
+        }
         print(json.dumps({**found, "in_order": in_order, **limits}))
         return 0 if in_order else 1
     for name in expired:

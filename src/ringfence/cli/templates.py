@@ -12,6 +12,7 @@ HEAD: Final = """\
 version = 1
 # min_workers = 8          # a run of fewer workers does not begin, so that nobody can split it
 # max_epoch_age = "24h"    # after which all workers must be judged again
+# key_agreement = "any"    # if some machine has no post-quantum key agreement; by default all need it
 """
 
 RULE: Final = """

@@ -69,7 +69,8 @@ def join(
     deadline, holdings = time.monotonic() + timeout, Holdings(settings)
     try:
         judging = admission or _ask_machine(holdings, rank, timeout)
-        credentials, private_key = Credentials(), X25519PrivateKey.generate()
+        hybrid = judging[0].key_agreement == keys.KEY_AGREEMENTS[0]
+        credentials, private_key = Credentials(hybrid=hybrid), X25519PrivateKey.generate()
         public_key = private_key.public_key().public_bytes_raw()
         run, generation = settings.run_id, settings.generation
         entry = Entry(run, generation, rank, world_size, public_key, credentials.key_digest, *link_address)
@@ -531,6 +532,7 @@ class _Climb:
             suite=epoch.suite,
             table=epoch.table,
             admitted_by=epoch.roster.admitted[self._entry.rank].how,
+            key_agreement=" and ".join(sorted({peer.stream.tls.group or "" for peer in self._edges.values()})),
             edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
             acquaintances=self._acquaintances(epoch.roster),
             max_epoch_age=self._policy.max_epoch_age,

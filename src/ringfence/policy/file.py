@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from ringfence.keys import KEY_AGREEMENTS
 from ringfence.policy.table import Read, Table, parse
 
 VERSION: Final = 1
@@ -55,6 +56,7 @@ class PolicyFile:
     rules: tuple[Rule, ...]
     min_workers: int = 1
     max_epoch_age: int | None = None  # seconds
+    key_agreement: str = KEY_AGREEMENTS[0]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -86,6 +88,11 @@ def explain(policy: PolicyFile) -> list[str]:
         lines.append(f"A run has at least {policy.min_workers} workers, or it does not begin.")
     if policy.max_epoch_age is not None:
         lines.append(f"After {_words(policy.max_epoch_age)} all workers must be judged again.")
+    if policy.key_agreement != KEY_AGREEMENTS[0]:
+        lines += [
+            "Workers may agree on keys without post-quantum cryptography (key_agreement): whoever records their",
+            "connections can read them once there is a quantum computer.",
+        ]
     return lines
 
 
@@ -102,12 +109,13 @@ def read_policy(text: bytes, read: Read, kinds: Mapping[str, ReadRules], where: 
     root.number("version", least=VERSION, most=VERSION)
     min_workers = root.number("min_workers", 1, least=1, most=WORKERS)
     max_epoch_age = root.duration("max_epoch_age", None)
+    key_agreement = root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS)
     tables = root.tables("admit")
     if len(tables) > RULES:
         raise root.error(f"{len(tables)} rules, and {RULES} are allowed")
     rules = tuple(_rule(table, kinds) for table in tables)
     root.done()
-    return PolicyFile(rules, min_workers, max_epoch_age)
+    return PolicyFile(rules, min_workers, max_epoch_age, key_agreement)
 
 
 def _rule(table: Table, kinds: Mapping[str, ReadRules]) -> Rule:

@@ -34,12 +34,17 @@ _NOT_AFTER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.
 
 
 class Credentials:
-    """This process's TLS key for one epoch; never stored."""
+    """This process's TLS key for one epoch; never stored. `hybrid`: no connection without post-quantum key agreement.
 
-    def __init__(self) -> None:
+    ConfigurationError if this machine's OpenSSL cannot do that.
+    """
+
+    def __init__(self, *, hybrid: bool = True) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
+        self.hybrid = hybrid
         self.key_digest = _key_digest(key.public_key())
         self.context = _context(key, _self_signed(key))
+        _set_groups(self.context, hybrid)
 
 
 class Tls:
@@ -48,6 +53,7 @@ class Tls:
     def __init__(self, credentials: Credentials, *, server: bool) -> None:
         self._connection: SSL.Connection | None = SSL.Connection(credentials.context, None)
         self._own_key_digest = credentials.key_digest
+        self._hybrid = credentials.hybrid
         self.established = False
         self.peer_closed = False
         if server:
@@ -131,6 +137,12 @@ class Tls:
             self._live.do_handshake()
         except SSL.WantReadError:
             return
+        if self._hybrid and self.group not in keys.HYBRID_GROUPS:
+            raise ProtocolError(
+                f"TLS agreed on keys by {self.group}, and the policy asks for {' or '.join(keys.HYBRID_GROUPS)}, which is safe "
+                "from quantum computers too: the OpenSSL of one of these two workers is too old for it, or is not given it. If "
+                'that cannot be repaired, set key_agreement = "any" in the policy of every worker'
+            )
         self.established = True
 
     def _read(self) -> bytes:
@@ -223,7 +235,6 @@ def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> 
     context = SSL.Context(SSL.TLS_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_max_proto_version(SSL.TLS1_3_VERSION)
-    # The key agreement is OpenSSL's own choice: it prefers X25519MLKEM768 where it has it.
     context.set_tls13_ciphersuites(b"TLS_AES_256_GCM_SHA384")
     # A resumed session skips the certificates. OpenSSL still sends tickets, but they name sessions that nobody keeps.
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
@@ -237,6 +248,29 @@ def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> 
     context.check_privatekey()
     context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _accept_single_certificate)
     return context
+
+
+def _set_groups(context: SSL.Context, hybrid: bool) -> None:
+    """Explicitly: what OpenSSL would choose by itself, a configuration file of the whole machine can change."""
+    best = (*keys.HYBRID_GROUPS, *keys.CLASSICAL_GROUPS)
+    for groups in (best,) if hybrid else (best, keys.CLASSICAL_GROUPS):
+        if lib.SSL_CTX_set1_curves_list(context._context, ":".join(groups).encode()) == 1:
+            return
+    raise ConfigurationError(
+        f"{_version()} on this machine cannot agree on keys by {' or '.join(keys.HYBRID_GROUPS)}, which the policy asks for: "
+        "install cryptography from its wheel, which brings an OpenSSL that can, or see what OPENSSL_CONF and OPENSSL_MODULES "
+        'load. If that cannot be repaired, set key_agreement = "any" in the policy of every worker'
+    )
+
+
+def agreed_here(*, hybrid: bool = True) -> str:
+    """What two ends on this machine agree on keys by, tried in memory. ConfigurationError or ProtocolError if they do not."""
+    credentials = Credentials(hybrid=hybrid)
+    client, server = Tls(credentials, server=False), Tls(credentials, server=True)
+    while not (client.established and server.established):
+        server.receive(client.outgoing())
+        client.receive(server.outgoing())
+    return client.group or "an unknown group"
 
 
 def _version() -> str:
