@@ -45,6 +45,7 @@ EVIDENCE_SECONDS: Final = 30.0  # to show evidence of hardware or a token, once 
 TOKEN_SECONDS: Final = 20.0  # for a token command, so that its peer still waits when it has ended
 ADMISSION_BYTES: Final = 128 * 1024  # what a stranger may send before it is judged: TLS, a hello, a proof
 TLS_HANDSHAKE_BYTES: Final = 8 * 1024  # of these, until TLS is established: a key share and a certificate are 2,400
+ADMISSION_RECORDS: Final = 64  # of TLS, in which it may send that: each costs CPU time, however short it is
 ADMISSION_CPU_SECONDS: Final = 0.25  # of the loop, for one connection before it is judged; an honest one takes 0.003
 ADMISSION_SLICE_SECONDS: Final = 0.01  # of CPU time for all strangers, before admitted neighbours have their turn again
 ADMISSION_PENDING: Final = 64  # strangers at once, and

@@ -1,7 +1,8 @@
 """Fuzz the parsers: `python -m tests.fuzz --list`, `python -m tests.fuzz spdm --inputs 1000000`, or `all`.
 
 Coverage guides it where `atheris` is installed (`pip install atheris`); otherwise seeds are changed at random, the same way
-for the same --number. Each target gets a process of its own. A find is written to the folder that is named at the end.
+for the same --number. `--cpu` searches for the input that costs the most CPU time instead (tests/fuzz/cpu.py).
+Each target gets a process of its own. A find is written to the folder that is named at the end.
 """
 
 from __future__ import annotations
@@ -137,12 +138,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--inputs", type=int, default=1_000_000, help="of each target (default: %(default)s)")
     parser.add_argument("--engine", choices=("atheris", "mutate"), default=engine, help="default here: %(default)s")
     parser.add_argument("--number", type=int, default=0, help="another one gives other inputs (default: %(default)s)")
+    parser.add_argument("--cpu", action="store_true", help="search for the input that costs the most CPU time")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of each search with --cpu (default: %(default)s)")
     parser.add_argument("--finds", type=Path, default=Path("fuzz-finds"), help="folder for inputs that broke something")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse_arguments()
+    if arguments.cpu:
+        cpu = importlib.import_module("tests.fuzz.cpu")
+        known = list(cpu.TARGETS)
+        if arguments.list:
+            print("\n".join(known))
+        else:
+            names = known if arguments.target == "all" else [arguments.target]
+            cpu.run(names, arguments.seconds, arguments.number, arguments.finds)
+        return 0
     if arguments.target != "all" and not arguments.list:
         run(arguments.target, arguments)
         return 0

@@ -105,6 +105,7 @@ class Peer:
     def become_neighbour(self, rank: int, world_size: int) -> None:
         """Both sides have admitted. A silent host is noticed by its kernel, so that a busy Python is not silent."""
         self.rank = rank
+        self.stream.tls.admit()
         self.frames.allow(TREE, tree_frame_limit(world_size))
         connection = self.stream.socket
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -56,6 +56,7 @@ class Tls:
         self._hybrid = credentials.hybrid
         self.established = False
         self.peer_closed = False
+        self._records_left: int | None = keys.ADMISSION_RECORDS
         if server:
             self._live.set_accept_state()
         else:
@@ -98,6 +99,10 @@ class Tls:
             while True:
                 parts.append(self._live.bio_read(_READ_BYTES))
         return b"".join(parts)
+
+    def admit(self) -> None:
+        """The peer is authenticated: it may send as many records as it likes."""
+        self._records_left = None
 
     @property
     def own_key_digest(self) -> bytes:
@@ -148,8 +153,11 @@ class Tls:
     def _read(self) -> bytes:
         parts = []
         try:
-            while True:
-                parts.append(self._live.recv(_READ_BYTES))
+            while self._records_left != 0:
+                parts.append(self._live.recv(_READ_BYTES))  # what one record holds
+                if self._records_left is not None:
+                    self._records_left -= 1
+            raise ProtocolError(f"more than {keys.ADMISSION_RECORDS} TLS records, and still not admitted")
         except SSL.WantReadError:
             pass
         except SSL.ZeroReturnError:

@@ -150,7 +150,7 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
         device.key.verify(encode_dss_signature(r, s), report.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature:
         raise AdmissionError(f"the report of {device.name} is not signed by its attestation key") from None
-    _check_nonce(device.name, report, nonce)
+    _check_nonce(device.name, report.nonce, nonce)
     firmware_id = report.opaque.get(spdm.FIRMWARE_ID, device.firmware_id)  # older drivers leave it to the certificate
     if firmware_id != device.firmware_id:
         raise AdmissionError(f"the report of {device.name} comes from other firmware than its key was certified for")
@@ -169,8 +169,8 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
     )
 
 
-def _check_nonce(who: str, report: spdm.Report, nonce: bytes) -> None:
-    if not keys.same(report.nonce, nonce):
+def _check_nonce(who: str, found: bytes, nonce: bytes) -> None:
+    if not keys.same(found, nonce):
         raise AdmissionError(f"the report of {who} answers another nonce: it was not made for this connection")
 
 
@@ -184,7 +184,7 @@ def verify(
         raise AdmissionError(f"{told} exactly {rules.gpus}", told=f"{told} another number")
     nonce = nonce_of(binding_digest)
     for gpu in gpus:  # again before that work; what counts is the same check of what has verified
-        _check_nonce("a GPU", spdm.read(gpu.report), nonce)
+        _check_nonce("a GPU", spdm.asked_nonce(gpu.report), nonce)
     claims = tuple(verify_report(gpu, nonce, now, root=root) for gpu in gpus)
     if len({each.device for each in claims}) != len(claims):
         raise AdmissionError("one GPU is shown twice: show each once")

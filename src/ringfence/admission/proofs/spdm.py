@@ -57,6 +57,11 @@ def read(data: bytes) -> Report:
     return report
 
 
+def asked_nonce(data: bytes) -> bytes:
+    """The nonce of the question, whatever follows it: nothing else is read, so this costs nothing."""
+    return data[len(_QUESTION) : len(_QUESTION) + NONCE_BYTES]
+
+
 def trim(data: bytes) -> bytes:
     """The report without what some drivers leave behind its end; for those who collect, never for those who judge."""
     return data[: _read(data).length]
