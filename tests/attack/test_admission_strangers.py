@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from dataclasses import replace
 
@@ -126,6 +127,49 @@ class Dear(SharedSecret):
         end = time.monotonic() + self.seconds
         while time.monotonic() < end:
             super().verify(evidence)
+
+
+class Gated(SharedSecret):
+    """The shared secret, as a kind of proof whose verification takes until the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(SECRET, ONE_RUN.run_id)
+        self.ranks: list[int] = []
+        self.asked, self.may_answer = threading.Semaphore(0), threading.Event()
+
+    def verify(self, evidence: Evidence) -> None:
+        self.ranks.append(evidence.entry.rank)
+        self.asked.release()
+        assert self.may_answer.wait(20)
+        super().verify(evidence)
+
+
+def call(address: tuple[str, int], rank: int) -> Stranger:
+    """A child of this run that has shown its proof."""
+    credentials = Credentials()
+    caller, child = Stranger.dial(address, credentials), worker(rank, 4, tls_key_digest=credentials.key_digest)
+    handshake = child.handshake(Role.CHILD)
+    handshake.begin(channel_of(caller.tls))
+    hello = caller.hear()
+    assert isinstance(hello, Hello)
+    caller.say(child.hello, *handshake.receive(hello))
+    return caller
+
+
+def test_the_proof_of_a_peer_that_has_hung_up_is_not_verified() -> None:
+    shared, world = Gated(), World(4, timeout=3.0)
+    world.start([0], {0: ONE_RUN}, {0: (Policy((shared,)), shared)})
+    _, address = world.store.wait_for_address()
+    first = call(address, 1)
+    assert shared.asked.acquire(timeout=10)
+    call(address, 2).close()
+    third = call(address, 3)  # when it has been greeted, that the second hung up has been noticed
+    shared.may_answer.set()
+    for caller in (first, third):
+        assert isinstance(caller.hear(), Proof)
+        caller.close()
+    assert shared.ranks == [1, 3]
+    assert "3 of 4 workers are missing" in world.error(0)
 
 
 def test_time_that_this_worker_needs_does_not_count_against_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from ringfence.errors import AdmissionError, ProtocolError
 from ringfence.transport import tls
 from tests.attack.expensive import CHAINS, chains, cpu_seconds, large_exponent_key, large_rsa_key, reference_seconds
 from tests.certificates import Authority, now
+from tests.fuzz.cpu import measured, search
+from tests.fuzz.cpu_targets import TARGETS
 
 # On the machine where this was written, a proof that is admitted costs 6 and one of an ordinary unknown authority 3.
 CERTIFICATE_BUDGET = 20
@@ -37,6 +39,23 @@ def test_certificates_of_nobody_cost_no_more_than_a_few_signatures(name: str) ->
             certificate.verify(rules, proof, statement, now())
 
     assert cpu_seconds(verify, 3) < CERTIFICATE_BUDGET * reference_seconds()
+
+
+# -- all that a peer may send ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")  # a serial number of zero
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_costs_more_than_its_budget_before_authentication(name: str, full: bool) -> None:
+    """Inputs that are made to be expensive, and what a search finds from there; docs/fuzzing.md has the figures."""
+    target = TARGETS[name]
+    for data in target.seeds():
+        target.cost(data)  # what is kept from then on
+        found = measured(target, data[: target.longest], 5)
+        assert found.seconds < target.budget * reference_seconds(), f"{found.seconds} s for {data[:200].hex()}"
+    dearest, _, tried = search(target, 60.0 if full else 1.0)
+    assert tried > 10
+    assert dearest.seconds < target.budget * reference_seconds(), f"{dearest.seconds} s for {dearest.data.hex()[:4000]}"
 
 
 # -- TLS ------------------------------------------------------------------------------------------------------------
