@@ -174,24 +174,27 @@ def verify(rules: Rules, shown: bytes, statement: Statement, now: float) -> Clai
 def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Claims, PublicKey]:
     """Whether an authority of the policy vouches for the first certificate now, and for which name."""
     try:
-        leaf, between = issued.verify(rules.authorities, chain)
-        extensions = leaf.extensions
-        key = leaf.public_key()
+        path = issued.path(rules.authorities, chain)
+        objection = _object_to(path, rules, now)
+        if objection is not None:
+            path.check_leaf()  # before more of it is read, only to say what is wrong with it
+        extensions, key = path.leaf.extensions, path.leaf.public_key()
     except issued.NotVouchedFor as error:
         raise AdmissionError(f"no authority of the policy vouches for the certificate: {error}") from error
     except issued.UNREADABLE as error:
         raise AdmissionError("a certificate that cannot be read") from error
     name = identity.of(extensions, rules.trust_domain)
-    _check_times(name, leaf, now)
+    _check_times(name, path.leaf, now)
     _check_use(name, extensions)
-    _check_path(name, rules, leaf, between, now)
+    if objection is not None:
+        raise AdmissionError(f"no authority of the policy vouches for the certificate of {name}: {objection}")
     if not identity.matches(name, rules.ids):  # only now: before, anybody could have made up the name
         raise AdmissionError(
             f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}",
             told=f"the certificate is for {name}, which the policy does not admit",
         )
     assert isinstance(key, PublicKey)
-    return Claims(name, leaf.not_valid_after_utc.timestamp()), key
+    return Claims(name, path.leaf.not_valid_after_utc.timestamp()), key
 
 
 def _check_times(name: str, leaf: x509.Certificate, now: float) -> None:
@@ -227,8 +230,8 @@ def _check_use(name: str, extensions: x509.Extensions) -> None:
         )
 
 
-def _check_path(name: str, rules: Rules, leaf: x509.Certificate, others: list[x509.Certificate], now: float) -> None:
-    """The library verifies the path as a whole: signatures once more, names, constraints, extensions, validity."""
+def _object_to(path: issued.Path, rules: Rules, now: float) -> str | None:
+    """What the library finds wrong with the path as a whole: signatures, names, constraints, extensions, validity."""
     moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
     verifier = (
         PolicyBuilder()
@@ -238,11 +241,11 @@ def _check_path(name: str, rules: Rules, leaf: x509.Certificate, others: list[x5
         .build_client_verifier()
     )
     try:
-        verifier.verify(leaf, others)
-    except (VerificationError, *issued.UNREADABLE) as error:
+        verifier.verify(path.leaf, path.between)
+    except VerificationError as error:
         # The library quotes the certificate, whose text a stranger chose and people will read in a log.
-        reason = wire.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
-        raise AdmissionError(f"no authority of the policy vouches for the certificate of {name}: {reason}") from error
+        return wire.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
+    return None
 
 
 @lru_cache(maxsize=16)

@@ -2,8 +2,8 @@
 
 Anybody can send certificates, and some cost a library a second: RSA keys with exponents as long as the modulus, several issuers
 of one name, long lists of names under long lists of constraints. So the form is checked first, which computes nothing; then
-signatures are verified from the authority down to the leaf, at most one for each certificate. Whoever has nothing from an
-authority costs one signature check with the authority's own key.
+the signatures of issuers are verified from the authority down. Whoever has nothing from an authority costs one or two signature
+checks with the authority's own key.
 """
 
 from __future__ import annotations
@@ -123,8 +123,27 @@ def check_order(outlines: Sequence[Outline]) -> None:
         raise NotVouchedFor("two of its certificates are for the same subject")
 
 
-def verify(authorities: tuple[bytes, ...], chain: tuple[bytes, ...]) -> tuple[x509.Certificate, list[x509.Certificate]]:
-    """The leaf, and the certificates between it and an authority, if every signature is right from the authority down.
+@dataclass(frozen=True)
+class Path:
+    """A leaf that is not verified yet, and the issuers above it, for which an authority vouches."""
+
+    leaf: x509.Certificate
+    between: list[x509.Certificate]
+    issuers: tuple[bytes, ...]  # any of which may have signed the leaf: they have one name
+
+    def check_leaf(self) -> None:
+        """Raises NotVouchedFor if no issuer signed the leaf."""
+        for issuer in self.issuers:
+            try:
+                self.leaf.verify_directly_issued_by(_loaded(issuer))
+                return
+            except InvalidSignature:
+                continue
+        raise NotVouchedFor("its signature is not by the key of its issuer")
+
+
+def path(authorities: tuple[bytes, ...], chain: tuple[bytes, ...]) -> Path:
+    """The path from an authority to a leaf, if the signature of every issuer in between is right.
 
     `chain` begins with the leaf; its last certificate may be the authority's own. Raises NotVouchedFor, or one of UNREADABLE.
     """
@@ -142,7 +161,7 @@ def verify(authorities: tuple[bytes, ...], chain: tuple[bytes, ...]) -> tuple[x5
     for each in reversed(chain[1:]):
         between.insert(0, _first_issued(each, issuers))
         issuers = (each,)
-    return _leaf(chain[0], issuers), between
+    return Path(x509.load_der_x509_certificate(chain[0]), between, issuers)
 
 
 def _first_issued(certificate: bytes, issuers: tuple[bytes, ...]) -> x509.Certificate:
@@ -166,17 +185,6 @@ def _issued(certificate: bytes, issuer: bytes) -> x509.Certificate:
     if constraints is None or not constraints.ca:
         raise NotVouchedFor("a certificate in its chain may not issue others")
     return found
-
-
-def _leaf(certificate: bytes, issuers: tuple[bytes, ...]) -> x509.Certificate:
-    found = x509.load_der_x509_certificate(certificate)
-    for issuer in issuers:
-        try:
-            found.verify_directly_issued_by(_loaded(issuer))
-            return found
-        except InvalidSignature:
-            continue
-    raise NotVouchedFor("its signature is not by the key of its issuer")
 
 
 @lru_cache(maxsize=_KEPT)
