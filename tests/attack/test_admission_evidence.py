@@ -34,9 +34,9 @@ SIZE = 2
 class Child:
     """Rank 1, as far as it wants to go: it can say the right hello, and the right proof."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], source: str = "127.0.0.1") -> None:
         credentials, policy = Credentials(), slow_policy(RUN)
-        self.connection = socket.create_connection(address, timeout=10)
+        self.connection = socket.create_connection(address, timeout=10, source_address=(source, 0))
         self.stranger = Stranger(self.connection, credentials, server=False)
         entry = worker(1, SIZE, tls_key_digest=credentials.key_digest).entry
         hello = Hello(entry, policy.digest, SUITES, policy.kinds)
@@ -155,19 +155,39 @@ def test_a_crowd_that_says_the_right_hello_does_not_displace_the_oldest(monkeypa
 
     monkeypatch.setattr(climb._Climb, "_go_on", goes_on)
     monkeypatch.setattr(secrets, "choice", draw)
+    monkeypatch.setattr(keys, "ADMISSION_PENDING", 16)
     world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
     quick.may_answer.set()
     with parent(world, quick) as address:
         world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), child)})
         assert child.asked.acquire(timeout=10) and greeted.acquire(timeout=10)
         crowd = [Child(address)]
-        for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS + 2):
+        for _ in range(keys.ADMISSION_PENDING + 2):
             crowd[-1].greet()
             assert greeted.acquire(timeout=10)
             crowd.append(Child(address))
-        assert drawn == [keys.ADMISSION_PENDING_PER_ADDRESS] * 4
+        assert drawn == [keys.ADMISSION_PENDING + 1] * 3
         for each in crowd:
             each.connection.close()
+        child.may_answer.set()
+        assert len(world.members()) == SIZE
+        assert not child.asked.acquire(blocking=False), "it was sent away and came again"
+        world.close()
+
+
+def test_of_many_that_say_the_right_hello_those_of_the_largest_crowd_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child at an address of its own is not driven out by a crowd at another, however many come."""
+    monkeypatch.setattr(keys, "ADMISSION_PENDING", 8)
+    world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
+    quick.may_answer.set()
+    with parent(world, quick) as address:
+        world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), child)})
+        assert child.asked.acquire(timeout=10)
+        crowd = []
+        for _ in range(3 * keys.ADMISSION_PENDING):
+            crowd.append(Child(address, "127.0.0.2"))
+            crowd[-1].greet()
+        assert sum(hangs_up(each.connection, 0.3) for each in crowd) >= 2 * keys.ADMISSION_PENDING
         child.may_answer.set()
         assert len(world.members()) == SIZE
         assert not child.asked.acquire(blocking=False), "it was sent away and came again"

@@ -9,6 +9,7 @@ import secrets
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -303,6 +304,10 @@ class _Climb:
     def _go_on(self, peer: Peer) -> None:
         """A stranger came a step further. Evidence takes time: who said the right hello is given it, and so are we."""
         handshake, now = peer.handshake, time.monotonic()
+        if handshake.role is Role.PARENT and handshake.state is State.PROOF:  # it has just said hello
+            self._make_room(peer)
+            if peer not in self._strangers:
+                return
         if self._takes_time:
             peer.expires = self._waited + self._patience(peer)
         if handshake.unverified is not None:
@@ -388,25 +393,27 @@ class _Climb:
                 raise ConfigurationError(f"rank {self._entry.rank}, joining: {refusal(error)}") from error
             return  # gone before we looked
         with self._shares.charged(host):
-            self._make_room(host)
-            self._meet(connection, host, Role.PARENT, self._children)
+            self._make_room(self._meet(connection, host, Role.PARENT, self._children))
 
-    def _make_room(self, host: str) -> None:
-        """At a limit the oldest goes of those who have not said the right hello, or else anyone of those who have.
+    def _make_room(self, newcomer: Peer) -> None:
+        """Those who have not said the right hello and those who have are each held to a limit; beyond it somebody goes.
 
-        A child says it in milliseconds, though its evidence may take seconds; who has shown its proof is no stranger. But
-        anybody may say it, and if the oldest went, a crowd that does would drive out every child that collects.
+        Of the first, the oldest: a child says hello in milliseconds, and one that is about to must not be driven out by those
+        who wait for a verdict. Of the others, anyone of the address that has most of them: a child's evidence may take
+        seconds, anybody may say hello, and if the oldest went, a crowd that does would drive out every child that collects.
         """
-        crowd = [peer for peer in self._strangers if not peer.passed and peer is not self._dialled]
-        neighbours = [peer for peer in crowd if peer.address == host]
-        if len(neighbours) >= keys.ADMISSION_PENDING_PER_ADDRESS:
-            self._displace(neighbours, "too many strangers from one address")
-        elif len(crowd) >= keys.ADMISSION_PENDING:
-            self._displace(crowd, "too many strangers")
-
-    def _displace(self, crowd: list[Peer], reason: str) -> None:
-        silent = [peer for peer in crowd if not peer.greeted]
-        self._drop(silent[0] if silent else secrets.choice(crowd), reason)
+        crowd = [each for each in self._strangers if each.greeted is newcomer.greeted and not each.passed]
+        crowd = [each for each in crowd if each is not self._dialled]
+        if newcomer.greeted:
+            if len(crowd) > keys.ADMISSION_PENDING:
+                largest, _ = Counter(each.address for each in crowd).most_common(1)[0]
+                self._drop(secrets.choice([each for each in crowd if each.address == largest]), "too many strangers")
+            return
+        same = [each for each in crowd if each.address == newcomer.address]
+        if len(same) > keys.ADMISSION_PENDING_PER_ADDRESS:
+            self._drop(same[0], "too many strangers from one address")
+        elif len(crowd) > keys.ADMISSION_PENDING:
+            self._drop(crowd[0], "too many strangers")
 
     def _meet(self, connection: socket.socket, address: str, role: Role, ranks: frozenset[int]) -> Peer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
