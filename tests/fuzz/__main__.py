@@ -140,6 +140,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=0, help="another one gives other inputs (default: %(default)s)")
     parser.add_argument("--cpu", action="store_true", help="search for the input that costs the most CPU time")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each search with --cpu (default: %(default)s)")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print what --cpu wrote to FILE as a table")
     parser.add_argument("--finds", type=Path, default=Path("fuzz-finds"), help="folder for inputs that broke something")
     return parser.parse_args()
 
@@ -151,6 +152,8 @@ def main() -> int:
         known = list(cpu.TARGETS)
         if arguments.list:
             print("\n".join(known))
+        elif arguments.table:
+            print(cpu.table(arguments.table))
         else:
             names = known if arguments.target == "all" else [arguments.target]
             cpu.run(names, arguments.seconds, arguments.number, arguments.finds)

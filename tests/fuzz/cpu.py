@@ -2,6 +2,7 @@
 
 Seeds are changed at random, and the changed ones that cost more than what is there, in all or for each byte, take its place.
 What is found is measured again, several times, and printed as a line of JSON; the dearest input goes to `--finds`.
+`--table FILE` prints such lines as a table.
 """
 
 from __future__ import annotations
@@ -75,6 +76,26 @@ def _changed(data: bytes, seeds: list[bytes], chance: random.Random) -> bytes:
     return bytes(changed)
 
 
+def table(path: Path) -> str:
+    """The lines of a search, as a document shows them."""
+    heads = (
+        "what is sent",
+        "bytes",
+        "CPU time, ms",
+        "in P-256 verifications",
+        "budget",
+        "most for a byte, ns",
+        "inputs",
+    )
+    rows = [f"| {' | '.join(heads)} |"]
+    rows.append("|---|---:|---:|---:|---:|---:|---:|")
+    for line in map(json.loads, path.read_text().splitlines()):
+        numbers = [f"{line['bytes']:,}", f"{line['milliseconds']:.2f}", f"{line['p256_verifications']:.1f}"]
+        numbers += [str(TARGETS[line["target"]].budget), f"{line['nanoseconds_per_byte']:,}", f"{line['inputs']:,}"]
+        rows.append(f"| {line['target']} | " + " | ".join(numbers) + " |")
+    return "\n".join(rows)
+
+
 def run(names: list[str], seconds: float, number: int, finds: Path) -> None:
     for name in names:
         target = TARGETS[name]
@@ -86,7 +107,6 @@ def run(names: list[str], seconds: float, number: int, finds: Path) -> None:
             "bytes": dearest.size,
             "milliseconds": round(1000 * dearest.seconds, 3),
             "p256_verifications": round(dearest.seconds / reference_seconds(), 1),
-            "budget": target.budget,
             "nanoseconds_per_byte": round(1e9 * densest.per_byte),
             "bytes_of_the_densest": densest.size,
         }

@@ -274,12 +274,12 @@ TARGETS = {
     for each in (
         _proof("secret", 5),
         _proof("certificate", 20, _chains, 20_000),
-        _proof("tdx", 60, _quotes, tdx_quote.QUOTE_BYTES),
+        _proof("tdx", 40, _quotes, tdx_quote.QUOTE_BYTES),
         _proof("snp", 30, _endorsements, 6_000),
-        _proof("nvidia", 60, _gpus),
+        _proof("nvidia", 50, _gpus),
         _proof("token", 40, _tokens),
         _proof("combined", 60, _bundles),
         CpuTarget("handshake", _frames, _converse, keys.ADMISSION_BYTES, 20),
-        CpuTarget("tls", _handshakes, _flights, keys.TLS_HANDSHAKE_BYTES, 60),
+        CpuTarget("tls", _handshakes, _flights, keys.TLS_HANDSHAKE_BYTES, 40),
     )
 }
