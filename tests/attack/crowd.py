@@ -4,7 +4,8 @@
 
 Workers and attackers are processes of one machine. Each of the crowd's connections says the right hello and shows the dearest
 proof that somebody without credentials can send (tests/attack/hostile.py), waits until it is turned away, and comes again. 40
-of them are from three addresses, 16 from the one that the children have. Everything that attackers do ends with the round.
+of them are from three addresses, 16 from the one that the children have. Everything that attackers do ends with the round. They
+have the lowest priority, as they would be other machines; `--nice 0` lets them compete with the workers for the cores.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ class Crowd:
                 pipe.send("the attack is under way")
 
 
-def attacker(pipe: Connection, kind: Kind, sources: tuple[str, ...]) -> None:
-    os.nice(19)
+def attacker(pipe: Connection, kind: Kind, sources: tuple[str, ...], nice: int) -> None:
+    os.nice(nice)
     while (address := pipe.recv()) is not None:
         crowd = Crowd(kind, kind.number, address)
         crowd.attack(sources, pipe)
@@ -164,7 +165,7 @@ def worker(pipe: Connection, kind: Kind, rank: int, folder: str) -> None:
 class Run:
     """Eight workers, and the crowd."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, nice: int = 19) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ringfence-crowd-")
         self._store = FolderStore(Path(self._folder.name))
         self._generation = 0
@@ -181,7 +182,7 @@ class Run:
             return near
 
         self._workers = [start(worker, rank, self._folder.name) for rank in range(SIZE)]
-        self._attackers = [start(attacker, tuple(part)) for part in (CROWD[:40], CROWD[40:])]
+        self._attackers = [start(attacker, tuple(part), nice) for part in (CROWD[:40], CROWD[40:])]
 
     def form(self, attacked: bool) -> tuple[float, int]:
         """Seconds from the start of ranks 1 to 7 until all are in, and how often the crowd was turned away."""
@@ -232,8 +233,8 @@ class Run:
         self._folder.cleanup()
 
 
-def measure(kind: str, rounds: int) -> dict[str, object]:
-    run = Run(kind)
+def measure(kind: str, rounds: int, nice: int = 19) -> dict[str, object]:
+    run = Run(kind, nice)
     try:
         run.form(False)  # modules are imported, caches are filled
         alone, attacked, turned_away = [], [], []
@@ -253,13 +254,27 @@ def measure(kind: str, rounds: int) -> dict[str, object]:
     }
 
 
+def table(path: Path) -> str:
+    """The lines of a measurement, as a document shows them."""
+    rows = ["| kind of proof | alone, s | attacked, s | the slowest, s | turned away |", "|---|---:|---:|---:|---:|"]
+    for line in map(json.loads, path.read_text().splitlines()):
+        seconds = " | ".join(f"{line[name]:.2f}" for name in ("alone", "attacked", "worst"))
+        rows.append(f"| {line['kind']} | {seconds} | {line['turned_away']:.0f} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.attack.crowd", description=__doc__)
     parser.add_argument("kind", choices=[*KINDS, "all"])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--nice", type=int, default=19, help="of the attackers (default: %(default)s)")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print what was written to FILE as a table")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(arguments.table))
+        return
     for kind in KINDS if arguments.kind == "all" else [arguments.kind]:
-        print(json.dumps(measure(kind, arguments.rounds)), flush=True)
+        print(json.dumps(measure(kind, arguments.rounds, arguments.nice)), flush=True)
 
 
 if __name__ == "__main__":
