@@ -118,8 +118,14 @@ def test_a_silent_stranger_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch)
     finish(world)
 
 
-class Dear(SharedSecret):
-    """The shared secret, as a kind of proof that takes long to verify."""
+class Beside(SharedSecret):
+    """The shared secret, as a kind of proof that is not verified in the loop."""
+
+    kind = 2
+
+
+class Dear(Beside):
+    """One that takes long to verify."""
 
     seconds = 0.0
 
@@ -129,8 +135,8 @@ class Dear(SharedSecret):
             super().verify(evidence)
 
 
-class Gated(SharedSecret):
-    """The shared secret, as a kind of proof whose verification takes until the test says so."""
+class Gated(Beside):
+    """One whose verification takes until the test says so."""
 
     def __init__(self) -> None:
         super().__init__(SECRET, ONE_RUN.run_id)
@@ -147,7 +153,8 @@ class Gated(SharedSecret):
 def call(address: tuple[str, int], rank: int) -> Stranger:
     """A child of this run that has shown its proof."""
     credentials = Credentials()
-    caller, child = Stranger.dial(address, credentials), worker(rank, 4, tls_key_digest=credentials.key_digest)
+    caller, entry = Stranger.dial(address, credentials), worker(rank, 4, tls_key_digest=credentials.key_digest).entry
+    child = Worker(entry, Beside(SECRET, ONE_RUN.run_id))
     handshake = child.handshake(Role.CHILD)
     handshake.begin(channel_of(caller.tls))
     hello = caller.hear()
@@ -184,7 +191,7 @@ def test_time_that_this_worker_needs_does_not_count_against_its_peers(monkeypatc
     for rank in (1, 2):
         credentials = Credentials()
         caller = Stranger.dial(address, credentials)
-        child = worker(rank, 3, tls_key_digest=credentials.key_digest)
+        child = Worker(worker(rank, 3, tls_key_digest=credentials.key_digest).entry, Beside(SECRET, ONE_RUN.run_id))
         handshake = child.handshake(Role.CHILD)
         handshake.begin(channel_of(caller.tls))
         hello = caller.hear()

@@ -16,6 +16,9 @@ from ringfence.errors import AdmissionError
 # says of it. The others come from a device or a service: they take time, and can sign nothing but what they were made for.
 SIGNING_KINDS: Final = frozenset({1, 2})
 
+# Kinds that take one HMAC to verify, whatever was sent: not worth another thread.
+INSTANT_KINDS: Final = frozenset({1})
+
 Clock = Callable[[], float]  # seconds since 1970; a judge is handed one, for nothing here reads a clock
 
 

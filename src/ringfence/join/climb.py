@@ -22,7 +22,7 @@ from ringfence.admission.contact import Acquaintances, Showing, all_sign
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, Refusal, State
 from ringfence.admission.messages import Failure, Hello, Proof
-from ringfence.admission.policy import SIGNING_KINDS, Policy, Prover
+from ringfence.admission.policy import INSTANT_KINDS, SIGNING_KINDS, Policy, Prover, Verdict, verdict
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, ConfigurationError, EvidenceError, PeerLostError, ProtocolError
@@ -290,14 +290,17 @@ class _Climb:
         else:
             self._go_on(peer)
 
+    def _decide(self, peer: Peer, found: Verdict) -> None:
+        peer.send(peer.handshake.decide(found))
+        self._after_step(peer)
+
     def _take_verdicts(self) -> None:
         """Proofs have been verified, of whoever is still there."""
         for peer, found in self._verification.finished():
             if peer in self._strangers:
                 with self._blame(peer):
                     peer.resume(self._waited)
-                    peer.send(peer.handshake.decide(found))
-                    self._after_step(peer)
+                    self._decide(peer, found)
                     if peer in self._strangers:
                         self._take_messages(peer)  # what came meanwhile
 
@@ -310,6 +313,9 @@ class _Climb:
                 return
         if self._takes_time:
             peer.expires = self._waited + self._patience(peer)
+        if handshake.unverified is not None and handshake.unverified.kind in INSTANT_KINDS:
+            self._decide(peer, verdict(self._policy, handshake.unverified))
+            return
         if handshake.unverified is not None:
             peer.pause(self._waited)
             self._verification.start(peer, handshake.unverified)
