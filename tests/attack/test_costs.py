@@ -9,8 +9,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
-from OpenSSL import SSL
+from OpenSSL import SSL, crypto
 
 from ringfence.admission.proofs import certificate
 from ringfence.admission.proofs.certificate import Rules, Statement
@@ -90,6 +91,25 @@ def shake_hands(client: SSL.Context, credentials: tls.Credentials) -> tuple[floa
         spent += time.thread_time() - before
         connection.bio_write(server.outgoing())
     return spent, True
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["algorithm", "curve"])
+def test_a_certificate_that_openssl_only_half_knows_is_refused(place: int) -> None:
+    """Found by the search for CPU time: what the callback raises would end the join."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    encoded = tls._self_signed(key).public_bytes(Encoding.DER)
+    known, unknown = [
+        (bytes.fromhex("2a8648ce3d040302"), bytes.fromhex("2a8648ce3d04037f")),
+        (bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d03017f")),
+    ][place]
+    odd = crypto.load_certificate(crypto.FILETYPE_ASN1, encoded.replace(known, unknown))
+    for depth in (0, 1):
+        assert not tls._accept_single_certificate(None, odd, 18, depth, 0)  # type: ignore[arg-type]
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.use_privatekey(key)
+    if place == 0:  # with another curve in it, OpenSSL sends no such certificate
+        context.use_certificate(odd)
+        assert not shake_hands(context, tls.Credentials())[1]
 
 
 KEYS = {

@@ -290,9 +290,12 @@ def _accept_single_certificate(
 ) -> bool:
     """Any single certificate of the form that workers make: admission verifies who holds its key. Called before TLS
     computes with that key."""
-    if depth != 0 or certificate.get_signature_algorithm() != b"ecdsa-with-SHA256":
+    try:
+        if depth != 0 or certificate.get_signature_algorithm() != b"ecdsa-with-SHA256":
+            return False
+        key = certificate.get_pubkey()
+    except (ValueError, crypto.Error):  # an algorithm or a key that OpenSSL does not know
         return False
-    key = certificate.get_pubkey()
     return key.type() == crypto.TYPE_EC and key.bits() == 256
 
 
