@@ -95,7 +95,7 @@ class Session:
             print(
                 f"ringfence: {size} worker{'s' if size > 1 else ''}, run {settings.run_id}, generation "
                 f"{settings.generation}, epoch {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
-                f"{member.key_agreement or 'no neighbour'}, admitted by {member.admitted_by}{slow}",
+                f"{_how_admitted(member)}{slow}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -188,6 +188,17 @@ class _Start:
         for each in (self.listener, self.network):
             if each is not None:
                 each.close()
+
+
+def _how_admitted(member: Membership) -> str:
+    """For people: by which groups rank 0 agreed on keys, and how many workers were admitted by which proof."""
+    if member.world_size == 1:
+        return "no other worker, so no proof"
+    counts = Counter(admitted.how for admitted in member.roster.admitted)
+    if len(counts) == 1:
+        return f"{member.key_agreement}, admitted by {next(iter(counts))}"
+    each = ", ".join(f"{count} by {how}" for how, count in sorted(counts.items()))
+    return f"{member.key_agreement}, admitted {each}"
 
 
 def _warn_of_a_run_without_a_name(run_id: str, hosts: set[str]) -> None:

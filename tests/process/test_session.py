@@ -6,10 +6,12 @@ import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from tests.pool import Pool, values
+from tests.process.test_join_policy import Site, environments
 
 HERE, THERE = {"RINGFENCE_INTERFACE": "127.0.0.1"}, {"RINGFENCE_INTERFACE": "127.0.0.2"}
 NO_NAME = {"RINGFENCE_RUN_ID": None, "TORCHELASTIC_RUN_ID": None}
@@ -42,6 +44,21 @@ def test_rank_0_names_run_and_generation(pair: Pool) -> None:
     assert re.search(r"ringfence: 2 workers, run ablation 7, generation 3, epoch [0-9a-f]{8}, AES-256-GCM, ", first)
     assert "ringfence: 2 workers" not in second
     assert WARNING not in first + second
+
+
+def test_rank_0_says_how_many_were_admitted_by_which_proof(pair: Pool, tmp_path: Path) -> None:
+    either = environments(Site(tmp_path), "either")
+    first, _ = said(pair, either[0], either[1])
+    assert "X25519MLKEM768, admitted 1 by certificate, 1 by shared secret" in first
+    first, _ = said(pair, either[1], either[2])
+    assert "X25519MLKEM768, admitted by certificate" in first
+
+
+def test_a_world_of_one_claims_no_proof(pair: Pool) -> None:
+    before = pair.workers[0].log.stat().st_size
+    values(pair.join("ringfence", 1, renew=True))
+    text = pair.workers[0].log.read_bytes()[before:].decode()
+    assert "ringfence: 1 worker, " in text and "AES-256-GCM, no other worker, so no proof\n" in text
 
 
 def test_rank_0_warns_of_a_run_without_a_name_that_spans_machines(pair: Pool) -> None:

@@ -24,9 +24,7 @@ class Membership:
     suite: int
     table: bytes = field(repr=False)  # rank 0's schedule table
     admitted_by: str  #                 for people: "shared secret"
-    key_agreement: (
-        str  #               for people: by which groups it agreed on keys with its neighbours; empty: it has none
-    )
+    key_agreement: str  #               for people: the groups by which it agreed on keys with its neighbours
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
     acquaintances: Acquaintances | None = field(repr=False)  # who is judged at first contact, if anybody is
     max_epoch_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
