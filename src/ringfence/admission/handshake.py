@@ -3,7 +3,7 @@
     child                                   parent
       Hello ───────────────────────────────►
       ◄─────────────────────────────── Hello        same run, generation, world, policy?
-      Proof ───────────────────────────────►        the child proves first: a stranger learns nothing
+      Proof ───────────────────────────────►        the child proves first: an unauthenticated child gets no proof
       ◄──────────────────────── Proof, Admit        the parent judges, then proves
       Admit ───────────────────────────────►        the child judges; both are in
 
@@ -198,11 +198,7 @@ TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Messag
     (Role.CHILD, State.PROOF, Proof): Handshake._on_proof,  #     -> VERIFY; decide() -> ADMIT, sends Admit
     (Role.CHILD, State.ADMIT, Admit): Handshake._on_admit,  #     -> DONE
     (Role.PARENT, State.HELLO, Hello): Handshake._on_hello,  #    -> PROOF
-    (
-        Role.PARENT,
-        State.PROOF,
-        Proof,
-    ): Handshake._on_proof,  #    -> VERIFY; decide() -> COLLECT; show() -> ADMIT, sends both
+    (Role.PARENT, State.PROOF, Proof): Handshake._on_proof,  #    -> VERIFY; decide() -> COLLECT; show() -> ADMIT
     (Role.PARENT, State.ADMIT, Admit): Handshake._on_admit,  #    -> DONE
     (Role.CHILD, State.HELLO, Refuse): Handshake._on_refuse,  #   -> REFUSED
     (Role.CHILD, State.COLLECT, Refuse): Handshake._on_refuse,
