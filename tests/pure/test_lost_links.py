@@ -35,9 +35,9 @@ def right(operation: Operation, result: torch.Tensor) -> bool:
     return operation.done and operation.error is None and bool((result == 1).all())
 
 
-def drive_until_answered(world: World) -> None:
-    """Worker 1 has answered worker 0's hello, and the answer lies in worker 0's socket."""
-    while not any(doorway.known for doorway in world.engines[1].gate.doorways):
+def drive_until_answered(world: World, acceptor: int = 1) -> None:
+    """This worker has answered a hello, and the answer lies in the dialler's socket."""
+    while not any(doorway.known for doorway in world.engines[acceptor].gate.doorways):
         world.wires.deliver()
         for engine in world.engines:
             engine.run_ready()
@@ -56,14 +56,27 @@ def answered() -> tuple[World, list[Operation], torch.Tensor]:
 # -- a worker that was stopped: by a signal, with its machine, or by a call that keeps the interpreter's lock --------------
 
 
-def written_before_it_was_awaited() -> World:
-    """Rank 0 has begun a broadcast, and ended it, in a group that rank 1 has not made yet."""
+def begin_onward(world: World, rank: int) -> CollectiveOperation:
+    """A broadcast of ones from worker 1 of three, as one worker sees it: the link from 1 to 2 is not there yet."""
+    group = world.groups[rank]
+    return world.submit(group, broadcast(group, torch.full((4,), float(rank == 1)), 1, 1e9))
+
+
+def opened() -> World:
+    """Three workers whose group is open: the links of its tree are there."""
+    world = World(3)
+    world.run([begin(world, rank) for rank in range(3)])
+    return world
+
+
+def begun_in_a_group_that_the_other_lacks() -> tuple[World, CollectiveOperation]:
+    """Rank 0 has begun a broadcast in a group that rank 1 has not made yet: without rank 1 it has no keys."""
     world = World(2)
     world.groups = {0: world.engines[0].add_group("late", (0, 1))}
     sent = begin(world, 0)
     settle(world)
-    assert sent.done
-    return world
+    assert not sent.done
+    return world, sent
 
 
 def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
@@ -78,6 +91,7 @@ def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
 
 def test_a_dialler_that_was_stopped_dials_again() -> None:
     world, operations, result = answered()
+    world.engines[1].run_ready()  # it was not stopped, and has confirmed the link that it dialled itself
     world.now += LINK_HELLO_SECONDS + 1
     world.engines[1].expire()
     world.wires.deliver()  # now it finds the answer, and that nobody waited for it
@@ -138,12 +152,32 @@ def test_a_goodbye_that_nobody_misses_is_no_failure_and_a_later_call_names_who_s
     assert isinstance(late.error, PeerLostError) and "destroyed group 'world' while broadcast #2" in str(late.error)
 
 
-def test_who_leaves_without_having_made_a_group_is_not_missed_by_who_only_sent_to_it() -> None:
-    world = written_before_it_was_awaited()
+def test_who_leaves_without_having_made_a_group_is_named_by_who_began_in_it() -> None:
+    world, sent = begun_in_a_group_that_the_other_lacks()
     world.engines[1].leave()
     settle(world)
     world.wait(SUSPICION_SECONDS)
-    assert world.engines[0].failure is None and world.engines[0].departed == {1}
+    assert isinstance(sent.error, PeerLostError) and "worker 1 left the run" in str(sent.error)
+
+
+def test_a_first_collective_waits_for_whoever_makes_the_group_late() -> None:
+    world, sent = begun_in_a_group_that_the_other_lacks()
+    world.groups[1] = world.engines[1].add_group("late", (0, 1))
+    late = begin(world, 1)
+    result = late.keep
+    world.run([sent, late])
+    assert sent.done and sent.error is None and right(late, result)
+
+
+def test_who_leaves_without_having_begun_is_not_missed_by_who_only_sent_to_it() -> None:
+    world = opened()
+    sent = [begin_onward(world, rank) for rank in (0, 1)]
+    settle(world)
+    assert all(each.done for each in sent)
+    world.engines[2].leave()
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    assert world.engines[1].failure is None and world.engines[1].departed == {2}
 
 
 @pytest.mark.parametrize("lane", [Lane.COLLECTIVE, Lane.POINT_TO_POINT])
@@ -178,6 +212,7 @@ def test_a_goodbye_where_this_worker_dialled_says_that_nothing_comes_by_another_
     if not waits:
         assert world.engines[0].failure is None
         world.submit(group, late)
+        settle(world)
     assert isinstance(late.error, PeerLostError)
     assert "worker 1 left the run or destroyed group 'world'" in str(late.error)
 
@@ -256,33 +291,36 @@ def test_a_goodbye_is_believed_once_it_authenticates() -> None:
 # -- the end of who wrote before anybody read -------------------------------------------------------------------------------
 
 
-def test_a_first_collective_arrives_although_its_sender_has_left() -> None:
-    world = written_before_it_was_awaited()
-    world.engines[0].leave()
+def test_what_was_written_on_a_new_link_arrives_although_its_sender_has_left() -> None:
+    world = opened()
+    sent = [begin_onward(world, rank) for rank in (0, 1)]
     settle(world)
-    world.groups[1] = world.engines[1].add_group("late", (0, 1))
-    late = begin(world, 1)
+    assert all(each.done for each in sent)
+    world.engines[1].leave()
+    settle(world)
+    late = begin_onward(world, 2)
     result = late.keep
     world.run([late])
     assert right(late, result)
-    more = begin(world, 1)
+    more = begin_onward(world, 2)
     settle(world)
-    assert isinstance(more.error, PeerLostError) and "worker 0 left the run" in str(more.error)
+    assert isinstance(more.error, PeerLostError) and "worker 1 left the run" in str(more.error)
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
 def test_a_goodbye_that_overtakes_the_confirmation_is_no_failure(waits: bool) -> None:
     """It comes by another connection."""
-    world = World(2)
-    sent = begin(world, 0)
-    late = begin(world, 1) if waits else None
-    drive_until_answered(world)
-    world.engines[0].run_ready()
-    assert sent.done
-    world.engines[0].leave()
+    world = opened()
+    sent = begin_onward(world, 1)
+    late = begin_onward(world, 2) if waits else None
+    drive_until_answered(world, acceptor=2)
     world.engines[1].run_ready()
-    assert world.engines[1].departed == {0}
-    late = late or begin(world, 1)
+    assert sent.done
+    world.engines[1].leave()
+    world.engines[0].run_ready()  # passes the goodbye on
+    world.engines[2].run_ready()
+    assert world.engines[2].departed == {1}
+    late = late or begin_onward(world, 2)
     result = late.keep
     world.run([late])
     assert right(late, result)
