@@ -69,6 +69,15 @@ def opened() -> World:
     return world
 
 
+def sent_onward() -> World:
+    """Workers 0 and 1 have ended that broadcast; worker 2 has not begun it."""
+    world = opened()
+    sent = [begin_onward(world, rank) for rank in (0, 1)]
+    settle(world)
+    assert all(each.done for each in sent)
+    return world
+
+
 def begun_in_a_group_that_the_other_lacks() -> tuple[World, CollectiveOperation]:
     """Rank 0 has begun a broadcast in a group that rank 1 has not made yet: without rank 1 it has no keys."""
     world = World(2)
@@ -170,10 +179,7 @@ def test_a_first_collective_waits_for_whoever_makes_the_group_late() -> None:
 
 
 def test_who_leaves_without_having_begun_is_not_missed_by_who_only_sent_to_it() -> None:
-    world = opened()
-    sent = [begin_onward(world, rank) for rank in (0, 1)]
-    settle(world)
-    assert all(each.done for each in sent)
+    world = sent_onward()
     world.engines[2].leave()
     settle(world)
     world.wait(SUSPICION_SECONDS)
@@ -292,10 +298,7 @@ def test_a_goodbye_is_believed_once_it_authenticates() -> None:
 
 
 def test_what_was_written_on_a_new_link_arrives_although_its_sender_has_left() -> None:
-    world = opened()
-    sent = [begin_onward(world, rank) for rank in (0, 1)]
-    settle(world)
-    assert all(each.done for each in sent)
+    world = sent_onward()
     world.engines[1].leave()
     settle(world)
     late = begin_onward(world, 2)

@@ -544,7 +544,6 @@ class _Climb:
             link_private_key=self._private_key,
             suite=epoch.suite,
             table=epoch.table,
-            admitted_by=epoch.roster.admitted[self._entry.rank].how,
             key_agreement=" and ".join(sorted({peer.stream.tls.group or "" for peer in self._edges.values()})),
             edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
             acquaintances=self._acquaintances(epoch.roster),

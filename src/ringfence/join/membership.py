@@ -23,12 +23,16 @@ class Membership:
     link_private_key: X25519PrivateKey = field(repr=False)
     suite: int
     table: bytes = field(repr=False)  # rank 0's schedule table
-    admitted_by: str  #                 for people: "shared secret"
     key_agreement: str  #               for people: the groups by which it agreed on keys with its neighbours
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
     acquaintances: Acquaintances | None = field(repr=False)  # who is judged at first contact, if anybody is
     max_epoch_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
     judged_at: float = 0.0  #           boot_seconds() of the first judgement, which is the oldest
+
+    @property
+    def admitted_by(self) -> str:
+        """The proof that admitted this worker, for people: "shared secret"."""
+        return self.roster.admitted[self.rank].how
 
     def give_up(self, reason: str) -> None:
         """This worker cannot go on after its join: tell the neighbours why, so that the epoch ends on every worker."""

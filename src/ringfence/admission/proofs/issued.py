@@ -33,12 +33,13 @@ _CURVE_KEYS: Final = {  # the algorithm of a public key: the length of the key
     bytes.fromhex("300506032b6570"): 32,  #                             Ed25519
 }
 _PSS: Final = bytes.fromhex("2a864886f70d01010a")
-_SIGNATURES: Final = {
-    *(
-        bytes.fromhex("2a864886f70d0101") + bytes([last]) for last in (11, 12, 13)
-    ),  # PKCS #1 v1.5 with SHA-256, 384, 512
-    *(bytes.fromhex("2a8648ce3d0403") + bytes([last]) for last in (2, 3, 4)),  #      ECDSA with the same
-    bytes.fromhex("2b6570"),  #                                                       Ed25519
+_PKCS1: Final = bytes.fromhex("2a864886f70d0101")  # one more byte names the hash
+_ECDSA: Final = bytes.fromhex("2a8648ce3d0403")
+_ED25519: Final = bytes.fromhex("2b6570")
+_SIGNATURES: Final = {  # with SHA-256, SHA-384 and SHA-512
+    *(_PKCS1 + bytes([last]) for last in (11, 12, 13)),
+    *(_ECDSA + bytes([last]) for last in (2, 3, 4)),
+    _ED25519,
     _PSS,
 }
 
