@@ -104,21 +104,35 @@ class Capture:
         return sum(map(len, self._packets))
 
     def flows(self) -> list[bytes]:
-        """The payloads of each TCP flow, put together."""
-        found: dict[bytes, bytearray] = {}
+        """The payload of each TCP flow, in the order of its sequence numbers: a segment may be sent twice, or late."""
+        found: dict[bytes, dict[int, bytes]] = {}
         for packet in self._packets:
-            flow, payload = _tcp_payload(packet)
-            found.setdefault(flow, bytearray()).extend(payload)
-        return [bytes(each) for each in found.values()]
+            flow, sequence, payload = _tcp_payload(packet)
+            segments = found.setdefault(flow, {})
+            if len(payload) > len(segments.get(sequence, b"")):  # the SYN has a number, but no payload
+                segments[sequence] = payload
+        return [_in_order(segments) for segments in found.values()]
 
     def contains(self, patterns: list[bytes]) -> bool:
         """Whether a pattern is in a packet, or in a flow."""
         return any(pattern in data for pattern in patterns for data in (*self._packets, *self.flows()))
 
 
-def _tcp_payload(packet: bytes) -> tuple[bytes, bytes]:
-    """Addresses and ports, and what follows the TCP header; all of it where that is not TCP over IPv4."""
+def _in_order(segments: dict[int, bytes]) -> bytes:
+    """Segments by their sequence numbers, which wrap at 32 bits; what overlaps is the same bytes again."""
+    first = next(iter(segments), 0)
+    placed = sorted(((sequence - first + (1 << 31)) % (1 << 32), payload) for sequence, payload in segments.items())
+    whole, start = bytearray(), placed[0][0] if placed else 0
+    for place, payload in placed:
+        assert place - start <= len(whole), "a segment is missing"
+        whole += payload[len(whole) - (place - start) :]
+    return bytes(whole)
+
+
+def _tcp_payload(packet: bytes) -> tuple[bytes, int, bytes]:
+    """Addresses and ports, the first byte's number, and what follows the TCP header; other packets are one flow each."""
     if packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
-        return b"other", packet
+        return packet, 0, packet
     tcp = (packet[0] & 0x0F) * 4
-    return packet[12:20] + packet[tcp : tcp + 4], packet[tcp + (packet[tcp + 12] >> 4) * 4 :]
+    (sequence,) = struct.unpack_from(">I", packet, tcp + 4)
+    return packet[12:20] + packet[tcp : tcp + 4], sequence, packet[tcp + (packet[tcp + 12] >> 4) * 4 :]

@@ -11,11 +11,12 @@ from typing import Final, NamedTuple
 _BYTES: Final = Struct("@Q")
 _RECEIVED_AT: Final = 128  # tcpi_bytes_received in struct tcp_info, since Linux 4.1
 _SENT_AT: Final = 200  # tcpi_bytes_sent, since Linux 4.19
+_SENT_AGAIN_AT: Final = 208  # tcpi_bytes_retrans, which tcpi_bytes_sent includes
 _TCP_INFO_BYTES: Final = 232
 
 
 class Connection(NamedTuple):
-    """One TCP connection: its payload both ways, retransmissions included, and what its buffers may hold."""
+    """One TCP connection: its payload both ways, each byte counted once, and what its buffers may hold."""
 
     sent: int
     received: int
@@ -43,6 +44,6 @@ def _look_at(descriptor: int) -> Connection | None:
         if stream.type != socket.SOCK_STREAM or stream.family not in (socket.AF_INET, socket.AF_INET6):
             return None
         info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        sent, received = (_BYTES.unpack_from(info, place)[0] for place in (_SENT_AT, _RECEIVED_AT))
+        sent, again, received = (_BYTES.unpack_from(info, at)[0] for at in (_SENT_AT, _SENT_AGAIN_AT, _RECEIVED_AT))
         room = (stream.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_SNDBUF, socket.SO_RCVBUF))
-        return Connection(sent, received, sum(room))
+        return Connection(sent - again, received, sum(room))
