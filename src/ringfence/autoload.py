@@ -1,19 +1,34 @@
-"""What torch calls at the end of `import torch`: gives the backend its name. Imports nothing heavy and cannot raise."""
+"""What torch calls at the end of `import torch`: gives the backend its name, and guards against unprotected groups.
+
+Imports nothing heavy, and raises only under ``RINGFENCE_REQUIRE=1``: then `import torch` fails rather than go on unguarded.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
+
+from ringfence import guard
 
 
 def register() -> None:
-    """Make ``init_process_group("ringfence")`` work in every script, without an import."""
+    """Make ``init_process_group("ringfence")`` work in every script, without an import.
+
+    Raises:
+        ConfigurationError: RINGFENCE_REQUIRE is set, and this torch cannot be guarded.
+    """
     try:
         import torch.distributed as dist
 
-        if dist.is_available() and not hasattr(dist.Backend, "RINGFENCE"):
-            dist.Backend.register_backend("ringfence", _create, extended_api=True, devices=["cpu", "cuda"])
-    except Exception:  # an exception here would break `import torch` itself, also for scripts that never use us
+        if dist.is_available():
+            if not hasattr(dist.Backend, "RINGFENCE"):
+                dist.Backend.register_backend("ringfence", _create, extended_api=True, devices=["cpu", "cuda"])
+            guard.install(_is_ours)
+    except Exception:
+        if os.environ.get(guard.REQUIRE, "0") != "0":
+            raise  # torch makes it the error of `import torch`
+        # an exception here would break `import torch` itself, also for scripts that never use us
         logging.getLogger("ringfence").warning("the ringfence backend could not be registered", exc_info=True)
 
 
@@ -21,3 +36,9 @@ def _create(options: Any, backend_options: Any) -> Any:
     from ringfence.backend import create
 
     return create(options, backend_options)
+
+
+def _is_ours(group: Any) -> bool:
+    from ringfence.backend import RingfenceProcessGroup
+
+    return isinstance(group, RingfenceProcessGroup)

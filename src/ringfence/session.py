@@ -7,19 +7,18 @@ import contextlib
 import ipaddress
 import logging
 import os
-import re
 import resource
 import socket
 import sys
 import traceback
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from ringfence import keys
 from ringfence.collectives import Table
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
+from ringfence.rendezvous import warn_of_open_rendezvous
 from ringfence.runtime import core, plane
 from ringfence.runtime.engine import FAREWELL_SECONDS, Engine
 from ringfence.runtime.loop import Loop
@@ -31,7 +30,6 @@ from ringfence.transport.tcp import TcpNetwork
 _log = logging.getLogger("ringfence")
 
 _OPEN_FILES = 1 << 16  # of a worker in a large world, if the system allows it; by default many give 1024
-_DYNAMIC_RENDEZVOUS = re.compile(r"--standalone|--rdzv[-_]backend[= ](?!static)")
 
 
 class Session:
@@ -48,7 +46,7 @@ class Session:
         start = _Start()
         try:
             start.settings = settings = Settings.from_environment(os.environ, _host_of(store))
-            _warn_of_open_rendezvous()
+            warn_of_open_rendezvous()
             _raise_limit_of_files()
             _warn_of_loopback(settings, world_size)
             start.listener = listener = listen(settings)
@@ -239,20 +237,4 @@ def _warn_of_loopback(settings: Settings, world_size: int) -> None:
             settings.host,
             here,
             world_size,
-        )
-
-
-def _warn_of_open_rendezvous() -> None:
-    """torchrun's c10d rendezvous unpickles what anybody on the network may write, and tells its workers nothing of it.
-
-    What was asked for stands in torchrun's command line, or in PET_ variables, which its workers inherit.
-    """
-    launcher = ""
-    with contextlib.suppress(OSError):
-        launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-    asked = os.environ.get("PET_STANDALONE", "0") != "0" or os.environ.get("PET_RDZV_BACKEND", "static") != "static"
-    if asked or _DYNAMIC_RENDEZVOUS.search(launcher):
-        _log.warning(
-            "torchrun's dynamic rendezvous (c10d, etcd, --standalone) authenticates nobody: whoever reaches its port can run "
-            "code in the launcher. Use static rendezvous (--node-rank, --master-addr, --master-port); see SECURITY.md."
         )

@@ -11,6 +11,7 @@ RINGFENCE_GENERATION        default: TORCHELASTIC_RESTART_COUNT, else "0"
 RINGFENCE_INTERFACE         name or address to listen on; default: the one that reaches MASTER_ADDR, or else the store
 RINGFENCE_PORTS             "20000-20100": listen only there; default: any port
 RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that differs from what is bound
+RINGFENCE_REQUIRE           "1": refuse process groups of other backends; read by guard.py, at `import torch`
 RINGFENCE_CORE              which data plane moves the bytes; read by runtime/core.py
 
 Any other name that begins like these is an error: a policy under a misspelt name would be no policy.
@@ -60,6 +61,7 @@ KNOWN: Final = (
     "RINGFENCE_INTERFACE",
     "RINGFENCE_PORTS",
     "RINGFENCE_ADVERTISE",
+    "RINGFENCE_REQUIRE",
     CORE,
 )
 

@@ -28,12 +28,14 @@ ALLOWED: dict[str, set[str]] = {
     "control": GROUND | {"admission", "transport"},
     "join": GROUND | {"admission", "control", "evidence", "policy", "settings", "transport"},
     "runtime": GROUND | {"collectives", "control", "link", "transport"},
-    "session": GROUND | {"collectives", "join", "runtime", "settings", "transport"},
+    "rendezvous": set(),
+    "session": GROUND | {"collectives", "join", "rendezvous", "runtime", "settings", "transport"},
     "backend": {"collectives", "errors", "link", "runtime", "session"},
-    "autoload": {"backend", "errors"},
+    "guard": {"errors"},
+    "autoload": {"backend", "errors", "guard"},
     "bench": GROUND
-    | {"__init__", "admission", "backend", "collectives", "control", "join", "link", "runtime", "session", "settings"}
-    | {"transport"},
+    | {"__init__", "admission", "backend", "collectives", "control", "guard", "join", "link", "runtime", "session"}
+    | {"settings", "transport"},
     "study": {"bench", "errors", "plan"},
     "report": {"bench", "collectives", "errors", "plan"},
     "cli": GROUND

@@ -1,0 +1,176 @@
+"""Never plaintext by accident: sees every process group that this process makes, and refuses or reports unprotected ones.
+
+``RINGFENCE_REQUIRE=1`` refuses process groups of other backends, and RPC. Without it, making one while credentials of
+ringfence are configured logs a warning. torch makes all process groups in one function, which is wrapped here; the
+constructors of torch's own backends and of its RPC agent are wrapped too, for programs that call them directly. A torch
+that lacks any of them cannot be guarded: then `install` raises, and under ``RINGFENCE_REQUIRE=1`` so does ``import torch``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from ringfence.errors import ConfigurationError
+
+REQUIRE: Final = "RINGFENCE_REQUIRE"
+OURS: Final = "ringfence"
+# Whoever sets one of these expects protection. settings.py, which reads them, would be a heavy import for `import torch`.
+CONFIGURED: Final = ("RINGFENCE_SECRET_FILE", "RINGFENCE_POLICY", "RINGFENCE_CERTIFICATE_FILE")
+
+_CONSTRUCTORS: Final = (
+    "ProcessGroupGloo",
+    "ProcessGroupNCCL",
+    "ProcessGroupUCC",
+    "ProcessGroupXCCL",
+    "ProcessGroupMPI",
+)
+_FIX: Final = 'Pass backend="ringfence", or call ringfence.init() before a framework makes its own group'
+_NO_RPC: Final = "ringfence does not protect RPC: do without it, or run it in a process without " + REQUIRE
+# A second plug-in may have our name, and torch asks torchcomms before any plug-in.
+_TAKEN: Final = (
+    "torch made a {} for the backend ringfence: other code has taken its name. Unset TORCH_DISTRIBUTED_USE_TORCHCOMMS, and "
+    "uninstall other packages that register this backend"
+)
+
+_log = logging.getLogger("ringfence")
+_allowed: ContextVar[bool] = ContextVar("ringfence_plaintext_allowed", default=False)
+_required_from_start = False
+
+
+def is_required(environ: Mapping[str, str]) -> bool:
+    """Whether the environment demands that every process group is ours.
+
+    Raises:
+        ConfigurationError: The variable is neither 1 nor 0. Taking that for "no" would turn a protection off.
+    """
+    value = environ.get(REQUIRE, "0")
+    if value not in ("0", "1"):
+        raise ConfigurationError(f"{REQUIRE}={value!r}: write 1 to refuse unprotected process groups, or 0")
+    return value == "1"
+
+
+@contextlib.contextmanager
+def plaintext_allowed() -> Iterator[None]:
+    """What this thread makes meanwhile is neither refused nor reported: somebody decided that it may be unprotected."""
+    token = _allowed.set(True)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def install(is_ours: Callable[[Any], bool]) -> None:
+    """Watch all process groups from now on. From here on, unsetting ``RINGFENCE_REQUIRE`` has no effect.
+
+    Args:
+        is_ours: Whether a process group that torch made is one of ringfence.
+
+    Raises:
+        ConfigurationError: This torch has no such place to watch, or RINGFENCE_REQUIRE has an unknown value.
+    """
+    global _required_from_start
+    _required_from_start = is_required(os.environ)
+    from torch._C import _distributed_c10d
+    from torch.distributed import distributed_c10d
+
+    if getattr(distributed_c10d._new_process_group_helper, "guarded", False):
+        return
+    distributed_c10d._new_process_group_helper = _guarded_helper(distributed_c10d, is_ours)
+    for name in _CONSTRUCTORS:
+        if hasattr(_distributed_c10d, name):  # a build has those backends that it was built with
+            _guard_constructor(getattr(_distributed_c10d, name))
+    rpc = sys.modules.get("torch._C._distributed_rpc")
+    if rpc is not None and hasattr(rpc, "TensorPipeAgent"):
+        _guard_constructor(rpc.TensorPipeAgent)
+
+
+def _guarded_helper(distributed_c10d: Any, is_ours: Callable[[Any], bool]) -> Callable[..., Any]:
+    original = distributed_c10d._new_process_group_helper
+    signature = inspect.signature(original)
+    if "backend" not in signature.parameters:
+        raise ConfigurationError("this torch makes process groups in a way that ringfence does not know")
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs).arguments.get("backend")
+        names = set(distributed_c10d.BackendConfig(asked).get_device_backend_map().values())
+        if names != {OURS}:
+            _consider(f"a process group of backend {' and '.join(sorted(names))}")
+            with plaintext_allowed():  # its constructor was considered just now
+                return original(*args, **kwargs)
+        made = original(*args, **kwargs)
+        if made[0] is not distributed_c10d.GroupMember.NON_GROUP_MEMBER and not is_ours(made[0]):
+            raise ConfigurationError(_TAKEN.format(type(made[0]).__name__))
+        return made
+
+    make.guarded = True  # type: ignore[attr-defined]
+    return make
+
+
+def _guard_constructor(kind: Any) -> None:
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        _consider(f"a {kind.__name__}")
+        original(self, *args, **kwargs)
+
+    kind.__init__ = construct
+
+
+def _consider(what: str) -> None:
+    """Refuse what is unprotected, or report it, or let it pass where nobody asked for protection."""
+    if _allowed.get():
+        return
+    refuse = _required_from_start or is_required(os.environ)
+    configured = [name for name in CONFIGURED if os.environ.get(name)]
+    if not refuse and not configured:
+        return
+    called, place = _call()
+    fix = _NO_RPC if called == "init_rpc" or what.endswith("Agent") else _FIX
+    if refuse:
+        raise ConfigurationError(
+            f"{called}() at {place} asks for {what}, which is not protected, and {REQUIRE}=1 refuses it. {fix}"
+        )
+    _log.warning(
+        "%s() at %s makes %s: its traffic is NOT protected, although %s is set. %s. %s=1 makes this an error",
+        *(called, place, what, configured[0], fix, REQUIRE),
+    )
+
+
+def _call() -> tuple[str, str]:
+    """The function of torch that was called, and where: in a framework perhaps, so also where the program called that."""
+    import torch
+
+    inside = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, sys.modules["ringfence"]))
+    called, frame = "a call", inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
+        called = called if frame.f_code.co_name == "wrapper" else frame.f_code.co_name  # of torch's decorators
+        frame = frame.f_back
+    if frame is None:
+        return called, "an unknown place"
+    place, program = _place(frame), _program(frame)
+    return called, place if program in (None, place) else f"{place}, called from {program},"
+
+
+def _program(frame: FrameType | None) -> str | None:
+    """Where the script itself made the call, below any framework."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__main__":
+            return _place(frame)
+        frame = frame.f_back
+    return None
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,207 @@
+"""RINGFENCE_REQUIRE=1 refuses every unprotected process group; without it, a worker that has credentials warns of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import guard
+from ringfence.errors import ConfigurationError
+from ringfence.settings import KNOWN, new_secret_file
+
+# Every way that a program may take to an unprotected group, each in turn in one process of a world of one.
+PROGRAM = """
+import json, logging, sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import rpc
+from torch.distributed.device_mesh import init_device_mesh
+
+messages = []
+handler = logging.Handler()
+handler.emit = lambda record: messages.append(record.getMessage())
+logging.getLogger("ringfence").addHandler(handler)
+
+def bare(): dist.init_process_group()
+def by_name(): dist.init_process_group("gloo")
+def by_device(): dist.init_process_group("cpu:gloo")
+def ours_and_another(): dist.init_process_group("cpu:ringfence,cuda:gloo")
+def mesh(): init_device_mesh("cpu", (1,))
+def by_hand(): dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+def dist2():
+    from torch.distributed import _dist2
+    _dist2.new_group("gloo", timedelta(seconds=10), "cpu")
+def remote_calls(): rpc.init_rpc("worker", rank=0, world_size=1)
+
+WAYS = [bare, by_name, by_device, ours_and_another, mesh, by_hand, dist2, remote_calls]
+answers = {}
+for way in WAYS:
+    messages.clear()
+    try:
+        way()
+        answers[way.__name__] = ["made", *messages]
+    except Exception as error:
+        answers[way.__name__] = [type(error).__name__, str(error)]
+    if way is remote_calls and answers["remote_calls"][0] == "made":
+        rpc.shutdown()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+messages.clear()
+dist.init_process_group("ringfence")
+sub = dist.new_group([0], backend="gloo")
+dist.all_reduce(torch.ones(3), group=sub)
+answers["inside ours"] = [type(sub).__name__, *messages]
+dist.destroy_process_group()
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guard")
+    new_secret_file(folder / "secret")
+    (folder / "train.py").write_text(PROGRAM)
+    return folder
+
+
+def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("RINGFENCE_", "TORCH_"))}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    command = (sys.executable, *command)
+    return subprocess.run(
+        command, cwd=folder, env=bare | world | variables, capture_output=True, text=True, timeout=120
+    )
+
+
+def answers(folder: Path, **variables: str) -> dict[str, list[Any]]:
+    done = run(folder, "train.py", RINGFENCE_SECRET_FILE=str(folder / "secret"), **variables)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+UNPROTECTED = ["bare", "by_name", "by_device", "ours_and_another", "mesh", "by_hand", "dist2", "remote_calls"]
+
+
+@pytest.fixture(scope="module")
+def refused(folder: Path) -> dict[str, list[Any]]:
+    return answers(folder, RINGFENCE_REQUIRE="1")
+
+
+@pytest.fixture(scope="module")
+def warned(folder: Path) -> dict[str, list[Any]]:
+    return answers(folder)
+
+
+@pytest.mark.parametrize("way", UNPROTECTED)
+def test_an_unprotected_group_is_refused_naming_the_call_and_the_fix(way: str, refused: dict[str, list[Any]]) -> None:
+    kind, message = refused[way]
+    assert kind == "ConfigurationError", message
+    assert "train.py:" in message and "RINGFENCE_REQUIRE=1 refuses it" in message
+    assert ("ringfence does not protect RPC" if way == "remote_calls" else 'backend="ringfence"') in message
+
+
+@pytest.mark.parametrize(
+    ("way", "call"), [("bare", "init_process_group"), ("mesh", "init_device_mesh"), ("remote_calls", "init_rpc")]
+)
+def test_the_call_named_is_the_one_that_the_program_made(way: str, call: str, refused: dict[str, list[Any]]) -> None:
+    assert refused[way][1].startswith(f"{call}() at ")
+
+
+@pytest.mark.parametrize("way", [way for way in UNPROTECTED if way != "ours_and_another"])
+def test_an_unprotected_group_is_reported_once_where_credentials_are_set(
+    way: str, warned: dict[str, list[Any]]
+) -> None:
+    made, *messages = warned[way]
+    assert made == "made"
+    message, *more = [each for each in messages if "NOT protected" in each]
+    assert len(more) == (1 if way == "remote_calls" else 0)  # RPC makes a group of Gloo, and its agent
+    assert "train.py:" in message and "although RINGFENCE_SECRET_FILE is set" in message
+
+
+@pytest.mark.parametrize("mode", ["refused", "warned"])
+def test_groups_inside_ours_are_ours_and_nothing_is_said(mode: str, request: pytest.FixtureRequest) -> None:
+    kind, *messages = request.getfixturevalue(mode)["inside ours"]
+    assert kind == "RingfenceProcessGroup"
+    assert not [each for each in messages if "protected" in each]
+
+
+def test_nothing_is_said_where_nobody_asked_for_protection(folder: Path) -> None:
+    done = run(folder, "-c", "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier()")
+    assert done.returncode == 0, done.stderr
+    assert "ringfence" not in done.stderr
+
+
+def test_unsetting_the_variable_in_the_program_changes_nothing(folder: Path) -> None:
+    program = (
+        "import os, torch.distributed as dist\ndel os.environ['RINGFENCE_REQUIRE']\ndist.init_process_group('gloo')\n"
+    )
+    done = run(folder, "-c", program, RINGFENCE_REQUIRE="1")
+    assert done.returncode != 0 and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
+
+
+def test_setting_it_in_the_program_works_too(folder: Path) -> None:
+    program = (
+        "import os, torch.distributed as dist\nos.environ['RINGFENCE_REQUIRE'] = '1'\ndist.init_process_group('gloo')\n"
+    )
+    done = run(folder, "-c", program)
+    assert done.returncode != 0 and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
+
+
+def test_a_value_that_is_neither_1_nor_0_fails_import_torch(folder: Path) -> None:
+    done = run(folder, "-c", "import torch; print('imported')", RINGFENCE_REQUIRE="")
+    assert done.returncode != 0 and "imported" not in done.stdout
+    assert "RINGFENCE_REQUIRE='': write 1" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["yes", "", "true", "01", " 1"])
+def test_only_1_and_0_are_values(value: str) -> None:
+    with pytest.raises(ConfigurationError, match="write 1 to refuse unprotected process groups, or 0"):
+        guard.is_required({guard.REQUIRE: value})
+    assert [guard.is_required(environ) for environ in ({}, {guard.REQUIRE: "0"}, {guard.REQUIRE: "1"})] == [0, 0, 1]
+
+
+# What torch does at the end of `import torch`, here after a change to torch that ringfence does not know.
+UNKNOWN_TORCH = """
+import torch.distributed.distributed_c10d as c10d, torch
+def _new_process_group_helper(*anything): pass
+c10d._new_process_group_helper = _new_process_group_helper
+torch._import_device_backends()
+print('imported')
+"""
+
+
+def test_a_torch_that_cannot_be_guarded_fails_to_import_if_required(folder: Path) -> None:
+    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = run(folder, "-c", UNKNOWN_TORCH, RINGFENCE_REQUIRE="1", **variables)
+    assert done.returncode != 0 and "imported" not in done.stdout
+    assert "makes process groups in a way that ringfence does not know" in done.stderr
+    done = run(folder, "-c", UNKNOWN_TORCH, **variables)
+    assert done.returncode == 0 and "imported" in done.stdout and "could not be registered" in done.stderr
+
+
+TAKEN = """
+import torch.distributed as dist
+dist.Backend.register_backend("other", lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size))
+dist.Backend._plugins["RINGFENCE"] = dist.Backend._plugins["OTHER"]
+dist.init_process_group("ringfence")
+print("made")
+"""
+
+
+def test_a_group_that_other_code_makes_under_our_name_is_refused(folder: Path) -> None:
+    done = run(folder, "-c", TAKEN)
+    assert done.returncode != 0 and "made" not in done.stdout
+    assert "other code has taken its name" in done.stderr
+
+
+def test_every_name_that_the_guard_reads_is_a_setting() -> None:
+    assert {guard.REQUIRE, *guard.CONFIGURED} <= set(KNOWN)
