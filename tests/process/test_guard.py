@@ -203,5 +203,25 @@ def test_a_group_that_other_code_makes_under_our_name_is_refused(folder: Path) -
     assert "other code has taken its name" in done.stderr
 
 
+CHECKPOINT = """
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+if __name__ == "__main__":
+    dist.init_process_group("ringfence")
+    try:
+        kind = AsyncCheckpointerType.PROCESS
+        dcp.async_save({"a": torch.ones(4)}, checkpoint_id="saved", async_checkpointer_type=kind).result(timeout=60)
+    finally:
+        dist.destroy_process_group()
+"""
+
+
+def test_the_process_of_an_asynchronous_checkpoint_makes_no_gloo_group(folder: Path) -> None:
+    (folder / "checkpoint.py").write_text(CHECKPOINT)
+    done = run(folder, "checkpoint.py", RINGFENCE_REQUIRE="1", RINGFENCE_SECRET_FILE=str(folder / "secret"))
+    assert done.returncode != 0 and not list(folder.glob("saved/*.distcp"))
+    assert "ConfigurationError" in done.stderr and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
+
+
 def test_every_name_that_the_guard_reads_is_a_setting() -> None:
     assert {guard.REQUIRE, *guard.CONFIGURED} <= set(KNOWN)
