@@ -27,13 +27,7 @@ OURS: Final = "ringfence"
 # Whoever sets one of these expects protection. settings.py, which reads them, would be a heavy import for `import torch`.
 CONFIGURED: Final = ("RINGFENCE_SECRET_FILE", "RINGFENCE_POLICY", "RINGFENCE_CERTIFICATE_FILE")
 
-_CONSTRUCTORS: Final = (
-    "ProcessGroupGloo",
-    "ProcessGroupNCCL",
-    "ProcessGroupUCC",
-    "ProcessGroupXCCL",
-    "ProcessGroupMPI",
-)
+_HARMLESS: Final = "FakeProcessGroup"  # sends nothing
 _FIX: Final = 'Pass backend="ringfence", or call ringfence.init() before a framework makes its own group'
 _NO_RPC: Final = "ringfence does not protect RPC: do without it, or run it in a process without " + REQUIRE
 # A second plug-in may have our name, and torch asks torchcomms before any plug-in.
@@ -86,9 +80,10 @@ def install(is_ours: Callable[[Any], bool]) -> None:
     if getattr(distributed_c10d._new_process_group_helper, "guarded", False):
         return
     distributed_c10d._new_process_group_helper = _guarded_helper(distributed_c10d, is_ours)
-    for name in _CONSTRUCTORS:
-        if hasattr(_distributed_c10d, name):  # a build has those backends that it was built with
-            _guard_constructor(getattr(_distributed_c10d, name))
+    backends = {_distributed_c10d.Backend, _distributed_c10d.ProcessGroup}
+    for name, kind in vars(_distributed_c10d).items():  # each build of torch has other backends
+        if isinstance(kind, type) and backends & {*kind.__mro__[1:]} and name != _HARMLESS:
+            _guard_constructor(kind)
     rpc = sys.modules.get("torch._C._distributed_rpc")
     if rpc is not None and hasattr(rpc, "TensorPipeAgent"):
         _guard_constructor(rpc.TensorPipeAgent)
@@ -137,13 +132,13 @@ def _consider(what: str) -> None:
     if not refuse and not configured:
         return
     called, place = _call()
-    fix = _NO_RPC if called == "init_rpc" or what.endswith("Agent") else _FIX
+    fix = _NO_RPC if called == "init_rpc()" or what.endswith("Agent") else _FIX
     if refuse:
         raise ConfigurationError(
-            f"{called}() at {place} asks for {what}, which is not protected, and {REQUIRE}=1 refuses it. {fix}"
+            f"{called} at {place} asks for {what}, which is not protected, and {REQUIRE}=1 refuses it. {fix}"
         )
     _log.warning(
-        "%s() at %s makes %s: its traffic is NOT protected, although %s is set. %s. %s=1 makes this an error",
+        "%s at %s makes %s: its traffic is NOT protected, although %s is set. %s. %s=1 makes this an error",
         *(called, place, what, configured[0], fix, REQUIRE),
     )
 
@@ -152,10 +147,11 @@ def _call() -> tuple[str, str]:
     """The function of torch that was called, and where: in a framework perhaps, so also where the program called that."""
     import torch
 
-    inside = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, sys.modules["ringfence"]))
+    inside = f"{Path(str(torch.__file__)).parent}{os.sep}"
     called, frame = "a call", inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(inside):
-        called = called if frame.f_code.co_name == "wrapper" else frame.f_code.co_name  # of torch's decorators
+    while frame is not None and frame.f_code.co_filename.startswith((inside, __file__)):
+        if frame.f_code.co_filename != __file__ and frame.f_code.co_name != "wrapper":  # of torch's decorators
+            called = f"{frame.f_code.co_name}()"
         frame = frame.f_back
     if frame is None:
         return called, "an unknown place"

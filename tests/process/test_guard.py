@@ -110,7 +110,13 @@ def test_an_unprotected_group_is_refused_naming_the_call_and_the_fix(way: str, r
 
 
 @pytest.mark.parametrize(
-    ("way", "call"), [("bare", "init_process_group"), ("mesh", "init_device_mesh"), ("remote_calls", "init_rpc")]
+    ("way", "call"),
+    [
+        ("bare", "init_process_group"),
+        ("mesh", "init_device_mesh"),
+        ("remote_calls", "init_rpc"),
+        ("dist2", "new_group"),
+    ],
 )
 def test_the_call_named_is_the_one_that_the_program_made(way: str, call: str, refused: dict[str, list[Any]]) -> None:
     assert refused[way][1].startswith(f"{call}() at ")
@@ -221,6 +227,15 @@ def test_the_process_of_an_asynchronous_checkpoint_makes_no_gloo_group(folder: P
     done = run(folder, "checkpoint.py", RINGFENCE_REQUIRE="1", RINGFENCE_SECRET_FILE=str(folder / "secret"))
     assert done.returncode != 0 and not list(folder.glob("saved/*.distcp"))
     assert "ConfigurationError" in done.stderr and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
+
+
+def test_every_backend_that_this_torch_brings_is_guarded() -> None:
+    from torch._C import _distributed_c10d
+
+    names = {name for name in vars(_distributed_c10d) if name.startswith("ProcessGroup")} - {"ProcessGroup"}
+    assert "ProcessGroupGloo" in names
+    for name in names:
+        assert hasattr(getattr(_distributed_c10d, name).__init__, "__wrapped__"), name
 
 
 def test_every_name_that_the_guard_reads_is_a_setting() -> None:
