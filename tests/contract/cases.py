@@ -56,7 +56,7 @@ class Case:
 
 
 def means_something(row: dict[str, Any]) -> bool:
-    """Whether an operation is defined for a type: complex numbers have no order, floats no bits, integers no average."""
+    """Whether an operation is defined for a type: complex numbers have no order, floats no bits, booleans no average."""
     dtype, op = row.get("dtype"), row.get("op")
     if dtype is None or op is None:
         return True
@@ -64,7 +64,7 @@ def means_something(row: dict[str, Any]) -> bool:
         return op in ("SUM", "AVG")
     if dtype in FLOATS:
         return op not in BITWISE
-    return bool(op != "AVG")
+    return not (op == "AVG" and dtype == "bool")
 
 
 def pairwise_cases() -> list[Case]:

@@ -41,13 +41,15 @@ def table(dtype: torch.dtype, op: str) -> Tensor:
 
 
 def combine(op: str, dtype: torch.dtype, operands: Sequence[Tensor]) -> Tensor:
-    """Plain torch's reduction. Floats in double precision; a sum of booleans is their disjunction."""
+    """Plain torch's reduction. Floats in double precision; a sum of booleans is their disjunction; averages of integers
+    are rounded toward zero, and right also where the sum is beyond the type."""
     if dtype == torch.bool:
         step = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}.get(op, op)
         wide = list(operands)
     else:
         step = "SUM" if op == "AVG" else op
-        kind = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+        whole = torch.int64 if op == "AVG" else dtype
+        kind = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else whole
         wide = [operand.to(kind) for operand in operands]
     steps: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "SUM": torch.add,
@@ -61,7 +63,9 @@ def combine(op: str, dtype: torch.dtype, operands: Sequence[Tensor]) -> Tensor:
     total = wide[0]
     for operand in wide[1:]:
         total = steps[step](total, operand)
-    return (total / len(operands) if op == "AVG" else total).to(dtype)
+    if op == "AVG":
+        total = total.div(len(operands), rounding_mode="trunc" if total.dtype == torch.int64 else None)
+    return total.to(dtype)
 
 
 class Setting:

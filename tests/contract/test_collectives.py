@@ -79,6 +79,51 @@ def test_an_average_is_right_where_the_sum_is_beyond_its_type(pool: Pool, world:
     pool.check(average_of_what_cannot_be_summed, world, "ringfence")
 
 
+INTEGER_TYPES = ("uint8", "int8", "int32", "int64")
+
+
+def averages_of_integers(divide: bool) -> list[list[int]]:
+    """Sums as small as they must be to fit, negative ones and such that the world does not divide. `divide`: as libraries
+    that know of no AVG in Gloo compute it, by a sum that is divided as floats and copied back."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    results = []
+    for name in INTEGER_TYPES:
+        values = torch.arange(60) + rank if name == "uint8" else torch.arange(-30, 30) + rank
+        tensor = values.to(getattr(torch, name))
+        dist.all_reduce(tensor, op=dist.ReduceOp.SUM if divide else dist.ReduceOp.AVG)
+        results.append((tensor.copy_(tensor / world) if divide else tensor).tolist())
+    return results
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_integer_averages_equal_a_divided_sum_on_gloo(pool: Pool, world: int) -> None:
+    expected = pool.check(averages_of_integers, world, "gloo", (True,))
+    assert any(value < 0 for value in expected[0][-1])
+    assert pool.check(averages_of_integers, world, "ringfence", (False,)) == expected
+
+
+def averages_of_large_integers() -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        ends = torch.iinfo(dtype)
+        for value in (ends.max, ends.min):
+            for count in (3, 200_000):
+                mine = torch.full((count,), value, dtype=dtype)
+                dist.all_reduce(mine, op=dist.ReduceOp.AVG)
+                assert bool((mine == value).all()), (dtype, value, mine[0])
+            given, part = torch.full((world * 5,), value, dtype=dtype), torch.empty(5, dtype=dtype)
+            dist.reduce_scatter_tensor(part, given, op=dist.ReduceOp.AVG)
+            assert bool((part == value).all()) and bool((given == value).all())
+            whole = torch.full((5,), value, dtype=dtype)
+            dist.reduce(whole, 0, op=dist.ReduceOp.AVG)
+            assert bool((whole == value).all()), rank
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_average_of_short_integers_cannot_overflow(pool: Pool, world: int) -> None:
+    pool.check(averages_of_large_integers, world, "ringfence")
+
+
 def test_no_entry_of_the_table_is_idle() -> None:
     cases = [*every_type(3), *every_view(3)]
     assert all(any(difference(case) is entry for case in cases) for entry in DIFFERENCES)

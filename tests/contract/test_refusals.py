@@ -47,6 +47,16 @@ def premultiplied_sum() -> None:
     dist.all_reduce(torch.ones(4), op=dist._make_nccl_premul_sum(2.0))
 
 
+def average_of_booleans() -> None:
+    dist.all_reduce(torch.ones(4, dtype=torch.bool), op=dist.ReduceOp.AVG)
+
+
+def scattered_average_of_another_type() -> None:
+    world = dist.get_world_size()
+    out, given = torch.empty(4, dtype=torch.int32), torch.ones(4 * world, dtype=torch.int64)
+    dist.reduce_scatter_tensor(out, given, op=dist.ReduceOp.AVG)
+
+
 def tag_below_zero() -> None:
     peer = (dist.get_rank() + 1) % dist.get_world_size()
     dist.isend(torch.ones(4), peer, tag=-1)
@@ -61,6 +71,8 @@ REFUSALS: tuple[Callable[[], None], ...] = (
     even_split_not_possible,
     root_outside_the_group,
     premultiplied_sum,
+    average_of_booleans,
+    scattered_average_of_another_type,
     tag_below_zero,
 )
 

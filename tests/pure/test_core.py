@@ -277,3 +277,14 @@ def test_the_average_divides() -> None:
     ]
     world.run(operations)
     assert tensors[0].tolist() == tensors[1].tolist() == [4.0] * 5
+
+
+def test_the_average_of_integers_is_rounded_toward_zero() -> None:
+    world = World(2)
+    tensors = [torch.tensor([-7, -1, 0, 1, 7]) + rank for rank in range(2)]  # sums: -13, -1, 1, 3, 15
+    operations = [
+        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank], operation=dist.ReduceOp.AVG))
+        for rank in range(2)
+    ]
+    world.run(operations)
+    assert tensors[0].tolist() == tensors[1].tolist() == [-6, 0, 0, 1, 7]

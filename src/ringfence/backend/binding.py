@@ -29,6 +29,7 @@ _COMBINE: dict[str, Callable[..., Any]] = {
 }
 _BITWISE = ("band", "bor", "bxor")
 _NOT_REDUCED = ("uint16", "uint32", "uint64", "complex32")
+_SHORT_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 Copy = tuple[torch.Tensor, torch.Tensor, Lease | None]  # to, from, and the lease of the one that is the caller's
@@ -39,13 +40,15 @@ class Staging:
 
     A strided tensor is copied in when its collective begins and not when it is called, because an earlier call that is
     still under way may be about to write it; and it is copied back before anybody is told that the call has ended. What a
-    worker contributes is also copied where it is divided before it leaves (`share_of`).
+    worker contributes is also copied where it is divided before it leaves (`share_of`), and where it is reduced in another
+    dtype than its own (`wide_dtype`).
     """
 
-    __slots__ = ("_back", "_in", "_share")
+    __slots__ = ("_back", "_dtype", "_in", "_share")
 
-    def __init__(self, share: int = 1) -> None:
+    def __init__(self, share: int = 1, dtype: torch.dtype | None = None) -> None:
         self._share = share
+        self._dtype = dtype
         self._in: list[Copy] = []
         self._back: list[Copy] = []
 
@@ -77,9 +80,10 @@ class Staging:
         if isinstance(tensor, AsyncCollectiveTensor):  # what a functional collective returned: its result
             tensor = tensor.trigger_wait()
         plain = tensor.detach()
-        if plain.is_contiguous() and not (plain.is_conj() or plain.is_neg() or share > 1):
+        dtype = self._dtype or plain.dtype
+        if plain.is_contiguous() and not (plain.is_conj() or plain.is_neg() or share > 1 or dtype is not plain.dtype):
             return plain, plain
-        return plain, torch.empty(plain.shape, dtype=plain.dtype, device="cpu")
+        return plain, torch.empty(plain.shape, dtype=dtype, device="cpu")
 
     @property
     def before(self) -> Callable[[], None] | None:
@@ -165,14 +169,19 @@ def reduction_of(operation: Any, dtype: torch.dtype) -> tuple[int, Callable[...,
         raise UnsupportedError(f"a bitwise reduction of {dtype} has no meaning")
     if name in ("min", "max") and dtype.is_complex:
         raise UnsupportedError("complex numbers have no order: min and max are not defined")
-    if name == "avg" and not (dtype.is_floating_point or dtype.is_complex):
-        raise UnsupportedError(f"an average of {dtype} would be rounded; reduce with SUM and divide")
+    if name == "avg" and dtype is torch.bool:
+        raise UnsupportedError("booleans have no average; convert the tensor first")
     return REDUCTIONS.index(name), _COMBINE[name], name == "avg" and dtype is not torch.float16
 
 
 def share_of(operation: Any, dtype: torch.dtype, size: int) -> int:
     """What a worker divides its contribution by: an average may fit float16, which ends at 65504, where the sum does not."""
     return size if dtype is torch.float16 and _reduction_name(operation) == "avg" else 1
+
+
+def wide_dtype(operation: Any, dtype: torch.dtype) -> torch.dtype | None:
+    """The dtype to reduce in, if it is another: the average of short integers always fits them, their sum may not."""
+    return torch.int64 if dtype in _SHORT_INTEGERS and _reduction_name(operation) == "avg" else None
 
 
 _NAMES = {

@@ -8,7 +8,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from ringfence.backend.base import GroupBase, one
-from ringfence.backend.binding import Staging, bytes_of, even_parts, same_layout, share_of
+from ringfence.backend.binding import Staging, bytes_of, even_parts, same_layout, share_of, wide_dtype
 from ringfence.backend.overloads import listed, listed_with, options_of
 from ringfence.backend.sparse import sparse_all_reduce
 from ringfence.backend.work import RingfenceWork
@@ -38,7 +38,8 @@ class CollectiveMethods(GroupBase):
 
     def _stage(self, tensor: torch.Tensor, options: Any) -> Staging:
         """For what is reduced."""
-        return Staging(share_of(options.reduceOp, tensor.dtype, self._count))
+        reduction, dtype = options.reduceOp, tensor.dtype
+        return Staging(share_of(reduction, dtype, self._count), wide_dtype(reduction, dtype))
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any = None) -> RingfenceWork:
         return self._together([self.allreduce([tensor], options) for tensor in tensors])
@@ -193,6 +194,7 @@ class CollectiveMethods(GroupBase):
         works = []
         for out, tensors in zip(outputs, inputs, strict=True):
             self._expect_one_per_rank(tensors, "input")
+            same_layout([out, *tensors])
             stage = self._stage(out, options)
             works.append(self._reduce_scatter(stage, out, [stage.input(tensor) for tensor in tensors], options))
         return works[0] if len(works) == 1 else self._together(works)
@@ -202,7 +204,6 @@ class CollectiveMethods(GroupBase):
     ) -> RingfenceWork:
         if tensors[self._mine].numel() != out.numel():
             raise ValueError(f"reduce_scatter: input {self._mine} and the output differ in size")
-        same_layout([out, *tensors])
         total = sum(tensor.numel() for tensor in tensors)
         return self._submit(
             Collective.REDUCE_SCATTER,
@@ -212,7 +213,7 @@ class CollectiveMethods(GroupBase):
             [out],
             reduction=options.reduceOp,
             elements=total,
-            weight=total * out.element_size(),
+            weight=total * tensors[0].element_size(),
             even=all(tensor.numel() == out.numel() for tensor in tensors),
         )
 
@@ -221,6 +222,7 @@ class CollectiveMethods(GroupBase):
             raise ValueError(
                 f"reduce_scatter: the input ({tensor.numel()}) is not {self._count} outputs ({out.numel()}) long"
             )
+        same_layout([out, tensor])
         options = options or c10d.ReduceScatterOptions()
         stage = self._stage(out, options)
         return self._reduce_scatter(stage, out, even_parts(stage.input(tensor), self._count), options)

@@ -102,9 +102,15 @@ def combine_bytes(combine: Any, dtype: torch.dtype, left: memoryview, right: mem
     combine(as_tensor(left, dtype), as_tensor(right, dtype), out=as_tensor(target, dtype))
 
 
+def divide(tensor: torch.Tensor, divisor: int) -> None:
+    """An average's last step, in place. An average of integers is rounded toward zero, as NCCL rounds it."""
+    exact = tensor.is_floating_point() or tensor.is_complex()
+    tensor.div_(divisor, rounding_mode=None if exact else "trunc")
+
+
 def divide_bytes(dtype: torch.dtype, target: memoryview, divisor: int) -> None:
-    """An average's last step, over bytes."""
-    as_tensor(target, dtype).div_(divisor)
+    """The same, over bytes."""
+    divide(as_tensor(target, dtype), divisor)
 
 
 def scratch(length: int) -> tuple[memoryview, Any]:

@@ -27,7 +27,7 @@ from ringfence.link.frames import (
     pack_header_into,
 )
 from ringfence.link.segments import segment_bytes, segment_count
-from ringfence.runtime.memory import Segment, as_tensor, lease_of
+from ringfence.runtime.memory import Segment, as_tensor, divide, lease_of
 
 if TYPE_CHECKING:
     import torch
@@ -163,7 +163,7 @@ class Run:
                 self._check(step.other)
                 self._bytes(step.chunk, segment)[:] = self._bytes(step.other, segment)
             else:
-                self._tensor(step.chunk, segment).div_(self._group.size)
+                divide(self._tensor(step.chunk, segment), self._group.size)
                 self._check(step.chunk)
             self._advance(index)
 
