@@ -1,7 +1,8 @@
 """ringfence: a torch.distributed backend for networks and clouds you do not trust.
 
 Importing this does nothing and needs no torch: the backend registers itself through torch's own plug-in entry point
-(`autoload.py`), so a training script says ``backend="ringfence"`` and imports nothing.
+(`autoload.py`), so a training script says ``backend="ringfence"`` and imports nothing. Where a framework chooses the
+backend, ``ringfence.init()`` makes the group first; ``ringfence.assert_sealed()`` checks that all groups are ringfence's.
 """
 
 from ringfence.errors import (
@@ -17,6 +18,7 @@ from ringfence.errors import (
     RingfenceError,
     UnsupportedError,
 )
+from ringfence.groups import assert_sealed, init
 
 __version__ = "0.1.0"
 
@@ -33,4 +35,6 @@ __all__ = [
     "RingfenceError",
     "UnsupportedError",
     "__version__",
+    "assert_sealed",
+    "init",
 ]

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "ringfence"
 
 GROUND = {"errors", "keys"}
 ALLOWED: dict[str, set[str]] = {
-    "__init__": {"errors"},
+    "__init__": {"errors", "groups"},
     "errors": set(),
     "keys": {"errors"},
     "link": GROUND,
@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "backend": {"collectives", "errors", "link", "runtime", "session"},
     "guard": {"errors"},
     "autoload": {"backend", "errors", "guard"},
+    "groups": {"autoload", "backend", "errors"},
     "bench": GROUND
     | {"__init__", "admission", "backend", "collectives", "control", "guard", "join", "link", "runtime", "session"}
     | {"settings", "transport"},

@@ -1,0 +1,67 @@
+"""One line for scripts of frameworks that choose a backend themselves, and a check that nothing goes around ringfence."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from ringfence.errors import ConfigurationError
+
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def init(timeout: timedelta | None = None) -> None:
+    """Make the default process group with backend "ringfence", from the environment that torchrun sets.
+
+    Call it before a framework makes a group: Accelerate, Hugging Face's Trainer, DeepSpeed and torchtitan use the default
+    group if there is one. If it exists and is ringfence's, nothing happens.
+
+    Args:
+        timeout: The group's timeout; torch's default is half an hour. Timeouts that are set in a framework do not apply
+            to a group that exists.
+
+    Raises:
+        ConfigurationError: The default group is another backend's, or the variables that torchrun sets are missing.
+    """
+    import torch.distributed as dist
+
+    from ringfence import autoload
+
+    if dist.is_initialized():
+        _check(dist.group.WORLD, "the default process group", "call ringfence.init() before whatever made it")
+        return
+    missing = [name for name in _ENVIRONMENT if name not in os.environ]
+    if missing:
+        raise ConfigurationError(f"{', '.join(missing)} must be set: start the script with torchrun")
+    autoload.register()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from it
+    dist.init_process_group("ringfence", timeout=timeout)
+
+
+def assert_sealed() -> None:
+    """Check that every process group of this process is ringfence's. Call it when the framework has set everything up.
+
+    It sees the groups that torch lists, which are those made by `init_process_group`, `new_group` and meshes.
+    ``RINGFENCE_REQUIRE=1`` also refuses those that are made later, or by hand.
+
+    Raises:
+        ConfigurationError: There is no process group, or one is another backend's; the message names it.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        raise ConfigurationError("there is no process group: nothing is sent, and nothing is sealed")
+    _check(dist.group.WORLD, "the default process group", "call ringfence.init() before whatever made it")
+    for group in dist.distributed_c10d._world.pg_map:
+        _check(group, f"the process group {group.group_name}", "RINGFENCE_REQUIRE=1 names the call that made it")
+
+
+def _check(group: Any, what: str, advice: str) -> None:
+    import torch.distributed as dist
+
+    from ringfence.backend import RingfenceProcessGroup
+
+    if not isinstance(group, RingfenceProcessGroup):
+        raise ConfigurationError(
+            f"{what} is of backend {dist.get_backend(group)}: its traffic is not protected; {advice}"
+        )
