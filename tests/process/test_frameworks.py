@@ -1,0 +1,116 @@
+"""The examples for frameworks train over sealed links, with the losses that Gloo gives; without their lines they are refused.
+
+By default the two that need least are run; ``--full`` runs them all, and needs `scripts/install --frameworks`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringfence.settings import new_secret_file
+
+FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
+ALL = sorted(file.stem.removeprefix("train_") for file in FOLDER.glob("train_*.py"))
+CHEAP = ["accelerate", "mesh"]
+NAMES = {"fabric", "lightning", "ray"}  # these take the backend by its name; the others use the group that there is
+NEEDS_A_GROUP = {"torchtitan"}  # would ask for NCCL
+SECONDS = 280  # DeepSpeed compiles an operator when it is first used
+
+# Nothing is downloaded, and nothing leaves the machine: in here there is only a loopback.
+ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+LAUNCHER = "--nnodes 1 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --nproc-per-node"
+PYTHON = Path(sys.executable).parent
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "name" in metafunc.fixturenames:
+        full = metafunc.config.getoption("--full")
+        refused = metafunc.function is test_an_example_without_its_lines_is_refused
+        names = ALL if full else CHEAP[:1] if refused else CHEAP  # test_guard.py has the refused mesh
+        workers = [4 if full and name == "mesh" else 2 for name in names]  # two of each dimension
+        metafunc.parametrize(("name", "workers"), zip(names, workers, strict=True), ids=names)
+
+
+def source_of(name: str) -> str:
+    return (FOLDER / f"train_{name}.py").read_text()
+
+
+def without_ringfence(name: str, group: str = "") -> str:
+    """The script as it was before: its lines for ringfence are taken out. `group`: what is put in the place of init()."""
+    text = re.sub(r"^( *)ringfence\.init\(\).*$", rf"\1{group}", source_of(name), flags=re.MULTILINE)
+    text = re.sub(r"^( *)ringfence\.assert_sealed\(\)$", r"\1pass", text, flags=re.MULTILINE)
+    text = text.replace('"ringfence"', '"gloo"')
+    assert text != source_of(name)
+    return text
+
+
+def run(name: str, workers: int, text: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The script under its launcher, in a namespace of its own."""
+    script, secret = folder / f"train_{name}.py", folder / "secret"
+    script.write_text(text)
+    if not secret.exists():
+        new_secret_file(secret)
+    bare = {key: value for key, value in os.environ.items() if not key.startswith(("RINGFENCE_", "TORCH_", "RAY_"))}
+    environment = bare | {
+        "PATH": f"{PYTHON}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TORCH_EXTENSIONS_DIR": str(folder.parent / "extensions"),  # where DeepSpeed keeps what it has compiled
+        "RINGFENCE_SECRET_FILE": str(secret),
+    }
+    torchrun = (str(PYTHON / "torchrun"), *LAUNCHER.split(), str(workers))
+    launcher = (sys.executable,) if name == "ray" else torchrun
+    return subprocess.run(
+        [*ALONE, *launcher, str(script)],
+        cwd=folder,
+        env=environment | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+def losses(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """By epoch or step, to six digits. Ray prints each line twice."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = dict(re.findall(r"(epoch \d+|step \d+): loss (\d\.\d{6})", done.stdout + done.stderr))
+    values = [float(loss) for loss in found.values()]
+    assert len(values) >= 3 and values[-1] < values[0], done.stdout
+    return found
+
+
+def test_an_example_trains_sealed_with_the_losses_of_gloo(name: str, workers: int, tmp_path: Path) -> None:
+    sealed = run(name, workers, source_of(name), tmp_path, RINGFENCE_REQUIRE="1")
+    assert f"ringfence: {workers} workers" in sealed.stdout + sealed.stderr, sealed.stderr
+    group = '__import__("torch").distributed.init_process_group("gloo")' if name in NEEDS_A_GROUP else "pass"
+    gloo = run(name, workers, without_ringfence(name, group), tmp_path)
+    assert "NOT protected, although RINGFENCE_SECRET_FILE is set" in gloo.stdout + gloo.stderr
+    assert f"ringfence: {workers} workers" not in gloo.stdout + gloo.stderr
+    assert losses(sealed) == losses(gloo)
+
+
+def test_an_example_without_its_lines_is_refused(name: str, workers: int, tmp_path: Path) -> None:
+    done = run(name, workers, without_ringfence(name, "pass"), tmp_path, RINGFENCE_REQUIRE="1")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0, said
+    assert "which is not protected, and RINGFENCE_REQUIRE=1 refuses it" in said
+    assert not re.search(r"loss \d", said)
+
+
+def test_an_example_asserts_that_it_is_sealed_and_names_ringfence_in_one_line_more() -> None:
+    assert set(CHEAP) <= set(ALL) and len(ALL) == 8
+    for name in ALL:
+        lines = [line.strip() for line in source_of(name).split('"""', 2)[2].splitlines() if "ringfence" in line]
+        rest = [line for line in lines if line not in ("import ringfence", "ringfence.assert_sealed()")]
+        assert len(rest) == 1, name
+        assert ('backend="ringfence"' if name in NAMES else "ringfence.init()  # before") in rest[0]
+        assert "ringfence.assert_sealed()" in lines and len(source_of(name).splitlines()) <= 75
