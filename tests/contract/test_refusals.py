@@ -105,3 +105,9 @@ def test_another_device_is_refused_by_name(pool: Pool) -> None:
     for error, total in pool.check(refused, 3, "ringfence", (on_another_device,)):
         assert "meta" in error
         assert total == 3
+
+
+def test_a_sum_with_a_factor_is_refused_with_what_to_do_in_fsdp2(pool: Pool) -> None:
+    for error, total in pool.check(refused, 3, "ringfence", (premultiplied_sum,)):
+        assert "PREMUL_SUM is not supported" in error and "set_force_sum_reduction_for_comms(True)" in error
+        assert total == 3

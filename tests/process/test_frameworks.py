@@ -20,12 +20,14 @@ ALL = sorted(file.stem.removeprefix("train_") for file in FOLDER.glob("train_*.p
 CHEAP = ["accelerate", "mesh"]
 NAMES = {"fabric", "lightning", "ray"}  # these take the backend by its name; the others use the group that there is
 NEEDS_A_GROUP = {"torchtitan"}  # would ask for NCCL
-SECONDS = 280  # DeepSpeed compiles an operator when it is first used
+SECONDS = 400  # of one run: DeepSpeed compiles an operator when it is first used
 
 # Nothing is downloaded, and nothing leaves the machine: in here there is only a loopback.
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 LAUNCHER = "--nnodes 1 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --nproc-per-node"
 PYTHON = Path(sys.executable).parent
+
+pytestmark = pytest.mark.timeout(2 * SECONDS + 10)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,8 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         full = metafunc.config.getoption("--full")
         refused = metafunc.function is test_an_example_without_its_lines_is_refused
         names = ALL if full else CHEAP[:1] if refused else CHEAP  # test_guard.py has the refused mesh
-        workers = [4 if full and name == "mesh" else 2 for name in names]  # two of each dimension
-        metafunc.parametrize(("name", "workers"), zip(names, workers, strict=True), ids=names)
+        cases = [(name, 4 if full and name == "mesh" else 2) for name in names]  # two of each dimension
+        metafunc.parametrize(("name", "workers"), cases, ids=names)
 
 
 def source_of(name: str) -> str:

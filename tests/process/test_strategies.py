@@ -36,6 +36,7 @@ STRATEGIES: dict[Strategy, int] = {  # with the size of the world
     REPLICATED.ddp_compiled_by_inductor: 2,
     REPLICATED.zero: 2,
     SHARDED.fsdp2: 2,
+    SHARDED.fsdp2_own_divisor: 2,
     SHARDED.fsdp2_compiled: 2,
     SHARDED.fsdp1: 2,
     SHARDED.tensor_parallel: 2,

@@ -197,7 +197,11 @@ _NAMES = {
 
 
 def _reduction_name(operation: Any) -> str:
-    name = _NAMES.get(getattr(operation, "op", operation))
+    kind = getattr(operation, "op", operation)
+    name = _NAMES.get(kind)
     if name is None:
-        raise UnsupportedError("this reduction is not supported; use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR")
+        raise UnsupportedError(
+            f"{kind} is not supported; use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR. "
+            "FSDP2 with set_gradient_divide_factor() needs set_force_sum_reduction_for_comms(True)"
+        )
     return name
