@@ -111,3 +111,14 @@ def test_a_sum_with_a_factor_is_refused_with_what_to_do_in_fsdp2(pool: Pool) -> 
     for error, total in pool.check(refused, 3, "ringfence", (premultiplied_sum,)):
         assert "PREMUL_SUM is not supported" in error and "set_force_sum_reduction_for_comms(True)" in error
         assert total == 3
+
+
+def operator_around_the_group() -> None:
+    torch.ops.c10d.broadcast_([torch.ones(4)], dist.group.WORLD.boxed(), 0, 0, False, -1)
+
+
+def test_torch_operators_cannot_go_around_the_group(pool: Pool) -> None:
+    """torch's C++ operators ask a group for its backend, which has no collective of its own."""
+    for error, total in pool.check(refused, 3, "ringfence", (operator_around_the_group,)):
+        assert "Backend ringfence does not support" in error or "No backend type associated" in error
+        assert total == 3

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence.backend.binding import Staging, dtype_code, parts_of, reduction_of
+from ringfence.backend.default_backend import register_default_backend
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer, Collective, choose
 from ringfence.errors import UnsupportedError
@@ -32,6 +33,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     ) -> None:
         engine = session.engine
         super().__init__(ranks.index(engine.rank), len(ranks))
+        register_default_backend(self)
         self._session = session
         self._loop = session.loop
         self._ranks = ranks
@@ -65,12 +67,16 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     def getGroupDesc(self) -> str:
         return self._description
 
+    supports_splitting = False  # by torch; `split_group` of the group itself works
+
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> GroupBase:
         return self
+
+    get_backend = _get_backend  # its public name from torch 2.14 on
 
     def get_group_store(self) -> Any:
         return self._store
@@ -87,8 +93,12 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         pg_options: Any = None,
         group_name: str | None = None,
         group_desc: str | None = None,
+        backend: str | None = None,
     ) -> GroupBase | None:
-        """Every group that `torch.distributed.new_group` makes, whatever backend it names, has sealed links."""
+        """Every group that `torch.distributed.new_group` makes, whatever backend it names, has sealed links.
+
+        torch passes the name that the script asked for from 2.14 on.
+        """
         members = tuple(range(self._session.engine.world_size)) if ranks is None else tuple(ranks)
         if self._session.engine.rank not in members:
             return None
@@ -188,6 +198,10 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     def _end_coalescing(self, device: torch.device) -> RingfenceWork:
         works, self._coalescing = self._coalescing or [], None
         return self._together(works)
+
+    # The names that torch's C++ code calls from 2.14 on.
+    start_coalescing = _start_coalescing
+    end_coalescing = _end_coalescing
 
     # -- checks ------------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ class TransferMethods(GroupBase):
         _expect_tag(tag)
         return self._receive(tensors, None, tag)
 
+    recvAnysource = recv_anysource  # the name that torch's C++ code calls from 2.14 on
+
     def _receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> RingfenceWork:
         (tensor,) = one(tensors)
         stage = Staging()
