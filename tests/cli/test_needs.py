@@ -11,7 +11,7 @@ from tests.cli.command import installation_without, ringfence
 COLLECTIVES = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
 MEMORY = ("bench", "memory", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
 TRAIN = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1")
-TORCH = 'workers need torch: python -m pip install "torch==2.13.*"'
+TORCH = 'workers need torch: python -m pip install "torch>=2.13,<2.16"'
 TRANSFORMERS = 'models need transformers: python -m pip install "transformers>=5.0"'
 
 

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"errors", "groups"},
     "errors": set(),
     "keys": {"errors"},
+    "torch_versions": set(),
     "link": GROUND,
     "collectives": {"errors"},
     "plan": GROUND | {"collectives", "link"},
@@ -30,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": GROUND | {"collectives", "control", "link", "transport"},
     "rendezvous": set(),
     "session": GROUND | {"collectives", "join", "rendezvous", "runtime", "settings", "transport"},
-    "backend": {"collectives", "errors", "link", "runtime", "session"},
+    "backend": {"collectives", "errors", "link", "runtime", "session", "torch_versions"},
     "guard": {"errors"},
     "autoload": {"backend", "errors", "guard"},
     "groups": {"autoload", "backend", "errors"},
@@ -41,9 +42,9 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"bench", "collectives", "errors", "plan"},
     "cli": GROUND
     | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "report", "runtime", "settings"}
-    | {"study", "transport"},
+    | {"study", "torch_versions", "transport"},
 }
-PURE = ("errors", "keys", "link", "collectives", "plan", "policy", "admission")
+PURE = ("errors", "keys", "torch_versions", "link", "collectives", "plan", "policy", "admission")
 OUTSIDE = {
     "asyncio", "fcntl", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "resource",
     "secrets", "select", "selectors", "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile",

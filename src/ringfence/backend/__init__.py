@@ -6,11 +6,13 @@ asks for "gloo", is made here over the session's sealed links.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 import torch
 
+from ringfence import torch_versions
 from ringfence.backend.collective import CollectiveMethods
 from ringfence.backend.dynamo import outside_dynamo
 from ringfence.backend.transfers import TransferMethods
@@ -18,7 +20,7 @@ from ringfence.backend.work import RingfenceWork
 from ringfence.errors import ConfigurationError
 from ringfence.session import Session
 
-_OLDEST_TORCH = (2, 13)
+_log = logging.getLogger("ringfence")
 
 _session: Session | None = None
 
@@ -43,6 +45,7 @@ def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     first = not options.global_ranks_in_group or _session is None or _session.over
     if first:
+        _warn_of_untested_torch()
         if ranks != tuple(range(options.group_size)):
             raise ConfigurationError(f"the first ringfence group must hold every worker; this one holds {ranks}")
         _session = Session(options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
@@ -52,11 +55,24 @@ def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
 
 
 def _check_torch() -> None:
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < _OLDEST_TORCH:
-        raise ConfigurationError(f"ringfence needs torch 2.13 or newer; this is {torch.__version__}")
+    if torch_versions.too_old(torch.__version__):
+        oldest = ".".join(map(str, torch_versions.OLDEST))
+        raise ConfigurationError(
+            f"ringfence needs torch {oldest} or newer; this is {torch.__version__}: {torch_versions.INSTALL}"
+        )
     if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
         raise ConfigurationError("TORCH_DISTRIBUTED_USE_TORCHCOMMS bypasses process groups, and ringfence: unset it")
+
+
+def _warn_of_untested_torch() -> None:
+    """Once for each machine, where a launcher says which worker is its first."""
+    if torch_versions.untested(torch.__version__) and os.environ.get("LOCAL_RANK", "0") == "0":
+        _log.warning(
+            "torch %s is newer than the releases that ringfence is tested with (%s). If it fails: %s",
+            torch.__version__,
+            torch_versions.TESTED,
+            torch_versions.INSTALL,
+        )
 
 
 for _class in (*RingfenceProcessGroup.__mro__, RingfenceWork):

@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ringfence import torch_versions
 from ringfence.errors import EvidenceError, RingfenceError
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 SMALL_BYTES: Final = 4 * 1024  # measured beside the largest segment
 MEASURED_SECONDS: Final = 0.15  # for each size
 CPU_FLAGS: Final = ("aes", "vaes", "vpclmulqdq")  # what AES-256-GCM is fast with
-TESTED_TORCH: Final = "2.13"
 AS_IT_SAYS: Final = "change the environment as `settings` says; docs/configuration.md has every variable"
-INSTALL_TORCH: Final = f'python -m pip install "torch=={TESTED_TORCH}.*"'
 TEES: Final = {"tdx": ("Intel TDX", "dev/tdx_guest"), "snp": ("AMD SEV-SNP", "dev/sev-guest")}
 TSM: Final = "sys/kernel/config/tsm/report"
 
@@ -48,8 +47,8 @@ class Check:
     fix: str = ""
 
 
-def everything(environ: Mapping[str, str], root: Path) -> list[Check]:
-    """All checks, in the order in which a person would repair them. `root` is / but in tests."""
+def software(environ: Mapping[str, str]) -> list[Check]:
+    """What a group needs before it can be formed, in the order in which a person would repair it."""
     return [
         python(),
         torch(),
@@ -59,14 +58,17 @@ def everything(environ: Mapping[str, str], root: Path) -> list[Check]:
         key_agreement(environ),
         backend(environ),
         data_plane(),
-        cores(),
-        cpu_flags(root),
-        throughput(),
-        tee(root),
-        core_dumps(root),
-        settings(environ),
-        admission(environ),
     ]
+
+
+def hardware(root: Path) -> list[Check]:
+    """What this machine is. `root` is / but in tests."""
+    return [cores(), cpu_flags(root), throughput(), tee(root), core_dumps(root)]
+
+
+def configuration(environ: Mapping[str, str]) -> list[Check]:
+    """What a worker that is started from here would be told."""
+    return [settings(environ), admission(environ)]
 
 
 # -- software -------------------------------------------------------------------------------------------------------
@@ -101,11 +103,12 @@ def _install_missing(error: ImportError) -> str:
 
 
 def torch() -> Check:
-    """A torch that is newer than the tested one may well work, so it is no fault; but people should know."""
+    """A torch that is newer than the tested ones may work, so it is no fault; `group` finds out whether it does."""
     found = package("torch")
-    if found.good and not str(found.value).startswith(f"{TESTED_TORCH}."):
-        return replace(found, text=f"{found.text} (newer than {TESTED_TORCH}, which ringfence is tested on)")
-    return found if found.good else replace(found, fix=INSTALL_TORCH)
+    if found.good and torch_versions.untested(str(found.value)):
+        text = f"{found.text} (newer than the releases that ringfence is tested with: {torch_versions.TESTED})"
+        return replace(found, text=text)
+    return found if found.good else replace(found, fix=torch_versions.INSTALL)
 
 
 def requirement(name: str) -> str:
@@ -177,7 +180,7 @@ def backend(environ: Mapping[str, str]) -> Check:
     try:
         from torch import distributed
     except ImportError as error:
-        return Check(name, f"not registered: torch cannot be imported ({error})", False, False, INSTALL_TORCH)
+        return Check(name, f"not registered: torch cannot be imported ({error})", False, False, torch_versions.INSTALL)
     except RuntimeError as error:  # what torch raises when a plug-in fails, whichever it is
         reason = str(error).partition("\n")[0]
         fix = "python -c 'import torch' shows which plug-in fails: repair or uninstall it"

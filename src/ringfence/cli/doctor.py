@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringfence.cli.checks import Check, bad, everything
+from ringfence.cli import checks
+from ringfence.cli.checks import Check, bad
+from ringfence.cli.group_check import group
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 DESCRIPTION = """\
-Look at the software, the CPU and the configuration that a worker started from here would meet.
+Look at the software, the CPU and the configuration that a worker started from here would meet,
+and form a group of one worker on the loopback, with a secret of its own.
 What stands in the way is marked, with the command that repairs it.
 """
 
@@ -44,9 +47,15 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check everything and print it."""
-    checks = everything(os.environ, Path("/"))
-    print(as_json(checks) if options.json else as_text(checks))
-    return 1 if bad(checks) else 0
+    found = everything(os.environ, Path("/"))
+    print(as_json(found) if options.json else as_text(found))
+    return 1 if bad(found) else 0
+
+
+def everything(environ: Mapping[str, str], root: Path) -> list[Check]:
+    """All checks, in the order in which a person would repair them. `root` is / but in tests."""
+    software = checks.software(environ)
+    return [*software, group(environ, software), *checks.hardware(root), *checks.configuration(environ)]
 
 
 def as_json(checks: Sequence[Check]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
+from ringfence import torch_versions
 from ringfence.cli import checks
 from ringfence.errors import ConfigurationError
 
@@ -17,7 +18,7 @@ def workers() -> None:
     from ringfence.runtime import plane
 
     if find_spec("torch") is None:
-        raise ConfigurationError(f"workers need torch: {checks.INSTALL_TORCH}")
+        raise ConfigurationError(f"workers need torch: {torch_versions.INSTALL}")
     plane.wanted()
 
 

@@ -1,0 +1,62 @@
+"""A group of one worker on the loopback, made as a training script makes it. `ringfence doctor` runs this as a process.
+
+`python -m ringfence.cli.one_worker` prints the whole traceback of what fails, and its last lines on standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import MutableMapping
+from datetime import timedelta
+from pathlib import Path
+
+KEPT = ("RINGFENCE_CORE",)  # the others say which run and which network a worker belongs to: this one has none
+SECONDS = 30
+
+
+def main() -> int:
+    """Exit code 0 if the group works; otherwise 1, with the error on standard output."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            prepare(os.environ, Path(folder))
+            form_group()
+        except Exception as error:
+            traceback.print_exc()
+            print(f"{type(error).__name__}: {error}")
+            return 1
+    return 0
+
+
+def prepare(environ: MutableMapping[str, str], folder: Path) -> None:
+    """Settings of a run of its own, with a secret that nobody else has."""
+    from ringfence.settings import new_secret_file
+
+    for name in [name for name in environ if name.startswith("RINGFENCE_") and name not in KEPT]:
+        del environ[name]
+    new_secret_file(folder / "secret")
+    environ["RINGFENCE_SECRET_FILE"] = str(folder / "secret")
+
+
+def form_group() -> None:
+    """Two groups, a collective on each, and an orderly end."""
+    import torch
+    from torch import distributed as dist
+
+    limit = timedelta(seconds=SECONDS)
+    dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+    groups = [dist.group.WORLD, dist.new_group(backend="gloo")]
+    for group in groups:
+        values = torch.arange(4)
+        dist.all_reduce(values, group=group)
+        if values.tolist() != [0, 1, 2, 3]:
+            raise RuntimeError(f"an all-reduce over one worker gave {values.tolist()} instead of [0, 1, 2, 3]")
+        if group.name() != "ringfence":
+            raise RuntimeError(f"torch made a group of {group.name()!r}, which is not encrypted")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
