@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -17,6 +17,7 @@ from ringfence import keys
 from ringfence.admission import wire
 from ringfence.admission.messages import Failure, Frames, Message, encode
 from ringfence.errors import PeerLostError, ProtocolError
+from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tls import Tls, TlsStream
 
 _NOBODY: Final = 0xFFFFFFFF  # on the wire: no suspect
@@ -76,6 +77,7 @@ class Closed:
 
     after_bye: bool
     reason: str
+    unanswered: bool = False  # the peer did not answer for the outage timeout
 
 
 ControlMessage = Abort | Bye | Closed
@@ -95,10 +97,15 @@ class ControlEdge:
         self._frames = Frames(_TYPES, _FRAME_LIMIT)
         self._frames.feed(received)
         self._bye = False
+        self._unanswered = False  # a write has failed, because the peer did not answer
         self._over = False
 
     def fileno(self) -> int:
         return self._stream.fileno()
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._stream.socket
 
     def receive(self) -> list[ControlMessage]:
         """All that has arrived. `Closed` comes once; after it there is nothing."""
@@ -111,7 +118,7 @@ class ControlEdge:
                     break
                 self._frames.feed(data)
             except PeerLostError as error:
-                found.append(self._closed(str(error)))
+                found.append(self._closed(str(error), is_unanswered(error)))
             except ProtocolError as error:
                 found.append(self._closed(f"rank {self.peer} broke the control protocol: {error}"))
         return found
@@ -119,7 +126,7 @@ class ControlEdge:
     def send(self, message: Abort | Bye) -> None:
         """Queue and try to write. If the peer is gone, `receive()` will say so."""
         if not self._over:
-            with contextlib.suppress(PeerLostError):
+            with self._noting_silence():
                 self._stream.send(encode(message))
 
     @property
@@ -129,8 +136,16 @@ class ControlEdge:
     def flush(self) -> None:
         """Write on; to be called when the socket is writable."""
         if not self._over:
-            with contextlib.suppress(PeerLostError):
+            with self._noting_silence():
                 self._stream.flush()
+
+    @contextlib.contextmanager
+    def _noting_silence(self) -> Iterator[None]:
+        """A socket reports its error once; `receive()` would see an end like any other."""
+        try:
+            yield
+        except PeerLostError as error:
+            self._unanswered |= is_unanswered(error)
 
     def close(self) -> None:
         """Let go of the connection and its keys. Say `Bye` before, or the peer takes it for a failure."""
@@ -151,6 +166,6 @@ class ControlEdge:
                 self._bye |= message.rank == self.peer  # goodbyes of others are passed on over the tree
             found.append(message)
 
-    def _closed(self, reason: str) -> Closed:
+    def _closed(self, reason: str, unanswered: bool = False) -> Closed:
         self._over = True
-        return Closed(self._bye, reason)
+        return Closed(self._bye, reason, unanswered or self._unanswered)

@@ -20,7 +20,7 @@ from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
 from ringfence.rendezvous import warn_of_open_rendezvous
 from ringfence.runtime import core, plane
-from ringfence.runtime.engine import FAREWELL_SECONDS, Engine
+from ringfence.runtime.engine import Engine
 from ringfence.runtime.loop import Loop
 from ringfence.settings import Settings
 from ringfence.transport.alarm import Alarm
@@ -53,7 +53,7 @@ class Session:
             address = settings.link_address(listener.getsockname()[:2])
             start.member = member = join(store, rank, world_size, settings, address, timeout, self.table.to_bytes())
             self.generation = settings.generation
-            self._begin(start, member, listener)
+            self._begin(start, member, listener, settings.outage)
         except BaseException as error:
             start.fail(error)
             raise
@@ -61,10 +61,10 @@ class Session:
         atexit.register(self.leave)
         self._announce(settings, member)
 
-    def _begin(self, start: _Start, member: Membership, listener: socket.socket) -> None:
+    def _begin(self, start: _Start, member: Membership, listener: socket.socket, outage: float) -> None:
         """The engine and its loop take over what the join has brought."""
         start.network = self.network = TcpNetwork(
-            listener, [(entry.host, entry.port) for entry in member.roster.entries]
+            listener, [(entry.host, entry.port) for entry in member.roster.entries], outage
         )
         start.engine = self.engine = self.engine_type(
             rank=member.rank,
@@ -77,6 +77,7 @@ class Session:
             edges=member.edges,
             alive=canary(),
             acquaintances=member.acquaintances,
+            outage=outage,
         )
         self.loop = Loop(self.engine, self.network, member.edges)
         try:
@@ -121,19 +122,19 @@ class Session:
         self._held -= 1
         return self._held == 0
 
-    def leave(self, finish: bool = False, seconds: float = FAREWELL_SECONDS) -> None:
+    def leave(self, finish: bool = False, seconds: float | None = None) -> None:
         """Say goodbye. Also called at exit, for scripts that do not destroy their process group.
 
         `finish`: first the collectives that are under way, as others may wait for them. Not at exit: that may be the way
         out of an exception, of which those who wait are to hear at once. What was reported as sent still leaves then, if
-        nothing is under way; for all of this a leaver has so many `seconds`.
+        nothing is under way; for all of this a leaver has so many `seconds`, by default those of the engine's farewell.
         """
         if not self.over:
             self.left = True
             atexit.unregister(self.leave)
             if self._age_limit is not None:
                 self._age_limit.cancel()
-            self.loop.leave(seconds, finish)
+            self.loop.leave(self.engine.farewell if seconds is None else seconds, finish)
 
     def _limit_age(self, member: Membership) -> Alarm | None:
         """Who was judged long ago may have lost what it was judged by. So the policy may say how long a judgement lasts.

@@ -12,6 +12,7 @@ RINGFENCE_INTERFACE         name or address to listen on; default: the one that 
 RINGFENCE_PORTS             "20000-20100": listen only there; default: any port
 RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that differs from what is bound
 RINGFENCE_REQUIRE           "1": refuse process groups of other backends; read by guard.py, at `import torch`
+RINGFENCE_OUTAGE_TIMEOUT    seconds without an answer until a worker is given up; default: 300
 RINGFENCE_CORE              which data plane moves the bytes; read by runtime/core.py
 
 Any other name that begins like these is an error: a policy under a misspelt name would be no policy.
@@ -62,6 +63,7 @@ KNOWN: Final = (
     "RINGFENCE_PORTS",
     "RINGFENCE_ADVERTISE",
     "RINGFENCE_REQUIRE",
+    "RINGFENCE_OUTAGE_TIMEOUT",
     CORE,
 )
 
@@ -82,6 +84,7 @@ class Settings:
     host: str = _LOOPBACK  # bound, and advertised unless `advertise` says otherwise
     ports: range | None = None
     advertise: tuple[str, int] | None = None
+    outage: float = keys.OUTAGE_SECONDS
     policy: PolicyFile | None = None  # None: whoever holds the secret is admitted
     certificate: Credential | None = None
     vcek: bytes | None = field(default=None, repr=False)  # what the file holds
@@ -111,6 +114,7 @@ class Settings:
             host=_host(environ, store_host),
             ports=_ports(environ.get("RINGFENCE_PORTS", "")),
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
+            outage=_seconds(environ, "RINGFENCE_OUTAGE_TIMEOUT", keys.OUTAGE_SECONDS, keys.OUTAGE_RANGE),
         )
 
     def forget(self) -> None:
@@ -487,6 +491,16 @@ def _ports(value: str) -> range | None:
     if not 0 < first <= last <= 0xFFFF:
         raise ConfigurationError(f"RINGFENCE_PORTS={value}: write a range such as 20000-20100")
     return range(first, last + 1)
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float, limits: tuple[float, float]) -> float:
+    value = environ.get(name)
+    if not value:
+        return default
+    seconds = float(value) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value) else -1.0
+    if not limits[0] <= seconds <= limits[1]:
+        raise ConfigurationError(f"{name}={value[:64]}: write a number of seconds from {limits[0]:g} to {limits[1]:g}")
+    return seconds
 
 
 def _advertise(value: str) -> tuple[str, int] | None:

@@ -58,10 +58,12 @@ def test_a_name_that_nobody_can_resolve_is_named_with_its_worker(pair: Pool) -> 
 
 
 def test_an_address_without_a_way_to_it_is_named_with_its_worker(pair: Pool) -> None:
-    """A broadcast address: the kernel says so at once, and sends nothing."""
-    results = pair.run(add, 2, env=[{}, {"RINGFENCE_ADVERTISE": "255.255.255.255:4000"}])
+    """A broadcast address: the kernel says so at once, and sends nothing. It may be an outage, so the worker tries on."""
+    outage = {"RINGFENCE_OUTAGE_TIMEOUT": "2"}
+    results = pair.run(add, 2, env=[outage, {**outage, "RINGFENCE_ADVERTISE": "255.255.255.255:4000"}])
     text = "worker 1 cannot be dialled at 255.255.255.255, port 4000: Network is unreachable"
     assert results[0].type == "PeerLostError"
+    assert "worker 1: no answer for 2 s" in results[0].message
     assert text in results[0].message
     assert "RINGFENCE_ADVERTISE there" in results[0].message
     assert text in results[1].message

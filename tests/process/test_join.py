@@ -99,10 +99,9 @@ def test_the_control_edges_have_keepalive_and_a_limit_on_silence() -> None:
             copy = socket.socket(fileno=socket.dup(member.edges[0].fileno()))
             with copy:
                 assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
-                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 2
-                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
-                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 9000
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 30
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
 
 
 def test_the_admission_listener_closes_when_the_epoch_begins() -> None:

@@ -15,7 +15,7 @@ from ringfence.errors import AbortedError, CollectiveTimeoutError, PeerLostError
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
 from ringfence.link.hello import Hello, LinkSecrets
-from ringfence.runtime.engine import FAREWELL_SECONDS, Engine
+from ringfence.runtime.engine import Engine
 from ringfence.runtime.loop import Loop, _Waker
 from ringfence.runtime.operation import Operation
 from ringfence.transport.tcp import TcpNetwork
@@ -224,7 +224,7 @@ def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
     assert not lonely.done
     late = world.submit(part[0], all_reduce(part[0], torch.ones(10)))
     assert isinstance(late.error, ProtocolError) and "was destroyed" in str(late.error)
-    world.wait(FAREWELL_SECONDS)
+    world.wait(world.engines[0].farewell)
     assert isinstance(lonely.error, ProtocolError) and "was pending when its group was destroyed" in str(lonely.error)
     assert all(engine.failure is None for engine in world.engines)
 

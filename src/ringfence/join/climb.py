@@ -443,7 +443,7 @@ class _Climb:
         assert handshake.shown is not None
         if handshake.role is Role.CHILD or (self._entry.rank == 0 and self._showing is None):
             self._showing = Showing.of(handshake.shown, peer.shown_at)
-        peer.become_neighbour(entry.rank, entry.world_size)
+        peer.become_neighbour(entry.rank, entry.world_size, self._settings.outage)
         self._strangers.remove(peer)
         self._edges[entry.rank] = peer
         if handshake.role is Role.CHILD:

@@ -14,6 +14,7 @@ from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import HANDSHAKE, TREE, Frames, Message, encode, tree_frame_limit
 from ringfence.control import ControlEdge
 from ringfence.errors import PeerLostError, ProtocolError
+from ringfence.transport.outage import tolerate
 from ringfence.transport.tls import TlsStream
 
 _READ_BYTES: Final = 1 << 20  # off one neighbour before the others have their turn
@@ -102,19 +103,14 @@ class Peer:
         if self.rank is None and self.cpu_seconds >= keys.ADMISSION_CPU_SECONDS:
             raise ProtocolError(f"it has cost {keys.ADMISSION_CPU_SECONDS} s of CPU time, and is still not admitted")
 
-    def become_neighbour(self, rank: int, world_size: int) -> None:
-        """Both sides have admitted. A silent host is noticed by its kernel, so that a busy Python is not silent."""
+    def become_neighbour(self, rank: int, world_size: int, outage: float) -> None:
+        """Both sides have admitted. The kernel notices a host that is silent for `outage` seconds; a busy Python answers."""
         self.rank = rank
         self.stream.tls.admit()
         self.frames.allow(TREE, tree_frame_limit(world_size))
-        connection = self.stream.socket
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        tolerate(self.stream.socket, outage)
 
     def become_edge(self) -> ControlEdge:
-        """The epoch has begun. From now on all that is sent fits the kernel's buffers, so unacknowledged data is a loss."""
+        """The session has begun."""
         assert self.rank is not None
-        self.stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 9000)
         return ControlEdge(self.rank, self.stream.socket, self.stream.tls, self.frames.rest())

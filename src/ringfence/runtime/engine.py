@@ -28,7 +28,7 @@ from ringfence.errors import (
     RingfenceError,
     TensorChangedError,
 )
-from ringfence.keys import SUSPICION_SECONDS, Secret
+from ringfence.keys import OUTAGE_SECONDS, SUSPICION_SECONDS, Secret
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.runtime.core import Pool
@@ -40,6 +40,7 @@ from ringfence.runtime.introduction import Acquaintances
 from ringfence.runtime.links import Link
 from ringfence.runtime.operation import CollectiveOperation, Operation
 from ringfence.transport.fork import ALIVE
+from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tcp import refusal
 
 ABORT_CODES: tuple[type[RingfenceError], ...] = (
@@ -54,7 +55,8 @@ ABORT_CODES: tuple[type[RingfenceError], ...] = (
 )
 
 
-FAREWELL_SECONDS = 60.0  # for what is under way when a group is destroyed, and for slow peers to take what is written
+# For what is under way when a group is destroyed, and for slow peers to take what is written; longer if an outage may be.
+FAREWELL_SECONDS = 60.0
 
 
 class Network(Protocol):
@@ -107,6 +109,7 @@ class Engine:
         random: Callable[[int], bytes] = os.urandom,
         alive: Sequence[int] = ALIVE,
         acquaintances: Acquaintances | None = None,
+        outage: float = OUTAGE_SECONDS,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -117,6 +120,8 @@ class Engine:
         self.clock = clock
         self.random = random
         self.alive = alive
+        self.outage = outage  # seconds without an answer until a worker is given up
+        self.farewell = max(FAREWELL_SECONDS, outage)
         self.pool = Pool()
         self.ready: deque[Any] = deque()
         self.at_work: Any = None  # the one of them whose turn it is, or was when an interrupt came
@@ -150,7 +155,7 @@ class Engine:
         elif not group.destroyed:
             group.destroyed = True
             group.give_up = lambda: self.remove_group(group)
-            self.after(FAREWELL_SECONDS, group.give_up)
+            self.after(self.farewell, group.give_up)
 
     def collectives(self, group: Group | None = None) -> list[Operation]:
         """Those under way, of one group or of all."""
@@ -268,7 +273,8 @@ class Engine:
         self.fail(RingfenceError(f"worker {self.rank}: {refusal(error)}"), self.rank)
 
     def _broken(self, link: Any, error: OSError) -> None:
-        self.suspect(link, f"the connection to worker {link.worker} failed: {error.strerror or error}")
+        failed = f"the connection to worker {link.worker} failed: {error.strerror or error}"
+        self.suspect(link, self.no_answer(link.worker) if is_unanswered(error) else failed)
         link.close()
 
     def busy(self) -> bool:
@@ -404,8 +410,19 @@ class Engine:
                 case Closed():
                     self.edges = [other for other in self.edges if other is not edge]
                     if edge.peer not in self.departed:
-                        text = f"worker {edge.peer} is gone: its control connection ended without a goodbye"
-                        self.fail(PeerLostError(text), edge.peer)
+                        gone = f"worker {edge.peer} is gone: its control connection ended without a goodbye"
+                        self.fail(PeerLostError(self.no_answer(edge.peer) if message.unanswered else gone), edge.peer)
+
+    def no_answer(self, worker: int) -> str:
+        return (
+            f"worker {worker}: no answer for {self.outage:g} s. Its machine or the network to it is down; "
+            "RINGFENCE_OUTAGE_TIMEOUT is how long to wait for it"
+        )
+
+    def on_silence(self, worker: int) -> None:
+        """A worker has not answered for the outage timeout."""
+        if worker not in self.departed:
+            self.fail(PeerLostError(self.no_answer(worker)), worker)
 
     def _abort_text(self, message: Abort) -> str:
         pending = next(iter(self.unfinished), None)

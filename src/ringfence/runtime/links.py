@@ -7,6 +7,7 @@ An `Outbox` is dialled by its sender and writes; an `Inbox` is what the other en
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING
 
 from ringfence import keys
@@ -25,10 +26,14 @@ from ringfence.link.frames import (
 from ringfence.link.hello import REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.runtime import core
 from ringfence.runtime.ends import Stream
+from ringfence.transport.outage import is_unanswered
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine
     from ringfence.runtime.group import Group
+
+
+_log = logging.getLogger(__name__)
 
 
 class Link(core.End):
@@ -46,6 +51,8 @@ class Link(core.End):
         self.lingering = False  # its group is gone: say goodbye when what is written has left
         self.farewell = False  # the peer said BYE
         self._dials = 0
+        self._dial_until = 0.0  # the peer may be out of reach until then
+        self._warned = False
 
     def work(self) -> None:
         raise NotImplementedError
@@ -67,6 +74,7 @@ class Link(core.End):
     def _begin(self) -> None:
         """`_shake_hands` goes on as the stream allows."""
         self._dials += 1
+        self._dial_until = self._dial_until or self.engine.clock() + self.engine.outage
         self._hello = Hello(
             sender=self.engine.rank,
             receiver=self.worker,
@@ -77,7 +85,10 @@ class Link(core.End):
         self._greeting: memoryview | None = memoryview(self.engine.hello_bytes(self._hello))
         self._reply = memoryview(bytearray(REPLY_BYTES))
         self._reply_have = 0
-        self.engine.network.dial(self)
+        try:
+            self.engine.network.dial(self)
+        except PeerLostError as error:
+            self._out_of_reach(error)
 
     def _shake_hands(self) -> bool:
         """One step further as the dialler; True once frames may be sent."""
@@ -85,7 +96,11 @@ class Link(core.End):
         if self._greeting is not None:
             if not self.writable:
                 return False
-            sent = self.stream.send(self._greeting)
+            try:
+                sent = self.stream.send(self._greeting)
+            except OSError as error:  # that of connecting
+                self._out_of_reach(error)
+                return False
             self._greeting = self._greeting[sent:] if sent < len(self._greeting) else None
             if self._greeting is not None:
                 return False
@@ -106,14 +121,31 @@ class Link(core.End):
         self._confirm(bytes(self._reply))
         return True
 
+    def _out_of_reach(self, error: OSError | PeerLostError) -> None:
+        """No answer, or no route: dial again until the outage timeout. Raises what is no outage."""
+        if not is_unanswered(error):
+            raise error
+        reason = error.strerror if isinstance(error, OSError) else error
+        if self.engine.clock() >= self._dial_until:
+            raise PeerLostError(f"{self.engine.no_answer(self.worker)} ({reason})")
+        if not self._warned:
+            _log.warning("worker %d cannot reach worker %d and tries on: %s", self.engine.rank, self.worker, reason)
+        self._warned = True
+        self._hang_up()
+        self._dials -= 1  # nobody turned it away
+        self.engine.after(keys.OUTAGE_REDIAL_SECONDS, self.dial)
+
     def _redial(self) -> None:
         """The peer hung up before it was confirmed: perhaps too many dialled at once. Try again, a few times."""
-        self.close()
-        self.readable = self.writable = self.ended = False
+        self._hang_up()
         if self._dials < keys.LINK_DIALS and self.worker not in self.engine.departed:
             self.engine.after(keys.LINK_REDIAL_SECONDS * 2**self._dials, self.dial)
         else:
             self.engine.suspect(self, f"worker {self.worker} closed a connection before answering it")
+
+    def _hang_up(self) -> None:
+        self.close()
+        self.readable = self.writable = self.ended = False
 
     def _confirm(self, reply: bytes) -> None:
         nonce, confirmation = reply[: keys.NONCE_BYTES], reply[keys.NONCE_BYTES :]

@@ -8,6 +8,7 @@ does not wake it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -23,6 +24,7 @@ from ringfence.runtime.engine import Engine
 from ringfence.runtime.haste import Haste, keep_timers_exact
 from ringfence.runtime.operation import Operation
 from ringfence.transport.fork import closes_in_children, in_child, leaves_to_children
+from ringfence.transport.outage import OutageWatch
 from ringfence.transport.tcp import TcpNetwork
 
 
@@ -30,6 +32,7 @@ class _Waker:
     """An eventfd that is always served."""
 
     served_always = True
+    worker = -1
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -64,6 +67,7 @@ class _EdgeHandler:
     def __init__(self, engine: Engine, edge: ControlEdge) -> None:
         self._engine = engine
         self._edge = edge
+        self.worker = edge.peer
 
     def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
         self._engine.later(self._work)
@@ -94,12 +98,15 @@ class Loop:
         network.serve(engine.gate.accept, engine.cannot)
         for edge in edges:
             handler = _EdgeHandler(engine, edge)
-            network.watch(edge, handler)
+            network.watch(edge.socket, handler)
             handler.notify(True, True)  # something may have come in one piece with the last of admission
         self._stopping = False
         self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
+        self._outages = OutageWatch(engine.outage, network.connections, self._on_silence)
         closes_in_children(self)
         self._thread.start()
+        if engine.world_size > 1:
+            self._outages.start()
 
     # -- for any thread ----------------------------------------------------------------------------------------------
 
@@ -177,6 +184,11 @@ class Loop:
         """End the epoch from outside the loop."""
         self.ask(lambda: self.engine.fail(error, self.engine.rank))
         self.wake()
+
+    def _on_silence(self, worker: int) -> None:
+        with contextlib.suppress(ProtocolError):  # this worker is leaving already
+            self.ask(lambda: self.engine.on_silence(worker))
+            self.wake()
 
     # -- driving -----------------------------------------------------------------------------------------------------
 
@@ -257,6 +269,7 @@ class Loop:
             self.ask(go)
             self._wait(left, seconds + 1)
         self._stopping = True
+        self._outages.stop()
         self.wake()
         if threading.current_thread() is not self._thread and not interrupting:
             self._thread.join(timeout=5)

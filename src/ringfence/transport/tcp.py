@@ -9,7 +9,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ringfence import keys
 from ringfence.errors import PeerLostError
+from ringfence.transport.outage import dial_briefly, tolerate
 
 _ACCEPTS = 32
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # asking again would be answered the same
@@ -21,17 +23,9 @@ _WRITABLE = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 
 class Handler(Protocol):
     served_always: bool  # also while no collective is under way
+    worker: int  # at the other end; -1: none, or not known yet
 
     def notify(self, readable: bool, writable: bool, ended: bool = False) -> None: ...
-
-
-def tune(stream: socket.socket) -> None:
-    """What every data connection wants: no delay, and a kernel that notices when the other host is gone."""
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def resolve(host: str, port: int) -> tuple[int, Any]:
@@ -54,7 +48,7 @@ def connect(stream: socket.socket, address: Any) -> None:
     """Begin to. PeerLostError for what fails at once, as where there is no route: the socket keeps no error of that."""
     error = stream.connect_ex(address)
     if error not in (0, errno.EINPROGRESS):
-        raise PeerLostError(os.strerror(error))
+        raise PeerLostError(os.strerror(error)) from OSError(error, os.strerror(error))
 
 
 class TcpNetwork:
@@ -65,7 +59,11 @@ class TcpNetwork:
     collective is under way; an idle worker is not woken by a peer that is early.
     """
 
-    def __init__(self, listener: socket.socket, addresses: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self, listener: socket.socket, addresses: Sequence[tuple[str, int]], outage: float = keys.OUTAGE_SECONDS
+    ) -> None:
+        """`outage`: for how many seconds a connection may go without an answer."""
+        self._outage = outage
         self._service = select.epoll()
         self._all = select.epoll()
         self._all.register(self._service.fileno(), select.EPOLLIN)
@@ -75,6 +73,7 @@ class TcpNetwork:
         self._addresses = addresses
         self._resolved: dict[int, tuple[int, Any]] = {}  # worker: its address, as this machine knows it
         self._handlers: dict[int, Handler] = {}
+        self._streams: dict[int, socket.socket] = {}
         self._homes: dict[int, select.epoll] = {}
         self._accept: Callable[[socket.socket, str], None] | None = None
         self._exhausted: Callable[[OSError], None] | None = None
@@ -87,7 +86,8 @@ class TcpNetwork:
     def dial(self, link: Any) -> None:
         family, address = self._address_of(link.worker)
         stream = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        tune(stream)
+        self._tune(stream)
+        dial_briefly(stream)
         try:
             connect(stream, address)  # what becomes of it shows at the first write
         except PeerLostError as error:
@@ -114,6 +114,7 @@ class TcpNetwork:
 
     def watch(self, stream: Any, handler: Handler) -> None:
         """Tell `handler` of every change, from now on."""
+        self._streams[stream.fileno()] = stream
         self._register(stream.fileno(), handler, _EDGES)
 
     def watch_readable(self, descriptor: int, handler: Handler) -> None:
@@ -134,6 +135,13 @@ class TcpNetwork:
         descriptor = stream.fileno()
         if self._handlers.pop(descriptor, None) is not None:
             self._homes.pop(descriptor).unregister(descriptor)
+            self._streams.pop(descriptor, None)
+
+    def connections(self) -> list[tuple[int, socket.socket]]:
+        """The worker at the other end, and the socket, of every connection whose peer is known. Any thread may ask."""
+        streams = list(self._streams.items())
+        known = [(self._handlers.get(descriptor), stream) for descriptor, stream in streams]
+        return [(handler.worker, stream) for handler, stream in known if handler is not None and handler.worker >= 0]
 
     def sleep(self) -> None:
         """Wait until there is something that must be served at any time; it is left for `poll`."""
@@ -171,11 +179,16 @@ class TcpNetwork:
                     self._exhausted(error)
                 return  # otherwise nobody is left, or the dialler is gone already: neither is the run's end
             stream.setblocking(False)
-            tune(stream)
+            self._tune(stream)
             self._accept(stream, address[0])
+
+    def _tune(self, stream: socket.socket) -> None:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tolerate(stream, self._outage)
 
     def close(self) -> None:
         self._handlers.clear()
+        self._streams.clear()
         self._listener.close()
         self._idle.close()
         self._all.close()

@@ -189,7 +189,7 @@ class TlsStream:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                return self._end(plain, error.strerror or str(error))
+                return self._end(plain, error.strerror or str(error), error)
             if not data:
                 return self._end(plain, "the connection was closed")
             taken += len(data)
@@ -232,11 +232,11 @@ class TlsStream:
         self.socket.close()
         self.tls.forget()
 
-    def _end(self, plain: bytearray, reason: str) -> bytes:
+    def _end(self, plain: bytearray, reason: str, cause: OSError | None = None) -> bytes:
         """The stream is over: first hand out what came before; the next call meets the same end."""
         if plain:
             return bytes(plain)
-        raise PeerLostError(reason)
+        raise PeerLostError(reason) from cause
 
 
 def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> SSL.Context:

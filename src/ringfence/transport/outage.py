@@ -1,0 +1,147 @@
+"""TCP through an outage: a connection lives until its peer has not answered for the outage timeout, and goes on soon after.
+
+TCP resumes by itself. Three of its limits stand in the way (docs/outages.md has the measurements):
+
+- It gives up after a number of retransmissions. TCP_USER_TIMEOUT replaces that by a time.
+- It retransmits ever more rarely, up to every 120 s. TCP_RTO_MAX_MS limits the pause, from Linux 6.15 on.
+- Where nothing is in flight and the next segment cannot leave, because the peer does not read or this machine has no route, it
+  sends probes instead, gives up after `tcp_retries2` of them, and counts a peer that answers but does not read as silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+UNANSWERED: Final = frozenset(
+    {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+)  # what the kernel says when a peer does not answer, or when there is no route to it
+
+_TCP_RTO_MAX_MS: Final = 44
+_PAUSE_MS: Final = 2000  # between retransmissions, so that a run goes on within 5 s
+_ENDLESS_MS: Final = 1 << 30  # of TCP_USER_TIMEOUT: 12 days
+_LOOK_SECONDS: Final = 1.0
+_QUICK_PROBES: Final = 3  # one in so many; the others are spread over the outage timeout
+_ESTABLISHED: Final = 1
+_INFO_BYTES: Final = 148  # of struct tcp_info, up to tcpi_notsent_bytes
+_DIALS: Final = 2  # retransmitted SYNs before the kernel reports a timeout; then the worker dials again
+
+
+class _Info(NamedTuple):
+    """What the kernel knows of a connection."""
+
+    state: int
+    probes: int  # sent since the last answer
+    in_flight: int  # segments
+    silent: float  # seconds since the peer's last answer
+    unsent: int  # bytes
+
+    @classmethod
+    def of(cls, stream: socket.socket) -> _Info:
+        raw = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        (in_flight,), (silent,), (unsent,) = (struct.unpack_from("=I", raw, offset) for offset in (24, 56, 144))
+        return cls(raw[0], raw[3], in_flight, silent / 1000, unsent)
+
+    @property
+    def probing(self) -> bool:
+        """Something is to be sent, and TCP sends probes in its place."""
+        return self.unsent > 0 and self.in_flight == 0
+
+
+def is_unanswered(error: BaseException | None) -> bool:
+    """Whether an OSError that says so is this error or the cause of it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno in UNANSWERED
+
+
+def tolerate(stream: socket.socket, seconds: float) -> None:
+    """Have the kernel end this connection when the peer has not answered for so long, and not before."""
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
+    # Keepalive probes count towards tcp_retries2 where segments cannot leave later on: so there are at most 10 of them.
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, min(10, round(seconds / 3))))
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(seconds / 10)))
+
+
+def dial_briefly(stream: socket.socket) -> None:
+    """Have `connect` fail after some seconds without an answer: dialling again is quicker than TCP's doubling pauses."""
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _DIALS)
+
+
+class OutageWatch(threading.Thread):
+    """Looks at each connection every second, and sets what TCP needs to live through an outage and to go on soon after it.
+
+    `connections` lists (worker, socket). `on_silence` is called with a worker that has not answered for the outage timeout.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        connections: Callable[[], list[tuple[int, socket.socket]]],
+        on_silence: Callable[[int], None],
+    ) -> None:
+        super().__init__(name="ringfence outage watch", daemon=True)
+        self._seconds = seconds
+        self._connections = connections
+        self._on_silence = on_silence
+        self._retries = _retries()
+        self._has_pause = True  # whether this kernel has TCP_RTO_MAX_MS
+        self._known: dict[socket.socket, tuple[int, int]] = {}  # (TCP_USER_TIMEOUT, TCP_RTO_MAX_MS) as set here
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(_LOOK_SECONDS):
+            known = {}
+            for worker, stream in self._connections():
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    known[stream] = self._look(worker, stream)
+            self._known = known
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _look(self, worker: int, stream: socket.socket) -> tuple[int, int]:
+        info = _Info.of(stream)
+        if info.state != _ESTABLISHED:
+            return (0, 0)
+        if info.silent >= self._seconds:
+            self._on_silence(worker)
+        wanted = (round(self._seconds * 1000), _PAUSE_MS)
+        if info.probing:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # sends at once if there is a route again
+            wanted = (_ENDLESS_MS, self._probe_pause(info))
+        if wanted != self._known.get(stream):
+            self._set(stream, *wanted)
+        return wanted
+
+    def _probe_pause(self, info: _Info) -> int:
+        """Milliseconds, such that `tcp_retries2` probes last for the outage timeout; short at the beginning."""
+        if info.probes < self._retries // _QUICK_PROBES:
+            return _PAUSE_MS
+        left = max(0.0, self._seconds - info.silent) / max(1, self._retries - info.probes - 1)
+        return min(max(_PAUSE_MS, round(left * 1000)), 120_000)
+
+    def _set(self, stream: socket.socket, user_timeout: int, pause: int) -> None:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout)
+        if self._has_pause:
+            try:
+                stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, pause)
+            except OSError as error:
+                if error.errno != errno.ENOPROTOOPT:
+                    raise
+                self._has_pause = False
+
+
+def _retries() -> int:
+    """The kernel's limit on unanswered probes; what it is by default where /proc is hidden."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/tcp_retries2").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 15

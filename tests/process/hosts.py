@@ -1,0 +1,67 @@
+"""Two machines that are network namespaces, each with a cable to a switch, which is a third one.
+
+A cut says nothing to either end of a connection: no end, no reset, only silence.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from typing import Final
+
+ADDRESSES: Final = {"near": "10.77.0.1", "far": "10.77.0.2"}
+PLACES: Final = ("near", "far", "switch")  # where a cut may be; near and far: that machine's own interface
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+class Hosts:
+    """`retries`: the kernel's tcp_retries2 on both machines, where it is not to be the default."""
+
+    def __init__(self, retries: int | None = None) -> None:
+        self.names = {side: f"rf-{side}-{os.getpid()}" for side in PLACES}
+        self._retries = retries
+
+    def __enter__(self) -> Hosts:
+        for name in self.names.values():
+            ip("netns", "add", name)
+        switch = self.names["switch"]
+        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", switch, "link", "set", "bridge", "up")
+        for side, address in ADDRESSES.items():
+            name = self.names[side]
+            ip("-n", name, "link", "add", "cable", "type", "veth", "peer", "name", f"to-{side}", "netns", switch)
+            ip("-n", switch, "link", "set", f"to-{side}", "master", "bridge", "up")
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "cable", "up")
+            if self._retries is not None:
+                limit = f"net.ipv4.tcp_retries2={self._retries}"
+                ip("netns", "exec", name, "sysctl", "--quiet", limit)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.names.values():
+            ip("netns", "delete", name)
+
+    def prefix(self, side: str) -> list[str]:
+        """What runs a command on that machine."""
+        return ["ip", "netns", "exec", self.names[side]]
+
+    def pull(self, place: str) -> float:
+        """Cut the connection there; when that was."""
+        moment = time.monotonic()
+        self._set(place, "down")
+        return moment
+
+    def plug(self, place: str) -> float:
+        """Mend it again; when that was done."""
+        self._set(place, "up")
+        return time.monotonic()
+
+    def _set(self, place: str, state: str) -> None:
+        device = "to-far" if place == "switch" else "cable"
+        ip("-n", self.names[place], "link", "set", device, state)
