@@ -19,11 +19,10 @@ def ip(*words: str) -> None:
 
 
 class Hosts:
-    """`retries`: the kernel's tcp_retries2 on both machines, where it is not to be the default."""
+    """They are gone again at the end of the `with`."""
 
-    def __init__(self, retries: int | None = None) -> None:
+    def __init__(self) -> None:
         self.names = {side: f"rf-{side}-{os.getpid()}" for side in PLACES}
-        self._retries = retries
 
     def __enter__(self) -> Hosts:
         for name in self.names.values():
@@ -38,9 +37,6 @@ class Hosts:
             ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", "cable", "up")
-            if self._retries is not None:
-                limit = f"net.ipv4.tcp_retries2={self._retries}"
-                ip("netns", "exec", name, "sysctl", "--quiet", limit)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,6 +57,11 @@ class Hosts:
         """Mend it again; when that was done."""
         self._set(place, "up")
         return time.monotonic()
+
+    def limit_retries(self, count: int) -> None:
+        """Set tcp_retries2 on both machines: how often a kernel probes a silent peer. It is 15 by default."""
+        for side in ADDRESSES:
+            ip("netns", "exec", self.names[side], "sysctl", "--quiet", f"net.ipv4.tcp_retries2={count}")
 
     def _set(self, place: str, state: str) -> None:
         device = "to-far" if place == "switch" else "cable"

@@ -77,7 +77,7 @@ def test_random_bytes_are_no_header_or_mean_exactly_themselves(data: bytes) -> N
     assert pack_header(*header) == data and header.length <= SEGMENT_BYTES
 
 
-@pytest.mark.parametrize(("at", "value"), [(0, 0), (0, 7), (1, 1), (2, 1), (3, 1), (12, 1), (15, 1), (16, 1), (17, 9)])
+@pytest.mark.parametrize(("at", "value"), [(0, 0), (0, 8), (1, 1), (2, 1), (3, 1), (12, 1), (15, 1), (16, 1), (17, 9)])
 def test_headers_that_no_sender_writes_are_refused(at: int, value: int) -> None:
     data = bytearray(HEADER_BYTES)
     data[0] = Type.HOP

@@ -16,6 +16,7 @@ from ringfence.keys import (
     NONCE_BYTES,
     SUSPICION_SECONDS,
 )
+from ringfence.link.frames import HOP_OVERHEAD
 from ringfence.link.hello import Hello, Lane
 from ringfence.runtime.operation import CollectiveOperation, Operation
 from ringfence.transport.memory import Pipe
@@ -360,3 +361,41 @@ def test_early_diallers_that_do_not_fit_are_hung_up_on() -> None:
     settle(world)
     assert "worker 0 dialled the same link twice" in str(world.engines[1].failure)
     assert [stream.recv_into(memoryview(bytearray(1))) for stream in twice] == [0, 0, 0]
+
+
+# -- a receiver whose sender may have missed, in an outage, that it reads again ----------------------------------------------
+
+
+def prompted() -> tuple[World, CollectiveOperation]:
+    """Worker 1 waits for worker 0, which does not answer, and has sent it a frame for that."""
+    world = World(2)
+    world.run([begin(world, rank) for rank in range(2)])
+    inbox = world.groups[1].inboxes[0]
+    world.engines[1].on_outage(inbox)
+    assert inbox.sealer.counter == 0, "nothing waits for worker 0"
+    waiting = begin(world, 1)
+    world.engines[1].on_outage(inbox)
+    assert inbox.sealer.counter == 1
+    return world, waiting
+
+
+def test_a_sender_that_was_prompted_sends_on_and_hears_the_goodbye_behind_it() -> None:
+    world, waiting = prompted()
+    result = waiting.keep
+    world.run([begin(world, 0), waiting])
+    world.engines[1].leave()
+    settle(world)
+    assert right(waiting, result) and world.engines[0].failure is None
+    assert world.groups[0].outboxes[1].farewell
+
+
+def test_a_changed_prompt_does_not_authenticate() -> None:
+    world, waiting = prompted()
+
+    def change(pipe: Pipe, data: bytes) -> bytes:
+        return bytes([*data[:-1], data[-1] ^ 1]) if len(data) == HOP_OVERHEAD else data
+
+    world.run([begin(world, 0), waiting], change)
+    world.engines[1].leave()
+    settle(world)
+    assert isinstance(world.engines[0].failure, AuthenticationError)

@@ -251,6 +251,7 @@ def test_one_that_has_nothing_open_may_leave() -> None:
         (Type.OFFER, [0, 0], "offered a payload of tag 3 twice"),
         (Type.WANT, [1], "out of order"),
         (Type.HOP, [0], "does not authenticate"),
+        (Type.NOP, [0], "does not authenticate"),
     ],
 )
 def test_a_member_that_breaks_the_rules_is_named(kind: Type, ordinals: list[int], words: str) -> None:

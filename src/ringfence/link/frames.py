@@ -24,6 +24,7 @@ class Type(IntEnum):
     WANT = 4  #     point-to-point: its receiver asks for it
     PAYLOAD = 5  #  point-to-point: a segment of it
     BYE = 6  #      the sender leaves; nothing follows
+    NOP = 7  #      nothing: to a sender on a collective link that an outage has kept from hearing that it may send on
 
 
 NO_ORIGIN: Final = 0xFFFF_FFFF
@@ -83,7 +84,7 @@ pack_header_into = _HEADER.pack_into
 def read_header(data: bytes | memoryview) -> Header:
     """The fields of a header; refuses what no sender writes. Believe nothing in it before it authenticates."""
     header = Header(*_HEADER.unpack(data))
-    known = Type.HOP <= header.type <= Type.BYE
+    known = Type.HOP <= header.type <= Type.NOP
     if not known or header.unused or header.length > SEGMENT_BYTES or pack_header(*header) != bytes(data):
         raise ProtocolError("a frame header is malformed")
     return header

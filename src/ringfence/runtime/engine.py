@@ -37,7 +37,7 @@ from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.gate import Gate
 from ringfence.runtime.group import Group
 from ringfence.runtime.introduction import Acquaintances
-from ringfence.runtime.links import Link
+from ringfence.runtime.links import Inbox, Link
 from ringfence.runtime.operation import CollectiveOperation, Operation
 from ringfence.transport.fork import ALIVE
 from ringfence.transport.outage import is_unanswered
@@ -418,6 +418,13 @@ class Engine:
             f"worker {worker}: no answer for {self.outage:g} s. Its machine or the network to it is down; "
             "RINGFENCE_OUTAGE_TIMEOUT is how long to wait for it"
         )
+
+    def on_outage(self, link: Inbox) -> None:
+        """Its peer does not answer at the moment."""
+        try:
+            link.prompt()
+        except OSError as error:
+            self._broken(link, error)
 
     def on_silence(self, worker: int) -> None:
         """A worker has not answered for the outage timeout."""

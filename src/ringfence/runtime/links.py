@@ -250,21 +250,28 @@ class Outbox(Link):
 
     def _hear_out(self) -> None:
         """The stream has ended. All may have been written, and read by nobody: only a goodbye says that nobody misses it."""
+        while (kind := self._next_word()) == Type.NOP:
+            pass
+        self.farewell = kind == Type.BYE
+        if not self.farewell:
+            self.engine.suspect(self, f"worker {self.worker} closed its connection without saying goodbye")
+        self.close()
+
+    def _next_word(self) -> int:
+        """The type of the next frame; 0 where there is none."""
         assert self.stream is not None
         frame, have = memoryview(bytearray(HOP_OVERHEAD)), 0
         with contextlib.suppress(OSError):  # a reset is an end like any other
             while have < HOP_OVERHEAD and (got := self.stream.recv_into(frame[have:])):
                 have += got
-        if have == HOP_OVERHEAD:
-            header = bytes(frame[:HEADER_BYTES])
-            try:
-                self.opener.open_into(header, frame[HEADER_BYTES:], memoryview(bytearray()))
-            except AuthenticationError:
-                raise self._forged() from None
-            self.farewell = read_header(header).type == Type.BYE
-        if not self.farewell:
-            self.engine.suspect(self, f"worker {self.worker} closed its connection without saying goodbye")
-        self.close()
+        if have < HOP_OVERHEAD:
+            return 0
+        header = bytes(frame[:HEADER_BYTES])
+        try:
+            self.opener.open_into(header, frame[HEADER_BYTES:], memoryview(bytearray()))
+        except AuthenticationError:
+            raise self._forged() from None
+        return read_header(header).type
 
     def _miss(self) -> None:
         """The peer has said goodbye: fail if something is to be written to it, or was to come on a link of its own."""
@@ -287,6 +294,12 @@ class Inbox(Link):
             ) from None
         if frame is not None:
             self._surprise(memoryview(frame))
+
+    def prompt(self) -> None:
+        """The peer has not answered for some seconds, and may have missed that this end reads again: tell it by a frame."""
+        if self.open and not self.pending and self.queue:
+            self.put(self.control_frame(Type.NOP, Call(0).pack()))
+            self.flush()
 
     def length_of_other(self, header: bytes) -> int:
         try:

@@ -22,9 +22,10 @@ from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.haste import Haste, keep_timers_exact
+from ringfence.runtime.links import Inbox
 from ringfence.runtime.operation import Operation
 from ringfence.transport.fork import closes_in_children, in_child, leaves_to_children
-from ringfence.transport.outage import OutageWatch
+from ringfence.transport.outage import Handler, OutageWatch
 from ringfence.transport.tcp import TcpNetwork
 
 
@@ -102,7 +103,7 @@ class Loop:
             handler.notify(True, True)  # something may have come in one piece with the last of admission
         self._stopping = False
         self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
-        self._outages = OutageWatch(engine.outage, network.connections, self._on_silence)
+        self._outages = OutageWatch(engine.outage, network.connections, self._on_outage, self._on_silence)
         closes_in_children(self)
         self._thread.start()
         if engine.world_size > 1:
@@ -185,9 +186,16 @@ class Loop:
         self.ask(lambda: self.engine.fail(error, self.engine.rank))
         self.wake()
 
-    def _on_silence(self, worker: int) -> None:
-        with contextlib.suppress(ProtocolError):  # this worker is leaving already
-            self.ask(lambda: self.engine.on_silence(worker))
+    def _on_outage(self, handler: Handler) -> None:
+        if isinstance(handler, Inbox):
+            self._ask_unless_leaving(lambda: self.engine.on_outage(handler))
+
+    def _on_silence(self, handler: Handler) -> None:
+        self._ask_unless_leaving(lambda: self.engine.on_silence(handler.worker))
+
+    def _ask_unless_leaving(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(ProtocolError):
+            self.ask(work)
             self.wake()
 
     # -- driving -----------------------------------------------------------------------------------------------------

@@ -17,23 +17,32 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 UNANSWERED: Final = frozenset(
     {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 )  # what the kernel says when a peer does not answer, or when there is no route to it
 
 _TCP_RTO_MAX_MS: Final = 44
-_PAUSE_MS: Final = 2000  # between retransmissions, so that a run goes on within 5 s
+_PAUSE_MS: Final = 1000  # between retransmissions, so that a run goes on soon; the kernel allows no less
 _ENDLESS_MS: Final = 1 << 30  # of TCP_USER_TIMEOUT: 12 days
 _LOOK_SECONDS: Final = 1.0
-_QUICK_PROBES: Final = 3  # one in so many; the others are spread over the outage timeout
+_QUICK_PROBES: Final = 2  # one in so many; the others are spread over the outage timeout
 _ESTABLISHED: Final = 1
 _INFO_BYTES: Final = 148  # of struct tcp_info, up to tcpi_notsent_bytes
 _DIALS: Final = 2  # retransmitted SYNs before the kernel reports a timeout; then the worker dials again
 
 
-class _Info(NamedTuple):
+class Handler(Protocol):
+    """Whom the network tells of what happens on a connection."""
+
+    served_always: bool  # also while no collective is under way
+    worker: int  # at the other end; -1: none, or not known yet
+
+    def notify(self, readable: bool, writable: bool, ended: bool = False) -> None: ...
+
+
+class TcpState(NamedTuple):
     """What the kernel knows of a connection."""
 
     state: int
@@ -43,7 +52,7 @@ class _Info(NamedTuple):
     unsent: int  # bytes
 
     @classmethod
-    def of(cls, stream: socket.socket) -> _Info:
+    def of(cls, stream: socket.socket) -> TcpState:
         raw = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         (in_flight,), (silent,), (unsent,) = (struct.unpack_from("=I", raw, offset) for offset in (24, 56, 144))
         return cls(raw[0], raw[3], in_flight, silent / 1000, unsent)
@@ -66,7 +75,7 @@ def tolerate(stream: socket.socket, seconds: float) -> None:
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
     # Keepalive probes count towards tcp_retries2 where segments cannot leave later on: so there are at most 10 of them.
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, min(10, round(seconds / 3))))
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, min(3, round(seconds / 3))))
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(seconds / 10)))
 
 
@@ -78,18 +87,22 @@ def dial_briefly(stream: socket.socket) -> None:
 class OutageWatch(threading.Thread):
     """Looks at each connection every second, and sets what TCP needs to live through an outage and to go on soon after it.
 
-    `connections` lists (worker, socket). `on_silence` is called with a worker that has not answered for the outage timeout.
+    `on_outage` is called once a peer to which nothing is being sent has left a keepalive unanswered, so that something is:
+    without it, a sender that missed the news of its peer's open window learns of it only by its own rare probes. `on_silence`
+    is called when a peer has not answered for the outage timeout.
     """
 
     def __init__(
         self,
         seconds: float,
-        connections: Callable[[], list[tuple[int, socket.socket]]],
-        on_silence: Callable[[int], None],
+        connections: Callable[[], list[tuple[Handler, socket.socket]]],
+        on_outage: Callable[[Handler], None],
+        on_silence: Callable[[Handler], None],
     ) -> None:
         super().__init__(name="ringfence outage watch", daemon=True)
         self._seconds = seconds
         self._connections = connections
+        self._on_outage = on_outage
         self._on_silence = on_silence
         self._retries = _retries()
         self._has_pause = True  # whether this kernel has TCP_RTO_MAX_MS
@@ -99,20 +112,22 @@ class OutageWatch(threading.Thread):
     def run(self) -> None:
         while not self._stopped.wait(_LOOK_SECONDS):
             known = {}
-            for worker, stream in self._connections():
+            for handler, stream in self._connections():
                 with contextlib.suppress(OSError):  # it was closed meanwhile
-                    known[stream] = self._look(worker, stream)
+                    known[stream] = self._look(handler, stream)
             self._known = known
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def _look(self, worker: int, stream: socket.socket) -> tuple[int, int]:
-        info = _Info.of(stream)
+    def _look(self, handler: Handler, stream: socket.socket) -> tuple[int, int]:
+        info = TcpState.of(stream)
         if info.state != _ESTABLISHED:
             return (0, 0)
         if info.silent >= self._seconds:
-            self._on_silence(worker)
+            self._on_silence(handler)
+        elif info.probes and not info.in_flight and not info.unsent:
+            self._on_outage(handler)
         wanted = (round(self._seconds * 1000), _PAUSE_MS)
         if info.probing:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # sends at once if there is a route again
@@ -121,7 +136,7 @@ class OutageWatch(threading.Thread):
             self._set(stream, *wanted)
         return wanted
 
-    def _probe_pause(self, info: _Info) -> int:
+    def _probe_pause(self, info: TcpState) -> int:
         """Milliseconds, such that `tcp_retries2` probes last for the outage timeout; short at the beginning."""
         if info.probes < self._retries // _QUICK_PROBES:
             return _PAUSE_MS

@@ -7,11 +7,11 @@ import os
 import select
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ringfence import keys
 from ringfence.errors import PeerLostError
-from ringfence.transport.outage import dial_briefly, tolerate
+from ringfence.transport.outage import Handler, dial_briefly, tolerate
 
 _ACCEPTS = 32
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # asking again would be answered the same
@@ -19,13 +19,6 @@ _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _WRITABLE = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
-
-
-class Handler(Protocol):
-    served_always: bool  # also while no collective is under way
-    worker: int  # at the other end; -1: none, or not known yet
-
-    def notify(self, readable: bool, writable: bool, ended: bool = False) -> None: ...
 
 
 def resolve(host: str, port: int) -> tuple[int, Any]:
@@ -137,11 +130,11 @@ class TcpNetwork:
             self._homes.pop(descriptor).unregister(descriptor)
             self._streams.pop(descriptor, None)
 
-    def connections(self) -> list[tuple[int, socket.socket]]:
-        """The worker at the other end, and the socket, of every connection whose peer is known. Any thread may ask."""
+    def connections(self) -> list[tuple[Handler, socket.socket]]:
+        """Every connection whose peer is known, with its handler. Any thread may ask."""
         streams = list(self._streams.items())
         known = [(self._handlers.get(descriptor), stream) for descriptor, stream in streams]
-        return [(handler.worker, stream) for handler, stream in known if handler is not None and handler.worker >= 0]
+        return [(handler, stream) for handler, stream in known if handler is not None and handler.worker >= 0]
 
     def sleep(self) -> None:
         """Wait until there is something that must be served at any time; it is left for `poll`."""
