@@ -5,11 +5,11 @@ Imports nothing heavy, and raises only under ``RINGFENCE_REQUIRE=1``: then `impo
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
 from ringfence import guard
+from ringfence.log import LOGGER
 
 
 def register() -> None:
@@ -29,7 +29,7 @@ def register() -> None:
         if os.environ.get(guard.REQUIRE, "0") != "0":
             raise  # torch makes it the error of `import torch`
         # an exception here would break `import torch` itself, also for scripts that never use us
-        logging.getLogger("ringfence").warning("the ringfence backend could not be registered", exc_info=True)
+        LOGGER.warning("the ringfence backend could not be registered", exc_info=True)
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ipaddress
-import logging
 import os
 import resource
 import socket
-import sys
 import traceback
 from collections import Counter
 from typing import Any
@@ -18,6 +16,8 @@ from ringfence import keys
 from ringfence.collectives import Table
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
+from ringfence.log import LOGGER as _log
+from ringfence.log import announce
 from ringfence.rendezvous import warn_of_open_rendezvous
 from ringfence.runtime import core, plane
 from ringfence.runtime.engine import Engine
@@ -26,8 +26,6 @@ from ringfence.settings import Settings
 from ringfence.transport.alarm import Alarm
 from ringfence.transport.fork import canary, closes_in_children, in_child
 from ringfence.transport.tcp import TcpNetwork
-
-_log = logging.getLogger("ringfence")
 
 _OPEN_FILES = 1 << 16  # of a worker in a large world, if the system allows it; by default many give 1024
 
@@ -90,13 +88,11 @@ class Session:
         """Rank 0 tells people what has formed."""
         size = member.world_size
         if member.rank == 0:
-            slow = "" if core.COMPILED else f"\nringfence: the data plane is not the compiled one: {plane.why_not()}"
-            print(
-                f"ringfence: {size} worker{'s' if size > 1 else ''}, run {settings.run_id}, generation "
+            slow = "" if core.COMPILED else f"\nthe data plane is not the compiled one: {plane.why_not()}"
+            announce(
+                f"{size} worker{'s' if size > 1 else ''}, run {settings.run_id}, generation "
                 f"{settings.generation}, epoch {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
-                f"{_how_admitted(member)}{slow}",
-                file=sys.stderr,
-                flush=True,
+                f"{_how_admitted(member)}{slow}"
             )
             _warn_of_a_run_without_a_name(settings.run_id, {entry.host for entry in member.roster.entries})
         # In full: who shows two rosters to two workers chooses both, and can make them agree in a few digits.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def started_by(torchrun: list[str], variables: dict[str, str], folder: Path) -> 
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert "ringfence: 2 workers" in done.stderr
+    assert re.search(r"^ringfence: .* 2 workers, run ", done.stderr, re.M)
     return done.stderr
 
 

@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "keys": {"errors"},
     "torch_versions": set(),
+    "log": set(),
     "link": GROUND,
     "collectives": {"errors"},
     "plan": GROUND | {"collectives", "link"},
@@ -30,10 +31,10 @@ ALLOWED: dict[str, set[str]] = {
     "join": GROUND | {"admission", "control", "evidence", "policy", "settings", "transport"},
     "runtime": GROUND | {"collectives", "control", "link", "transport"},
     "rendezvous": set(),
-    "session": GROUND | {"collectives", "join", "rendezvous", "runtime", "settings", "transport"},
+    "session": GROUND | {"collectives", "join", "log", "rendezvous", "runtime", "settings", "transport"},
     "backend": {"collectives", "errors", "link", "runtime", "session", "torch_versions"},
     "guard": {"errors"},
-    "autoload": {"backend", "errors", "guard"},
+    "autoload": {"backend", "errors", "guard", "log"},
     "groups": {"autoload", "backend", "errors"},
     "bench": GROUND
     | {"__init__", "admission", "backend", "collectives", "control", "guard", "join", "link", "runtime", "session"}

@@ -1,0 +1,64 @@
+"""What ringfence prints: each line says who speaks and when, unless the program has configured logging."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+
+from tests.pool import Pool, values
+
+PREFIX = re.compile(r"ringfence: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
+WORKERS = "2 workers, run "
+WARNING = "this run has no name of its own"
+
+
+def log_of(pool: Pool, rank: int) -> list[str]:
+    return pool.workers[rank].log.read_text().splitlines()
+
+
+def configure() -> None:
+    logging.basicConfig(format="%(levelname)s|%(message)s")
+
+
+def test_every_line_of_a_worker_begins_with_its_name_and_the_time(pool: Pool) -> None:
+    """Rank 0's announcement has two lines where the data plane is the one in Python; the warning goes through logging."""
+    here = {"RINGFENCE_RUN_ID": None, "RINGFENCE_INTERFACE": "127.0.0.1"}
+    there = {"RINGFENCE_RUN_ID": None, "RINGFENCE_INTERFACE": "127.0.0.2"}
+    slow = ["env", "-u", "TORCHELASTIC_RUN_ID", "RINGFENCE_CORE=python"]
+    with pool.fresh([slow, slow]) as pair:
+        values(pair.join("ringfence", 2, env=[here, there]))
+        lines = log_of(pair, 0)
+        assert len(lines) == 3 and all(PREFIX.match(line) for line in lines), lines
+        assert WORKERS in lines[0] and "the data plane is not the compiled one" in lines[1] and WARNING in lines[2]
+
+        pair.check(configure, 2, None)
+        values(pair.join("ringfence", 2, env=[here, there]))
+        first, second, third = log_of(pair, 0)[3:]
+        assert first.startswith(f"ringfence: {WORKERS}") and second.startswith("ringfence: the data plane")
+        assert third.startswith(f"WARNING|{WARNING}")
+
+
+SCRIPT = """
+import logging
+from ringfence.log import LOGGER
+LOGGER.info("not worth a word")
+LOGGER.warning("one\\ntwo")
+try:
+    raise ValueError("three")
+except ValueError:
+    LOGGER.getChild("join").exception("a failure")
+logging.basicConfig(format="%(message)s")
+LOGGER.warning("configured")
+"""
+
+
+def test_every_line_of_a_message_and_of_a_traceback_has_the_prefix() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
+    *lines, last = done.stderr.splitlines()
+    assert all(PREFIX.match(line) for line in lines), lines
+    said = [PREFIX.sub("", line) for line in lines]
+    assert said[:4] == ["one", "two", "a failure", "Traceback (most recent call last):"]
+    assert said[-1] == "ValueError: three"
+    assert (last, done.stdout) == ("configured", "")
