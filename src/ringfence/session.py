@@ -49,7 +49,8 @@ class Session:
             _warn_of_loopback(settings, world_size)
             start.listener = listener = listen(settings)
             address = settings.link_address(listener.getsockname()[:2])
-            start.member = member = join(store, rank, world_size, settings, address, timeout, self.table.to_bytes())
+            limit = min(timeout, settings.join_timeout)
+            start.member = member = join(store, rank, world_size, settings, address, limit, self.table.to_bytes())
             self.generation = settings.generation
             self._begin(start, member, listener, settings.outage)
         except BaseException as error:

@@ -12,6 +12,7 @@ RINGFENCE_INTERFACE         name or address to listen on; default: the one that 
 RINGFENCE_PORTS             "20000-20100": listen only there; default: any port
 RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that differs from what is bound
 RINGFENCE_REQUIRE           "1": refuse process groups of other backends; read by guard.py, at `import torch`
+RINGFENCE_JOIN_TIMEOUT      seconds until the run must have formed; default: 300, and never more than torch's own timeout
 RINGFENCE_OUTAGE_TIMEOUT    seconds without an answer until a worker is given up; default: 300
 RINGFENCE_CORE              which data plane moves the bytes; read by runtime/core.py
 
@@ -63,6 +64,7 @@ KNOWN: Final = (
     "RINGFENCE_PORTS",
     "RINGFENCE_ADVERTISE",
     "RINGFENCE_REQUIRE",
+    "RINGFENCE_JOIN_TIMEOUT",
     "RINGFENCE_OUTAGE_TIMEOUT",
     CORE,
 )
@@ -84,6 +86,7 @@ class Settings:
     host: str = _LOOPBACK  # bound, and advertised unless `advertise` says otherwise
     ports: range | None = None
     advertise: tuple[str, int] | None = None
+    join_timeout: float = keys.JOIN_SECONDS
     outage: float = keys.OUTAGE_SECONDS
     policy: PolicyFile | None = None  # None: whoever holds the secret is admitted
     certificate: Credential | None = None
@@ -114,6 +117,7 @@ class Settings:
             host=_host(environ, store_host),
             ports=_ports(environ.get("RINGFENCE_PORTS", "")),
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
+            join_timeout=_seconds(environ, "RINGFENCE_JOIN_TIMEOUT", keys.JOIN_SECONDS, keys.JOIN_RANGE),
             outage=_seconds(environ, "RINGFENCE_OUTAGE_TIMEOUT", keys.OUTAGE_SECONDS, keys.OUTAGE_RANGE),
         )
 

@@ -15,10 +15,10 @@ from OpenSSL import SSL, crypto
 
 from ringfence import keys
 from ringfence.admission.binding import Role
-from ringfence.admission.messages import Admit, Hello, Proof, Refuse, encode
+from ringfence.admission.messages import Admit, Hello, Proof, Reason, Refuse, encode
 from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.join import Membership
+from ringfence.join import Membership, refusals
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials, TlsStream, _self_signed
@@ -273,6 +273,21 @@ def test_a_stranger_that_claims_a_rank_without_the_secret_is_refused_and_the_wor
     caller.say(stranger.hello, Proof(1, bytes(32)))
     assert isinstance(caller.hear(), Refuse)
     assert caller.hear() is None
+    finish(world)
+
+
+@pytest.mark.parametrize("proof", [[], [Proof(1, bytes(32))]], ids=["without a proof", "with a wrong one"])
+def test_an_unauthenticated_refusal_does_not_end_a_join(monkeypatch: pytest.MonkeyPatch, proof: list[Proof]) -> None:
+    """A peer claims the only missing rank and refuses. A worker that had proved its rank would end the join by that."""
+    monkeypatch.setattr(refusals, "_RETRIES_SECONDS", 0.0)
+    monkeypatch.setattr(refusals, "_SILENCE_SECONDS", 0.0)
+    world, address = waiting_root()
+    credentials, stranger = credentials_of(1)
+    caller = Stranger.dial(address, credentials)
+    assert isinstance(caller.hear(), Hello)
+    caller.say(stranger.hello, *proof, Refuse(Reason.PROOF, "no"))
+    while caller.hear() is not None:
+        pass
     finish(world)
 
 

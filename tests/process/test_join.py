@@ -26,6 +26,7 @@ from ringfence.join import Membership, climb, join, listen
 from ringfence.join.climb import _Climb
 from ringfence.join.parent import AddressBook, Search
 from ringfence.join.policy import policy_of
+from ringfence.join.refusals import Refusals
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.process.join_world import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
@@ -99,7 +100,7 @@ def test_the_control_edges_have_keepalive_and_a_limit_on_silence() -> None:
             copy = socket.socket(fileno=socket.dup(member.edges[0].fileno()))
             with copy:
                 assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
                 assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 30
                 assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
 
@@ -116,6 +117,9 @@ def test_the_admission_listener_closes_when_the_epoch_begins() -> None:
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
+HINTS = "see that all run, have the same RINGFENCE_RUN_ID"
+
+
 def test_a_missing_rank_is_named_by_everyone_at_the_deadline() -> None:
     world = World(7, timeout=3.0)
     world.start([0, 1, 2, 3, 4, 5])
@@ -123,7 +127,9 @@ def test_a_missing_rank_is_named_by_everyone_at_the_deadline() -> None:
     for rank in range(6):
         error = world.error(rank)
         assert error.startswith("AdmissionError")
+        assert "did not form within 3 s (RINGFENCE_JOIN_TIMEOUT)" in error
         assert "1 of 7 workers are missing: rank 6" in error
+        assert HINTS in error
 
 
 def test_a_worker_without_its_parent_says_so() -> None:
@@ -212,6 +218,50 @@ def test_another_secret_is_refused_within_seconds_and_both_sides_say_why(caplog:
     waited = world.error(0)
     assert "1 of 2 workers are missing: rank 1" in waited
     assert "rank 1 does not hold the shared secret" in waited
+    assert HINTS not in refused + waited, "the cause is known"
+
+
+def test_a_worker_that_is_missing_beside_a_refused_one_is_a_reason_for_hints() -> None:
+    world = World(3, timeout=2.0)
+    world.start([0, 1], {1: Settings(OTHER_SECRET)})
+    waited = world.error(0)
+    assert "rank 1 does not hold the shared secret" in waited and HINTS in waited
+
+
+def test_a_join_ends_once_every_missing_child_has_refused_its_parent_for_good() -> None:
+    """Rank 0 verifies by the right secret and proves by another: rank 1 proves itself, and then refuses it."""
+    world = World(2, timeout=30.0)
+    started = time.monotonic()
+    wrong = (Policy((SharedSecret(SECRET, "none"),)), SharedSecret(OTHER_SECRET, "none"))
+    world.start([0, 1], admission={0: wrong})
+    assert "rank 0 was not admitted by its children, rank 1: refused by the worker at" in world.error(0)
+    assert "rank 1 was not admitted by its parent, rank 0" in world.error(1)
+    assert time.monotonic() - started < 15
+
+
+def test_refusals_are_final_once_all_missing_children_have_stopped_trying() -> None:
+    refusals = Refusals()
+    for now in (0.0, 1.0, 2.0, 3.0):
+        refusals.add(1, now, "no")
+        refusals.check(0, {1}, now)
+    refusals.check(0, {1, 2}, 60.0)  # the other one may only be late
+    refusals.check(0, {1}, 5.9)  # it may try again
+    with pytest.raises(AdmissionError, match="rank 0 was not admitted by its children, rank 1: no"):
+        refusals.check(0, {1}, 6.0)
+    refusals.end(1)
+    refusals.check(0, {1}, 60.0)
+    refusals.check(0, set(), 60.0)
+
+
+def test_a_worker_refused_for_good_does_not_end_the_join_of_others() -> None:
+    """It has not proved which worker it is: whoever reaches the port could end a run by pretending to be the one missing."""
+    with World(2, timeout=20.0) as world:
+        world.start([0])
+        other = World(2, timeout=20.0, store=world.store)
+        other.start([1], {1: Settings(OTHER_SECRET)})
+        assert "rank 1 was not admitted by its parent, rank 0" in other.error(1)
+        world.start([1])
+        assert [member.rank for member in world.members()] == [0, 1]
 
 
 def test_another_world_size_is_refused_and_both_are_named() -> None:

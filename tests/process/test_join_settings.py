@@ -272,6 +272,21 @@ def test_a_range_of_ports(secret_file: Path) -> None:
             settings(secret_file, RINGFENCE_PORTS=wrong)
 
 
+def test_timeouts_are_numbers_of_seconds(secret_file: Path) -> None:
+    by_default = settings(secret_file)
+    assert (by_default.join_timeout, by_default.outage) == (300, 300)
+    given = settings(secret_file, RINGFENCE_JOIN_TIMEOUT="60", RINGFENCE_OUTAGE_TIMEOUT="2.5")
+    assert (given.join_timeout, given.outage) == (60, 2.5)
+
+
+@pytest.mark.parametrize("wrong", ["0", "0.9", "86401", "-5", "5 min", "1e3", "inf", "nan", "٣٠"])
+def test_a_timeout_that_is_no_number_within_limits_is_refused(secret_file: Path, wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"RINGFENCE_JOIN_TIMEOUT=.* from 1 to 86400"):
+        settings(secret_file, RINGFENCE_JOIN_TIMEOUT=wrong)
+    with pytest.raises(ConfigurationError, match=r"RINGFENCE_OUTAGE_TIMEOUT=.* from 2 to 86400"):
+        settings(secret_file, RINGFENCE_OUTAGE_TIMEOUT=wrong)
+
+
 def test_addresses() -> None:
     for address in (("10.0.0.1", 1), ("::1", 65535), ("host.example", 80)):
         assert parse_address(format_address(address), "x") == address

@@ -6,8 +6,11 @@ import logging
 import re
 import subprocess
 import sys
+import time
 
-from tests.pool import Pool, values
+import pytest
+
+from tests.pool import Failure, Pool, values
 
 PREFIX = re.compile(r"ringfence: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 WORKERS = "2 workers, run "
@@ -62,3 +65,20 @@ def test_every_line_of_a_message_and_of_a_traceback_has_the_prefix() -> None:
     assert said[:4] == ["one", "two", "a failure", "Traceback (most recent call last):"]
     assert said[-1] == "ValueError: three"
     assert (last, done.stdout) == ("configured", "")
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(60, "1"), (1, "60")], ids=["its own", "torch's, which is shorter"])
+def test_joining_has_a_timeout_of_its_own(pool: Pool, seconds: float, limit: str) -> None:
+    with pool.fresh() as pair:
+        pair.check(start, 2, None)
+        began = time.monotonic()
+        here = {"RINGFENCE_JOIN_TIMEOUT": limit}
+        results = pair.join("ringfence", 2, seconds=seconds, env=[here, {**here, "RINGFENCE_RUN_ID": "another run"}])
+        assert time.monotonic() - began < 20
+    for result in results:
+        assert isinstance(result, Failure) and result.type == "AdmissionError"
+        assert "did not form within 1 s (RINGFENCE_JOIN_TIMEOUT)" in result.message
+
+
+def start() -> None:
+    """A worker has started."""

@@ -42,12 +42,16 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a handshake failed. `same_run`: the peer claimed this run, this generation and a rank that belongs here."""
+    """How a handshake failed. `same_run`: the peer claimed this run, this generation and a rank that belongs here.
+
+    `proven`: the peer refuses after its proof was verified, so it is the worker that it claims to be.
+    """
 
     reason: Reason
     text: str
     by_peer: bool
     same_run: bool
+    proven: bool = False
 
 
 class Handshake:
@@ -162,7 +166,8 @@ class Handshake:
 
     def _on_refuse(self, message: Message) -> list[Message]:
         assert isinstance(message, Refuse)
-        self._end(Refusal(message.reason, message.text, by_peer=True, same_run=self._same_run()))
+        proven = self.admitted is not None
+        self._end(Refusal(message.reason, message.text, by_peer=True, same_run=self._same_run(), proven=proven))
         return []
 
     # -- parts ------------------------------------------------------------------------------------------------------

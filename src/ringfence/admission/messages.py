@@ -132,7 +132,7 @@ class Admit:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The sender does not admit the receiver. Comes from a peer that is not trusted: shown to people, never obeyed."""
+    """The sender does not admit the receiver. Shown to people, and believed only of a peer whose proof was verified."""
 
     TYPE: ClassVar[int] = 4
 

@@ -9,6 +9,7 @@
     verification.py  peers' proofs, verified beside the loop
     shares.py        CPU time of unauthenticated peers, shared by address
     parent.py        where the parent is, when to try again, when to give up
+    refusals.py      children that refuse this worker, and when that is final
     waiting.py       what a join waits for, in words
     peer.py          one connection, from stranger to neighbour
 

@@ -31,8 +31,9 @@ from ringfence.join.collect import Collector, Outcome, attempt
 from ringfence.join.holdings import Holdings
 from ringfence.join.listener import listen
 from ringfence.join.membership import Membership
-from ringfence.join.parent import AddressBook, Place, Search, Store
+from ringfence.join.parent import FINAL, AddressBook, Place, Search, Store
 from ringfence.join.peer import Peer
+from ringfence.join.refusals import Refusals
 from ringfence.join.shares import Shares
 from ringfence.join.verification import Verification
 from ringfence.join.waiting import FIRST_WARNING, NEXT_WARNING, explain
@@ -146,6 +147,7 @@ class _Climb:
         self._report_at = now + _REPORT_SECONDS
         self._warn_at = now + FIRST_WARNING
         self._refused: dict[int, str] = {}  # claimed rank: why; our own: why there was no proof to show
+        self._refusals = Refusals()
         self._failure: Failure | None = None
         self._judged_at: float | None = None  # the first neighbour
         self._showing: Showing | None = (
@@ -178,6 +180,7 @@ class _Climb:
             self._dial_if_due(now)
             self._report_if_due(now)
             self._warn_if_due(now)
+            self._refusals.check(self._entry.rank, self._children - self._edges.keys(), now)
             if self._check_when_passed_on():
                 continue
             self._watch()
@@ -446,6 +449,7 @@ class _Climb:
         peer.become_neighbour(entry.rank, entry.world_size, self._settings.outage)
         self._strangers.remove(peer)
         self._edges[entry.rank] = peer
+        self._refusals.end(entry.rank)
         if handshake.role is Role.CHILD:
             self._search = self._dialled = None
             self._deliver(self._tree.attach_parent(entry, handshake.child_proof_digest))
@@ -459,6 +463,8 @@ class _Climb:
             if rank not in self._refused:  # once: a stranger must not be able to fill a log
                 _log.warning("rank %d, joining, %s", self._entry.rank, text)
             self._refused[rank] = text
+            if refusal.proven and refusal.reason in FINAL and rank in self._children:
+                self._refusals.add(rank, time.monotonic(), text)
         self._drop(peer, text, refusal)
 
     def _go_without_proof(self, peer: Peer, error: Exception) -> None:
@@ -581,7 +587,7 @@ class _Climb:
         vars(self).clear()
 
     def _late(self, now: float) -> str:
-        return self._known(now, f"did not form within {self._timeout:g} s")
+        return self._known(now, f"did not form within {self._timeout:g} s (RINGFENCE_JOIN_TIMEOUT)")
 
     def _known(self, now: float, state: str) -> str:
         """What is known of the run in this state, and of who is missing."""

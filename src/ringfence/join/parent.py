@@ -16,8 +16,8 @@ _FIRST_RETRY: Final = 0.02  # seconds; doubles up to
 _LAST_RETRY: Final = 1.0
 # A worker of this very run that refuses us will not change its mind, but the address it answers at may be about to be
 # replaced. So ask again for a little while, then give up.
-_PATIENCE_SECONDS: Final = 3.0
-_FINAL: Final = frozenset({Reason.WORLD_SIZE, Reason.POLICY, Reason.SUITE, Reason.PROOF})
+PATIENCE_SECONDS: Final = 3.0
+FINAL: Final = frozenset({Reason.WORLD_SIZE, Reason.POLICY, Reason.SUITE, Reason.PROOF})
 _SILENCE_SECONDS: Final = 1.0  # what takes longer to answer is worth a word
 
 
@@ -119,9 +119,9 @@ class Search:
         self._trouble = trouble
         self.next_at = now + self._pause
         self._pause = min(2 * self._pause, _LAST_RETRY)
-        if refusal is None or not refusal.same_run or refusal.reason not in _FINAL:
+        if refusal is None or not refusal.same_run or refusal.reason not in FINAL:
             self._refused_since = None
         elif self._refused_since is None:
             self._refused_since = now
-        elif now >= self._refused_since + _PATIENCE_SECONDS:
+        elif now >= self._refused_since + PATIENCE_SECONDS:
             raise AdmissionError(f"rank {self._own} was not admitted by its parent, rank {self.parent}: {trouble}")

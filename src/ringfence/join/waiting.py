@@ -10,7 +10,7 @@ from ringfence.admission.tree import Tree
 from ringfence.join.parent import Search
 from ringfence.settings import format_address
 
-# Workers that cannot find each other try in silence, and torch's own timeout is half an hour: say what is amiss.
+# Workers that cannot find each other try in silence: say what is amiss.
 FIRST_WARNING: Final = 15.0  # seconds; longer than the longest attempt of a stranger without evidence
 NEXT_WARNING: Final = 60.0
 _NAMED: Final = 16  # ranks in a text
@@ -24,7 +24,10 @@ def explain(
     refused: Mapping[int, str],
     now: float,
 ) -> str:
-    """Who is missing, why, as far as it is known here, and what to look at. `address` is where others reach this worker."""
+    """Who is missing, why, as far as it is known here, and, where it is not, what to look at.
+
+    `address` is where others reach this worker. `refused`: why workers that claimed these ranks were refused, or this one was.
+    """
     waiting = tree.waiting
     ranks = list(waiting.ranks) if waiting else tree.missing()
     missing = waiting.missing if waiting else len(ranks)
@@ -38,8 +41,11 @@ def explain(
         parts.append(tree.awaited())
     parts += [f"rank {entry.rank} {text}" for _, text in sorted(refused.items())]
     parts.append(f"rank {entry.rank} itself is at {format_address(address)}")
-    parts.append(
-        "see that all run, have the same RINGFENCE_RUN_ID and RINGFENCE_GENERATION, hold the same secret or policy and can "
-        "reach each other (RINGFENCE_INTERFACE)"
-    )
+    searched = [search.parent] if search is not None else ranks if len(ranks) == missing else []
+    cause_is_known = entry.rank in refused or (searched and refused.keys() >= set(searched))
+    if not cause_is_known:
+        parts.append(
+            "see that all run, have the same RINGFENCE_RUN_ID and RINGFENCE_GENERATION, hold the same secret or policy and can "
+            "reach each other (RINGFENCE_INTERFACE)"
+        )
     return "; ".join(parts)
