@@ -190,8 +190,8 @@ class Loop:
         if isinstance(handler, Inbox):
             self._ask_unless_leaving(lambda: self.engine.on_outage(handler))
 
-    def _on_silence(self, handler: Handler) -> None:
-        self._ask_unless_leaving(lambda: self.engine.on_silence(handler.worker))
+    def _on_silence(self, worker: int) -> None:
+        self._ask_unless_leaving(lambda: self.engine.on_silence(worker))
 
     def _ask_unless_leaving(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(ProtocolError):

@@ -28,6 +28,7 @@ _PAUSE_MS: Final = 1000  # between retransmissions, so that a run goes on soon; 
 _ENDLESS_MS: Final = 1 << 30  # of TCP_USER_TIMEOUT: 12 days
 _LOOK_SECONDS: Final = 1.0
 _QUICK_PROBES: Final = 2  # one in so many; the others are spread over the outage timeout
+_QUICK_KEEPALIVE: Final = 1  # seconds between these, on a connection that is idle
 _ESTABLISHED: Final = 1
 _INFO_BYTES: Final = 148  # of struct tcp_info, up to tcpi_notsent_bytes
 _DIALS: Final = 2  # retransmitted SYNs before the kernel reports a timeout; then the worker dials again
@@ -48,19 +49,28 @@ class TcpState(NamedTuple):
     state: int
     probes: int  # sent since the last answer
     in_flight: int  # segments
-    silent: float  # seconds since the peer's last answer
+    silent: float  # seconds since anything came from the peer
     unsent: int  # bytes
 
     @classmethod
     def of(cls, stream: socket.socket) -> TcpState:
         raw = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        (in_flight,), (silent,), (unsent,) = (struct.unpack_from("=I", raw, offset) for offset in (24, 56, 144))
-        return cls(raw[0], raw[3], in_flight, silent / 1000, unsent)
+        in_flight, data, answer, unsent = (struct.unpack_from("=I", raw, offset)[0] for offset in (24, 52, 56, 144))
+        # A connection on which only data comes in has no answers: there is nothing to answer.
+        return cls(raw[0], raw[3], in_flight, min(data, answer) / 1000, unsent)
 
     @property
     def probing(self) -> bool:
         """Something is to be sent, and TCP sends probes in its place."""
         return self.unsent > 0 and self.in_flight == 0
+
+
+class _Options(NamedTuple):
+    """What is set on a connection: milliseconds, milliseconds, seconds."""
+
+    user_timeout: int
+    retransmit: int
+    keepalive: int
 
 
 def is_unanswered(error: BaseException | None) -> bool:
@@ -73,10 +83,14 @@ def is_unanswered(error: BaseException | None) -> bool:
 def tolerate(stream: socket.socket, seconds: float) -> None:
     """Have the kernel end this connection when the peer has not answered for so long, and not before."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
-    # Keepalive probes count towards tcp_retries2 where segments cannot leave later on: so there are at most 10 of them.
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, min(3, round(seconds / 3))))
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(seconds / 10)))
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive_seconds(seconds))
+
+
+def keepalive_seconds(outage: float) -> int:
+    """Between two probes: they count towards `tcp_retries2` where later on segments cannot leave, so there are about 10."""
+    return max(1, round(outage / 10))
 
 
 def dial_briefly(stream: socket.socket) -> None:
@@ -89,7 +103,7 @@ class OutageWatch(threading.Thread):
 
     `on_outage` is called once a peer to which nothing is being sent has left a keepalive unanswered, so that something is:
     without it, a sender that missed the news of its peer's open window learns of it only by its own rare probes. `on_silence`
-    is called when a peer has not answered for the outage timeout.
+    is called with a worker that has not answered on any connection for the outage timeout.
     """
 
     def __init__(
@@ -97,7 +111,7 @@ class OutageWatch(threading.Thread):
         seconds: float,
         connections: Callable[[], list[tuple[Handler, socket.socket]]],
         on_outage: Callable[[Handler], None],
-        on_silence: Callable[[Handler], None],
+        on_silence: Callable[[int], None],
     ) -> None:
         super().__init__(name="ringfence outage watch", daemon=True)
         self._seconds = seconds
@@ -106,48 +120,55 @@ class OutageWatch(threading.Thread):
         self._on_silence = on_silence
         self._retries = _retries()
         self._has_pause = True  # whether this kernel has TCP_RTO_MAX_MS
-        self._known: dict[socket.socket, tuple[int, int]] = {}  # (TCP_USER_TIMEOUT, TCP_RTO_MAX_MS) as set here
+        self._known: dict[socket.socket, _Options] = {}  # as set here
         self._stopped = threading.Event()
 
     def run(self) -> None:
         while not self._stopped.wait(_LOOK_SECONDS):
-            known = {}
+            known: dict[socket.socket, _Options] = {}
+            silent: dict[int, float] = {}  # by worker: one answer on any connection is an answer
             for handler, stream in self._connections():
                 with contextlib.suppress(OSError):  # it was closed meanwhile
-                    known[stream] = self._look(handler, stream)
+                    state = TcpState.of(stream)
+                    if state.state == _ESTABLISHED:
+                        known[stream] = self._look(handler, stream, state)
+                        silent[handler.worker] = min(state.silent, silent.get(handler.worker, state.silent))
             self._known = known
+            for worker in [worker for worker, seconds in silent.items() if seconds >= self._seconds]:
+                self._on_silence(worker)
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def _look(self, handler: Handler, stream: socket.socket) -> tuple[int, int]:
-        info = TcpState.of(stream)
-        if info.state != _ESTABLISHED:
-            return (0, 0)
-        if info.silent >= self._seconds:
-            self._on_silence(handler)
-        elif info.probes and not info.in_flight and not info.unsent:
+    def _look(self, handler: Handler, stream: socket.socket, state: TcpState) -> _Options:
+        if state.probes and not state.in_flight and not state.unsent:
             self._on_outage(handler)
-        wanted = (round(self._seconds * 1000), _PAUSE_MS)
-        if info.probing:
+        quick = state.probes < self._retries // _QUICK_PROBES
+        options = _Options(
+            user_timeout=round(2000 * self._seconds),  # if this thread does not end it
+            retransmit=_PAUSE_MS,
+            keepalive=_QUICK_KEEPALIVE if quick else keepalive_seconds(self._seconds),
+        )
+        if state.probing:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # sends at once if there is a route again
-            wanted = (_ENDLESS_MS, self._probe_pause(info))
-        if wanted != self._known.get(stream):
-            self._set(stream, *wanted)
-        return wanted
+            options = options._replace(user_timeout=_ENDLESS_MS, retransmit=self._probe_pause(state))
+        if options != self._known.get(stream):
+            self._set(stream, options)
+        return options
 
-    def _probe_pause(self, info: TcpState) -> int:
+    def _probe_pause(self, state: TcpState) -> int:
         """Milliseconds, such that `tcp_retries2` probes last for the outage timeout; short at the beginning."""
-        if info.probes < self._retries // _QUICK_PROBES:
+        if state.probes < self._retries // _QUICK_PROBES:
             return _PAUSE_MS
-        left = max(0.0, self._seconds - info.silent) / max(1, self._retries - info.probes - 1)
+        left = max(0.0, self._seconds - state.silent) / max(1, self._retries - state.probes - 1)
         return min(max(_PAUSE_MS, round(left * 1000)), 120_000)
 
-    def _set(self, stream: socket.socket, user_timeout: int, pause: int) -> None:
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout)
+    def _set(self, stream: socket.socket, options: _Options) -> None:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, options.user_timeout)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, options.keepalive)
         if self._has_pause:
             try:
-                stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, pause)
+                stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, options.retransmit)
             except OSError as error:
                 if error.errno != errno.ENOPROTOOPT:
                     raise
