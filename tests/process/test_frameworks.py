@@ -92,11 +92,11 @@ def losses(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 def test_an_example_trains_sealed_with_the_losses_of_gloo(name: str, workers: int, tmp_path: Path) -> None:
     sealed = run(name, workers, source_of(name), tmp_path, RINGFENCE_REQUIRE="1")
-    assert f"ringfence: {workers} workers" in sealed.stdout + sealed.stderr, sealed.stderr
+    assert f" {workers} workers, run " in sealed.stdout + sealed.stderr, sealed.stderr
     group = '__import__("torch").distributed.init_process_group("gloo")' if name in NEEDS_A_GROUP else "pass"
     gloo = run(name, workers, without_ringfence(name, group), tmp_path)
     assert "NOT protected, although RINGFENCE_SECRET_FILE is set" in gloo.stdout + gloo.stderr
-    assert f"ringfence: {workers} workers" not in gloo.stdout + gloo.stderr
+    assert f" {workers} workers, run " not in gloo.stdout + gloo.stderr
     assert losses(sealed) == losses(gloo)
 
 
