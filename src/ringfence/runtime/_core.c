@@ -79,12 +79,37 @@ static inline void stop_clock(int stage, Start start) {
     spent[stage] += wall;
 }
 
-/* -- names that are looked up often --------------------------------------------------------------------------------- */
+/* -- the module's state ---------------------------------------------------------------------------------------------- */
 
-static PyObject *s_add, *s_address, *s_append, *s_check, *s_counter, *s_data_ptr, *s_fileno, *s_inbox, *s_lease,
-    *s_length_of_other, *s_memory_changed, *s_nbytes, *s_open_into, *s_origin, *s_outbox, *s_popleft, *s_recv_into, *s_release, *s_seal_into, *s_send,
-    *s_storage, *s_tag, *s_take, *s_ended;
-static PyObject *deque_type, *socket_type, *segment_bytes_of, *combine_bytes, *divide_bytes;
+/* What the module holds: names, what it calls, its own types. Objects only, which core_traverse relies on. */
+typedef struct {
+    PyObject *s_add, *s_address, *s_append, *s_check, *s_counter, *s_data_ptr, *s_fileno, *s_inbox, *s_lease,
+        *s_length_of_other, *s_memory_changed, *s_nbytes, *s_obj, *s_open_into, *s_origin, *s_outbox, *s_popleft, *s_recv_into,
+        *s_release, *s_seal_into, *s_send, *s_storage, *s_tag, *s_take, *s_ended;
+    PyObject *deque_type, *socket_type, *segment_bytes_of, *combine_bytes, *divide_bytes;
+    PyObject *segment_type, *piece_type, *pool_type, *program_type, *end_type, *run_type;
+} State;
+
+/* Segments and pools, which the garbage collector does not follow, keep their type, and so the module and its state, alive.
+ * Ends and runs have the state through their pool. */
+
+/* What Py_XSETREF does, which the limited API lacks. */
+#define REPLACE(place, value)                                                                                                   \
+    do {                                                                                                                        \
+        PyObject *replaced = (PyObject *)(place);                                                                               \
+        (place) = (value);                                                                                                      \
+        Py_XDECREF(replaced);                                                                                                   \
+    } while (0)
+
+#define FIXED (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE)
+#define MADE_HERE (FIXED | Py_TPFLAGS_DISALLOW_INSTANTIATION) /* Python code makes none of them */
+
+/* For a type without cycles: its memory and its reference to the type. */
+static void free_object(void *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
 
 /* -- views: whoever has one keeps its memory alive ------------------------------------------------------------------- */
 
@@ -97,14 +122,14 @@ typedef struct {
 
 /* The call that a view was made for is over: whoever kept it, such as a profiler, has a view of nothing. Takes over the
  * reference, which may be NULL; keeps the error that is set, if one is. */
-static void end_view(PyObject *view) {
+static void end_view(State *state, PyObject *view) {
     if (view == NULL || Py_REFCNT(view) == 1) { /* nobody kept it */
         Py_XDECREF(view);
         return;
     }
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    PyObject *done = PyObject_CallMethodNoArgs(view, s_release);
+    PyObject *done = PyObject_CallMethodObjArgs(view, state->s_release, NULL);
     if (done == NULL && PyErr_ExceptionMatches(PyExc_BufferError))
         PyErr_Clear(); /* somebody has taken a buffer of it, and keeps the memory alive with that */
     else if (done == NULL)
@@ -121,17 +146,17 @@ static PyObject *copy_of(const void *at, Py_ssize_t length) { return PyBytes_Fro
 
 typedef struct {
     PyObject_HEAD
+    State *state;
     char *memory;
     char *at; /* the frame; its payload is aligned to a cache line */
     char idle; /* in a pool */
 } Segment;
 
-static PyTypeObject SegmentType;
-
-static Segment *new_segment(void) {
-    Segment *self = PyObject_New(Segment, &SegmentType);
+static Segment *new_segment(State *state) {
+    Segment *self = PyObject_New(Segment, (PyTypeObject *)state->segment_type);
     if (self == NULL)
         return NULL;
+    self->state = state;
     self->idle = 0;
     if (posix_memalign((void **)&self->memory, 64, 128 + FRAME_BYTES)) {
         self->memory = NULL;
@@ -145,14 +170,12 @@ static Segment *new_segment(void) {
 
 static void segment_dealloc(Segment *self) {
     free(self->memory);
-    PyObject_Free(self);
+    free_object(self);
 }
 
 static int segment_buffer(Segment *self, Py_buffer *buffer, int flags) {
     return PyBuffer_FillInfo(buffer, (PyObject *)self, self->at, FRAME_BYTES, 0, flags);
 }
-
-static PyBufferProcs segment_as_buffer = {(getbufferproc)segment_buffer, NULL};
 
 static Place in_segment(Segment *segment, Py_ssize_t offset, Py_ssize_t length) {
     return (Place){(PyObject *)segment, offset, length, segment->at + offset};
@@ -165,15 +188,14 @@ static PyObject *segment_view(Segment *self, void *unused) {
 
 static PyGetSetDef segment_getset[] = {{"view", (getter)segment_view, NULL, "The bytes of the frame.", NULL}, {NULL}};
 
-static PyTypeObject SegmentType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Segment",
-    .tp_basicsize = sizeof(Segment),
-    .tp_dealloc = (destructor)segment_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_as_buffer = &segment_as_buffer,
-    .tp_getset = segment_getset,
-    .tp_doc = "Room for one frame.",
+static PyType_Slot segment_slots[] = {
+    {Py_tp_dealloc, segment_dealloc},
+    {Py_bf_getbuffer, segment_buffer},
+    {Py_tp_getset, segment_getset},
+    {Py_tp_doc, "Room for one frame."},
+    {0, NULL},
 };
+static PyType_Spec segment_spec = {"ringfence.runtime._core.Segment", sizeof(Segment), 0, MADE_HERE, segment_slots};
 
 /* A piece of a segment: what it exports is that piece, and it keeps the segment. */
 typedef struct {
@@ -184,29 +206,27 @@ typedef struct {
 
 static void piece_dealloc(Piece *self) {
     Py_DECREF(self->segment);
-    PyObject_Free(self);
+    free_object(self);
 }
 
 static int piece_buffer(Piece *self, Py_buffer *buffer, int flags) {
     return PyBuffer_FillInfo(buffer, (PyObject *)self, self->segment->at + self->offset, self->length, 0, flags);
 }
 
-static PyBufferProcs piece_as_buffer = {(getbufferproc)piece_buffer, NULL};
-
-static PyTypeObject PieceType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Piece",
-    .tp_basicsize = sizeof(Piece),
-    .tp_dealloc = (destructor)piece_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_as_buffer = &piece_as_buffer,
-    .tp_doc = "A piece of a segment.",
+static PyType_Slot piece_slots[] = {
+    {Py_tp_dealloc, piece_dealloc},
+    {Py_bf_getbuffer, piece_buffer},
+    {Py_tp_doc, "A piece of a segment."},
+    {0, NULL},
 };
+static PyType_Spec piece_spec = {"ringfence.runtime._core.Piece", sizeof(Piece), 0, MADE_HERE, piece_slots};
 
 /* A view of the place. It keeps the owner alive, and so does every view that somebody makes of it. */
 static PyObject *view_of(Place place) {
-    if (!Py_IS_TYPE(place.owner, &SegmentType))
+    if (PyMemoryView_Check(place.owner))
         return PySequence_GetSlice(place.owner, place.offset, place.offset + place.length);
-    Piece *piece = PyObject_New(Piece, &PieceType);
+    Segment *segment = (Segment *)place.owner;
+    Piece *piece = PyObject_New(Piece, (PyTypeObject *)segment->state->piece_type);
     if (piece == NULL)
         return NULL;
     piece->segment = (Segment *)Py_NewRef(place.owner);
@@ -221,19 +241,18 @@ static PyObject *view_of(Place place) {
 
 typedef struct {
     PyObject_HEAD
+    State *state;
     Segment *idle[MOST_IDLE];
     int count, most;
     Py_ssize_t made;
 } Pool;
-
-static PyTypeObject PoolType;
 
 static Segment *pool_take(Pool *self) {
     if (self->count) {
         self->idle[--self->count]->idle = 0;
         return self->idle[self->count];
     }
-    Segment *segment = new_segment();
+    Segment *segment = new_segment(self->state);
     if (segment != NULL)
         self->made++;
     return segment;
@@ -241,11 +260,18 @@ static Segment *pool_take(Pool *self) {
 
 /* Takes over the caller's reference. A segment that others still send, or have a view of, stays with them. */
 static void pool_give(Pool *self, Segment *segment) {
-    if (Py_REFCNT(segment) == 1 && self->count < self->most) {
+    if (Py_REFCNT((PyObject *)segment) == 1 && self->count < self->most) {
         segment->idle = 1;
         self->idle[self->count++] = segment;
     } else
         Py_DECREF(segment);
+}
+
+static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    Pool *self = (Pool *)PyType_GenericNew(type, args, keywords);
+    if (self != NULL)
+        self->state = PyType_GetModuleState(type); /* nothing can be derived from the type, so that it is ours */
+    return (PyObject *)self;
 }
 
 static int pool_init(Pool *self, PyObject *args, PyObject *keywords) {
@@ -264,7 +290,7 @@ static int pool_init(Pool *self, PyObject *args, PyObject *keywords) {
 static void pool_dealloc(Pool *self) {
     while (self->count)
         Py_DECREF(self->idle[--self->count]);
-    Py_TYPE(self)->tp_free(self);
+    free_object(self);
 }
 
 static PyObject *pool_take_method(Pool *self, PyObject *unused) {
@@ -273,7 +299,7 @@ static PyObject *pool_take_method(Pool *self, PyObject *unused) {
 }
 
 static PyObject *pool_give_method(Pool *self, PyObject *segment) {
-    if (!Py_IS_TYPE(segment, &SegmentType)) {
+    if (!Py_IS_TYPE(segment, (PyTypeObject *)self->state->segment_type)) {
         PyErr_SetString(PyExc_TypeError, "a pool takes segments");
         return NULL;
     }
@@ -296,17 +322,16 @@ static PyMethodDef pool_methods[] = {
 static PyMemberDef pool_members[] = {
     {"made", T_PYSSIZET, offsetof(Pool, made), READONLY, "How many segments were ever made."}, {NULL}};
 
-static PyTypeObject PoolType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Pool",
-    .tp_basicsize = sizeof(Pool),
-    .tp_dealloc = (destructor)pool_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_methods = pool_methods,
-    .tp_members = pool_members,
-    .tp_init = (initproc)pool_init,
-    .tp_new = PyType_GenericNew,
-    .tp_doc = "Segments that are used again; it keeps at most `most` idle ones.",
+static PyType_Slot pool_slots[] = {
+    {Py_tp_dealloc, pool_dealloc},
+    {Py_tp_methods, pool_methods},
+    {Py_tp_members, pool_members},
+    {Py_tp_init, pool_init},
+    {Py_tp_new, pool_new},
+    {Py_tp_doc, "Segments that are used again; it keeps at most `most` idle ones."},
+    {0, NULL},
 };
+static PyType_Spec pool_spec = {"ringfence.runtime._core.Pool", sizeof(Pool), 0, FIXED, pool_slots};
 
 /* -- programs ------------------------------------------------------------------------------------------------------- */
 
@@ -331,8 +356,6 @@ typedef struct {
     Step *steps;
 } Program;
 
-static PyTypeObject ProgramType;
-
 static void program_dealloc(Program *self) {
     for (int i = 0; self->steps != NULL && i < self->count; i++) {
         PyMem_Free(self->steps[i].need);
@@ -340,7 +363,7 @@ static void program_dealloc(Program *self) {
         PyMem_Free(self->steps[i].sharer);
     }
     PyMem_Free(self->steps);
-    PyObject_Free(self);
+    free_object(self);
 }
 
 static int is_tuple(PyObject *object) {
@@ -354,18 +377,18 @@ static int is_tuple(PyObject *object) {
 static int read_numbers(PyObject *tuple, int limit, int *count, int **numbers) {
     if (!is_tuple(tuple))
         return -1;
-    if (PyTuple_GET_SIZE(tuple) > MOST_STEPS) {
+    if (PyTuple_Size(tuple) > MOST_STEPS) {
         PyErr_SetString(PyExc_ValueError, "a program names more steps than it can have");
         return -1;
     }
-    *count = (int)PyTuple_GET_SIZE(tuple);
+    *count = (int)PyTuple_Size(tuple);
     *numbers = PyMem_New(int, *count + 1);
     if (*numbers == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     for (int i = 0; i < *count; i++) {
-        long number = PyLong_AsLong(PyTuple_GET_ITEM(tuple, i));
+        long number = PyLong_AsLong(PyTuple_GetItem(tuple, i));
         if (number == -1 && PyErr_Occurred())
             return -1;
         if (number < 0 || number >= limit) {
@@ -380,11 +403,11 @@ static int read_numbers(PyObject *tuple, int limit, int *count, int **numbers) {
 static int read_needs(PyObject *tuple, int limit, Step *step) {
     if (!is_tuple(tuple))
         return -1;
-    if (PyTuple_GET_SIZE(tuple) > MOST_STEPS) {
+    if (PyTuple_Size(tuple) > MOST_STEPS) {
         PyErr_SetString(PyExc_ValueError, "a program names more steps than it can have");
         return -1;
     }
-    step->needs = (int)PyTuple_GET_SIZE(tuple);
+    step->needs = (int)PyTuple_Size(tuple);
     step->need = PyMem_New(Need, step->needs + 1);
     if (step->need == NULL) {
         PyErr_NoMemory();
@@ -392,7 +415,7 @@ static int read_needs(PyObject *tuple, int limit, Step *step) {
     }
     for (int i = 0; i < step->needs; i++) {
         Need *need = &step->need[i];
-        PyObject *item = PyTuple_GET_ITEM(tuple, i);
+        PyObject *item = PyTuple_GetItem(tuple, i);
         if (!is_tuple(item) || !PyArg_ParseTuple(item, "ip", &need->step, &need->by_segment))
             return -1;
         if (need->step < 0 || need->step >= limit) {
@@ -412,19 +435,19 @@ static int writes_same(Program *self, Step *step, int other, int sealed_once) {
 
 /* compile(steps, dependencies, wakes, ordinals, shared_by, heirs, chunks) -> Program */
 static PyObject *core_compile(PyObject *module, PyObject *args) {
-    (void)module;
+    State *state = PyModule_GetState(module);
     PyObject *steps, *needs, *wakes, *ordinals, *sharers, *heirs;
     int chunks;
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!i", &PyTuple_Type, &steps, &PyTuple_Type, &needs, &PyTuple_Type, &wakes, &PyTuple_Type,
                           &ordinals, &PyTuple_Type, &sharers, &PyTuple_Type, &heirs, &chunks))
         return NULL;
-    Py_ssize_t count = PyTuple_GET_SIZE(steps);
-    if (PyTuple_GET_SIZE(needs) != count || PyTuple_GET_SIZE(wakes) != count || PyTuple_GET_SIZE(ordinals) != count ||
-        PyTuple_GET_SIZE(sharers) != count || PyTuple_GET_SIZE(heirs) != count || count > MOST_STEPS || chunks < 0) {
+    Py_ssize_t count = PyTuple_Size(steps);
+    if (PyTuple_Size(needs) != count || PyTuple_Size(wakes) != count || PyTuple_Size(ordinals) != count ||
+        PyTuple_Size(sharers) != count || PyTuple_Size(heirs) != count || count > MOST_STEPS || chunks < 0) {
         PyErr_SetString(PyExc_ValueError, "the parts of a program differ in length, or there are too many or too few of them");
         return NULL;
     }
-    Program *self = PyObject_New(Program, &ProgramType);
+    Program *self = PyObject_New(Program, (PyTypeObject *)state->program_type);
     if (self == NULL)
         return NULL;
     self->count = (int)count;
@@ -436,7 +459,7 @@ static PyObject *core_compile(PyObject *module, PyObject *args) {
     }
     for (int i = 0; i < self->count; i++) {
         Step *step = &self->steps[i];
-        PyObject *item = PyTuple_GET_ITEM(steps, i);
+        PyObject *item = PyTuple_GetItem(steps, i);
         if (!is_tuple(item) ||
             !PyArg_ParseTuple(item, "iiiiILp", &step->action, &step->chunk, &step->peer, &step->other,
                               &step->label, &step->origin, &step->received_first))
@@ -451,7 +474,7 @@ static PyObject *core_compile(PyObject *module, PyObject *args) {
             PyErr_SetString(PyExc_ValueError, "a step names a chunk that the schedule does not have");
             goto fail;
         }
-        unsigned long ordinal = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(ordinals, i));
+        unsigned long ordinal = PyLong_AsUnsignedLong(PyTuple_GetItem(ordinals, i));
         if (ordinal == (unsigned long)-1 && PyErr_Occurred())
             goto fail;
         if (ordinal > UINT32_MAX) {
@@ -459,11 +482,11 @@ static PyObject *core_compile(PyObject *module, PyObject *args) {
             goto fail;
         }
         step->ordinal = (uint32_t)ordinal;
-        if (read_needs(PyTuple_GET_ITEM(needs, i), self->count, step) ||
-            read_numbers(PyTuple_GET_ITEM(wakes, i), self->count, &step->wakes, &step->wake) ||
-            read_numbers(PyTuple_GET_ITEM(sharers, i), self->count, &step->sharers, &step->sharer))
+        if (read_needs(PyTuple_GetItem(needs, i), self->count, step) ||
+            read_numbers(PyTuple_GetItem(wakes, i), self->count, &step->wakes, &step->wake) ||
+            read_numbers(PyTuple_GetItem(sharers, i), self->count, &step->sharers, &step->sharer))
             goto fail;
-        long heir = PyLong_AsLong(PyTuple_GET_ITEM(heirs, i));
+        long heir = PyLong_AsLong(PyTuple_GetItem(heirs, i));
         if (heir == -1 && PyErr_Occurred())
             goto fail;
         if (heir < -1 || heir >= self->count) {
@@ -488,13 +511,12 @@ fail:
     return NULL;
 }
 
-static PyTypeObject ProgramType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Program",
-    .tp_basicsize = sizeof(Program),
-    .tp_dealloc = (destructor)program_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "The steps of a schedule as numbers.",
+static PyType_Slot program_slots[] = {
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_doc, "The steps of a schedule as numbers."},
+    {0, NULL},
 };
+static PyType_Spec program_spec = {"ringfence.runtime._core.Program", sizeof(Program), 0, MADE_HERE, program_slots};
 
 /* -- one end of a link: the part that moves bytes -------------------------------------------------------------------- */
 
@@ -520,9 +542,8 @@ typedef struct {
     Segment *receiving;
 } End;
 
-static PyTypeObject EndType;
-
 static int end_traverse(End *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->ready);
     Py_VISIT(self->blocked);
     Py_VISIT(self->queue);
@@ -554,18 +575,35 @@ static int end_clear(End *self) {
 }
 
 static void end_dealloc(End *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyObject_GC_UnTrack(self);
     end_clear(self);
-    Py_TYPE(self)->tp_free(self);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+static struct PyModuleDef core_module;
+
+/* The state of the module whose End a type is, or is derived from. NULL: an error is set. */
+static State *state_of(PyTypeObject *type) {
+    for (; type != NULL; type = PyType_GetSlot(type, Py_tp_base)) {
+        PyObject *module = PyType_GetModule(type);
+        if (module != NULL && PyModule_GetDef(module) == &core_module)
+            return PyModule_GetState(module);
+        PyErr_Clear();
+    }
+    PyErr_SetString(PyExc_TypeError, "this is not the end of a link");
+    return NULL;
 }
 
 static PyObject *end_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     (void)args;
     (void)keywords;
-    End *self = (End *)type->tp_alloc(type, 0);
+    State *state = state_of(type);
+    End *self = state == NULL ? NULL : (End *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->queue = PyObject_CallNoArgs(deque_type);
+    self->queue = PyObject_CallNoArgs(state->deque_type);
     self->stream = Py_NewRef(Py_None);
     self->sealer = Py_NewRef(Py_None);
     self->opener = Py_NewRef(Py_None);
@@ -579,7 +617,9 @@ static PyObject *end_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 static int end_init(End *self, PyObject *args, PyObject *keywords) {
     static char *names[] = {"ready", "blocked", "pool", NULL};
     PyObject *ready, *blocked, *pool;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!O!", names, &ready, &PySet_Type, &blocked, &PoolType, &pool))
+    State *state = state_of(Py_TYPE((PyObject *)self));
+    if (state == NULL || !PyArg_ParseTupleAndKeywords(args, keywords, "OO!O!", names, &ready, &PySet_Type, &blocked,
+                                                      (PyTypeObject *)state->pool_type, &pool))
         return -1;
     if (self->pool != NULL || self->queue == NULL) { /* what is at work relies on these to stay */
         PyErr_SetString(PyExc_RuntimeError, "the end of a link is made once");
@@ -591,11 +631,18 @@ static int end_init(End *self, PyObject *args, PyObject *keywords) {
     return 0;
 }
 
-static int is_end(PyObject *object) {
-    if (PyObject_TypeCheck(object, &EndType) && ((End *)object)->pool != NULL)
+static int is_end(State *state, PyObject *object) {
+    if (PyObject_TypeCheck(object, (PyTypeObject *)state->end_type) && ((End *)object)->pool != NULL)
         return 1;
     PyErr_SetString(PyExc_TypeError, "this is not the end of a link");
     return 0;
+}
+
+/* Of an End: whether it was made as one is made. */
+static int is_whole(End *self) {
+    if (self->pool == NULL)
+        PyErr_SetString(PyExc_TypeError, "this is not the end of a link");
+    return self->pool != NULL;
 }
 
 static PyObject *end_get_stream(End *self, void *unused) {
@@ -605,7 +652,7 @@ static PyObject *end_get_stream(End *self, void *unused) {
 
 static int end_set_stream(End *self, PyObject *stream, void *unused) {
     (void)unused;
-    Py_XSETREF(self->stream, Py_NewRef(stream == NULL ? Py_None : stream));
+    REPLACE(self->stream, Py_NewRef(stream == NULL ? Py_None : stream));
     return 0;
 }
 
@@ -614,7 +661,7 @@ static int poke(End *self) {
     if (self->queued)
         return 0;
     self->queued = 1;
-    PyObject *done = PyObject_CallMethodOneArg(self->ready, s_append, (PyObject *)self);
+    PyObject *done = PyObject_CallMethodObjArgs(self->ready, self->pool->state->s_append, self, NULL);
     Py_XDECREF(done);
     if (done == NULL)
         self->queued = 0;
@@ -633,13 +680,13 @@ static int begin_to_move(End *self) {
 
 static PyObject *end_poke(End *self, PyObject *unused) {
     (void)unused;
-    if (!is_end((PyObject *)self) || poke(self))
+    if (!is_whole(self) || poke(self))
         return NULL;
     Py_RETURN_NONE;
 }
 
 static PyObject *end_notify(End *self, PyObject *const *args, Py_ssize_t count) {
-    if (!is_end((PyObject *)self))
+    if (!is_whole(self))
         return NULL;
     if (count < 2 || count > 3) {
         PyErr_SetString(PyExc_TypeError, "notify(readable, writable, ended=False)");
@@ -659,9 +706,10 @@ static PyObject *end_notify(End *self, PyObject *const *args, Py_ssize_t count) 
 
 /* put(frame, segment=None): what to write next; `segment` goes back to the pool afterwards. */
 static PyObject *end_put(End *self, PyObject *const *args, Py_ssize_t count) {
-    if (!is_end((PyObject *)self))
+    if (!is_whole(self))
         return NULL;
-    if (count < 1 || count > 2 || (count == 2 && args[1] != Py_None && !Py_IS_TYPE(args[1], &SegmentType))) {
+    PyTypeObject *segment_type = (PyTypeObject *)self->pool->state->segment_type;
+    if (count < 1 || count > 2 || (count == 2 && args[1] != Py_None && !Py_IS_TYPE(args[1], segment_type))) {
         PyErr_SetString(PyExc_TypeError, "put(frame, segment=None)");
         return NULL;
     }
@@ -678,7 +726,7 @@ static PyObject *end_put(End *self, PyObject *const *args, Py_ssize_t count) {
     self->unsent_view = frame;
     self->unsent[0] = (struct iovec){frame.buf, (size_t)frame.len};
     self->pieces = 1;
-    Py_XSETREF(self->sending, count == 2 && args[1] != Py_None ? (Segment *)Py_NewRef(args[1]) : NULL);
+    REPLACE(self->sending, count == 2 && args[1] != Py_None ? (Segment *)Py_NewRef(args[1]) : NULL);
     Py_RETURN_NONE;
 }
 
@@ -686,11 +734,12 @@ static PyObject *end_put(End *self, PyObject *const *args, Py_ssize_t count) {
 static Py_ssize_t ask_stream(End *self, PyObject *method, PyObject *view) {
     if (view == NULL)
         return -1;
+    State *state = self->pool->state;
     PyObject *stream = Py_NewRef(self->stream); /* it may close the link, and so be forgotten, while it is asked */
-    PyObject *number = PyObject_CallMethodOneArg(stream, method, view);
+    PyObject *number = PyObject_CallMethodObjArgs(stream, method, view, NULL);
     Py_DECREF(stream);
     if (PyMemoryView_Check(view))
-        end_view(view);
+        end_view(state, view);
     else
         Py_DECREF(view);
     if (number == NULL) {
@@ -706,12 +755,12 @@ static Py_ssize_t ask_stream(End *self, PyObject *method, PyObject *view) {
     return moved < 0 ? -1 : moved;
 }
 
-static int is_socket(End *self) { return Py_IS_TYPE(self->stream, (PyTypeObject *)socket_type); }
+static int is_socket(End *self) { return Py_IS_TYPE(self->stream, (PyTypeObject *)self->pool->state->socket_type); }
 
 /* Asked each time: somebody else may close the socket, and its number may be another one's at once. -1: an error is set. */
 static int descriptor_of(End *self) {
     PyObject *stream = Py_NewRef(self->stream);
-    PyObject *number = PyObject_CallMethodNoArgs(stream, s_fileno);
+    PyObject *number = PyObject_CallMethodObjArgs(stream, self->pool->state->s_fileno, NULL);
     Py_DECREF(stream);
     if (number == NULL)
         return -1;
@@ -763,8 +812,8 @@ static Py_ssize_t write_some(End *self) {
     Py_ssize_t length = (Py_ssize_t)self->unsent[0].iov_len;
     Segment *segment = self->sending;
     if (segment != NULL && first >= segment->at && first + length <= segment->at + FRAME_BYTES)
-        return ask_stream(self, s_send, view_of(in_segment(segment, first - segment->at, length)));
-    return ask_stream(self, s_send, copy_of(first, length));
+        return ask_stream(self, self->pool->state->s_send, view_of(in_segment(segment, first - segment->at, length)));
+    return ask_stream(self, self->pool->state->s_send, copy_of(first, length));
 }
 
 /* Bytes that were read to `offset` of the segment; -1 and -2 as above. */
@@ -780,7 +829,7 @@ static Py_ssize_t read_some(End *self, Segment *segment, Py_ssize_t offset, Py_s
         if (state < 0)
             return state;
     }
-    Py_ssize_t got = ask_stream(self, s_recv_into, view_of(in_segment(segment, offset, room)));
+    Py_ssize_t got = ask_stream(self, self->pool->state->s_recv_into, view_of(in_segment(segment, offset, room)));
     if (got > room) {
         PyErr_SetString(PyExc_ValueError, "a stream read more than there was room for");
         return -1;
@@ -826,7 +875,7 @@ static int flush(End *self) {
             self->writable = 0; /* the buffer is full: the next edge says when to go on */
     }
     if (self->pieces) {
-        PyObject *done = PyObject_CallMethodOneArg(self->blocked, s_add, (PyObject *)self);
+        PyObject *done = PyObject_CallMethodObjArgs(self->blocked, self->pool->state->s_add, self, NULL);
         Py_XDECREF(done);
         return done == NULL ? -1 : 0;
     }
@@ -835,14 +884,14 @@ static int flush(End *self) {
         pool_give(self->pool, self->sending);
         self->sending = NULL;
     }
-    if (PySet_GET_SIZE(self->blocked) && PySet_Discard(self->blocked, (PyObject *)self) < 0)
+    if (PySet_Size(self->blocked) && PySet_Discard(self->blocked, (PyObject *)self) < 0)
         return -1;
     return 1;
 }
 
 static PyObject *end_flush(End *self, PyObject *unused) {
     (void)unused;
-    if (!is_end((PyObject *)self) || begin_to_move(self))
+    if (!is_whole(self) || begin_to_move(self))
         return NULL;
     int flushed = flush(self);
     self->busy = 0;
@@ -878,20 +927,20 @@ static PyGetSetDef end_getset[] = {
     {NULL},
 };
 
-static PyTypeObject EndType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.End",
-    .tp_basicsize = sizeof(End),
-    .tp_dealloc = (destructor)end_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .tp_traverse = (traverseproc)end_traverse,
-    .tp_clear = (inquiry)end_clear,
-    .tp_methods = end_methods,
-    .tp_members = end_members,
-    .tp_getset = end_getset,
-    .tp_init = (initproc)end_init,
-    .tp_new = end_new,
-    .tp_doc = "One end of a link: the part that moves bytes.",
+static PyType_Slot end_slots[] = {
+    {Py_tp_dealloc, end_dealloc},
+    {Py_tp_traverse, end_traverse},
+    {Py_tp_clear, end_clear},
+    {Py_tp_methods, end_methods},
+    {Py_tp_members, end_members},
+    {Py_tp_getset, end_getset},
+    {Py_tp_init, end_init},
+    {Py_tp_new, end_new},
+    {Py_tp_doc, "One end of a link: the part that moves bytes."},
+    {0, NULL},
 };
+static PyType_Spec end_spec = {"ringfence.runtime._core.End", sizeof(End), 0, FIXED | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                               end_slots};
 
 /* -- runs ------------------------------------------------------------------------------------------------------------ */
 
@@ -899,6 +948,7 @@ typedef struct {
     Py_buffer held; /* for as long as the run: nobody releases or resizes what is under it, but torch (see check_memory) */
     char *at;
     Py_ssize_t length, each;
+    PyObject *exporter; /* of the view that `held` is of; borrowed from it */
     PyObject *lease, *storage, *address, *nbytes; /* of the tensor that the memory is (memory.py); NULL if it is none */
 } Chunk;
 
@@ -933,9 +983,8 @@ typedef struct {
     unsigned char header[HEADER_BYTES]; /* what all frames of the run share */
 } Run;
 
-static PyTypeObject RunType;
-
 static int run_traverse(Run *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->group);
     Py_VISIT(self->operation);
     Py_VISIT(self->finished);
@@ -963,6 +1012,7 @@ static int run_clear(Run *self) {
 }
 
 static void run_dealloc(Run *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyObject_GC_UnTrack(self);
     run_clear(self);
     for (int i = 0; i < self->keeping; i++)
@@ -984,7 +1034,8 @@ static void run_dealloc(Run *self) {
     Py_CLEAR(self->dtype);
     Py_CLEAR(self->divisor);
     Py_CLEAR(self->pool);
-    Py_TYPE(self)->tp_free(self);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
 }
 
 static void put32(unsigned char *at, uint32_t value) {
@@ -997,8 +1048,8 @@ static void put64(unsigned char *at, uint64_t value) {
     memcpy(at, &value, 8);
 }
 
-static Py_ssize_t segment_length(Py_ssize_t length) {
-    PyObject *number = PyObject_CallFunction(segment_bytes_of, "n", length);
+static Py_ssize_t segment_length(State *state, Py_ssize_t length) {
+    PyObject *number = PyObject_CallFunction(state->segment_bytes_of, "n", length);
     if (number == NULL)
         return -1;
     Py_ssize_t each = PyLong_AsSsize_t(number);
@@ -1012,18 +1063,22 @@ static Py_ssize_t segment_length(Py_ssize_t length) {
 }
 
 /* Note what the chunk's storage is and where its memory lies. A chunk of the same tensor as the one before is not asked. */
-static int read_lease(Chunk *chunk, PyObject *view, const Chunk *before) {
-    PyObject *exporter = PyMemoryView_GET_BASE(view);
-    if (exporter == NULL || PyByteArray_Check(exporter))
+static int read_lease(State *state, Chunk *chunk, const Chunk *before) {
+    PyObject *exporter = PyObject_GetAttr(chunk->held.obj, state->s_obj);
+    if (exporter == NULL)
+        return -1;
+    chunk->exporter = exporter;
+    Py_DECREF(exporter); /* the view keeps it */
+    if (exporter == Py_None || PyByteArray_Check(exporter))
         return 0;
-    if (before != NULL && before->lease != NULL && exporter == PyMemoryView_GET_BASE(before->held.obj)) {
+    if (before != NULL && before->lease != NULL && exporter == before->exporter) {
         chunk->lease = Py_NewRef(before->lease);
         chunk->storage = Py_NewRef(before->storage);
         chunk->address = Py_NewRef(before->address);
         chunk->nbytes = Py_NewRef(before->nbytes);
         return 0;
     }
-    PyObject *lease = PyObject_GetAttr(exporter, s_lease);
+    PyObject *lease = PyObject_GetAttr(exporter, state->s_lease);
     if (lease == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError))
         return -1;
     if (lease == NULL || lease == Py_None) {
@@ -1032,9 +1087,9 @@ static int read_lease(Chunk *chunk, PyObject *view, const Chunk *before) {
         return 0;
     }
     chunk->lease = lease;
-    chunk->storage = PyObject_GetAttr(lease, s_storage);
-    chunk->address = PyObject_GetAttr(lease, s_address);
-    chunk->nbytes = PyObject_GetAttr(lease, s_nbytes);
+    chunk->storage = PyObject_GetAttr(lease, state->s_storage);
+    chunk->address = PyObject_GetAttr(lease, state->s_address);
+    chunk->nbytes = PyObject_GetAttr(lease, state->s_nbytes);
     return chunk->storage == NULL || chunk->address == NULL || chunk->nbytes == NULL ? -1 : 0;
 }
 
@@ -1042,18 +1097,21 @@ static int bind_chunks(Run *self) {
     Py_ssize_t known = -1, each = 0;
     for (int i = 0; i < self->program->chunks; i++) {
         Chunk *chunk = &self->chunks[i];
-        PyObject *view = PyTuple_GET_ITEM(self->views, i);
-        if (!PyMemoryView_Check(view) || PyMemoryView_GET_BUFFER(view)->itemsize != 1) {
+        PyObject *view = PyTuple_GetItem(self->views, i);
+        int is_view = PyMemoryView_Check(view);
+        if (is_view && PyObject_GetBuffer(view, &chunk->held, PyBUF_WRITABLE))
+            return -1;
+        if (!is_view || chunk->held.itemsize != 1) { /* a memoryview says what its items take, whatever it is asked for */
             PyErr_SetString(PyExc_TypeError, "a run is bound to views of bytes");
             return -1;
         }
-        if (PyObject_GetBuffer(view, &chunk->held, PyBUF_WRITABLE) || read_lease(chunk, view, i ? chunk - 1 : NULL))
+        if (read_lease(self->pool->state, chunk, i ? chunk - 1 : NULL))
             return -1;
         chunk->at = chunk->held.buf;
         chunk->length = chunk->held.len;
         if (chunk->length != known) {
             known = chunk->length;
-            each = segment_length(known);
+            each = segment_length(self->pool->state, known);
             if (each < 0)
                 return -1;
         }
@@ -1082,20 +1140,21 @@ static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     unsigned int base;
     int add;
     PyObject *pool, *divisor;
-    if (!PyArg_ParseTuple(args, "OO!Ky#O!OOOIOiy#O!O", &group, &ProgramType, &program, &sequence, &call, &call_length, &PyList_Type,
-                          &views, &keeper, &dtype, &combine, &base, &finished, &add, &instance, &instance_length, &PoolType, &pool,
-                          &divisor))
+    State *state = PyType_GetModuleState(type); /* ours, as in pool_new */
+    if (!PyArg_ParseTuple(args, "OO!Ky#O!OOOIOiy#O!O", &group, (PyTypeObject *)state->program_type, &program, &sequence, &call,
+                          &call_length, &PyList_Type, &views, &keeper, &dtype, &combine, &base, &finished, &add, &instance,
+                          &instance_length, (PyTypeObject *)state->pool_type, &pool, &divisor))
         return NULL;
     views = PyList_AsTuple(views); /* the list is somebody else's, to change */
     if (views == NULL)
         return NULL;
-    if (call_length != CALL_BYTES || instance_length != INSTANCE_BYTES || PyTuple_GET_SIZE(views) != ((Program *)program)->chunks ||
+    if (call_length != CALL_BYTES || instance_length != INSTANCE_BYTES || PyTuple_Size(views) != ((Program *)program)->chunks ||
         add < ADD_NOT || add > ADD_BF16) {
         PyErr_SetString(PyExc_ValueError, "a run is bound to something else than its program");
         Py_DECREF(views);
         return NULL;
     }
-    Run *self = (Run *)type->tp_alloc(type, 0);
+    Run *self = (Run *)PyType_GenericAlloc(type, 0);
     if (self == NULL) {
         Py_DECREF(views);
         return NULL;
@@ -1133,20 +1192,20 @@ static Place in_chunk(Run *self, int chunk, Py_ssize_t position) {
     Py_ssize_t offset = position * c->each;
     Py_ssize_t left = c->length - offset;
     Py_ssize_t length = left < c->each ? (left > 0 ? left : 0) : c->each;
-    return (Place){PyTuple_GET_ITEM(self->views, chunk), offset, length, c->at + offset};
+    return (Place){c->held.obj, offset, length, c->at + offset};
 }
 
 /* 1: the method returns what it did when the call was made; 0: something else; -1: an error is set. */
 static int still(PyObject *storage, PyObject *method, PyObject *then) {
-    PyObject *now = PyObject_CallMethodNoArgs(storage, method);
+    PyObject *now = PyObject_CallMethodObjArgs(storage, method, NULL);
     int same = now == NULL ? -1 : PyObject_RichCompareBool(now, then, Py_EQ);
     Py_XDECREF(now);
     return same;
 }
 
 static int memory_changed(Run *self, PyObject *lease) {
-    PyObject *operation = Py_XNewRef(self->operation);
-    PyObject *done = operation == NULL ? NULL : PyObject_CallMethodOneArg(operation, s_memory_changed, lease);
+    PyObject *method = self->pool->state->s_memory_changed, *operation = Py_XNewRef(self->operation);
+    PyObject *done = operation == NULL ? NULL : PyObject_CallMethodObjArgs(operation, method, lease, NULL);
     Py_XDECREF(operation);
     Py_XDECREF(done);
     if (!PyErr_Occurred())
@@ -1161,9 +1220,10 @@ static int check_memory(Run *self, int chunk) {
     Chunk *c = &self->chunks[chunk];
     if (c->storage == NULL)
         return 0;
-    int same = still(c->storage, s_data_ptr, c->address);
+    State *state = self->pool->state;
+    int same = still(c->storage, state->s_data_ptr, c->address);
     if (same == 1)
-        same = still(c->storage, s_nbytes, c->nbytes); /* another piece of memory may have come to lie at the old address */
+        same = still(c->storage, state->s_nbytes, c->nbytes); /* another piece of memory may have come to lie at the old address */
     return same == 0 ? memory_changed(self, c->lease) : same == 1 ? 0 : -1;
 }
 
@@ -1171,7 +1231,7 @@ static int check_memory(Run *self, int chunk) {
  * comes of it, neither a frame nor a result. */
 static int check_address(Run *self, int chunk) {
     Chunk *c = &self->chunks[chunk];
-    int same = c->storage == NULL ? 1 : still(c->storage, s_data_ptr, c->address);
+    int same = c->storage == NULL ? 1 : still(c->storage, self->pool->state->s_data_ptr, c->address);
     return same == 0 ? memory_changed(self, c->lease) : same == 1 ? 0 : -1;
 }
 
@@ -1226,7 +1286,7 @@ static int divide(Run *self, Place place) {
     PyObject *view = view_of(place);
     if (view == NULL)
         return -1;
-    PyObject *done = PyObject_CallFunctionObjArgs(divide_bytes, self->dtype, view, self->divisor, NULL);
+    PyObject *done = PyObject_CallFunctionObjArgs(self->pool->state->divide_bytes, self->dtype, view, self->divisor, NULL);
     Py_DECREF(view);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
@@ -1265,6 +1325,7 @@ static PyObject *run_start(Run *self, PyObject *unused) {
             return NULL;
         Py_RETURN_NONE;
     }
+    State *state = self->pool->state;
     for (int i = 0; i < self->program->count; i++) {
         Step *step = &self->program->steps[i];
         if (step->action > REDUCE)
@@ -1272,15 +1333,16 @@ static PyObject *run_start(Run *self, PyObject *unused) {
         PyObject *peer = PyLong_FromLong(step->peer);
         if (peer == NULL)
             return NULL;
-        PyObject *link = PyObject_CallMethodOneArg(self->group, step->action == SEND ? s_outbox : s_inbox, peer);
+        PyObject *method = step->action == SEND ? state->s_outbox : state->s_inbox;
+        PyObject *link = PyObject_CallMethodObjArgs(self->group, method, peer, NULL);
         Py_DECREF(peer);
-        if (link == NULL || !is_end(link)) {
+        if (link == NULL || !is_end(state, link)) {
             Py_XDECREF(link);
             return NULL;
         }
-        Py_XSETREF(self->progress[i].link, (End *)link);
+        REPLACE(self->progress[i].link, (End *)link);
         PyObject *entry = Py_BuildValue("Oi", self, i);
-        PyObject *done = entry == NULL ? NULL : PyObject_CallMethodOneArg(((End *)link)->queue, s_append, entry);
+        PyObject *done = entry == NULL ? NULL : PyObject_CallMethodObjArgs(((End *)link)->queue, state->s_append, entry, NULL);
         Py_XDECREF(entry);
         Py_XDECREF(done);
         if (done == NULL || poke((End *)link))
@@ -1296,18 +1358,17 @@ static PyMethodDef run_methods[] = {
     {"start", (PyCFunction)run_start, METH_NOARGS, "Queue every message on its link and do what can be done."}, {NULL}};
 static PyMemberDef run_members[] = {{"operation", T_OBJECT_EX, offsetof(Run, operation), 0, NULL}, {NULL}};
 
-static PyTypeObject RunType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "ringfence.runtime._core.Run",
-    .tp_basicsize = sizeof(Run),
-    .tp_dealloc = (destructor)run_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_traverse = (traverseproc)run_traverse,
-    .tp_clear = (inquiry)run_clear,
-    .tp_methods = run_methods,
-    .tp_members = run_members,
-    .tp_new = run_new,
-    .tp_doc = "One pass: a program, the memory of each chunk, and how far each step has come.",
+static PyType_Slot run_slots[] = {
+    {Py_tp_dealloc, run_dealloc},
+    {Py_tp_traverse, run_traverse},
+    {Py_tp_clear, run_clear},
+    {Py_tp_methods, run_methods},
+    {Py_tp_members, run_members},
+    {Py_tp_new, run_new},
+    {Py_tp_doc, "One pass: a program, the memory of each chunk, and how far each step has come."},
+    {0, NULL},
 };
+static PyType_Spec run_spec = {"ringfence.runtime._core.Run", sizeof(Run), 0, FIXED | Py_TPFLAGS_HAVE_GC, run_slots};
 
 /* -- sealing ---------------------------------------------------------------------------------------------------------- */
 
@@ -1318,9 +1379,9 @@ static PyObject *half_of(PyObject *half) {
     return Py_XNewRef(half);
 }
 
-static int read_counter(PyObject *half, uint64_t *counter) {
+static int read_counter(State *state, PyObject *half, uint64_t *counter) {
     PyObject *owner = half_of(half);
-    PyObject *number = owner == NULL ? NULL : PyObject_GetAttr(owner, s_counter);
+    PyObject *number = owner == NULL ? NULL : PyObject_GetAttr(owner, state->s_counter);
     Py_XDECREF(owner);
     if (number == NULL)
         return -1;
@@ -1330,7 +1391,7 @@ static int read_counter(PyObject *half, uint64_t *counter) {
 }
 
 /* half.method([numbers,] header, data, target): the header as a copy, the others as views that end with the call. */
-static int with_views(PyObject *half, PyObject *method, PyObject *const *numbers, int count, const void *header,
+static int with_views(State *state, PyObject *half, PyObject *method, PyObject *const *numbers, int count, const void *header,
                       Py_ssize_t header_length, Place data, Place target) {
     PyObject *args[6] = {half_of(half), NULL, NULL, NULL, NULL, NULL};
     if (args[0] == NULL)
@@ -1343,11 +1404,11 @@ static int with_views(PyObject *half, PyObject *method, PyObject *const *numbers
     views[1] = view_of(data);
     views[2] = view_of(target);
     if (views[0] != NULL && views[1] != NULL && views[2] != NULL)
-        done = PyObject_VectorcallMethod(method, args, (size_t)(4 + count) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        done = PyObject_CallMethodObjArgs(args[0], method, args[1], args[2], args[3], args[4], args[5], NULL);
     Py_XDECREF(done);
     Py_XDECREF(views[0]);
-    end_view(views[1]);
-    end_view(views[2]);
+    end_view(state, views[1]);
+    end_view(state, views[2]);
     Py_DECREF(args[0]);
     return done == NULL ? -1 : 0;
 }
@@ -1379,17 +1440,17 @@ static int frame_for_hop(End *link, Step *step, uint64_t counter, Segment *segme
     memcpy(covered + HEADER_BYTES, segment->at + end - TAG_BYTES, TAG_BYTES);
     PyObject *sealer = half_of(link->sealer);
     PyObject *copy = sealer == NULL ? NULL : copy_of(covered, sizeof covered);
-    PyObject *tag = copy == NULL ? NULL : PyObject_CallMethodOneArg(sealer, s_tag, copy);
+    PyObject *tag = copy == NULL ? NULL : PyObject_CallMethodObjArgs(sealer, link->pool->state->s_tag, copy, NULL);
     Py_XDECREF(copy);
     Py_XDECREF(sealer);
     if (tag == NULL)
         return -1;
-    if (!PyBytes_Check(tag) || PyBytes_GET_SIZE(tag) != TAG_BYTES) {
+    if (!PyBytes_Check(tag) || PyBytes_Size(tag) != TAG_BYTES) {
         Py_DECREF(tag);
         PyErr_SetString(PyExc_TypeError, "a tag has 16 bytes");
         return -1;
     }
-    memcpy(link->tag, PyBytes_AS_STRING(tag), TAG_BYTES);
+    memcpy(link->tag, PyBytes_AsString(tag), TAG_BYTES);
     Py_DECREF(tag);
     link->unsent[0] = (struct iovec){link->hop, HOP_BYTES};
     link->unsent[1] = (struct iovec){segment->at + HOP_BYTES, (size_t)(end - HOP_BYTES)};
@@ -1400,15 +1461,16 @@ static int frame_for_hop(End *link, Step *step, uint64_t counter, Segment *segme
 
 static int seal_as_origin(Run *self, int index, Py_ssize_t position, uint64_t counter, Segment *segment, Place payload) {
     int result = -1;
-    PyObject *origin = PyObject_GetAttr(self->group, s_origin);
-    PyObject *own = origin == NULL ? NULL : PyObject_CallMethodNoArgs(origin, s_take);
+    State *state = self->pool->state;
+    PyObject *origin = PyObject_GetAttr(self->group, state->s_origin);
+    PyObject *own = origin == NULL ? NULL : PyObject_CallMethodObjArgs(origin, state->s_take, NULL);
     if (own != NULL) {
         uint64_t number = PyLong_AsUnsignedLongLong(own);
         if (number != (uint64_t)-1 || !PyErr_Occurred()) {
             uint32_t rank = (uint32_t)self->program->steps[index].origin;
             write_header(self, index, position, FORWARD, counter, payload.length, rank, number, (unsigned char *)segment->at);
-            result = with_views(origin, s_seal_into, &own, 1, segment->at + HOP_BYTES, HEADER_BYTES - HOP_BYTES, payload,
-                                in_segment(segment, HEADER_BYTES, payload.length + TAG_BYTES));
+            result = with_views(state, origin, state->s_seal_into, &own, 1, segment->at + HOP_BYTES, HEADER_BYTES - HOP_BYTES,
+                                payload, in_segment(segment, HEADER_BYTES, payload.length + TAG_BYTES));
         }
     }
     Py_XDECREF(own);
@@ -1449,7 +1511,7 @@ static int keep(Run *self, int index, Py_ssize_t position, Segment *segment) {
 static int share(Run *self, Step *step, Py_ssize_t position, Segment *segment) {
     for (int i = 0; i < step->sharers; i++)
         if (self->progress[step->sharer[i]].done <= position &&
-            keep(self, step->sharer[i], position, (Segment *)Py_NewRef(segment)))
+            keep(self, step->sharer[i], position, (Segment *)Py_NewRef((PyObject *)segment)))
             return -1;
     return 0;
 }
@@ -1465,9 +1527,10 @@ static int seal(Run *self, int index, End *link, uint64_t counter, Segment *segm
     else if (check_memory(self, step->chunk))
         return -1;
     int failed;
+    State *state = self->pool->state;
     if (step->origin < 0) {
         write_header(self, index, position, HOP, counter, payload.length, NO_ORIGIN, 0, frame);
-        failed = with_views(link->sealer, s_seal_into, NULL, 0, frame, HEADER_BYTES, payload,
+        failed = with_views(state, link->sealer, state->s_seal_into, NULL, 0, frame, HEADER_BYTES, payload,
                             in_segment(segment, HEADER_BYTES, payload.length + TAG_BYTES));
     } else
         failed = seal_as_origin(self, index, position, counter, segment, payload);
@@ -1482,7 +1545,7 @@ static int seal_next(Run *self, int index, End *link) {
     Py_ssize_t position = self->progress[index].done;
     Py_ssize_t end = HEADER_BYTES + in_chunk(self, step->chunk, position).length + TAG_BYTES;
     uint64_t counter;
-    if (read_counter(link->sealer, &counter))
+    if (read_counter(link->pool->state, link->sealer, &counter))
         return -1;
     Segment *segment = take_kept(self, index, position); /* ciphertext to pass on, or a sum to seal */
     int failed = 0, inherited = segment != NULL;
@@ -1502,7 +1565,7 @@ static int seal_next(Run *self, int index, End *link) {
         link->unsent[0] = (struct iovec){segment->at, (size_t)end};
         link->pieces = 1;
     }
-    Py_XSETREF(link->sending, segment);
+    REPLACE(link->sending, segment);
     return 0;
 }
 
@@ -1514,12 +1577,12 @@ static int head_of_queue(End *link, int sends, Run **run, int *index) {
     PyObject *entry = PySequence_GetItem(link->queue, 0);
     if (entry == NULL)
         return -1;
-    int understood = is_tuple(entry) && PyArg_ParseTuple(entry, "O!i", &RunType, run, index);
+    int understood = is_tuple(entry) && PyArg_ParseTuple(entry, "O!i", (PyTypeObject *)link->pool->state->run_type, run, index);
     if (understood) {
         int known = *index >= 0 && *index < (*run)->program->count && (*run)->program->steps[*index].action <= REDUCE;
         known = known && (*run)->progress[*index].done < (*run)->progress[*index].segments && (*run)->group != NULL;
         if (known && ((*run)->program->steps[*index].action == SEND) == sends)
-            Py_INCREF(*run);
+            Py_INCREF((PyObject *)*run);
         else {
             PyErr_SetString(PyExc_ValueError, "a step stands in the queue of a link that it does not belong to, or is done");
             understood = 0;
@@ -1530,7 +1593,7 @@ static int head_of_queue(End *link, int sends, Run **run, int *index) {
 }
 
 static int leave_queue(End *link) {
-    PyObject *gone = PyObject_CallMethodNoArgs(link->queue, s_popleft);
+    PyObject *gone = PyObject_CallMethodObjArgs(link->queue, link->pool->state->s_popleft, NULL);
     Py_XDECREF(gone);
     return gone == NULL ? -1 : 0;
 }
@@ -1569,8 +1632,7 @@ static int send_on(End *link) {
 }
 
 static PyObject *core_send(PyObject *module, PyObject *object) {
-    (void)module;
-    if (!is_end(object) || begin_to_move((End *)object))
+    if (!is_end(PyModule_GetState(module), object) || begin_to_move((End *)object))
         return NULL;
     int failed = send_on((End *)object) < 0;
     ((End *)object)->busy = 0;
@@ -1639,7 +1701,8 @@ static int combine_in_python(Run *self, Step *step, Place target, Place operand,
     int failed = -1;
     if (out != NULL && mine != NULL && theirs != NULL) {
         PyObject *first = step->received_first ? theirs : mine, *second = step->received_first ? mine : theirs;
-        PyObject *done = PyObject_CallFunctionObjArgs(combine_bytes, self->combine, self->dtype, first, second, out, NULL);
+        PyObject *function = self->pool->state->combine_bytes;
+        PyObject *done = PyObject_CallFunctionObjArgs(function, self->combine, self->dtype, first, second, out, NULL);
         failed = done == NULL ? -1 : 0;
         Py_XDECREF(done);
     }
@@ -1679,11 +1742,12 @@ static int open_forwarded(Run *self, Step *step, End *link, Segment *segment, Py
     unsigned char covered[HEADER_BYTES + TAG_BYTES];
     memcpy(covered, frame, HEADER_BYTES);
     memcpy(covered + HEADER_BYTES, frame + end - TAG_BYTES, TAG_BYTES);
+    State *state = self->pool->state;
     PyObject *opener = half_of(link->opener);
     PyObject *copies[2] = {copy_of(covered, sizeof covered), copy_of(frame + end, TAG_BYTES)};
     PyObject *done = NULL;
     if (opener != NULL && copies[0] != NULL && copies[1] != NULL)
-        done = PyObject_CallMethodObjArgs(opener, s_check, copies[0], copies[1], NULL);
+        done = PyObject_CallMethodObjArgs(opener, state->s_check, copies[0], copies[1], NULL);
     Py_XDECREF(opener);
     Py_XDECREF(copies[0]);
     Py_XDECREF(copies[1]);
@@ -1693,10 +1757,10 @@ static int open_forwarded(Run *self, Step *step, End *link, Segment *segment, Py
     uint64_t counter;
     memcpy(&counter, frame + COUNTER_AT, 8);
     PyObject *numbers[2] = {PyLong_FromLongLong(step->origin), PyLong_FromUnsignedLongLong(be64toh(counter))};
-    PyObject *origin = PyObject_GetAttr(self->group, s_origin);
+    PyObject *origin = PyObject_GetAttr(self->group, state->s_origin);
     int failed = -1;
     if (numbers[0] != NULL && numbers[1] != NULL && origin != NULL && !check_memory(self, step->chunk))
-        failed = with_views(origin, s_open_into, numbers, 2, frame + HOP_BYTES, HEADER_BYTES - HOP_BYTES,
+        failed = with_views(state, origin, state->s_open_into, numbers, 2, frame + HOP_BYTES, HEADER_BYTES - HOP_BYTES,
                             in_segment(segment, HEADER_BYTES, target.length + TAG_BYTES), target);
     Py_XDECREF(numbers[0]);
     Py_XDECREF(numbers[1]);
@@ -1723,9 +1787,10 @@ static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize
     Place sealed = in_segment(segment, HEADER_BYTES, target.length + TAG_BYTES);
     Place received = in_segment(segment, HEADER_BYTES, target.length);
     int failed, inherits = 0;
+    State *state = self->pool->state;
     Start start = start_clock();
     if (step->action == REDUCE) { /* opened where it lies, then added to the local operand */
-        failed = with_views(link->opener, s_open_into, NULL, 0, link->expected, HEADER_BYTES, sealed, received);
+        failed = with_views(state, link->opener, state->s_open_into, NULL, 0, link->expected, HEADER_BYTES, sealed, received);
         stop_clock(IN_OPEN, start);
         if (!failed) {
             start = start_clock();
@@ -1736,7 +1801,7 @@ static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize
     } else {
         if (step->origin < 0)
             failed = check_memory(self, step->chunk) ||
-                     with_views(link->opener, s_open_into, NULL, 0, link->expected, HEADER_BYTES, sealed, target);
+                     with_views(state, link->opener, state->s_open_into, NULL, 0, link->expected, HEADER_BYTES, sealed, target);
         else
             failed = open_forwarded(self, step, link, segment, total, target);
         if (failed)
@@ -1765,12 +1830,12 @@ static int expect(Run *self, int index, End *link) {
     Step *step = &self->program->steps[index];
     Py_ssize_t position = self->progress[index].done, length = in_chunk(self, step->chunk, position).length;
     uint64_t counter;
-    if (read_counter(link->opener, &counter))
+    if (read_counter(link->pool->state, link->opener, &counter))
         return -1;
     Segment *segment = pool_take(self->pool);
     if (segment == NULL)
         return -1;
-    Py_XSETREF(link->receiving, segment);
+    REPLACE(link->receiving, segment);
     int forwarded = step->origin >= 0;
     write_header(self, index, position, forwarded ? FORWARD : HOP, counter, length, forwarded ? (uint32_t)step->origin : NO_ORIGIN, 0,
                  link->expected);
@@ -1791,8 +1856,8 @@ static int as_expected(End *link) {
 
 /* The length of a frame that was not expected is its receiver's to say (links.py), or to refuse. */
 static int length_of_other(End *link) {
-    PyObject *header = copy_of(link->receiving->at, HEADER_BYTES);
-    PyObject *number = header == NULL ? NULL : PyObject_CallMethodOneArg((PyObject *)link, s_length_of_other, header);
+    PyObject *header = copy_of(link->receiving->at, HEADER_BYTES), *method = link->pool->state->s_length_of_other;
+    PyObject *number = header == NULL ? NULL : PyObject_CallMethodObjArgs((PyObject *)link, method, header, NULL);
     Py_XDECREF(header);
     if (number == NULL)
         return -1;
@@ -1828,7 +1893,7 @@ static int read_on(End *link) {
         return 0;
     }
     if (got == 0) {
-        PyObject *done = PyObject_CallMethodNoArgs((PyObject *)link, s_ended);
+        PyObject *done = PyObject_CallMethodObjArgs((PyObject *)link, link->pool->state->s_ended, NULL);
         Py_XDECREF(done);
         return done == NULL ? -1 : 0;
     }
@@ -1883,8 +1948,7 @@ static int receive_on(End *link) {
 
 /* receive(link): returns None, or a frame that is complete and not the expected one. */
 static PyObject *core_receive(PyObject *module, PyObject *object) {
-    (void)module;
-    if (!is_end(object) || begin_to_move((End *)object))
+    if (!is_end(PyModule_GetState(module), object) || begin_to_move((End *)object))
         return NULL;
     End *link = (End *)object;
     int state = receive_on(link);
@@ -1923,9 +1987,6 @@ static PyMethodDef core_methods[] = {
     {NULL},
 };
 
-static struct PyModuleDef core_module = {
-    PyModuleDef_HEAD_INIT, .m_name = "ringfence.runtime._core", .m_doc = "The data plane in C.", .m_size = -1, .m_methods = core_methods};
-
 static PyObject *attribute(const char *module, const char *name) {
     PyObject *from = PyImport_ImportModule(module);
     PyObject *found = from == NULL ? NULL : PyObject_GetAttrString(from, name);
@@ -1933,47 +1994,103 @@ static PyObject *attribute(const char *module, const char *name) {
     return found;
 }
 
-PyMODINIT_FUNC PyInit__core(void) {
+static int intern_names(State *state) {
     struct {
         PyObject **where;
         const char *text;
     } names[] = {
-        {&s_add, "add"},           {&s_append, "append"},   {&s_check, "check"},         {&s_counter, "counter"},
-        {&s_fileno, "fileno"},   {&s_inbox, "inbox"},         {&s_open_into, "open_into"},
-        {&s_origin, "origin"},     {&s_outbox, "outbox"},   {&s_popleft, "popleft"},     {&s_recv_into, "recv_into"},
-        {&s_seal_into, "seal_into"}, {&s_send, "send"},     {&s_tag, "tag"},             {&s_take, "take"},
-        {&s_ended, "stream_ended"},  {&s_release, "release"}, {&s_storage, "storage"},   {&s_address, "address"},
-        {&s_nbytes, "nbytes"},     {&s_data_ptr, "data_ptr"}, {&s_memory_changed, "memory_changed"},
-        {&s_length_of_other, "length_of_other"}, {&s_lease, "lease"},
+        {&state->s_add, "add"}, {&state->s_append, "append"}, {&state->s_check, "check"}, {&state->s_counter, "counter"},
+        {&state->s_fileno, "fileno"}, {&state->s_inbox, "inbox"}, {&state->s_open_into, "open_into"},
+        {&state->s_origin, "origin"}, {&state->s_outbox, "outbox"}, {&state->s_popleft, "popleft"},
+        {&state->s_recv_into, "recv_into"}, {&state->s_seal_into, "seal_into"}, {&state->s_send, "send"},
+        {&state->s_tag, "tag"}, {&state->s_take, "take"}, {&state->s_ended, "stream_ended"}, {&state->s_release, "release"},
+        {&state->s_storage, "storage"}, {&state->s_address, "address"}, {&state->s_nbytes, "nbytes"},
+        {&state->s_data_ptr, "data_ptr"}, {&state->s_memory_changed, "memory_changed"}, {&state->s_obj, "obj"},
+        {&state->s_length_of_other, "length_of_other"}, {&state->s_lease, "lease"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if ((*names[i].where = PyUnicode_InternFromString(names[i].text)) == NULL)
-            return NULL;
-    deque_type = attribute("collections", "deque");
-    socket_type = attribute("socket", "socket");
-    segment_bytes_of = attribute("ringfence.link.segments", "segment_bytes");
-    combine_bytes = attribute("ringfence.runtime.memory", "combine_bytes");
-    divide_bytes = attribute("ringfence.runtime.memory", "divide_bytes");
-    if (!deque_type || !socket_type || !segment_bytes_of || !combine_bytes || !divide_bytes)
-        return NULL;
-    if (!PyType_Check(socket_type)) {
-        PyErr_SetString(PyExc_TypeError, "socket.socket is not a type");
-        return NULL;
+            return -1;
+    return 0;
+}
+
+static int import_used(State *state) {
+    struct {
+        PyObject **where;
+        const char *module, *name;
+    } used[] = {
+        {&state->deque_type, "collections", "deque"},
+        {&state->socket_type, "socket", "socket"},
+        {&state->segment_bytes_of, "ringfence.link.segments", "segment_bytes"},
+        {&state->combine_bytes, "ringfence.runtime.memory", "combine_bytes"},
+        {&state->divide_bytes, "ringfence.runtime.memory", "divide_bytes"},
+    };
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++)
+        if ((*used[i].where = attribute(used[i].module, used[i].name)) == NULL)
+            return -1;
+    if (PyType_Check(state->socket_type))
+        return 0;
+    PyErr_SetString(PyExc_TypeError, "socket.socket is not a type");
+    return -1;
+}
+
+static int make_types(PyObject *module, State *state) {
+    struct {
+        PyObject **where;
+        PyType_Spec *spec;
+    } types[] = {
+        {&state->segment_type, &segment_spec}, {&state->piece_type, &piece_spec}, {&state->pool_type, &pool_spec},
+        {&state->program_type, &program_spec}, {&state->end_type, &end_spec},     {&state->run_type, &run_spec},
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        *types[i].where = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
+        if (*types[i].where == NULL || PyModule_AddType(module, (PyTypeObject *)*types[i].where) < 0)
+            return -1;
     }
-    PyTypeObject *types[] = {&SegmentType, &PieceType, &PoolType, &ProgramType, &EndType, &RunType};
-    PyObject *module = PyModule_Create(&core_module);
-    if (module == NULL)
-        return NULL;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (PyModule_AddType(module, types[i]) < 0)
-            goto fail;
+    return 0;
+}
+
+static int core_exec(PyObject *module) {
+    State *state = PyModule_GetState(module);
+    if (intern_names(state) || import_used(state) || make_types(module, state))
+        return -1;
     PyObject *layout = Py_BuildValue("iiiiiii", INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT, GENERATION_SHIFT, FRAME_BYTES);
     if (layout == NULL || PyModule_AddObject(module, "LAYOUT", layout) < 0) {
         Py_XDECREF(layout);
-        goto fail;
+        return -1;
     }
-    return module;
-fail:
-    Py_DECREF(module);
-    return NULL;
+    return 0;
 }
+
+/* Each of these may be called before core_exec has been, or after it failed. */
+static int core_traverse(PyObject *module, visitproc visit, void *arg) {
+    PyObject **held = PyModule_GetState(module);
+    for (size_t i = 0; held != NULL && i < sizeof(State) / sizeof *held; i++)
+        Py_VISIT(held[i]);
+    return 0;
+}
+
+static int core_clear(PyObject *module) {
+    PyObject **held = PyModule_GetState(module);
+    for (size_t i = 0; held != NULL && i < sizeof(State) / sizeof *held; i++)
+        Py_CLEAR(held[i]);
+    return 0;
+}
+
+static void core_free(void *module) { core_clear(module); }
+
+static PyModuleDef_Slot core_slots[] = {{Py_mod_exec, core_exec}, {0, NULL}};
+
+static struct PyModuleDef core_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "ringfence.runtime._core",
+    .m_doc = "The data plane in C.",
+    .m_size = sizeof(State),
+    .m_methods = core_methods,
+    .m_slots = core_slots,
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&core_module); }
