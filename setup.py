@@ -15,7 +15,14 @@ core = Extension(
     ["src/ringfence/runtime/_core.c"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else [],
     py_limited_api=STABLE_ABI,
-    extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Wno-cast-function-type"],
+    extra_compile_args=[
+        "-O3",
+        "-std=gnu11",
+        "-Wall",
+        "-Wextra",
+        "-Wno-missing-field-initializers",
+        "-Wno-cast-function-type",
+    ],
     optional=True,  # without a compiler the package installs all the same, and runs in Python, slower
 )
 
