@@ -20,6 +20,7 @@ core = Extension(
         "-std=gnu11",
         "-Wall",
         "-Wextra",
+        "-Werror=implicit-function-declaration",  # what the limited API lacks
         "-Wno-missing-field-initializers",
         "-Wno-cast-function-type",
     ],
