@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from ringfence import __version__
 from scripts import wheel_build
 from scripts.wheel_contents import check_wheel
 
 ROOT = Path(__file__).parents[2]
-COMPILED = f"ringfence-0.1.0-cp311-abi3-manylinux_2_28_{platform.machine()}.whl"
-PURE = "ringfence-0.1.0-py3-none-any.whl"
-ARCHIVE = "ringfence-0.1.0.tar.gz"
+COMPILED = f"ringfence-{__version__}-cp311-abi3-manylinux_2_28_{platform.machine()}.whl"
+PURE = f"ringfence-{__version__}-py3-none-any.whl"
+ARCHIVE = f"ringfence-{__version__}.tar.gz"
 WHEELS = {"compiled": COMPILED, "pure": PURE}
 
 
@@ -77,7 +78,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(built: Path, kind: str) -> N
     with zipfile.ZipFile(built / WHEELS[kind]) as wheel:
         names = set(wheel.namelist())
     assert {"ringfence/py.typed", "ringfence/report/page.css", "ringfence/study/grids/default.toml"} <= names
-    assert {"ringfence/admission/roots/amd-milan.pem", "ringfence-0.1.0.dist-info/licenses/LICENSE"} <= names
+    assert {"ringfence/admission/roots/amd-milan.pem", f"ringfence-{__version__}.dist-info/licenses/LICENSE"} <= names
     assert [name for name in names if name.endswith((".c", ".pyc")) or name.startswith(("tests/", "scripts/"))] == []
     assert [name for name in names if name.endswith(".so")] == ["ringfence/runtime/_core.abi3.so"] * (
         kind == "compiled"
@@ -130,7 +131,8 @@ import sys, torch, torch.distributed as dist
 dist.init_process_group("ringfence", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
 tensor = torch.arange(10_000.0)
 dist.all_reduce(tensor)
-import ringfence.runtime.core as core
+import ringfence
+from ringfence.runtime import core
 print(ringfence.__file__, core.COMPILED, torch.equal(tensor, 2 * torch.arange(10_000.0)))
 dist.destroy_process_group()
 """
