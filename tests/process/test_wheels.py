@@ -93,8 +93,7 @@ def test_the_check_of_contents_finds_what_is_wrong(built: Path, tmp_path: Path) 
             if name != "ringfence/py.typed":
                 new.writestr(name, old.read(name) + (b"# in /somewhere/else" if name == "ringfence/keys.py" else b""))
         new.writestr("ringfence/extra.py", "")
-    files = [str(file.relative_to(ROOT)) for file in (ROOT / "src/ringfence").rglob("*") if file.is_file()]
-    files = [file for file in files if not file.endswith((".so", ".pyc"))]
+    files = wheel_build.tracked_files()
     assert list(check_wheel(built / PURE, files, "py3-none-any", {"/somewhere/"})) == []
     assert sorted(check_wheel(changed, files, "py2-none-any", {"/somewhere/"})) == [
         f"{PURE}: RECORD has another digest of ringfence/keys.py",
@@ -155,7 +154,11 @@ def test_workers_from_both_wheels_form_a_group(installed: dict[str, Path], tmp_p
         )
         for rank, kind in enumerate(WHEELS)
     ]
-    said = [process.communicate(timeout=120)[0] for process in started]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     for output, (kind, venv) in zip(said, installed.items(), strict=True):
         file, compiled, right = output.split()[-3:]
         assert Path(file).is_relative_to(venv) and (compiled, right) == (str(kind == "compiled"), "True"), said

@@ -81,7 +81,10 @@ static inline void stop_clock(int stage, Start start) {
 
 /* -- the module's state ---------------------------------------------------------------------------------------------- */
 
-/* What the module holds: names, what it calls, its own types. Objects only, which core_traverse relies on. */
+/* What the module holds: names, what it calls, its own types. Objects only, which core_traverse relies on.
+ *
+ * Segments and pools point to it. The garbage collector does not follow them, so they keep their type, the module and the state
+ * alive; ends and runs have the state through their pool. */
 typedef struct {
     PyObject *s_add, *s_address, *s_append, *s_check, *s_counter, *s_data_ptr, *s_fileno, *s_inbox, *s_lease,
         *s_length_of_other, *s_memory_changed, *s_nbytes, *s_obj, *s_open_into, *s_origin, *s_outbox, *s_popleft, *s_recv_into,
@@ -89,9 +92,6 @@ typedef struct {
     PyObject *deque_type, *socket_type, *segment_bytes_of, *combine_bytes, *divide_bytes;
     PyObject *segment_type, *piece_type, *pool_type, *program_type, *end_type, *run_type;
 } State;
-
-/* Segments and pools, which the garbage collector does not follow, keep their type, and so the module and its state, alive.
- * Ends and runs have the state through their pool. */
 
 /* What Py_XSETREF does, which the limited API lacks. */
 #define REPLACE(place, value)                                                                                                   \
@@ -661,7 +661,7 @@ static int poke(End *self) {
     if (self->queued)
         return 0;
     self->queued = 1;
-    PyObject *done = PyObject_CallMethodObjArgs(self->ready, self->pool->state->s_append, self, NULL);
+    PyObject *done = PyObject_CallMethodObjArgs(self->ready, self->pool->state->s_append, (PyObject *)self, NULL);
     Py_XDECREF(done);
     if (done == NULL)
         self->queued = 0;
@@ -875,7 +875,7 @@ static int flush(End *self) {
             self->writable = 0; /* the buffer is full: the next edge says when to go on */
     }
     if (self->pieces) {
-        PyObject *done = PyObject_CallMethodObjArgs(self->blocked, self->pool->state->s_add, self, NULL);
+        PyObject *done = PyObject_CallMethodObjArgs(self->blocked, self->pool->state->s_add, (PyObject *)self, NULL);
         Py_XDECREF(done);
         return done == NULL ? -1 : 0;
     }
@@ -2062,7 +2062,7 @@ static int core_exec(PyObject *module) {
     return 0;
 }
 
-/* Each of these may be called before core_exec has been, or after it failed. */
+/* Each of these may be called before core_exec, or after it failed. */
 static int core_traverse(PyObject *module, visitproc visit, void *arg) {
     PyObject **held = PyModule_GetState(module);
     for (size_t i = 0; held != NULL && i < sizeof(State) / sizeof *held; i++)
