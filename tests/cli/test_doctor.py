@@ -54,6 +54,8 @@ def test_a_ready_machine_is_exit_code_0(secret: Path) -> None:
         ("RINGFENCE_INTERFACE", "nope0"),
         ("RINGFENCE_PORTS", "abc"),
         ("RINGFENCE_ADVERTISE", "host"),
+        ("RINGFENCE_JOIN_TIMEOUT", "soon"),
+        ("RINGFENCE_OUTAGE_TIMEOUT", "1"),
         ("RINGFENCE_RUN_ID", "line\nbreak"),
         ("RINGFENCE_CERTIFICATE_FILE", "x"),
         ("RINGFENCE_VCEK_FILE", "x"),

@@ -11,6 +11,7 @@ import time
 from typing import Final
 
 ADDRESSES: Final = {"near": "10.77.0.1", "far": "10.77.0.2"}
+CONGESTION_CONTROL: Final = "reno"  # every namespace may have it; BBR takes longer to reach its speed again
 PLACES: Final = ("near", "far", "switch")  # where a cut may be; near and far: that machine's own interface
 
 
@@ -25,6 +26,14 @@ class Hosts:
         self.names = {side: f"rf-{side}-{os.getpid()}" for side in PLACES}
 
     def __enter__(self) -> Hosts:
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _build(self) -> None:
         for name in self.names.values():
             ip("netns", "add", name)
         switch = self.names["switch"]
@@ -35,13 +44,13 @@ class Hosts:
             ip("-n", name, "link", "add", "cable", "type", "veth", "peer", "name", f"to-{side}", "netns", switch)
             ip("-n", switch, "link", "set", f"to-{side}", "master", "bridge", "up")
             ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
+            ip("netns", "exec", name, "sysctl", "--quiet", f"net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", "cable", "up")
-        return self
 
     def __exit__(self, *_: object) -> None:
         for name in self.names.values():
-            ip("netns", "delete", name)
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)
 
     def prefix(self, side: str) -> list[str]:
         """What runs a command on that machine."""
