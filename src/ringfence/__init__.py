@@ -5,6 +5,9 @@ Importing this does nothing and needs no torch: the backend registers itself thr
 backend, ``ringfence.init()`` makes the group first; ``ringfence.assert_sealed()`` checks that all groups are ringfence's.
 """
 
+from importlib import import_module
+from typing import Any
+
 from ringfence.errors import (
     AbortedError,
     AdmissionError,
@@ -36,5 +39,16 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "assert_sealed",
+    "export_chrome_trace",
     "init",
 ]
+
+_LAZY = {  # these need torch: imported when they are used
+    "export_chrome_trace": "ringfence.backend.trace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ringfence' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringfence.backend import ranges
 from ringfence.backend.binding import Staging, dtype_code, parts_of, reduction_of
 from ringfence.backend.default_backend import register_default_backend
 from ringfence.backend.work import RingfenceWork
@@ -172,6 +173,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         keep = (parts, outputs)
         operation = CollectiveOperation(call, self._deadline(options), keep, schedule, bound, dtype, combine)
         operation.before, operation.after = stage.before, stage.after
+        if ranges.wanted():
+            ranges.record(self, kind.name.lower(), operation, stage.given, outputs)
         group = self._group
         self._loop.ask(lambda: engine.submit(group.get(), operation))
         return self._work([operation], outputs, wake=getattr(options, "asyncOp", True))

@@ -44,16 +44,18 @@ class Staging:
     dtype than its own (`wide_dtype`).
     """
 
-    __slots__ = ("_back", "_dtype", "_in", "_share")
+    __slots__ = ("_back", "_dtype", "_in", "_share", "given")
 
     def __init__(self, share: int = 1, dtype: torch.dtype | None = None) -> None:
         self._share = share
         self._dtype = dtype
         self._in: list[Copy] = []
         self._back: list[Copy] = []
+        self.given: list[torch.Tensor] = []  # what the caller contributes, as it was given
 
     def input(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory that holds the tensor's values when the collective begins."""
+        self.given.append(tensor)
         plain, memory = self._memory(tensor, self._share)
         if memory is not plain:
             self._in.append((memory, plain, _lease(plain)))
@@ -68,6 +70,7 @@ class Staging:
 
     def in_place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory that holds the tensor's values and that the result is written to."""
+        self.given.append(tensor)
         plain, memory = self._memory(tensor, self._share)
         if memory is not plain:
             lease = _lease(plain)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ringfence.backend import ranges
 from ringfence.backend.base import GroupBase, one
 from ringfence.backend.binding import Staging, dtype_code, parts_of
 from ringfence.backend.work import RingfenceWork
@@ -30,6 +31,8 @@ class TransferMethods(GroupBase):
         transfer = self._transfer(stage.input(tensor), tag, tensor)
         if stage.before is not None:
             stage.before()
+        if ranges.wanted():
+            ranges.record(self, "send", transfer, [tensor], [])
         group, engine = self._group, self._session.engine
         self._loop.ask(lambda: engine.send(group.get(), transfer, destination))
         return self._work([transfer], [tensor], wake=True)
@@ -50,6 +53,8 @@ class TransferMethods(GroupBase):
         stage = Staging()
         transfer = self._transfer(stage.output(tensor), tag, tensor)
         transfer.after = stage.after
+        if ranges.wanted():
+            ranges.record(self, "recv", transfer, [tensor], [tensor])
         group, engine = self._group, self._session.engine
         self._loop.ask(lambda: engine.receive(group.get(), transfer, source))
         return self._work([transfer], [tensor], wake=True)

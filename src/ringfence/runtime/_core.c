@@ -20,7 +20,7 @@
 #include <sys/uio.h>
 #include <time.h>
 
-#define INTERFACE 2 /* core.py's calls of this module; a change of either changes both */
+#define INTERFACE 3 /* core.py's calls of this module; a change of either changes both */
 #define HEADER_BYTES 88
 #define HOP_BYTES 16
 #define TAG_BYTES 16
@@ -39,12 +39,36 @@
 enum { HOP = 1, FORWARD = 2 };
 enum { SEND, RECV, REDUCE, COPY, SCALE };
 
-/* -- the clock: off unless the benchmark asks ----------------------------------------------------------------------- */
+/* -- the clock: off unless a benchmark, a profiler or a setting asks ----------------------------------------------------------------------- */
 
 enum { IN_SEAL, IN_OPEN, IN_REDUCE, IN_SEND, IN_RECEIVE, FOR_LOCK, STAGES };
 static const char *const stage_names[STAGES] = {"seal", "open", "reduce", "send", "receive", "lock"};
-static int timing;
+enum { TOTALS = 1, EVENTS = 2 };
+static int timing; /* which of the two are kept */
 static uint64_t spent[STAGES];
+
+/* What was done when, for a profiler's trace. What does not fit any more is not kept. */
+#define MOST_EVENTS (1 << 20)
+typedef struct {
+    uint64_t start, end;
+    int stage, worker;
+} Event;
+static struct {
+    Event *at;
+    size_t count, room;
+} events;
+
+static void keep_event(int stage, uint64_t start, uint64_t end, int worker) {
+    if (events.count == events.room) {
+        size_t room = events.room ? 2 * events.room : 4096;
+        Event *at = room > MOST_EVENTS ? NULL : realloc(events.at, room * sizeof(Event));
+        if (at == NULL)
+            return;
+        events.at = at;
+        events.room = room;
+    }
+    events.at[events.count++] = (Event){start, end, stage, worker};
+}
 
 static uint64_t clock_ns(clockid_t which) {
     struct timespec now;
@@ -66,10 +90,14 @@ static inline Start start_clock(void) {
 }
 
 /* A cipher gives up the interpreter's lock: what its call took beyond its CPU time went to getting that, or a core, back. */
-static inline void stop_clock(int stage, Start start) {
+static inline void stop_clock(int stage, Start start, uint64_t *link_spent, int worker) {
     if (!timing || !start.wall)
         return;
-    uint64_t wall = clock_ns(CLOCK_MONOTONIC) - start.wall;
+    uint64_t end = clock_ns(CLOCK_MONOTONIC), wall = end - start.wall;
+    if (timing & EVENTS)
+        keep_event(stage, start.wall, end, worker);
+    if (link_spent != NULL)
+        link_spent[stage] += wall;
     if (stage == IN_SEAL || stage == IN_OPEN) {
         uint64_t cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID) - start.cpu;
         cpu = cpu < wall ? cpu : wall;
@@ -540,6 +568,12 @@ typedef struct {
     unsigned char expected[HEADER_BYTES];
     Py_ssize_t have, total;
     Segment *receiving;
+    /* what Python asks to be counted: bytes of frames, bytes of tensors in them, and how often and how long a frame was due
+     * from the peer and nothing of it was there */
+    int worker;
+    unsigned long long wire_sent, wire_received, payload_sent, payload_received, waits, waited;
+    uint64_t waiting_since;
+    uint64_t spent[STAGES]; /* while the clock is on; a wait for the interpreter's lock is part of `seal` and `open` here */
 } End;
 
 static int end_traverse(End *self, visitproc visit, void *arg) {
@@ -868,7 +902,9 @@ static int flush(End *self) {
             offered += self->unsent[i].iov_len;
         Start start = start_clock();
         Py_ssize_t sent = write_some(self);
-        stop_clock(IN_SEND, start);
+        stop_clock(IN_SEND, start, self->spent, self->worker);
+        if (sent > 0)
+            self->wire_sent += (unsigned long long)sent;
         if (sent == -1 || (sent >= 0 && strike(self, (size_t)sent)))
             return -1;
         if (sent < 0 || (size_t)sent < offered)
@@ -919,11 +955,33 @@ static PyMemberDef end_members[] = {
     {"queue", T_OBJECT_EX, offsetof(End, queue), READONLY, NULL},
     {"sealer", T_OBJECT_EX, offsetof(End, sealer), 0, NULL},
     {"opener", T_OBJECT_EX, offsetof(End, opener), 0, NULL},
+    {"worker", T_INT, offsetof(End, worker), 0, NULL},
+    {"wire_sent", T_ULONGLONG, offsetof(End, wire_sent), 0, NULL},
+    {"wire_received", T_ULONGLONG, offsetof(End, wire_received), 0, NULL},
+    {"payload_sent", T_ULONGLONG, offsetof(End, payload_sent), 0, NULL},
+    {"payload_received", T_ULONGLONG, offsetof(End, payload_received), 0, NULL},
+    {"waits", T_ULONGLONG, offsetof(End, waits), 0, NULL},
+    {"waited", T_ULONGLONG, offsetof(End, waited), 0, NULL},
     {NULL},
 };
+
+static PyObject *end_spent(End *self, void *unused) {
+    (void)unused;
+    PyObject *result = PyTuple_New(FOR_LOCK);
+    for (int i = 0; result != NULL && i < FOR_LOCK; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(self->spent[i]);
+        if (number == NULL)
+            Py_CLEAR(result);
+        else
+            PyTuple_SET_ITEM(result, i, number);
+    }
+    return result;
+}
+
 static PyGetSetDef end_getset[] = {
     {"stream", (getter)end_get_stream, (setter)end_set_stream, "A socket, or anything with send and recv_into.", NULL},
     {"pending", (getter)end_pending, NULL, "Whether a frame is half written.", NULL},
+    {"spent", (getter)end_spent, NULL, "Nanoseconds in seal, open, reduce, send and receive while the clock was on.", NULL},
     {NULL},
 };
 
@@ -1305,7 +1363,7 @@ static int do_local(Run *self, int index) {
             memmove(target.at, in_chunk(self, step->other, progress->done).at, (size_t)target.length);
         else if (divide(self, target) || check_address(self, step->chunk))
             return -1;
-        stop_clock(IN_REDUCE, start);
+        stop_clock(IN_REDUCE, start, NULL, -1);
         if (advance(self, index))
             return -1;
     }
@@ -1556,11 +1614,12 @@ static int seal_next(Run *self, int index, End *link) {
         failed = seal(self, index, link, counter, segment, inherited);
     if (!failed && step->origin >= 0)
         failed = frame_for_hop(link, step, counter, segment, end);
-    stop_clock(IN_SEAL, start);
+    stop_clock(IN_SEAL, start, link->spent, link->worker);
     if (failed) {
         Py_DECREF(segment);
         return -1;
     }
+    link->payload_sent += (unsigned long long)(end - HEADER_BYTES - TAG_BYTES);
     if (step->origin < 0) {
         link->unsent[0] = (struct iovec){segment->at, (size_t)end};
         link->pieces = 1;
@@ -1791,12 +1850,12 @@ static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize
     Start start = start_clock();
     if (step->action == REDUCE) { /* opened where it lies, then added to the local operand */
         failed = with_views(state, link->opener, state->s_open_into, NULL, 0, link->expected, HEADER_BYTES, sealed, received);
-        stop_clock(IN_OPEN, start);
+        stop_clock(IN_OPEN, start, link->spent, link->worker);
         if (!failed) {
             start = start_clock();
             inherits = step->heir >= 0 && self->keeping < MOST_KEPT; /* what is only passed on stays where the cipher wants it */
             failed = reduce(self, step, position, received, inherits);
-            stop_clock(IN_REDUCE, start);
+            stop_clock(IN_REDUCE, start, link->spent, link->worker);
         }
     } else {
         if (step->origin < 0)
@@ -1808,12 +1867,13 @@ static int open_next(Run *self, int index, End *link, Segment *segment, Py_ssize
             wipe_target(self, step, target);
         else
             failed = check_address(self, step->chunk);
-        stop_clock(IN_OPEN, start);
+        stop_clock(IN_OPEN, start, link->spent, link->worker);
     }
     if (failed) {
         Py_DECREF(segment);
         return -1;
     }
+    link->payload_received += (unsigned long long)target.length;
     if (inherits)
         failed = keep(self, step->heir, position, segment);
     else {
@@ -1872,6 +1932,19 @@ static int length_of_other(End *link) {
     return 0;
 }
 
+static void begin_to_wait(End *link) {
+    if (!link->waiting_since)
+        link->waiting_since = clock_ns(CLOCK_MONOTONIC);
+}
+
+static void end_wait(End *link) {
+    if (!link->waiting_since)
+        return;
+    link->waited += clock_ns(CLOCK_MONOTONIC) - link->waiting_since;
+    link->waits++;
+    link->waiting_since = 0;
+}
+
 /* 1: the frame is complete; 0: not yet; -1: an error is set. */
 static int read_on(End *link) {
     Py_ssize_t before = link->have, wanted = link->total - before;
@@ -1885,12 +1958,17 @@ static int read_on(End *link) {
     }
     Start start = start_clock();
     Py_ssize_t got = read_some(link, link->receiving, before, wanted);
-    stop_clock(IN_RECEIVE, start);
+    stop_clock(IN_RECEIVE, start, link->spent, link->worker);
     if (got == -1)
         return -1;
     if (got == -2) {
         link->readable = 0;
+        begin_to_wait(link);
         return 0;
+    }
+    if (got > 0) {
+        link->wire_received += (unsigned long long)got;
+        end_wait(link);
     }
     if (got == 0) {
         PyObject *done = PyObject_CallMethodObjArgs((PyObject *)link, link->pool->state->s_ended, NULL);
@@ -1905,17 +1983,31 @@ static int read_on(End *link) {
     }
     if (link->have >= link->total)
         return 1;
-    if (got < wanted && !link->ended)
+    if (got < wanted && !link->ended) {
         link->readable = 0; /* drained: the next edge says when to go on */
-    else if (poke(link))
+        begin_to_wait(link);
+    } else if (poke(link))
         return -1;
+    return 0;
+}
+
+/* Nothing can be read now. If a frame is due, this worker waits for its peer. */
+static int note_wait(End *link) {
+    Run *run;
+    int index;
+    int state = link->waiting_since ? 0 : head_of_queue(link, 0, &run, &index);
+    if (state <= 0)
+        return state;
+    if (link->expecting || is_ready(run, index))
+        begin_to_wait(link);
+    Py_DECREF(run);
     return 0;
 }
 
 /* Read on; open a segment that is complete. 1: a frame is complete that is not the expected one; 0: none; -1: an error. */
 static int receive_on(End *link) {
     if (!link->open || !link->readable)
-        return 0;
+        return note_wait(link);
     Run *run;
     int index;
     int state = head_of_queue(link, 0, &run, &index);
@@ -1975,7 +2067,28 @@ static PyObject *core_stages(PyObject *module, PyObject *on) {
         spent[i] = 0;
     }
     if (result != NULL)
-        timing = wanted;
+        timing = wanted ? timing | TOTALS : timing & ~TOTALS;
+    return result;
+}
+
+/* events(on) -> a list of (stage, start, end, worker) since it was last asked, on the monotonic clock in nanoseconds */
+static PyObject *core_events(PyObject *module, PyObject *on) {
+    (void)module;
+    int wanted = PyObject_IsTrue(on);
+    PyObject *result = wanted < 0 ? NULL : PyList_New(0);
+    for (size_t i = 0; result != NULL && i < events.count; i++) {
+        Event *event = &events.at[i];
+        PyObject *entry = Py_BuildValue("sKKi", stage_names[event->stage], (unsigned long long)event->start,
+                                        (unsigned long long)event->end, event->worker);
+        if (entry == NULL || PyList_Append(result, entry))
+            Py_CLEAR(result);
+        Py_XDECREF(entry);
+    }
+    if (result == NULL)
+        return NULL;
+    free(events.at);
+    memset(&events, 0, sizeof events);
+    timing = wanted ? timing | EVENTS : timing & ~EVENTS;
     return result;
 }
 
@@ -1983,6 +2096,7 @@ static PyMethodDef core_methods[] = {
     {"compile", core_compile, METH_VARARGS, "A program as numbers."},
     {"send", core_send, METH_O, "Write on; seal and write the next segment that may leave."},
     {"receive", core_receive, METH_O, "Read on; open a segment that is complete."},
+    {"events", core_events, METH_O, "What was done when since it was last asked; keep such events from now on, or not."},
     {"stages", core_stages, METH_O, "Nanoseconds by stage since it was last asked; switch the clock on or off."},
     {NULL},
 };

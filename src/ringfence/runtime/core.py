@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # What the compiled plane adds by itself; all else it leaves to torch. The numbers are those of _core.c.
 _ADDERS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 4, torch.bfloat16: 5}
-_INTERFACE = 2
+_INTERFACE = 3
 _LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, GENERATION_SHIFT, FRAME_BYTES)
 
 
@@ -74,6 +74,12 @@ def compile_program(*parts: Any) -> Any:
 def stages(on: bool) -> dict[str, int]:
     """Nanoseconds by stage since it was last asked; switches the clocks on or off. Only the compiled plane has them."""
     found: dict[str, int] = _compiled.stages(on) if COMPILED else {}
+    return found
+
+
+def events(on: bool) -> list[tuple[str, int, int, int]]:
+    """What was done when since it was last asked: stage, start, end (monotonic nanoseconds) and the worker at the other end."""
+    found: list[tuple[str, int, int, int]] = _compiled.events(on) if COMPILED else []
     return found
 
 

@@ -6,6 +6,7 @@ This is the data plane's other half beside run.py, in Python. _core.c has the sa
 from __future__ import annotations
 
 from collections import deque
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringfence.link.frames import HEADER_BYTES, Type
@@ -53,6 +54,12 @@ class End:
         self._receiving: Segment | None = None
         self._have = 0
         self._total = 0
+        self.worker = -1
+        self.wire_sent = self.wire_received = self.payload_sent = self.payload_received = 0
+        self.waits = self.waited = self._waiting_since = (
+            0  # how often, and how many nanoseconds, for a frame that is due
+        )
+        self.spent: tuple[int, ...] = (0,) * 5  # only the compiled data plane has clocks
 
     def poke(self) -> None:
         """Have the engine call `work` soon."""
@@ -94,6 +101,7 @@ class End:
             sent = 0
         if not 0 <= sent <= len(unsent):
             raise ValueError("a stream took more bytes than it was given, or a negative number of them")
+        self.wire_sent += sent
         if sent < len(unsent):
             self._unsent = unsent[sent:]
             self.writable = False  # the buffer is full: the next edge says when to go on
@@ -106,7 +114,17 @@ class End:
             self._sending = None
         return True
 
-    # -- what the receiving end of a collective link adds --------------------------------------------------------------
+    # -- waiting, and what the receiving end of a collective link adds -------------------------------------------------
+
+    def begin_to_wait(self) -> None:
+        if not self._waiting_since:
+            self._waiting_since = monotonic_ns()
+
+    def end_wait(self) -> None:
+        if self._waiting_since:
+            self.waited += monotonic_ns() - self._waiting_since
+            self.waits += 1
+            self._waiting_since = 0
 
     def stream_ended(self) -> None:
         """The peer closed the stream."""
@@ -125,6 +143,7 @@ def send(end: End) -> None:
     sealed = run.seal_next(index, end.sealer)
     if sealed is None:
         return
+    end.payload_sent += len(sealed[0]) - run.overhead(index)
     if run.done[index] == run.segments[index]:
         end.queue.popleft()
     end.put(*sealed)
@@ -134,9 +153,13 @@ def send(end: End) -> None:
 
 def receive(end: End) -> bytes | None:
     """Read on; open a segment that is complete. Returns a frame that is complete and not the expected one."""
-    if not end.open or not end.queue or not end.readable:
+    if not end.queue:
         return None
     run, index = end.queue[0]
+    if not end.open or not end.readable:
+        if end._expected is not None or run.ready(index):
+            end.begin_to_wait()
+        return None
     if end._expected is None:
         expected = run.expect(index, end.opener)
         if expected is None:
@@ -154,6 +177,7 @@ def receive(end: End) -> bytes | None:
     header, end._expected, end._receiving = end._expected, None, None
     if run.done[index] + 1 == run.segments[index]:
         end.queue.popleft()
+    end.payload_received += end._total - run.overhead(index)
     if not run.open_next(index, header, frame, segment, end.opener):
         end._pool.give(segment)
     if end.queue:
@@ -170,6 +194,7 @@ def _read_on(end: End, view: memoryview) -> bool:
         got = end.stream.recv_into(view[before : end._total])
     except BlockingIOError:
         end.readable = False
+        end.begin_to_wait()
         return False
     if not 0 <= got <= wanted:
         raise ValueError("a stream read more bytes than there was room for, or a negative number of them")
@@ -177,6 +202,8 @@ def _read_on(end: End, view: memoryview) -> bool:
         end.stream_ended()
         return False
     end._have = before + got
+    end.wire_received += got
+    end.end_wait()
     if before < HEADER_BYTES <= end._have:
         end._surprising = not _as_expected(view, end._expected)
         if end._surprising:
@@ -185,6 +212,7 @@ def _read_on(end: End, view: memoryview) -> bool:
         return True
     if got < wanted and not end.ended:
         end.readable = False  # drained: the next edge says when to go on
+        end.begin_to_wait()
     else:
         end.poke()
     return False

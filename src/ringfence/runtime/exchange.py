@@ -152,6 +152,7 @@ class Exchange(Link):
         except AuthenticationError:
             raise self._forged() from None
         transfer.check_memory()
+        self.payload_received += len(target)
         transfer.position += 1
         if transfer.position == transfer.segments:
             del self.expected[theirs.tag, transfer.ordinal]
@@ -220,6 +221,7 @@ class Exchange(Link):
         transfer.check_memory()
         self.sealer.seal_into(header, payload, view[HEADER_BYTES:end])
         transfer.check_memory()
+        self.payload_sent += len(payload)
         transfer.position += 1
         if transfer.position == transfer.segments:
             self._payloads.popleft()
@@ -243,6 +245,7 @@ class Exchange(Link):
             self._ended()
             return False
         self._have += got
+        self.wire_received += got
         if got < wanted:
             self.readable = self.ended
             return self.ended

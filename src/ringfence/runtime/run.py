@@ -182,6 +182,10 @@ class Run:
         each = self._each[chunk] // whole.element_size()
         return whole[segment * each : (segment + 1) * each]
 
+    def overhead(self, index: int) -> int:
+        """What a frame of this step adds to its payload."""
+        return HOP_OVERHEAD if self.program.steps[index].origin < 0 else FORWARD_OVERHEAD
+
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def seal_next(self, index: int, sealer: Sealer) -> tuple[memoryview, Segment] | None:

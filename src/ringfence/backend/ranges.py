@@ -1,0 +1,76 @@
+"""What torch.profiler shows of ringfence: a range for each collective, and what NCCL's traces say of one.
+
+A range begins when the collective is called and ends when its result is there, on whichever thread that happens. The
+profiler follows the threads it was started on, not the one that drives the loop, so the range is handed to torch together
+with a future that the loop completes. Nothing here runs unless a profiler does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+from torch.futures import Future
+
+from ringfence.runtime import stages
+from ringfence.runtime.operation import Operation
+
+_log = logging.getLogger("ringfence")
+_broken = False
+
+
+def wanted() -> bool:
+    """Whether a profiler runs, or has run and left the clocks of the data plane on."""
+    return profiler._is_profiler_enabled or stages.running
+
+
+def record(
+    group: Any, name: str, operation: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Show an operation that is about to be submitted. Call it only if `wanted()`."""
+    global _broken
+    if not profiler._is_profiler_enabled:
+        stages.stop()
+        return
+    stages.start(group._session.network)
+    if _broken:
+        return
+    try:
+        _open_range(name, operation, inputs)
+        with torch._C._profiler._RecordFunctionFast(
+            "ringfence.call", list(inputs), _about(group, name, inputs, outputs)
+        ):
+            pass
+    except Exception:  # the profiler's interface is torch's own business; a run must not end with it
+        _broken = True
+        _log.warning("torch.profiler cannot show ringfence's collectives: torch has changed", exc_info=True)
+
+
+def _open_range(name: str, operation: Operation, inputs: Sequence[torch.Tensor]) -> None:
+    ended: Any = Future()
+    opened = torch._C._autograd._record_function_with_args_enter(f"ringfence:{name}", *inputs)
+    torch.ops.profiler._call_end_callbacks_on_jit_fut(opened, ended)
+    operation.when_done(lambda: ended.set_result(None))
+
+
+def _about(
+    group: Any, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> dict[str, str | int]:
+    """Under the names that NCCL's traces use, which tools read; the bytes are ours."""
+    tensors = [*inputs, *outputs]
+    return {
+        "Collective name": name,
+        "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        "In msg nelems": sum(tensor.numel() for tensor in inputs),
+        "Out msg nelems": sum(tensor.numel() for tensor in outputs),
+        "In msg bytes": sum(tensor.numel() * tensor.element_size() for tensor in inputs),
+        "Out msg bytes": sum(tensor.numel() * tensor.element_size() for tensor in outputs),
+        "Group size": group.size(),
+        "Rank": group.rank(),
+        "Process Group Name": group.getGroupName(),
+        "Process Group Description": group.getGroupDesc(),
+        "Process Group Ranks": str(list(group._ranks)),
+    }

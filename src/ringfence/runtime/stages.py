@@ -1,0 +1,79 @@
+"""What the data plane did and when, while a profiler runs: one event for each seal, open, reduction, system call and wait.
+
+Only the compiled data plane has clocks. They are off, and cost nothing, unless somebody starts them. Times are
+nanoseconds since 1970, as the profiler's are.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from ringfence.runtime import core
+
+_MOST_WAITS = 1 << 20  # as many as the compiled data plane keeps of its own events
+
+running = False
+_network: Any = None
+_poll: Any = None  # the network's own
+_kept: list[Event] = []
+_waits: list[tuple[int, int]] = []
+
+
+class Event(NamedTuple):
+    """One stage: its name, when it began and ended, and the worker whose bytes it was about (-1: everybody's)."""
+
+    stage: str
+    start: int
+    end: int
+    worker: int
+
+
+def start(network: Any) -> None:
+    """Forget what was recorded before and record from now on; no change if it records already."""
+    global running, _network, _poll
+    if running and network is _network:
+        return
+    stop()
+    _kept.clear()
+    _waits.clear()
+    core.events(True)
+    running, _network, _poll = True, network, network.poll
+    poll = _poll
+
+    def timed_poll(seconds: float) -> None:
+        began = time.monotonic_ns()
+        try:
+            poll(seconds)
+        finally:
+            if seconds > 0 and len(_waits) < _MOST_WAITS:
+                _waits.append((began, time.monotonic_ns()))
+
+    network.poll = timed_poll
+
+
+def stop() -> None:
+    """Switch the clocks off; what was recorded stays until the next start."""
+    global running, _network, _poll
+    if running:
+        running = False
+        _collect(on=False)
+        _network.poll = _poll
+        _network = _poll = None
+
+
+def recorded() -> list[Event]:
+    """Everything since the start, in order of time."""
+    if running:
+        _collect(on=True)
+    return sorted(_kept, key=lambda event: event.start)
+
+
+def _collect(on: bool) -> None:
+    since_1970 = time.time_ns() - time.monotonic_ns()
+    _kept.extend(
+        Event(stage, begin + since_1970, end + since_1970, worker) for stage, begin, end, worker in core.events(on)
+    )
+    waits = _waits[:]
+    del _waits[: len(waits)]
+    _kept.extend(Event("wait", begin + since_1970, end + since_1970, -1) for begin, end in waits)

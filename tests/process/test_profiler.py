@@ -1,0 +1,201 @@
+"""What torch.profiler shows of a run: each collective with its name, shapes, bytes and group, and on request its stages."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile
+
+import ringfence
+from tests.pool import Pool
+
+STAGES = {"seal", "open", "reduce", "send", "receive", "wait"}
+LATE = 0.4  # seconds that one worker comes after the other
+
+
+def come_late(seconds: float) -> None:
+    """Let time pass, in a wait for what never comes."""
+    store = dist.distributed_c10d._get_default_store()
+    with pytest.raises(RuntimeError, match="Wait timeout"):
+        store.wait(["what nobody sets"], timedelta(seconds=seconds))
+
+
+def trace_of(done: profile, path: Path) -> list[dict[str, Any]]:
+    done.export_chrome_trace(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    return [event for event in events if event.get("ph") == "X" and event["name"].startswith("ringfence")]
+
+
+def one_of_each(directory: str) -> list[tuple[str, Any, Any, Any, Any, Any]]:
+    """In a plain profile: (name, shapes, collective, bytes in and out, group) as they follow each other in the trace."""
+    rank = dist.get_rank()
+    tensor = torch.ones(30, 4)
+    pair = dist.new_group([0, 1], group_desc="the pair")
+    with profile(record_shapes=True) as done:
+        dist.all_reduce(tensor)
+        dist.all_gather_single(torch.empty(60, 4), tensor, group=pair)
+        dist.broadcast(tensor.t(), 0)
+        dist.reduce_scatter_single(torch.empty(15, 4), tensor)
+        dist.barrier()
+        dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+    events = trace_of(done, Path(directory, f"plain{rank}.json"))
+    ranges = [event for event in events if event["name"].startswith("ringfence:")]
+    calls = [event for event in events if event["name"] == "ringfence.call"]
+    assert len(ranges) == len(calls) == 6
+    for each, call in zip(ranges, calls, strict=True):
+        assert each["cat"] == "user_annotation" and each["args"].get("finished") is not False
+        assert each["ts"] <= call["ts"] <= each["ts"] + each["dur"]
+    assert {row.key for row in done.key_averages()} >= {"ringfence:all_reduce", "ringfence:barrier"}
+    return [
+        (
+            each["name"].removeprefix("ringfence:"),
+            each["args"].get("Input Dims"),
+            call["args"]["Collective name"],
+            call["args"]["In msg bytes"],
+            call["args"]["Out msg bytes"],
+            call["args"]["Process Group Description"],
+        )
+        for each, call in zip(ranges, calls, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("plane", ["compiled", "python"])
+def test_a_plain_profile_shows_every_collective(pool: Pool, tmp_path: Path, plane: str) -> None:
+    with pool.fresh([["env", f"RINGFENCE_CORE={plane}"]] * 2) as workers:
+        results = workers.check(one_of_each, 2, args=(str(tmp_path),))
+    for result, transfer, received in zip(results, ("send", "recv"), (0, 480), strict=True):
+        assert result == [
+            ("all_reduce", [[30, 4]], "all_reduce", 480, 480, "default_pg"),
+            ("all_gather", [[30, 4]], "all_gather", 480, 960, "the pair"),
+            ("broadcast", [[4, 30]], "broadcast", 480, 480, "default_pg"),
+            ("reduce_scatter", [[30, 4]], "reduce_scatter", 480, 240, "default_pg"),
+            ("barrier", None, "barrier", 0, 0, "default_pg"),
+            (transfer, [[30, 4]], transfer, 480, received, "default_pg"),
+        ]
+
+
+def not_waited_for_yet() -> tuple[float, float, bool]:
+    """Seconds of the call and of its range, where the other worker comes late; whether torch calls it asynchronous."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        come_late(LATE)
+    with profile() as done:
+        began = time.monotonic()
+        work = dist.all_reduce(torch.ones(10), async_op=True)
+        called = time.monotonic() - began
+        come_late(LATE / 2)  # this thread does not drive meanwhile
+        work.wait()
+    (event,) = [event for event in done.events() if event.name == "ringfence:all_reduce"]
+    return called, event.time_range.elapsed_us() / 1e6, event.is_async
+
+
+def test_a_range_lasts_until_the_result_is_there(pool: Pool) -> None:
+    called, lasted, _ = pool.check(not_waited_for_yet, 2, renew=True)[0]
+    assert called < LATE / 2 and lasted > LATE * 0.9
+
+
+def crossing() -> tuple[int, float]:
+    """Asynchronous calls whose ranges cross those of later ones: how many there are, and torch's sum of their time."""
+    with profile(record_shapes=True) as done:
+        for _ in range(5):
+            works = [dist.all_reduce(torch.ones(300_000), async_op=True) for _ in range(3)]
+            dist.all_reduce(torch.ones(10))
+            for work in works:
+                work.wait()
+    (row,) = [row for row in done.key_averages() if row.key == "ringfence:all_reduce"]
+    done.key_averages(group_by_input_shape=True).table()
+    return row.count, row.cpu_time_total
+
+
+def test_ranges_that_cross_are_summed(pool: Pool) -> None:
+    for count, total in pool.check(crossing, 2):
+        assert count == 20 and total > 0
+
+
+def outlived() -> float:
+    """A collective that ends after the profile has, and after the profile is gone."""
+    tensor = torch.ones(10)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        come_late(LATE)
+        dist.all_reduce(tensor)
+        return float(tensor[0])
+    with profile() as done:
+        work = dist.all_reduce(tensor, async_op=True)
+    del done
+    gc.collect()
+    work.wait()
+    return float(tensor[0])
+
+
+def test_a_collective_may_end_after_its_profile(pool: Pool) -> None:
+    assert pool.check(outlived, 2) == [2.0, 2.0]
+
+
+def train(directory: str, suffix: str) -> tuple[int, list[str], int]:
+    """DDP: how many buckets the trace shows, the stages in it, and how many ranges of a row of ours cross."""
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]), bucket_cap_mb=1
+    )
+    with profile() as done:
+        for _ in range(3):
+            model(torch.ones(8, 256)).sum().backward()
+    path = Path(directory, f"ddp{dist.get_rank()}{suffix}")
+    ringfence.export_chrome_trace(done, path)
+    text = path.read_bytes()
+    if suffix.endswith(".gz"):
+        import gzip
+
+        text = gzip.decompress(text)
+    events = json.loads(text)["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    ours = [event for event in events if event.get("ph") == "X" and "ringfence" in names.get(event["tid"], "")]
+    assert not [event for event in events if event["name"] == "ringfence:all_reduce" and event not in ours]
+    crossed = 0
+    for row in {event["tid"] for event in ours}:
+        ends = 0.0
+        for event in sorted((event for event in ours if event["tid"] == row), key=lambda event: event["ts"]):
+            crossed += event["ts"] < ends - 0.01  # floats of microseconds
+            ends = event["ts"] + event["dur"]
+    buckets = sum(event["name"] == "ringfence:all_reduce" for event in ours)
+    return buckets, sorted({event["name"] for event in ours if event["cat"] == "ringfence"}), crossed
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_the_exported_trace_has_rows_of_stages(pool: Pool, tmp_path: Path, suffix: str) -> None:
+    for buckets, stages, crossed in pool.check(train, 2, args=(str(tmp_path), suffix)):
+        assert buckets >= 3 and set(stages) == STAGES and crossed == 0
+
+
+def clocks() -> list[bool]:
+    """Whether the data plane's clocks run: before a profile, in it, after it, and after the next collective."""
+    from ringfence.runtime import stages
+
+    seen = [stages.running]
+    with profile():
+        dist.all_reduce(torch.ones(1))
+        seen.append(stages.running)
+    dist.all_reduce(torch.ones(1))
+    seen.append(stages.running)
+    kept = len(stages.recorded())
+    dist.all_reduce(torch.ones(1))
+    assert kept and len(stages.recorded()) == kept
+    return seen
+
+
+def test_clocks_stop_with_the_profile(pool: Pool) -> None:
+    assert pool.check(clocks, 2, renew=True) == [[False, True, False]] * 2
+
+
+def test_other_names_are_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'exports'"):
+        _ = ringfence.exports
