@@ -7,6 +7,7 @@ edges, on every other worker.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -43,6 +44,8 @@ from ringfence.transport.fork import ALIVE
 from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tcp import refusal
 
+_log = logging.getLogger("ringfence")
+
 ABORT_CODES: tuple[type[RingfenceError], ...] = (
     RingfenceError,
     AuthenticationError,
@@ -57,6 +60,7 @@ ABORT_CODES: tuple[type[RingfenceError], ...] = (
 
 # For what is under way when a group is destroyed, and for slow peers to take what is written; longer if an outage may be.
 FAREWELL_SECONDS = 60.0
+WAIT_WARNING_SECONDS = 60.0  # what an operation waits before people are told, or half its timeout if that is shorter
 
 
 class Network(Protocol):
@@ -122,6 +126,7 @@ class Engine:
         self.alive = alive
         self.outage = outage  # seconds without an answer until a worker is given up
         self.farewell = max(FAREWELL_SECONDS, outage)
+        self.names: Sequence[str] = ()  # the workers, for people: identity and address
         self.pool = Pool()
         self.ready: deque[Any] = deque()
         self.at_work: Any = None  # the one of them whose turn it is, or was when an interrupt came
@@ -208,13 +213,20 @@ class Engine:
             operation.finish(ProtocolError(f"group {group.name!r} was destroyed: make a new one"))
             return False
         self.unfinished[operation] = None
-        self._soonest = min(self._soonest, operation.deadline)
+        self._watch(operation)
         return True
+
+    def _watch(self, operation: Operation) -> None:
+        """Look at it when it has waited for long, and at its deadline. Without one, nobody waits for it yet."""
+        if operation.deadline < float("inf"):
+            now = operation.since = self.clock()
+            operation.attention = now + min(WAIT_WARNING_SECONDS, (operation.deadline - now) / 2)
+            self._soonest = min(self._soonest, operation.attention)
 
     def limit(self, operation: Operation, deadline: float) -> None:
         """Somebody waits for an operation that had all the time in the world."""
         operation.deadline = min(operation.deadline, deadline)
-        self._soonest = min(self._soonest, operation.deadline)
+        self._watch(operation)
 
     def finish(self, operation: Operation) -> None:
         """It has ended before it is taken off the list: an interrupt in between must not make it nobody's."""
@@ -299,7 +311,30 @@ class Engine:
             overdue = [operation for operation in self.unfinished if operation.deadline <= now]
             if overdue:
                 self.fail(CollectiveTimeoutError(self._overdue_text(overdue[0])))
-            self._soonest = min((operation.deadline for operation in self.unfinished), default=float("inf"))
+            self._warn_of_waits(now)
+            self._soonest = min((operation.attention for operation in self.unfinished), default=float("inf"))
+
+    def _warn_of_waits(self, now: float) -> None:
+        """Tell people of what waits: the first operation of each group, and again when it has waited twice as long."""
+        told = set()
+        for operation in self.unfinished:
+            if operation.attention <= now:
+                waited = now - operation.since
+                operation.attention = min(operation.deadline, now + waited)
+                if operation.group not in told:
+                    told.add(operation.group)
+                    _log.warning("worker %d: %s", self.rank, self._waiting_text(operation, waited))
+
+    def _waiting_text(self, operation: Operation, waited: float) -> str:
+        name, _, details = operation.describe().partition(" (")
+        late = sorted({link.worker for link in operation.group.waiting_for()})
+        return (
+            f"{name} has waited {waited:.0f} s for {', '.join(map(self._name_of, late)) or 'earlier calls'} in group "
+            f"{operation.group.name!r} ({details}; it fails after {operation.deadline - operation.since:.0f} s"
+        )
+
+    def _name_of(self, worker: int) -> str:
+        return f"worker {worker} ({self.names[worker]})" if self.names else f"worker {worker}"
 
     def _overdue_text(self, operation: Operation) -> str:
         waiting = sorted({link.worker for group in self.groups.values() for link in group.waiting_for()})

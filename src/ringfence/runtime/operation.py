@@ -80,6 +80,7 @@ class Operation:
         "_callbacks",
         "_ended",
         "after",
+        "attention",
         "call",
         "deadline",
         "done",
@@ -88,12 +89,14 @@ class Operation:
         "keep",
         "patience",
         "sequence",
+        "since",
         "source",
     )
 
     def __init__(self, call: Call, deadline: float, keep: Any = None) -> None:
         self.call = call
         self.deadline = deadline
+        self.since = self.attention = float("inf")  # when its wait began, and when the engine looks at it again
         self.patience = float("inf")  # seconds that whoever waits for it gives it, where it has no deadline before that
         self.keep = keep  # the tensors behind the memory, alive until the end
         self.group: Any = None
