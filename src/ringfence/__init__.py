@@ -41,10 +41,12 @@ __all__ = [
     "assert_sealed",
     "export_chrome_trace",
     "init",
+    "workers",
 ]
 
 _LAZY = {  # these need torch: imported when they are used
     "export_chrome_trace": "ringfence.backend.trace",
+    "workers": "ringfence.backend.observe",
 }
 
 

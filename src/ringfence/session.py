@@ -78,6 +78,8 @@ class Session:
             acquaintances=member.acquaintances,
             outage=outage,
         )
+        self.workers = member.roster.workers
+        self.engine.names = [str(worker) for worker in self.workers]
         self.loop = Loop(self.engine, self.network, member.edges)
         try:
             self._age_limit = self._limit_age(member)
@@ -98,6 +100,9 @@ class Session:
             _warn_of_a_run_without_a_name(settings.run_id, {entry.host for entry in member.roster.entries})
         # In full: who shows two rosters to two workers chooses both, and can make them agree in a few digits.
         _log.info("worker %d of %d holds the roster %s", member.rank, size, member.roster.digest.hex())
+        for worker in self.workers:  # rank 0 for all: in a large run each of them would say the same
+            level = logging.INFO if member.rank == 0 else logging.DEBUG
+            _log.log(level, "worker %d was admitted by %s: %s", worker.rank, worker.admitted_by, worker)
 
     def wire_name(self, name: str, ranks: tuple[int, ...]) -> str:
         """A group's name on the wire. torch gives a name again after its group was destroyed, perhaps not yet everywhere."""

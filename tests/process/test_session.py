@@ -81,3 +81,10 @@ def test_every_worker_says_its_whole_roster_for_people_to_compare(pair: Pool) ->
         digests += re.findall(rf"worker {rank} of 2 holds the roster ([0-9a-f]{{64}})\b", text)
     assert len(digests) == 2
     assert len(set(digests)) == 1
+
+
+def test_rank_0_logs_who_was_admitted(pair: Pool) -> None:
+    first, second = said(pair, HERE, THERE)
+    assert re.search(r"worker 0 was admitted by shared secret: shared secret, 127\.0\.0\.1:\d+", first)
+    assert re.search(r"worker 1 was admitted by shared secret: shared secret, 127\.0\.0\.2:\d+", first)
+    assert "was admitted by shared secret" not in second  # it would say the same; it does so when it debugs

@@ -10,7 +10,23 @@ from ringfence import keys
 from ringfence.admission import wire
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Admitted, Policy, judge
+from ringfence.admission.proofs import bundle
 from ringfence.errors import AdmissionError
+
+
+@dataclass(frozen=True)
+class Worker:
+    """An admitted worker, for people and programs that ask who is in the run."""
+
+    rank: int
+    identity: str  #     the name in its certificate; "" where none was asked for
+    address: str  #      "host:port" where its links are dialled
+    admitted_by: str  #  the proof that admitted it: "shared secret", "certificate and Intel TDX quote"
+    proof_digest: str  # of that proof and what it is bound to, as it stands in the roster
+    public_key: str  #   X25519, for links in this session
+
+    def __str__(self) -> str:
+        return f"{self.identity or self.admitted_by}, {self.address}"
 
 
 @dataclass(frozen=True)
@@ -20,6 +36,24 @@ class Roster:
     admitted: tuple[Admitted, ...]
     proofs: tuple[tuple[int, bytes], ...]  # kind and digest of what each showed to its parent
     digest: bytes
+    identities: tuple[str, ...] = ()  # the name in each worker's certificate, or ""
+
+    @cached_property
+    def workers(self) -> tuple[Worker, ...]:
+        """Who is in the run, in the order of ranks."""
+        return tuple(
+            Worker(
+                rank=entry.rank,
+                identity=identity,
+                address=f"[{entry.host}]:{entry.port}" if ":" in entry.host else f"{entry.host}:{entry.port}",
+                admitted_by=admitted.how,
+                proof_digest=digest.hex(),
+                public_key=entry.public_key.hex(),
+            )
+            for entry, admitted, (_, digest), identity in zip(
+                self.entries, self.admitted, self.proofs, self.identities, strict=True
+            )
+        )
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -54,7 +88,8 @@ def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, ta
             raise AdmissionError(f"rank {entry.rank} in the roster belongs to another run, generation or world size")
     admitted = tuple(judge(policy, listing) for listing in listings)
     proofs = tuple((listing.kind, listing.proof_digest) for listing in listings)
-    return Roster(admitted, proofs, roster_digest(policy.digest, listings, suite, table))
+    identities = tuple(bundle.identity(listing.kind, listing.endorsement) for listing in listings)
+    return Roster(admitted, proofs, roster_digest(policy.digest, listings, suite, table), identities)
 
 
 def roster_digest(policy_digest: bytes, listings: Sequence[Listing], suite: int, table: bytes) -> bytes:

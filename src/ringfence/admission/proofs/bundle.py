@@ -14,6 +14,7 @@ from ringfence.admission import wire
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
 from ringfence.admission.policy import Evidence, Prover, Verifier, without_key
+from ringfence.admission.proofs import certificate
 from ringfence.errors import AdmissionError, ConfigurationError, ProtocolError
 
 KIND: Final = 7
@@ -36,6 +37,13 @@ def decode(data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
     if len(kinds) < 2 or kinds != sorted(set(kinds)) or not 1 <= kinds[0] <= kinds[-1] < KIND:
         raise ProtocolError(f"a bundle of kinds {kinds}")
     return parts
+
+
+def identity(kind: int, endorsement: bytes) -> str:
+    """The name that a verified endorsement proves: the certificate's, alone or among others; "" where there is none."""
+    parts = dict(decode(endorsement, ENDORSEMENT_BYTES)) if kind == KIND else {kind: endorsement}
+    found = parts.get(certificate.CertificateVerifier.kind)
+    return "" if found is None else certificate.name_in(found)
 
 
 class All:

@@ -153,6 +153,16 @@ def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
     return chain, signature
 
 
+def name_in(shown: bytes) -> str:
+    """The name in the first certificate of a proof or an endorsement. It counts only if that has been verified."""
+    chain, _ = decode(shown)
+    names = (
+        x509.load_der_x509_certificate(chain[0]).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    )
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return uris[0] if uris else names.get_values_for_type(x509.DNSName)[0].lower()
+
+
 # -- judging --------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,57 @@
+"""The same on processes: whoever drives, the waiting caller or the background thread, tells people in time."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.pool import Pool
+
+SECONDS = 6.0  # the group's timeout: half of it passes in each case
+
+
+class Told(logging.Handler):
+    """Lets the late worker come, once the warning about it is there; as a person would who reads it."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        dist.distributed_c10d._get_default_store().set(self.key, "told")
+
+
+def one_is_late(asynchronous: bool) -> list[str]:
+    """Worker 1 comes when worker 0 has said that it waits. What was said."""
+    group = dist.new_group(timeout=timedelta(seconds=SECONDS))
+    dist.barrier(group)
+    told, logger = Told(f"come {asynchronous}"), logging.getLogger("ringfence")
+    if dist.get_rank() == 1:
+        dist.distributed_c10d._get_default_store().get(told.key)
+    logger.addHandler(told)
+    try:
+        tensor = torch.ones(3)
+        work = dist.all_reduce(tensor, group=group, async_op=asynchronous)
+        if work is not None:
+            if dist.get_rank() == 0:
+                dist.distributed_c10d._get_default_store().get(told.key)  # this thread does not drive meanwhile
+            work.wait()
+    finally:
+        logger.removeHandler(told)
+    assert float(tensor[0]) == 2.0
+    return told.texts
+
+
+@pytest.mark.parametrize(("plane", "cases"), [("compiled", (False, True)), ("python", (True,))])
+def test_a_wait_is_logged_before_it_times_out(pool: Pool, plane: str, cases: tuple[bool, ...]) -> None:
+    with pool.fresh([["env", f"RINGFENCE_CORE={plane}"]] * 2) as workers:
+        for asynchronous in cases:
+            (said,), silent = workers.check(one_is_late, 2, args=(asynchronous,))
+            assert said.startswith("worker 0: all_reduce #2 has waited 3 s for worker 1 (shared secret, 127.0.0.1:")
+            assert said.endswith("(3 x float32, sum); it fails after 6 s") and silent == []
