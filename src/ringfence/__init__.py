@@ -39,12 +39,14 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "assert_sealed",
+    "counters",
     "export_chrome_trace",
     "init",
     "workers",
 ]
 
 _LAZY = {  # these need torch: imported when they are used
+    "counters": "ringfence.backend.observe",
     "export_chrome_trace": "ringfence.backend.trace",
     "workers": "ringfence.backend.observe",
 }

@@ -12,7 +12,7 @@ import traceback
 from collections import Counter
 from typing import Any
 
-from ringfence import keys
+from ringfence import keys, metrics
 from ringfence.collectives import Table
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
@@ -40,6 +40,7 @@ class Session:
         self.left = False
         self._held = 0
         self._age_limit: Alarm | None = None
+        self._metrics: metrics.MetricsFile | None = None
         self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
         start = _Start()
         try:
@@ -47,6 +48,7 @@ class Session:
             warn_of_open_rendezvous()
             _raise_limit_of_files()
             _warn_of_loopback(settings, world_size)
+            metrics_path = metrics.path_of(settings, rank)
             start.listener = listener = listen(settings)
             address = settings.link_address(listener.getsockname()[:2])
             limit = min(timeout, settings.join_timeout)
@@ -58,6 +60,10 @@ class Session:
             raise
         settings.forget()
         atexit.register(self.leave)
+        if metrics_path is not None:
+            self._metrics = metrics.MetricsFile(metrics_path, settings.run_id, self.engine, self.workers)
+        if settings.stage_times:
+            core.stages(True)
         self._announce(settings, member)
 
     def _begin(self, start: _Start, member: Membership, listener: socket.socket, outage: float) -> None:
@@ -137,6 +143,8 @@ class Session:
             if self._age_limit is not None:
                 self._age_limit.cancel()
             self.loop.leave(self.engine.farewell if seconds is None else seconds, finish)
+            if self._metrics is not None:
+                self._metrics.close()
 
     def _limit_age(self, member: Membership) -> Alarm | None:
         """Who was judged long ago may have lost what it was judged by. So the policy may say how long a judgement lasts.

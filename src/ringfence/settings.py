@@ -15,6 +15,8 @@ RINGFENCE_REQUIRE           "1": refuse process groups of other backends; read b
 RINGFENCE_JOIN_TIMEOUT      seconds until the run must have formed; default: 300, and never more than torch's own timeout
 RINGFENCE_OUTAGE_TIMEOUT    seconds without an answer until a worker is given up; default: 300
 RINGFENCE_CORE              which data plane moves the bytes; read by runtime/core.py
+RINGFENCE_METRICS_FILE      where to write counters for Prometheus; {rank} in it is replaced
+RINGFENCE_STAGE_TIMES       "1": keep the time of each stage of the data plane
 
 Any other name that begins like these is an error: a policy under a misspelt name would be no policy.
 """
@@ -66,6 +68,8 @@ KNOWN: Final = (
     "RINGFENCE_REQUIRE",
     "RINGFENCE_JOIN_TIMEOUT",
     "RINGFENCE_OUTAGE_TIMEOUT",
+    "RINGFENCE_METRICS_FILE",
+    "RINGFENCE_STAGE_TIMES",
     CORE,
 )
 
@@ -92,6 +96,8 @@ class Settings:
     certificate: Credential | None = None
     vcek: bytes | None = field(default=None, repr=False)  # what the file holds
     token_command: tuple[str, ...] = ()
+    metrics_file: str = ""  # with {rank} in it
+    stage_times: bool = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], store_host: str | None = None) -> Settings:
@@ -119,6 +125,8 @@ class Settings:
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
             join_timeout=_seconds(environ, "RINGFENCE_JOIN_TIMEOUT", keys.JOIN_SECONDS, keys.JOIN_RANGE),
             outage=_seconds(environ, "RINGFENCE_OUTAGE_TIMEOUT", keys.OUTAGE_SECONDS, keys.OUTAGE_RANGE),
+            metrics_file=_metrics_file(environ.get("RINGFENCE_METRICS_FILE", "")),
+            stage_times=_stage_times(environ.get("RINGFENCE_STAGE_TIMES", "")),
         )
 
     def forget(self) -> None:
@@ -505,6 +513,22 @@ def _seconds(environ: Mapping[str, str], name: str, default: float, limits: tupl
     if not limits[0] <= seconds <= limits[1]:
         raise ConfigurationError(f"{name}={value[:64]}: write a number of seconds from {limits[0]:g} to {limits[1]:g}")
     return seconds
+
+
+def _metrics_file(path: str) -> str:
+    """Workers of one machine that shared a file would overwrite each other's numbers."""
+    if path and "{rank}" not in path:
+        raise ConfigurationError(
+            f"RINGFENCE_METRICS_FILE is {path!r}; it needs {{rank}} in it, such as /var/lib/metrics/run-{{rank}}.prom: each "
+            "worker writes a file of its own"
+        )
+    return path
+
+
+def _stage_times(text: str) -> bool:
+    if text not in ("", "0", "1"):
+        raise ConfigurationError(f"RINGFENCE_STAGE_TIMES is {text!r}; it may be 0 or 1, or not set")
+    return text == "1"
 
 
 def _advertise(value: str) -> tuple[str, int] | None:

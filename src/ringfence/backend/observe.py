@@ -1,4 +1,4 @@
-"""What a program may ask about its run: who was admitted."""
+"""What a program may ask about its run: who was admitted, and what was counted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from ringfence import backend
 from ringfence.errors import ConfigurationError
+from ringfence.runtime.counters import Counters, read
 from ringfence.session import Session
 
 
@@ -17,6 +18,14 @@ def workers() -> list[Any]:
     Raises ConfigurationError where this process has no process group of ringfence's.
     """
     return list(_session().workers)
+
+
+def counters() -> Counters:
+    """What this worker has counted since its session began: bytes and waits for each other worker, operations that ended.
+
+    Raises ConfigurationError where this process has no process group of ringfence's.
+    """
+    return read(_session().engine)
 
 
 def _session() -> Session:

@@ -33,6 +33,7 @@ from ringfence.keys import OUTAGE_SECONDS, SUSPICION_SECONDS, Secret
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.runtime.core import Pool
+from ringfence.runtime.counters import Totals, add_links
 from ringfence.runtime.ends import Stream
 from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.gate import Gate
@@ -136,7 +137,10 @@ class Engine:
         self.departed: set[int] = set()
         self.failure: RingfenceError | None = None
         self._report: Abort | None = None  # the failure as the neighbours still have to be told it
-        self._removed: list[Group] = []  # destroyed groups, whose last bytes may be on their way
+        # What links counted that are gone, and destroyed groups, whose last bytes may be on their way. Replaced as a whole:
+        # others read it at any time.
+        self.past_links: tuple[Totals, tuple[Group, ...]] = ({}, ())
+        self.ended: dict[int, int] = {}  # operation code: how many have ended well
         self.past: set[bytes] = set()  # the digests of all that were destroyed: whoever dials one is told
         self.unfinished: dict[Operation, None] = {}
         self._soonest = float("inf")
@@ -176,16 +180,27 @@ class Engine:
         """End what it had pending and close its links; what is written already is given the time it needs to leave."""
         if group.removed:
             return
+        self._retire(group)
         self.groups.pop(group.digest, None)
         self.past.add(group.digest)
         group.destroyed = group.removed = True
         self._timers = [timer for timer in self._timers if timer[1] is not group.give_up]
-        self._removed = [each for each in self._removed if any(link.open for link in each.links())]
-        self._removed.append(group)
         group.close()
         for operation in [each for each in self.unfinished if each.group is group]:
             operation.finish(ProtocolError(f"{operation.describe()} was pending when its group was destroyed"))
             self.unfinished.pop(operation, None)
+
+    def _retire(self, group: Group) -> None:
+        """Keep a destroyed group while a link of it is open, and after that what its links have counted."""
+        totals, removed = self.past_links
+        gone = [each for each in removed if not any(link.open for link in each.links())]
+        kept = [each for each in removed if each not in gone]
+        totals = add_links(dict(totals), [link for each in gone for link in each.links()])
+        self.past_links = (totals, (*kept, group))
+
+    @property
+    def _removed(self) -> tuple[Group, ...]:
+        return self.past_links[1]
 
     def submit(self, group: Group, operation: CollectiveOperation) -> None:
         if self._accepts(group, operation):
@@ -233,6 +248,8 @@ class Engine:
         if operation in self.unfinished:
             operation.finish()
             self.unfinished.pop(operation, None)
+            code = operation.call.operation
+            self.ended[code] = self.ended.get(code, 0) + 1
             if operation.group.destroyed:
                 self.later(lambda: self.destroy_group(operation.group))
 
@@ -510,7 +527,7 @@ class Engine:
             link.stream = None  # its number will be somebody else's
         self._forget_keys()
         self.groups.clear()
-        self._removed.clear()
+        self.past_links = ({}, ())
         self.ready.clear()
         self.unfinished.clear()
         self.edges.clear()

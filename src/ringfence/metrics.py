@@ -1,0 +1,132 @@
+"""The counters of a worker as a file in OpenMetrics form, which the node exporter of Prometheus collects."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from ringfence.admission.roster import Worker
+from ringfence.errors import ConfigurationError
+from ringfence.runtime.counters import Counters, PeerCounters, read
+from ringfence.runtime.engine import Engine
+from ringfence.settings import Settings
+
+EVERY_SECONDS: Final = 15.0  # as often as Prometheus asks by default
+
+_log = logging.getLogger("ringfence")
+
+_PER_WORKER: Final = (
+    ("payload_sent_bytes", "payload_sent", "Bytes of tensors sent to a worker."),
+    ("payload_received_bytes", "payload_received", "Bytes of tensors received from a worker."),
+    ("wire_sent_bytes", "wire_sent", "The same as sealed frames, without the headers of TCP and IP."),
+    ("wire_received_bytes", "wire_received", "The same as sealed frames, without the headers of TCP and IP."),
+    ("waits", "waits", "How often a collective needed a frame of a worker that had not arrived."),
+    ("wait_seconds", "waited_seconds", "How long collectives waited for frames of a worker."),
+)
+_UNITS: Final = ("bytes", "seconds")
+
+
+def openmetrics(counters: Counters, run_id: str, workers: Sequence[Worker]) -> str:
+    """The text form. Prometheus' older text form has no info metrics, so who was admitted is a gauge that is always 1."""
+    lines: list[str] = []
+    mine = {"run": run_id, "rank": str(counters.rank)}
+    lines += _family("operations", "counter", "Operations that have ended well.")
+    lines += [_sample("operations_total", {**mine, "operation": name}, n) for name, n in counters.operations.items()]
+    lines += _family("oldest_wait_seconds", "gauge", "How long the oldest operation that has not ended has waited.")
+    lines.append(_sample("oldest_wait_seconds", mine, counters.oldest_wait_seconds))
+    for name, field, text in _PER_WORKER:
+        lines += _family(name, "counter", text)
+        lines += [
+            _sample(f"{name}_total", {**mine, "worker": str(peer.worker)}, getattr(peer, field))
+            for peer in counters.peers
+        ]
+    lines += _family(
+        "stage_seconds", "counter", "Time in a stage of the data plane, if RINGFENCE_STAGE_TIMES asks for it."
+    )
+    lines += _stages(counters.peers, mine)
+    lines += _family("admitted", "gauge", "The workers of this run and what admitted them.")
+    for worker in workers:
+        about = {"address": worker.address, "admitted_by": worker.admitted_by, "identity": worker.identity}
+        lines.append(_sample("admitted", {**mine, "worker": str(worker.rank), **about}, 1))
+    return "\n".join([*lines, "# EOF\n"])
+
+
+def _family(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# TYPE ringfence_{name} {kind}"
+    unit = name.rpartition("_")[2]
+    if unit in _UNITS:
+        yield f"# UNIT ringfence_{name} {unit}"
+    yield f"# HELP ringfence_{name} {text}"
+
+
+def _stages(peers: Sequence[PeerCounters], mine: Mapping[str, str]) -> Iterator[str]:
+    for peer in peers:
+        for stage, seconds in peer.stage_seconds.items():
+            yield _sample("stage_seconds_total", {**mine, "worker": str(peer.worker), "stage": stage}, seconds)
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    each = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"ringfence_{name}{{{each}}} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def path_of(settings: Settings, rank: int) -> Path | None:
+    """Where this worker writes its counters, if it is to; ConfigurationError if it cannot."""
+    if not settings.metrics_file:
+        return None
+    path = Path(settings.metrics_file.replace("{rank}", str(rank)))
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"worker {rank} cannot write RINGFENCE_METRICS_FILE: {path.parent} is not a directory that it may write to"
+        )
+    return path
+
+
+class MetricsFile(threading.Thread):
+    """Writes the file now, at intervals and at the end. In a thread of its own: a slow disk must not hold up a collective."""
+
+    def __init__(self, path: Path, run_id: str, engine: Engine, workers: Sequence[Worker]) -> None:
+        super().__init__(name="ringfence-metrics", daemon=True)
+        self._path = path
+        self._run_id = run_id
+        self._engine = engine
+        self._workers = workers
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        said = False
+        while True:
+            try:
+                self._write()
+            except OSError as error:
+                if not said:
+                    _log.warning("counters cannot be written to %s: %s", self._path, error.strerror or error)
+                said = True
+            if self._ended.wait(EVERY_SECONDS):
+                return
+
+    def close(self) -> None:
+        """Write it for the last time."""
+        self._ended.set()
+        self.join(timeout=5)
+        with contextlib.suppress(OSError):
+            self._write()
+
+    def _write(self) -> None:
+        """Whoever reads it sees the old file or the new one, never a part."""
+        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            beside.write_text(openmetrics(read(self._engine), self._run_id, self._workers))
+            beside.replace(self._path)
+        finally:
+            beside.unlink(missing_ok=True)
