@@ -173,7 +173,7 @@ def test_the_next_deadline_is_the_soonest() -> None:
     assert world.engines[0].next_deadline() == float("inf") and not world.engines[0].busy()
     begin(world, 0, deadline=30.0)
     begin(world, 0, deadline=20.0)
-    assert world.engines[0].next_deadline() == 10.0 and world.engines[0].busy()  # half of 20: people are told then
+    assert world.engines[0].next_deadline() == 20.0 and world.engines[0].busy()
 
 
 # -- departures --------------------------------------------------------------------------------------------------------

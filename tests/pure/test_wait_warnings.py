@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ringfence.errors import CollectiveTimeoutError
+from ringfence.runtime.operation import CollectiveOperation
 from tests.pure.runtime_calls import transfer
 from tests.world import World, all_reduce
 
@@ -29,15 +30,22 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
     return new
 
 
-def alone(deadline: float) -> World:
+def call(world: World, rank: int, timeout: float) -> CollectiveOperation:
+    """One worker calls an all-reduce."""
+    operation = all_reduce(world.groups[rank], torch.ones(5), world.now + timeout)
+    operation.timeout = timeout
+    return world.submit(world.groups[rank], operation)
+
+
+def alone(timeout: float) -> World:
     """Two workers, of which the first calls an all-reduce and the second does not come."""
     world = World(2)
-    world.run([world.submit(world.groups[0], all_reduce(world.groups[0], torch.ones(5), deadline))])
+    world.run([call(world, 0, timeout)])
     return world
 
 
 def test_a_collective_that_waits_is_named_after_a_minute(said: Said) -> None:
-    world = alone(deadline=1800.0)
+    world = alone(timeout=1800.0)
     world.engines[0].names = ["this one", "node-b, 10.0.0.2:4000"]
     world.wait(59.9)
     assert said() == []
@@ -49,7 +57,7 @@ def test_a_collective_that_waits_is_named_after_a_minute(said: Said) -> None:
 
 
 def test_it_is_named_again_when_the_wait_has_doubled(said: Said) -> None:
-    world = alone(deadline=1800.0)
+    world = alone(timeout=1800.0)
     seconds = []
     for _ in range(179):
         world.wait(10.0)
@@ -58,7 +66,7 @@ def test_it_is_named_again_when_the_wait_has_doubled(said: Said) -> None:
 
 
 def test_a_short_timeout_is_announced_at_its_half(said: Said) -> None:
-    world = alone(deadline=20.0)
+    world = alone(timeout=20.0)
     world.wait(9.9)
     assert said() == []
     world.wait(0.1)
@@ -71,16 +79,15 @@ def test_a_short_timeout_is_announced_at_its_half(said: Said) -> None:
 
 def test_what_queues_behind_it_is_not_named(said: Said) -> None:
     world = World(2)
-    group = world.groups[0]
     for _ in range(20):
-        world.submit(group, all_reduce(group, torch.ones(5), 1800.0))
+        call(world, 0, 1800.0)
     world.wait(60.0)
     (text,) = said()
     assert "all_reduce #1 has waited" in text
 
 
 def test_the_loop_wakes_up_in_time_to_say_so() -> None:
-    world = alone(deadline=1800.0)
+    world = alone(timeout=1800.0)
     assert world.engines[0].next_deadline() == 60.0
     world.wait(60.0)
     assert world.engines[0].next_deadline() == 120.0
@@ -88,9 +95,9 @@ def test_the_loop_wakes_up_in_time_to_say_so() -> None:
 
 def test_nothing_is_said_of_what_has_ended(said: Said) -> None:
     world = World(2)
-    early = world.submit(world.groups[0], all_reduce(world.groups[0], torch.ones(5), 1800.0))
+    early = call(world, 0, 1800.0)
     world.wait(30.0)
-    late = world.submit(world.groups[1], all_reduce(world.groups[1], torch.ones(5), 1800.0))
+    late = call(world, 1, 1800.0)
     world.run([early, late])
     assert early.done and late.done
     world.wait(300.0)
@@ -104,7 +111,7 @@ def test_a_recv_is_named_only_once_somebody_waits_for_it(said: Said) -> None:
     world.run([posted])
     world.wait(500.0)
     assert said() == []
-    world.engines[0].limit(posted, world.now + 100.0)
+    world.engines[0].limit(posted, world.now + 100.0, 100.0)
     world.wait(50.0)
     (text,) = said()
     assert "send/recv #0 with tag 0 has waited 50 s for worker 1" in text

@@ -143,11 +143,12 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         """The runtime's group; added when the first operation reaches it."""
         return self._added
 
-    def _deadline(self, options: Any) -> float:
+    def _seconds(self, options: Any) -> float:
+        """The timeout of a call."""
         timeout = getattr(options, "timeout", None)
         if timeout is None or timeout.total_seconds() <= 0:
             timeout = self._timeout
-        return self._session.engine.clock() + float(timeout.total_seconds())
+        return float(timeout.total_seconds())
 
     def _submit(
         self,
@@ -171,7 +172,9 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         call = Call(kind, code, dtype_code(dtype), schedule.identifier, root, elements)
         bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
         keep = (parts, outputs)
-        operation = CollectiveOperation(call, self._deadline(options), keep, schedule, bound, dtype, combine)
+        timeout = self._seconds(options)
+        operation = CollectiveOperation(call, engine.clock() + timeout, keep, schedule, bound, dtype, combine)
+        operation.timeout = timeout
         operation.before, operation.after = stage.before, stage.after
         if ranges.wanted():
             ranges.record(self, kind.name.lower(), operation, stage.given, outputs)

@@ -98,8 +98,8 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
         begun = False
         for operation in self._operations:
             if operation.patience < float("inf") and not operation.done:
-                deadline, operation.patience = engine.clock() + operation.patience, float("inf")
-                self._loop.ask(partial(engine.limit, operation, deadline))
+                timeout, operation.patience = operation.patience, float("inf")
+                self._loop.ask(partial(engine.limit, operation, engine.clock() + timeout, timeout))
                 begun = True
         return begun
 

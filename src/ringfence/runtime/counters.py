@@ -62,9 +62,9 @@ def read(engine: Engine) -> Counters:
     totals, removed = engine.past_links
     groups = dict.fromkeys((*living, *removed))
     totals = add_links(dict(totals), [link for group in groups for link in group.links()])
-    waiting = [operation.since for operation in tuple(engine.unfinished)]
+    waiting = [each.deadline - each.timeout for each in tuple(engine.unfinished) if each.timeout < float("inf")]
     oldest = max(0.0, engine.clock() - min(waiting, default=float("inf")))
-    operations = {_name(code): count for code, count in sorted(engine.ended.items())}
+    operations = {_name(code): count for code, count in enumerate(engine.ended) if count}
     peers = tuple(_peer(worker, totals[worker]) for worker in sorted(totals))
     return Counters(engine.rank, operations, oldest, peers)
 

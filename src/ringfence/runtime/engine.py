@@ -40,7 +40,7 @@ from ringfence.runtime.gate import Gate
 from ringfence.runtime.group import Group
 from ringfence.runtime.introduction import Acquaintances
 from ringfence.runtime.links import Inbox, Link
-from ringfence.runtime.operation import CollectiveOperation, Operation
+from ringfence.runtime.operation import POINT_TO_POINT, CollectiveOperation, Operation
 from ringfence.transport.fork import ALIVE
 from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tcp import refusal
@@ -140,7 +140,7 @@ class Engine:
         # What links counted that are gone, and destroyed groups, whose last bytes may be on their way. Replaced as a whole:
         # others read it at any time.
         self.past_links: tuple[Totals, tuple[Group, ...]] = ({}, ())
-        self.ended: dict[int, int] = {}  # operation code: how many have ended well
+        self.ended = [0] * (POINT_TO_POINT + 1)  # by operation code: how many have ended well
         self.past: set[bytes] = set()  # the digests of all that were destroyed: whoever dials one is told
         self.unfinished: dict[Operation, None] = {}
         self._soonest = float("inf")
@@ -232,15 +232,17 @@ class Engine:
         return True
 
     def _watch(self, operation: Operation) -> None:
-        """Look at it when it has waited for long, and at its deadline. Without one, nobody waits for it yet."""
-        if operation.deadline < float("inf"):
-            now = operation.since = self.clock()
-            operation.attention = now + min(WAIT_WARNING_SECONDS, (operation.deadline - now) / 2)
-            self._soonest = min(self._soonest, operation.attention)
+        """Look at it when it has waited for long, and at its deadline."""
+        timeout, attention = operation.timeout, operation.deadline
+        if timeout < float("inf"):
+            attention -= timeout - WAIT_WARNING_SECONDS if timeout > 2 * WAIT_WARNING_SECONDS else timeout / 2
+        operation.attention = attention
+        if attention < self._soonest:
+            self._soonest = attention
 
-    def limit(self, operation: Operation, deadline: float) -> None:
+    def limit(self, operation: Operation, deadline: float, timeout: float) -> None:
         """Somebody waits for an operation that had all the time in the world."""
-        operation.deadline = min(operation.deadline, deadline)
+        operation.deadline, operation.timeout = deadline, timeout
         self._watch(operation)
 
     def finish(self, operation: Operation) -> None:
@@ -248,8 +250,7 @@ class Engine:
         if operation in self.unfinished:
             operation.finish()
             self.unfinished.pop(operation, None)
-            code = operation.call.operation
-            self.ended[code] = self.ended.get(code, 0) + 1
+            self.ended[operation.call.operation] += 1
             if operation.group.destroyed:
                 self.later(lambda: self.destroy_group(operation.group))
 
@@ -336,7 +337,7 @@ class Engine:
         told = set()
         for operation in self.unfinished:
             if operation.attention <= now:
-                waited = now - operation.since
+                waited = now - operation.deadline + operation.timeout
                 operation.attention = min(operation.deadline, now + waited)
                 if operation.group not in told:
                     told.add(operation.group)
@@ -347,7 +348,7 @@ class Engine:
         late = sorted({link.worker for link in operation.group.waiting_for()})
         return (
             f"{name} has waited {waited:.0f} s for {', '.join(map(self._name_of, late)) or 'earlier calls'} in group "
-            f"{operation.group.name!r} ({details}; it fails after {operation.deadline - operation.since:.0f} s"
+            f"{operation.group.name!r} ({details}; it fails after {operation.timeout:.0f} s"
         )
 
     def _name_of(self, worker: int) -> str:

@@ -89,14 +89,15 @@ class Operation:
         "keep",
         "patience",
         "sequence",
-        "since",
         "source",
+        "timeout",
     )
 
     def __init__(self, call: Call, deadline: float, keep: Any = None) -> None:
         self.call = call
         self.deadline = deadline
-        self.since = self.attention = float("inf")  # when its wait began, and when the engine looks at it again
+        self.timeout = float("inf")  # seconds before its deadline that it began; without any, nobody waits for it yet
+        self.attention = deadline  # when the engine looks at it again
         self.patience = float("inf")  # seconds that whoever waits for it gives it, where it has no deadline before that
         self.keep = keep  # the tensors behind the memory, alive until the end
         self.group: Any = None
