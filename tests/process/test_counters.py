@@ -121,7 +121,7 @@ def test_stages_are_timed_if_asked(pool: Pool) -> None:
     with pool.fresh() as fresh:
         assert fresh.check(stage_times, 2) == [[{}], [{}]]
         for (stages,) in fresh.check(stage_times, 2, env={"RINGFENCE_STAGE_TIMES": "1"}):
-            assert set(stages) == {"seal", "open", "reduce", "send", "receive"} and min(stages.values()) > 0
+            assert set(stages) == {"seal", "open", "reduce", "send", "receive", "lock"} and min(stages.values()) > 0
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch.profiler import profile
 import ringfence
 from tests.pool import Pool
 
-STAGES = {"seal", "open", "reduce", "send", "receive", "wait"}
+STAGES = {"seal", "open", "lock", "reduce", "send", "receive", "wait"}
 LATE = 0.4  # seconds that one worker comes after the other
 
 

@@ -24,8 +24,8 @@ def export_chrome_trace(profile: Any, path: str | os.PathLike[str]) -> None:
     """Write the trace of a `torch.profiler.profile` that has ended, as its `export_chrome_trace` does, with ringfence's rows.
 
     Rows "ringfence collectives" hold one range for each collective, from the call to its result. The row "ringfence stages"
-    says what the data plane did: seal, open, reduce, send, receive, and wait, when there was nothing to do; each with the
-    worker whose bytes it was about. Only the compiled data plane records stages. A path that ends in `.gz` is compressed.
+    says what the data plane did: seal, open, lock, reduce, send, receive, and wait, when nothing could be done; each with
+    the worker whose bytes it was about. Only the compiled data plane records stages. A path that ends in `.gz` is compressed.
     """
     if not profiler._is_profiler_enabled:
         stages.stop()

@@ -89,22 +89,26 @@ static inline Start start_clock(void) {
     return start;
 }
 
+static void spend(int stage, uint64_t start, uint64_t length, uint64_t *link_spent, int worker) {
+    spent[stage] += length;
+    if (link_spent != NULL)
+        link_spent[stage] += length;
+    if (timing & EVENTS && length)
+        keep_event(stage, start, start + length, worker);
+}
+
 /* A cipher gives up the interpreter's lock: what its call took beyond its CPU time went to getting that, or a core, back. */
 static inline void stop_clock(int stage, Start start, uint64_t *link_spent, int worker) {
     if (!timing || !start.wall)
         return;
-    uint64_t end = clock_ns(CLOCK_MONOTONIC), wall = end - start.wall;
-    if (timing & EVENTS)
-        keep_event(stage, start.wall, end, worker);
-    if (link_spent != NULL)
-        link_spent[stage] += wall;
+    uint64_t wall = clock_ns(CLOCK_MONOTONIC) - start.wall;
     if (stage == IN_SEAL || stage == IN_OPEN) {
         uint64_t cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID) - start.cpu;
         cpu = cpu < wall ? cpu : wall;
-        spent[FOR_LOCK] += wall - cpu;
+        spend(FOR_LOCK, start.wall + cpu, wall - cpu, link_spent, worker);
         wall = cpu;
     }
-    spent[stage] += wall;
+    spend(stage, start.wall, wall, link_spent, worker);
 }
 
 /* -- the module's state ---------------------------------------------------------------------------------------------- */
@@ -573,7 +577,7 @@ typedef struct {
     int worker;
     unsigned long long wire_sent, wire_received, payload_sent, payload_received, waits, waited;
     uint64_t waiting_since;
-    uint64_t spent[STAGES]; /* while the clock is on; a wait for the interpreter's lock is part of `seal` and `open` here */
+    uint64_t spent[STAGES]; /* while the clock is on */
 } End;
 
 static int end_traverse(End *self, visitproc visit, void *arg) {
@@ -967,8 +971,8 @@ static PyMemberDef end_members[] = {
 
 static PyObject *end_spent(End *self, void *unused) {
     (void)unused;
-    PyObject *result = PyTuple_New(FOR_LOCK);
-    for (int i = 0; result != NULL && i < FOR_LOCK; i++) {
+    PyObject *result = PyTuple_New(STAGES);
+    for (int i = 0; result != NULL && i < STAGES; i++) {
         PyObject *number = PyLong_FromUnsignedLongLong(self->spent[i]);
         if (number == NULL)
             Py_CLEAR(result);
@@ -981,7 +985,7 @@ static PyObject *end_spent(End *self, void *unused) {
 static PyGetSetDef end_getset[] = {
     {"stream", (getter)end_get_stream, (setter)end_set_stream, "A socket, or anything with send and recv_into.", NULL},
     {"pending", (getter)end_pending, NULL, "Whether a frame is half written.", NULL},
-    {"spent", (getter)end_spent, NULL, "Nanoseconds in seal, open, reduce, send and receive while the clock was on.", NULL},
+    {"spent", (getter)end_spent, NULL, "Nanoseconds by stage while the clock was on.", NULL},
     {NULL},
 };
 

@@ -16,7 +16,7 @@ from ringfence.runtime.operation import POINT_TO_POINT
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine
 
-STAGES = ("seal", "open", "reduce", "send", "receive")  # in the order of a link's `spent`
+STAGES = ("seal", "open", "reduce", "send", "receive", "lock")  # in the order of a link's `spent`
 _LINK = ("wire_sent", "wire_received", "payload_sent", "payload_received", "waits", "waited")
 
 

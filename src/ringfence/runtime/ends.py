@@ -59,7 +59,7 @@ class End:
         self.waits = self.waited = self._waiting_since = (
             0  # how often, and how many nanoseconds, for a frame that is due
         )
-        self.spent: tuple[int, ...] = (0,) * 5  # only the compiled data plane has clocks
+        self.spent: tuple[int, ...] = (0,) * 6  # only the compiled data plane has clocks
 
     def poke(self) -> None:
         """Have the engine call `work` soon."""
