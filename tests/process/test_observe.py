@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import ringfence
@@ -53,3 +54,23 @@ def none_left() -> str:
 def test_without_a_process_group_there_is_nothing_to_ask(pool: Pool) -> None:
     with pool.fresh() as workers:
         assert all("no process group of ringfence's" in text for text in workers.check(none_left, 2))
+
+
+def under_debug(level: str) -> tuple[float, str]:
+    """A collective that fits, and one that does not: torch's debug level takes nothing away."""
+    dist.set_debug_level(getattr(dist.DebugLevel, level))
+    group = dist.new_group()
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=group)
+    total = tensor[0].item()
+    with pytest.raises(ringfence.RingfenceError) as caught:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM, group)
+    return total, str(caught.value)
+
+
+@pytest.mark.parametrize("level", ["OFF", "DETAIL"])
+def test_different_collectives_are_named_at_any_debug_level(pool: Pool, level: str) -> None:
+    with pool.fresh() as workers:
+        for total, text in workers.check(under_debug, 2, args=(level,)):
+            assert total == 2.0
+            assert "all_reduce #2 (4 x float32, max)" in text and "all_reduce #2 (4 x float32, sum)" in text
