@@ -147,6 +147,8 @@ def train(directory: str, suffix: str) -> tuple[int, list[str], int]:
         torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]), bucket_cap_mb=1
     )
     with profile() as done:
+        if dist.get_rank() == 1:
+            come_late(LATE / 4)
         for _ in range(3):
             model(torch.ones(8, 256)).sum().backward()
     path = Path(directory, f"ddp{dist.get_rank()}{suffix}")
@@ -172,19 +174,23 @@ def train(directory: str, suffix: str) -> tuple[int, list[str], int]:
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 def test_the_exported_trace_has_rows_of_stages(pool: Pool, tmp_path: Path, suffix: str) -> None:
-    for buckets, stages, crossed in pool.check(train, 2, args=(str(tmp_path), suffix)):
-        assert buckets >= 3 and set(stages) == STAGES and crossed == 0
+    results = pool.check(train, 2, args=(str(tmp_path), suffix))
+    for buckets, stages, crossed in results:
+        assert buckets >= 3 and crossed == 0
+        assert STAGES - {"wait"} <= set(stages) <= STAGES
+    assert "wait" in results[0][1]  # for the other, which came late
 
 
 def clocks() -> list[bool]:
-    """Whether the data plane's clocks run: before a profile, in it, after it, and after the next collective."""
+    """Whether the data plane's clocks run: before a profile, in it, and after the first collectives that follow it."""
     from ringfence.runtime import stages
 
     seen = [stages.running]
     with profile():
         dist.all_reduce(torch.ones(1))
         seen.append(stages.running)
-    dist.all_reduce(torch.ones(1))
+    for _ in range(20):  # the loop looks when it waits, which it need not do for each
+        dist.all_reduce(torch.ones(1))
     seen.append(stages.running)
     kept = len(stages.recorded())
     dist.all_reduce(torch.ones(1))

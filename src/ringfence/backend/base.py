@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 
 from ringfence.backend import ranges
 from ringfence.backend.binding import Staging, dtype_code, parts_of, reduction_of
@@ -176,7 +177,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         operation = CollectiveOperation(call, engine.clock() + timeout, keep, schedule, bound, dtype, combine)
         operation.timeout = timeout
         operation.before, operation.after = stage.before, stage.after
-        if ranges.wanted():
+        if profiler._is_profiler_enabled:
             ranges.record(self, kind.name.lower(), operation, stage.given, outputs)
         group = self._group
         self._loop.ask(lambda: engine.submit(group.get(), operation))

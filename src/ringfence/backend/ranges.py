@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd import profiler
 from torch.futures import Future
 
 from ringfence.runtime import stages
@@ -22,19 +21,11 @@ _log = logging.getLogger("ringfence")
 _broken = False
 
 
-def wanted() -> bool:
-    """Whether a profiler runs, or has run and left the clocks of the data plane on."""
-    return profiler._is_profiler_enabled or stages.running
-
-
 def record(
     group: Any, name: str, operation: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Show an operation that is about to be submitted. Call it only if `wanted()`."""
+    """Show an operation that is about to be submitted, while a profiler runs."""
     global _broken
-    if not profiler._is_profiler_enabled:
-        stages.stop()
-        return
     stages.start(group._session.network)
     if _broken:
         return

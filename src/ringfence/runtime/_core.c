@@ -959,7 +959,7 @@ static PyMemberDef end_members[] = {
     {"queue", T_OBJECT_EX, offsetof(End, queue), READONLY, NULL},
     {"sealer", T_OBJECT_EX, offsetof(End, sealer), 0, NULL},
     {"opener", T_OBJECT_EX, offsetof(End, opener), 0, NULL},
-    {"worker", T_INT, offsetof(End, worker), 0, NULL},
+    {"far_end", T_INT, offsetof(End, worker), 0, "The worker there, for the events of the clock."},
     {"wire_sent", T_ULONGLONG, offsetof(End, wire_sent), 0, NULL},
     {"wire_received", T_ULONGLONG, offsetof(End, wire_received), 0, NULL},
     {"payload_sent", T_ULONGLONG, offsetof(End, payload_sent), 0, NULL},

@@ -54,7 +54,7 @@ class End:
         self._receiving: Segment | None = None
         self._have = 0
         self._total = 0
-        self.worker = -1
+        self.far_end = -1
         self.wire_sent = self.wire_received = self.payload_sent = self.payload_received = 0
         self.waits = self.waited = self._waiting_since = (
             0  # how often, and how many nanoseconds, for a frame that is due

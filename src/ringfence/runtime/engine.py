@@ -40,7 +40,7 @@ from ringfence.runtime.gate import Gate
 from ringfence.runtime.group import Group
 from ringfence.runtime.introduction import Acquaintances
 from ringfence.runtime.links import Inbox, Link
-from ringfence.runtime.operation import POINT_TO_POINT, CollectiveOperation, Operation
+from ringfence.runtime.operation import NEVER, POINT_TO_POINT, CollectiveOperation, Operation
 from ringfence.transport.fork import ALIVE
 from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tcp import refusal
@@ -234,7 +234,7 @@ class Engine:
     def _watch(self, operation: Operation) -> None:
         """Look at it when it has waited for long, and at its deadline."""
         timeout, attention = operation.timeout, operation.deadline
-        if timeout < float("inf"):
+        if timeout < NEVER:
             attention -= timeout - WAIT_WARNING_SECONDS if timeout > 2 * WAIT_WARNING_SECONDS else timeout / 2
         operation.attention = attention
         if attention < self._soonest:

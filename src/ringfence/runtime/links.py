@@ -47,7 +47,7 @@ class Link(core.End):
         self.engine = engine
         self.group = group
         self.peer = peer  # rank in the group
-        self.worker = group.ranks[peer]  # rank in the world
+        self.worker = self.far_end = group.ranks[peer]  # rank in the world
         self.lingering = False  # its group is gone: say goodbye when what is written has left
         self.farewell = False  # the peer said BYE
         self._dials = 0

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ringfence.runtime.run import Combine
 
+NEVER = float("inf")
 POINT_TO_POINT = 64  # the operation code of send and recv
 
 REDUCTIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
@@ -96,9 +97,9 @@ class Operation:
     def __init__(self, call: Call, deadline: float, keep: Any = None) -> None:
         self.call = call
         self.deadline = deadline
-        self.timeout = float("inf")  # seconds before its deadline that it began; without any, nobody waits for it yet
-        self.attention = deadline  # when the engine looks at it again
-        self.patience = float("inf")  # seconds that whoever waits for it gives it, where it has no deadline before that
+        self.timeout = NEVER  # seconds before its deadline that it began; without any, nobody waits for it yet
+        self.attention: float  # when the engine looks at it again
+        self.patience = NEVER  # seconds that whoever waits for it gives it, where it has no deadline before that
         self.keep = keep  # the tensors behind the memory, alive until the end
         self.group: Any = None
         self.sequence = 0

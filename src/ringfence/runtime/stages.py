@@ -1,18 +1,23 @@
 """What the data plane did and when, while a profiler runs: one event for each seal, open, reduction, system call and wait.
 
-Only the compiled data plane has clocks. They are off, and cost nothing, unless somebody starts them. Times are
-nanoseconds since 1970, as the profiler's are.
+Only the compiled data plane has clocks. They are off unless somebody starts them, and stop when the loop polls and the
+profiler is gone. Times are nanoseconds since 1970, as the profiler's are.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from torch.autograd import profiler
 
 from ringfence.runtime import core
 
 _MOST_WAITS = 1 << 20  # as many as the compiled data plane keeps of its own events
 
+_lock = threading.RLock()  # the loop stops the clocks, and so does whoever exports a trace
 running = False
 _network: Any = None
 _poll: Any = None  # the network's own
@@ -32,40 +37,47 @@ class Event(NamedTuple):
 def start(network: Any) -> None:
     """Forget what was recorded before and record from now on; no change if it records already."""
     global running, _network, _poll
-    if running and network is _network:
-        return
-    stop()
-    _kept.clear()
-    _waits.clear()
-    core.events(True)
-    running, _network, _poll = True, network, network.poll
-    poll = _poll
+    with _lock:
+        if running and network is _network:
+            return
+        stop()
+        _kept.clear()
+        _waits.clear()
+        core.events(True)
+        running, _network, _poll = True, network, network.poll
+        network.poll = _timed(network.poll)
 
+
+def _timed(poll: Callable[[float], None]) -> Callable[[float], None]:
     def timed_poll(seconds: float) -> None:
         began = time.monotonic_ns()
         try:
             poll(seconds)
         finally:
-            if seconds > 0 and len(_waits) < _MOST_WAITS:
+            if not profiler._is_profiler_enabled:
+                stop()
+            elif seconds > 0 and len(_waits) < _MOST_WAITS:
                 _waits.append((began, time.monotonic_ns()))
 
-    network.poll = timed_poll
+    return timed_poll
 
 
 def stop() -> None:
     """Switch the clocks off; what was recorded stays until the next start."""
     global running, _network, _poll
-    if running:
-        running = False
-        _collect(on=False)
-        _network.poll = _poll
-        _network = _poll = None
+    with _lock:
+        if running:
+            running = False
+            _collect(on=False)
+            _network.poll = _poll
+            _network = _poll = None
 
 
 def recorded() -> list[Event]:
     """Everything since the start, in order of time."""
-    if running:
-        _collect(on=True)
+    with _lock:
+        if running:
+            _collect(on=True)
     return sorted(_kept, key=lambda event: event.start)
 
 
