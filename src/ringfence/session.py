@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ipaddress
+import logging
 import os
 import resource
 import socket

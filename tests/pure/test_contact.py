@@ -92,7 +92,7 @@ def test_rank_0_shows_what_it_showed_to_a_child(made: Circle) -> None:
                 known.judge(0, showing.encode())
 
 
-@pytest.mark.parametrize("at", [NOW - PATIENCE - 302, NOW + 302])
+@pytest.mark.parametrize("at", [NOW - PATIENCE - 302, NOW + 302], ids=["before", "after"])
 def test_a_proof_counts_as_of_when_the_run_formed(made: Circle, at: float) -> None:
     """Not at any other time: nobody may say that it was shown when its certificate was still good."""
     with pytest.raises(AdmissionError, match="not shown while this run formed"):

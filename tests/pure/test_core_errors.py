@@ -294,7 +294,9 @@ def test_a_frame_is_not_put_over_another(plane: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "views", [[memoryview(bytearray(8)).cast("I")], [bytearray(8)], [None], [memoryview(bytearray(8))[::2]]], ids=str
+    "views",
+    [[memoryview(bytearray(8)).cast("I")], [bytearray(8)], [None], [memoryview(bytearray(8))[::2]]],
+    ids=["of integers", "no view", "nothing", "with gaps"],
 )
 def test_a_run_is_bound_to_views_of_bytes(views: list[Any]) -> None:
     with pytest.raises((TypeError, BufferError)):

@@ -977,7 +977,7 @@ static PyObject *end_spent(End *self, void *unused) {
         if (number == NULL)
             Py_CLEAR(result);
         else
-            PyTuple_SET_ITEM(result, i, number);
+            PyTuple_SetItem(result, i, number); /* takes the reference */
     }
     return result;
 }
