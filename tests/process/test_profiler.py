@@ -103,6 +103,21 @@ def test_a_range_lasts_until_the_result_is_there(pool: Pool) -> None:
     assert called < LATE / 2 and lasted > LATE * 0.9
 
 
+def finished(directory: str) -> int:
+    """Profiles that end as soon as their only collective has: how many of twenty traces show a range without an end."""
+    path = Path(directory, f"short{dist.get_rank()}.json")
+    unfinished = 0
+    for _ in range(20):
+        with profile() as done:
+            dist.all_reduce(torch.ones(10), async_op=True).wait()
+        unfinished += any(event["args"].get("finished") is False for event in trace_of(done, path))
+    return unfinished
+
+
+def test_a_range_ends_before_the_wait_does(pool: Pool, tmp_path: Path) -> None:
+    assert pool.check(finished, 2, args=(str(tmp_path),)) == [0, 0]
+
+
 def crossing() -> tuple[int, float]:
     """Asynchronous calls whose ranges cross those of later ones: how many there are, and torch's sum of their time."""
     with profile(record_shapes=True) as done:

@@ -44,7 +44,13 @@ def _open_range(name: str, operation: Operation, inputs: Sequence[torch.Tensor])
     ended: Any = Future()
     opened = torch._C._autograd._record_function_with_args_enter(f"ringfence:{name}", *inputs)
     torch.ops.profiler._call_end_callbacks_on_jit_fut(opened, ended)
-    operation.when_done(lambda: ended.set_result(None))
+    futures = [ended]
+
+    def end() -> None:  # once, though an interrupted end is done again
+        if futures:
+            futures.pop().set_result(None)
+
+    operation.ending = end
 
 
 def _about(

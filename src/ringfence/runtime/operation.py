@@ -85,6 +85,7 @@ class Operation:
         "call",
         "deadline",
         "done",
+        "ending",
         "error",
         "group",
         "keep",
@@ -106,6 +107,9 @@ class Operation:
         self.source = -1
         self.done = False
         self.error: RingfenceError | None = None
+        self.ending: Callable[[], None] | None = (
+            None  # however it ends, before anybody is told: ends a profiler's range
+        )
         self.after: Callable[[], None] | None = None  # on success, before anybody is told: copies back
         self._ended = threading.Lock()
         self._ended.acquire()
@@ -125,6 +129,8 @@ class Operation:
                 self.after()
             except Exception as mistake:
                 error = RingfenceError(f"the result of {self.describe()} could not be copied back: {mistake}")
+        if self.ending is not None:
+            self.ending()
         if not self.done:
             # No lock: only who drives comes here, or a signal handler that interrupts it and leaves, which would wait for
             # itself. Handlers run when a call has returned or a function begins, so none comes between the question and
