@@ -110,7 +110,7 @@ def files_of_the_project() -> list[Path]:
         for file in folder.rglob("*")
         if not {"__pycache__", "ringfence.egg-info"} & set(file.parts) and file.suffix != ".so"
     ]
-    ours = {*ROOT.glob("*.md"), ROOT / "pyproject.toml", *inside} - recorded()
+    ours = {*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "setup.py", *inside} - recorded()
     return sorted(file for file in ours if file.is_file())
 
 
