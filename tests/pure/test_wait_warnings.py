@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ringfence.errors import CollectiveTimeoutError
-from ringfence.runtime.operation import CollectiveOperation
+from ringfence.runtime.operation import CollectiveOperation, first_look
 from tests.pure.runtime_calls import transfer
 from tests.world import World, all_reduce
 
@@ -33,7 +33,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 def call(world: World, rank: int, timeout: float) -> CollectiveOperation:
     """One worker calls an all-reduce."""
     operation = all_reduce(world.groups[rank], torch.ones(5), world.now + timeout)
-    operation.timeout = timeout
+    operation.timeout, operation.attention = timeout, world.now + first_look(timeout)
     return world.submit(world.groups[rank], operation)
 
 

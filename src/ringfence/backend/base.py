@@ -17,7 +17,7 @@ from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer, Collective, choose
 from ringfence.errors import UnsupportedError
 from ringfence.link.frames import Call
-from ringfence.runtime.operation import CollectiveOperation
+from ringfence.runtime.operation import CollectiveOperation, first_look
 from ringfence.session import Session
 
 
@@ -173,9 +173,9 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         call = Call(kind, code, dtype_code(dtype), schedule.identifier, root, elements)
         bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
         keep = (parts, outputs)
-        timeout = self._seconds(options)
-        operation = CollectiveOperation(call, engine.clock() + timeout, keep, schedule, bound, dtype, combine)
-        operation.timeout = timeout
+        timeout, now = self._seconds(options), engine.clock()
+        operation = CollectiveOperation(call, now + timeout, keep, schedule, bound, dtype, combine)
+        operation.timeout, operation.attention = timeout, now + first_look(timeout)
         operation.before, operation.after = stage.before, stage.after
         if profiler._is_profiler_enabled:
             ranges.record(self, kind.name.lower(), operation, stage.given, outputs)

@@ -29,7 +29,7 @@ _COMBINE: dict[str, Callable[..., Any]] = {
 }
 _BITWISE = ("band", "bor", "bxor")
 _NOT_REDUCED = ("uint16", "uint32", "uint64", "complex32")
-_SHORT_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+_SHORT_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
 
 
 Copy = tuple[torch.Tensor, torch.Tensor, Lease | None]  # to, from, and the lease of the one that is the caller's

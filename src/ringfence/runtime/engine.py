@@ -40,7 +40,7 @@ from ringfence.runtime.gate import Gate
 from ringfence.runtime.group import Group
 from ringfence.runtime.introduction import Acquaintances
 from ringfence.runtime.links import Inbox, Link
-from ringfence.runtime.operation import NEVER, POINT_TO_POINT, CollectiveOperation, Operation
+from ringfence.runtime.operation import POINT_TO_POINT, CollectiveOperation, Operation, first_look
 from ringfence.transport.fork import ALIVE
 from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tcp import refusal
@@ -61,7 +61,6 @@ ABORT_CODES: tuple[type[RingfenceError], ...] = (
 
 # For what is under way when a group is destroyed, and for slow peers to take what is written; longer if an outage may be.
 FAREWELL_SECONDS = 60.0
-WAIT_WARNING_SECONDS = 60.0  # what an operation waits before people are told, or half its timeout if that is shorter
 
 
 class Network(Protocol):
@@ -228,22 +227,15 @@ class Engine:
             operation.finish(ProtocolError(f"group {group.name!r} was destroyed: make a new one"))
             return False
         self.unfinished[operation] = None
-        self._watch(operation)
+        if operation.attention < self._soonest:
+            self._soonest = operation.attention
         return True
-
-    def _watch(self, operation: Operation) -> None:
-        """Look at it when it has waited for long, and at its deadline."""
-        timeout, attention = operation.timeout, operation.deadline
-        if timeout < NEVER:
-            attention -= timeout - WAIT_WARNING_SECONDS if timeout > 2 * WAIT_WARNING_SECONDS else timeout / 2
-        operation.attention = attention
-        if attention < self._soonest:
-            self._soonest = attention
 
     def limit(self, operation: Operation, deadline: float, timeout: float) -> None:
         """Somebody waits for an operation that had all the time in the world."""
         operation.deadline, operation.timeout = deadline, timeout
-        self._watch(operation)
+        operation.attention = deadline - timeout + first_look(timeout)
+        self._soonest = min(self._soonest, operation.attention)
 
     def finish(self, operation: Operation) -> None:
         """It has ended before it is taken off the list: an interrupt in between must not make it nobody's."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ringfence.runtime.run import Combine
 
 NEVER = float("inf")
+WAIT_WARNING_SECONDS = 60.0  # what an operation waits before people are told, or half its timeout if that is shorter
 POINT_TO_POINT = 64  # the operation code of send and recv
 
 REDUCTIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
@@ -74,6 +75,11 @@ def describe_call(call: Call, sequence: int) -> str:
     return f"{name} #{sequence} ({', '.join(details)})"
 
 
+def first_look(timeout: float) -> float:
+    """After how many seconds the engine looks at an operation with this timeout."""
+    return WAIT_WARNING_SECONDS if timeout > 2 * WAIT_WARNING_SECONDS else timeout / 2
+
+
 class Operation:
     """One call, from submission to its end. Ended exactly once, by the thread that drives the loop."""
 
@@ -99,7 +105,7 @@ class Operation:
         self.call = call
         self.deadline = deadline
         self.timeout = NEVER  # seconds before its deadline that it began; without any, nobody waits for it yet
-        self.attention: float  # when the engine looks at it again
+        self.attention = deadline  # when the engine looks at it again
         self.patience = NEVER  # seconds that whoever waits for it gives it, where it has no deadline before that
         self.keep = keep  # the tensors behind the memory, alive until the end
         self.group: Any = None
