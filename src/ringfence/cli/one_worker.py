@@ -13,7 +13,10 @@ from collections.abc import MutableMapping
 from datetime import timedelta
 from pathlib import Path
 
-KEPT = ("RINGFENCE_CORE",)  # the others say which run and which network a worker belongs to: this one has none
+KEPT = (
+    "RINGFENCE_CORE",
+    "RINGFENCE_REQUIRE",
+)  # the others say which run and which network a worker belongs to: this one has none
 SECONDS = 30
 
 
