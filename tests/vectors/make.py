@@ -199,6 +199,7 @@ def vectors() -> dict[str, Any]:
         ],
         "hop_plaintext": PLAINTEXT.hex(),
         "hop_frames": hop_frames(),
+        "acceptor_nop": frame(Sealer(connect(0, 1, Lane.COLLECTIVE)[3].back), Type.NOP, Call(0)).hex(),
         "forwarded": forwarded(),
         "point_to_point": point_to_point(),
         "introduction": introduction(),

@@ -180,6 +180,8 @@ def test_frames_sealed_for_a_hop() -> None:
         for counter, head, payload in expected
     ]
     assert computed == VECTORS["hop_frames"]
+    nop = header(7, 0, 0, 0, 0, 0, NONE, 0, 0, early, bytes(24))
+    assert (nop + seal(direction(0, "back"), 0, b"", nop)).hex() == VECTORS["acceptor_nop"]
 
 
 def test_a_frame_forwarded_over_two_hops() -> None:
