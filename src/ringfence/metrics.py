@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -124,9 +125,10 @@ class MetricsFile(threading.Thread):
 
     def _write(self) -> None:
         """Whoever reads it sees the old file or the new one, never a part."""
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
-            beside.write_text(openmetrics(read(self._engine), self._run_id, self._workers))
+            with beside.open("x") as file:  # new: what somebody else put there is not followed
+                file.write(openmetrics(read(self._engine), self._run_id, self._workers))
             beside.replace(self._path)
         finally:
             beside.unlink(missing_ok=True)
