@@ -587,7 +587,8 @@ class _Climb:
         vars(self).clear()
 
     def _late(self, now: float) -> str:
-        return self._known(now, f"did not form within {self._timeout:g} s (RINGFENCE_JOIN_TIMEOUT)")
+        limit = "the shorter of RINGFENCE_JOIN_TIMEOUT and torch's timeout"
+        return self._known(now, f"did not form within {self._timeout:g} s ({limit})")
 
     def _known(self, now: float, state: str) -> str:
         """What is known of the run in this state, and of who is missing."""
