@@ -38,7 +38,10 @@ class Evidence:
 
 
 class Verifier(Protocol):
-    """One kind of proof, as its judge sees it. Raises AdmissionError; a return means yes."""
+    """One kind of proof, as its judge sees it. Raises AdmissionError; a return means yes.
+
+    What is returned is the name that the proof proves, where it proves one.
+    """
 
     @property
     def kind(self) -> int: ...  #     on the wire
@@ -49,10 +52,10 @@ class Verifier(Protocol):
     def content(self) -> bytes:
         """All that decides the verdict and may be shown: goes into the policy digest, which all workers compare."""
 
-    def verify(self, evidence: Evidence) -> None:
+    def verify(self, evidence: Evidence) -> str | None:
         """The worker holds what this policy asks for, on this connection."""
 
-    def verify_listing(self, listing: Listing) -> None:
+    def verify_listing(self, listing: Listing) -> str | None:
         """Whoever cannot see the connection checks this: the entry was endorsed by someone this policy admits."""
 
 
@@ -119,16 +122,18 @@ _TOKEN: Final = object()
 class Admitted:
     """A worker that was judged and admitted. Holding one is the proof of it: only `judge()` can make one."""
 
-    __slots__ = ("entry", "how")
+    __slots__ = ("entry", "how", "identity")
 
     entry: Entry
     how: str
+    identity: str  # the name in its certificate; "" where none was asked for
 
-    def __init__(self, entry: Entry, how: str, token: object) -> None:
+    def __init__(self, entry: Entry, how: str, token: object, identity: str = "") -> None:
         if token is not _TOKEN:
             raise TypeError("only policy.judge() admits")
         object.__setattr__(self, "entry", entry)
         object.__setattr__(self, "how", how)
+        object.__setattr__(self, "identity", identity)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError("an Admitted does not change")
@@ -147,10 +152,7 @@ def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
         if verifier.kind != shown.kind:
             continue
         try:
-            if isinstance(shown, Evidence):
-                verifier.verify(shown)
-            else:
-                verifier.verify_listing(shown)
+            name = verifier.verify(shown) if isinstance(shown, Evidence) else verifier.verify_listing(shown)
         except AdmissionError as error:
             objections.append(error)
             continue
@@ -162,7 +164,7 @@ def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
             text = f"rank {shown.entry.rank} shows evidence that cannot be judged ({type(error).__name__})"
             objections.append(AdmissionError(text))
             continue
-        return Admitted(shown.entry, verifier.name, _TOKEN)
+        return Admitted(shown.entry, verifier.name, _TOKEN, name or "")
     if objections:
         raise AdmissionError(
             "; or: ".join(dict.fromkeys(str(each) for each in objections)),

@@ -10,7 +10,6 @@ from ringfence import keys
 from ringfence.admission import wire
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Admitted, Policy, judge
-from ringfence.admission.proofs import bundle
 from ringfence.errors import AdmissionError
 
 
@@ -36,7 +35,6 @@ class Roster:
     admitted: tuple[Admitted, ...]
     proofs: tuple[tuple[int, bytes], ...]  # kind and digest of what each showed to its parent
     digest: bytes
-    identities: tuple[str, ...] = ()  # the name in each worker's certificate, or ""
 
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
@@ -44,15 +42,13 @@ class Roster:
         return tuple(
             Worker(
                 rank=entry.rank,
-                identity=identity,
+                identity=admitted.identity,
                 address=f"[{entry.host}]:{entry.port}" if ":" in entry.host else f"{entry.host}:{entry.port}",
                 admitted_by=admitted.how,
                 proof_digest=digest.hex(),
                 public_key=entry.public_key.hex(),
             )
-            for entry, admitted, (_, digest), identity in zip(
-                self.entries, self.admitted, self.proofs, self.identities, strict=True
-            )
+            for entry, admitted, (_, digest) in zip(self.entries, self.admitted, self.proofs, strict=True)
         )
 
     @cached_property
@@ -88,8 +84,7 @@ def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, ta
             raise AdmissionError(f"rank {entry.rank} in the roster belongs to another run, generation or world size")
     admitted = tuple(judge(policy, listing) for listing in listings)
     proofs = tuple((listing.kind, listing.proof_digest) for listing in listings)
-    identities = tuple(bundle.identity(listing.kind, listing.endorsement) for listing in listings)
-    return Roster(admitted, proofs, roster_digest(policy.digest, listings, suite, table), identities)
+    return Roster(admitted, proofs, roster_digest(policy.digest, listings, suite, table))
 
 
 def roster_digest(policy_digest: bytes, listings: Sequence[Listing], suite: int, table: bytes) -> bytes:

@@ -14,7 +14,6 @@ from ringfence.admission import wire
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
 from ringfence.admission.policy import Evidence, Prover, Verifier, without_key
-from ringfence.admission.proofs import certificate
 from ringfence.errors import AdmissionError, ConfigurationError, ProtocolError
 
 KIND: Final = 7
@@ -39,13 +38,6 @@ def decode(data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
     return parts
 
 
-def identity(kind: int, endorsement: bytes) -> str:
-    """The name that a verified endorsement proves: the certificate's, alone or among others; "" where there is none."""
-    parts = dict(decode(endorsement, ENDORSEMENT_BYTES)) if kind == KIND else {kind: endorsement}
-    found = parts.get(certificate.CertificateVerifier.kind)
-    return "" if found is None else certificate.name_in(found)
-
-
 class All:
     """Admits whoever satisfies every part."""
 
@@ -59,15 +51,21 @@ class All:
     def content(self) -> bytes:
         return encode([(part.kind, part.content()) for part in self._parts])
 
-    def verify(self, evidence: Evidence) -> None:
+    def verify(self, evidence: Evidence) -> str | None:
         shown = self._split(evidence.entry, evidence.proof, keys.PROOF_LIMIT_BYTES)
-        for part, (kind, proof) in zip(self._parts, shown, strict=True):
+        names = [
             part.verify(replace(evidence, kind=kind, proof=proof))
+            for part, (kind, proof) in zip(self._parts, shown, strict=True)
+        ]
+        return next(filter(None, names), None)
 
-    def verify_listing(self, listing: Listing) -> None:
+    def verify_listing(self, listing: Listing) -> str | None:
         shown = self._split(listing.entry, listing.endorsement, ENDORSEMENT_BYTES)
-        for part, (kind, endorsement) in zip(self._parts, shown, strict=True):
+        names = [
             part.verify_listing(replace(listing, kind=kind, endorsement=endorsement))
+            for part, (kind, endorsement) in zip(self._parts, shown, strict=True)
+        ]
+        return next(filter(None, names), None)
 
     def without_key(self) -> Verifier:
         return All([without_key(part) for part in self._parts])

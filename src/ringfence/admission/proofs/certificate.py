@@ -153,16 +153,6 @@ def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
     return chain, signature
 
 
-def name_in(shown: bytes) -> str:
-    """The name in the first certificate of a proof or an endorsement. It counts only if that has been verified."""
-    chain, _ = decode(shown)
-    names = (
-        x509.load_der_x509_certificate(chain[0]).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    )
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    return uris[0] if uris else names.get_values_for_type(x509.DNSName)[0].lower()
-
-
 # -- judging --------------------------------------------------------------------------------------------------------
 
 
@@ -285,25 +275,28 @@ class CertificateVerifier:
     def __init__(self, rules: Rules, clock: Clock) -> None:
         self._rules = rules
         self._clock = clock
-        self._passed: set[bytes] = set()  # listings: rank 0 meets each twice, and a signature is dear
+        self._passed: dict[
+            bytes, str
+        ] = {}  # listings and their names: rank 0 meets each twice, and a signature is dear
 
     def content(self) -> bytes:
         return self._rules.content()
 
-    def verify(self, evidence: Evidence) -> None:
+    def verify(self, evidence: Evidence) -> str:
         moment = evidence.moment(self._clock)
-        self._judge(evidence.entry, evidence.proof, Statement.proof(evidence.binding), moment)
+        return self._judge(evidence.entry, evidence.proof, Statement.proof(evidence.binding), moment)
 
-    def verify_listing(self, listing: Listing) -> None:
+    def verify_listing(self, listing: Listing) -> str:
         fingerprint = hashlib.sha256(listing.encode()).digest()
         if fingerprint not in self._passed:
             statement = Statement.endorsement(listing.entry, listing.proof_digest)
-            self._judge(listing.entry, listing.endorsement, statement, self._clock())
-            self._passed.add(fingerprint)
+            name = self._judge(listing.entry, listing.endorsement, statement, self._clock())
+            self._passed[fingerprint] = name
+        return self._passed[fingerprint]
 
-    def _judge(self, entry: Entry, shown: bytes, statement: Statement, moment: float) -> None:
+    def _judge(self, entry: Entry, shown: bytes, statement: Statement, moment: float) -> str:
         try:
-            verify(self._rules, shown, statement, moment)
+            return verify(self._rules, shown, statement, moment).id
         except AdmissionError as error:
             raise error.within(f"rank {entry.rank}: ") from error
 
