@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.process.test_readme import MARKED, ROOT, environment, free_port
+from tests.process.test_readme import MARKED, ROOT, shell
 
 GUIDE = (ROOT / "docs" / "admit-by-certificate.md").read_text()
 COMMANDS = MARKED.findall(GUIDE)[0]
 
 
-def run(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "examples").symlink_to(ROOT / "examples")
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands.replace("29500", str(free_port()))],
-        cwd=folder,
-        env=environment(folder),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def test_at_most_five_commands_lead_to_a_group_admitted_by_certificates(tmp_path: Path) -> None:
     assert len(COMMANDS.splitlines()) <= 5
-    done = run(COMMANDS, tmp_path)
+    done = shell(COMMANDS, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 workers" in done.stderr
     assert "AES-256-GCM, X25519MLKEM768, admitted by certificate" in done.stderr
@@ -40,7 +26,7 @@ def test_at_most_five_commands_lead_to_a_group_admitted_by_certificates(tmp_path
 
 def test_the_same_commands_with_a_certificate_of_another_authority_are_refused(tmp_path: Path) -> None:
     other = "ringfence certificate new other node-0\n" + COMMANDS.replace("$PWD/site/node-0", "$PWD/other/node-0")
-    done = run(other, tmp_path)
+    done = shell(other, tmp_path)
     assert done.returncode != 0
     assert "this worker's own certificate would be refused: no authority of the policy vouches" in done.stderr
 

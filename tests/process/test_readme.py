@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,19 +30,31 @@ def environment(folder: Path) -> dict[str, str]:
     return {**inherited, "PATH": binaries, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
 
 
-def run(commands: str, folder: Path) -> str:
-    """Run shell commands as a new user would."""
-    (folder / "examples").symlink_to(ROOT / "examples")
-    script = commands.replace("29500", str(free_port()))  # the well-known port may be taken by another run
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
+def completed(
+    command: Sequence[str | Path], folder: Path, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command that a new user runs in this folder; `variables` in place of the environment that it has there."""
+    return subprocess.run(
+        command,
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder) if variables is None else variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def shell(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Shell commands of a document, beside the examples."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    script = commands.replace("29500", str(free_port()))  # the well-known port may be taken by another run
+    return completed(["bash", "-euo", "pipefail", "-c", script], folder)
+
+
+def run(commands: str, folder: Path) -> str:
+    """Run shell commands as a new user would."""
+    done = shell(commands, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from ringfence.rendezvous import backend_of
 from ringfence.settings import new_secret_file
-from tests.process.test_readme import environment, free_port
+from tests.process.test_readme import completed, environment, free_port
 
 SCRIPT = """
 import torch.distributed as dist
@@ -28,14 +27,8 @@ def started_by(torchrun: list[str], variables: dict[str, str], folder: Path) -> 
     (folder / "script.py").write_text(SCRIPT)
     new_secret_file(folder / "secret")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *torchrun, "script.py"]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**environment(folder), "RINGFENCE_SECRET_FILE": str(folder / "secret"), **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    settings = {**environment(folder), "RINGFENCE_SECRET_FILE": str(folder / "secret"), **variables}
+    done = completed(command, folder, settings)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^ringfence: .* 2 workers, run ", done.stderr, re.M)
     return done.stderr

@@ -19,8 +19,8 @@ import pytest
 from ringfence import __version__
 from scripts import wheel_build
 from scripts.wheel_contents import check_wheel
+from tests.process.test_readme import ROOT, completed
 
-ROOT = Path(__file__).parents[2]
 COMPILED = f"ringfence-{__version__}-cp311-abi3-manylinux_2_28_{platform.machine()}.whl"
 PURE = f"ringfence-{__version__}-py3-none-any.whl"
 ARCHIVE = f"ringfence-{__version__}.tar.gz"
@@ -34,15 +34,7 @@ def clean_environment(home: Path) -> dict[str, str]:
 
 
 def run(*command: str | Path, folder: Path) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=clean_environment(folder),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = completed(command, folder, clean_environment(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

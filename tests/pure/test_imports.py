@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "study": {"bench", "errors", "plan"},
     "report": {"bench", "collectives", "errors", "plan"},
     "cli": GROUND
-    | {"__init__", "admission", "bench", "evidence", "join", "plan", "policy", "report", "runtime", "settings"}
+    | {"__init__", "admission", "bench", "evidence", "guard", "join", "plan", "policy", "report", "runtime", "settings"}
     | {"study", "torch_versions", "transport"},
 }
 PURE = ("errors", "keys", "torch_versions", "link", "collectives", "plan", "policy", "admission")

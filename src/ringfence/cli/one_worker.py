@@ -13,10 +13,6 @@ from collections.abc import MutableMapping
 from datetime import timedelta
 from pathlib import Path
 
-KEPT = (
-    "RINGFENCE_CORE",
-    "RINGFENCE_REQUIRE",
-)  # the others say which run and which network a worker belongs to: this one has none
 SECONDS = 30
 
 
@@ -35,9 +31,10 @@ def main() -> int:
 
 def prepare(environ: MutableMapping[str, str], folder: Path) -> None:
     """Settings of a run of its own, with a secret that nobody else has."""
-    from ringfence.settings import new_secret_file
+    from ringfence.guard import REQUIRE
+    from ringfence.settings import inherited, new_secret_file
 
-    for name in [name for name in environ if name.startswith("RINGFENCE_") and name not in KEPT]:
+    for name in environ.keys() - inherited(environ).keys() - {REQUIRE}:
         del environ[name]
     new_secret_file(folder / "secret")
     environ["RINGFENCE_SECRET_FILE"] = str(folder / "secret")
