@@ -546,8 +546,3 @@ def parse_address(value: str, source: str) -> tuple[str, int]:
     if not well_formed or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= 0xFFFF:
         raise ConfigurationError(f"{source}={value[:64]!r}: write host:port")
     return host, int(port)
-
-
-def format_address(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Self
 
 from ringfence import keys
-from ringfence.settings import format_address
+from ringfence.admission.entry import format_address
 from tests.process.join_world import SECRET, MemoryStore, World
 
 KEY_SHARE: Final = 51

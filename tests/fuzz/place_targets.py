@@ -9,13 +9,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import crypto
 
 from ringfence import keys
-from ringfence.admission.entry import HOST_BYTES
+from ringfence.admission.entry import HOST_BYTES, format_address
 from ringfence.collectives import Collective, Table, choose
 from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError
 from ringfence.join.parent import AddressBook
 from ringfence.link import frames, showing
 from ringfence.link.seal import Opener, Sealer
-from ringfence.settings import format_address, parse_address
+from ringfence.settings import parse_address
 from ringfence.transport.tls import Credentials, Tls, _self_signed
 from tests.certificates import ODD_FEATURE, Authority, spiffe
 from tests.fuzz.target import Target

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ringfence import session
+from ringfence.admission.entry import format_address
 from ringfence.errors import ConfigurationError
-from ringfence.settings import Settings, format_address, inherited, load_secret, new_secret_file, parse_address
+from ringfence.settings import Settings, inherited, load_secret, new_secret_file, parse_address
 
 RANDOM = "8f1d6c0be25a47937de0fb1c6a9842d35be7103cf4a86e92d11f7ac508b36e4d"
 

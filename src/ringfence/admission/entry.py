@@ -22,6 +22,12 @@ WORLD_LIMIT: Final = 1 << 20
 _MIDDLE: Final = struct.Struct(f">II{keys.KEY_BYTES}s{keys.DIGEST_BYTES}s")  # rank, world size, keys
 
 
+def format_address(address: tuple[str, int]) -> str:
+    """ "host:port" or "[v6]:port"."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @dataclass(frozen=True)
 class Entry:
     """One worker. Run id and generation come from its own environment, never from the store."""

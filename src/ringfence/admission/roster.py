@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ringfence import keys
 from ringfence.admission import wire
-from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.entry import Entry, Listing, format_address
 from ringfence.admission.policy import Admitted, Policy, judge
 from ringfence.errors import AdmissionError
 
@@ -43,7 +43,7 @@ class Roster:
             Worker(
                 rank=entry.rank,
                 identity=admitted.identity,
-                address=f"[{entry.host}]:{entry.port}" if ":" in entry.host else f"{entry.host}:{entry.port}",
+                address=format_address((entry.host, entry.port)),
                 admitted_by=admitted.how,
                 proof_digest=digest.hex(),
                 public_key=entry.public_key.hex(),

@@ -319,8 +319,9 @@ def settings(environ: Mapping[str, str]) -> Check:
     """Whether a worker started from here would take its settings and find its ports, by the very calls that it makes."""
     name = "settings"
     try:
+        from ringfence.admission.entry import format_address
         from ringfence.join.listener import listen
-        from ringfence.settings import Settings, format_address
+        from ringfence.settings import Settings
 
         found = Settings.without_credentials(environ)
         with listen(found) as listener, listen(found):  # for links; for admission, if it has children

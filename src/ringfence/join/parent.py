@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple, Protocol
 
 from ringfence import keys
-from ringfence.admission.entry import Entry
+from ringfence.admission.entry import Entry, format_address
 from ringfence.admission.handshake import Refusal
 from ringfence.admission.messages import Reason
 from ringfence.errors import AdmissionError, ConfigurationError, PeerLostError
-from ringfence.settings import format_address, parse_address
+from ringfence.settings import parse_address
 from ringfence.transport.tcp import resolve
 
 _FIRST_RETRY: Final = 0.02  # seconds; doubles up to

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ringfence.admission.entry import Entry
+from ringfence.admission.entry import Entry, format_address
 from ringfence.admission.tree import Tree
 from ringfence.join.parent import Search
-from ringfence.settings import format_address
 
 # Workers that cannot find each other try in silence: say what is amiss.
 FIRST_WARNING: Final = 15.0  # seconds; longer than the longest attempt of a stranger without evidence
