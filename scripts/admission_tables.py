@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.bench.units import size_text, time_text
+from ringfence.lab.bench.units import size_text, time_text
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs" / "results"

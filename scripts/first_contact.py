@@ -15,7 +15,7 @@ import time
 import torch
 
 from ringfence.admission.contact import Acquaintances
-from ringfence.bench.machine import facts
+from ringfence.lab.bench.machine import facts
 from ringfence.transport.memory import Pipe
 from tests.pure.contact_samples import TECHNOLOGIES, Technology, circle
 from tests.world import World, broadcast

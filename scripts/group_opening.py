@@ -13,8 +13,8 @@ import time
 
 import torch
 
-from ringfence.bench.machine import facts
 from ringfence.collectives import Action, ScheduleId, build
+from ringfence.lab.bench.machine import facts
 from ringfence.transport.memory import Pipe
 from tests.world import World
 

@@ -14,15 +14,15 @@ from typing import Any, Final
 from ringfence.cli.plan import read_study
 from ringfence.cli.plan_checks import crossings_rows, judged, lee_rows
 from ringfence.cli.plan_views import seconds_text, share_text
-from ringfence.plan import hardware, models, published
-from ringfence.plan.calibrate import calibrate
-from ringfence.plan.hardware import FIGURES, Hardware
-from ringfence.plan.recommend import best_for, in_the_clear, plan
-from ringfence.plan.steps import Question, replayed, step
-from ringfence.plan.table import DEFAULT, differences, table
-from ringfence.plan.traces import trace
-from ringfence.plan.validate import Line, Validation, validate
-from ringfence.plan.work import WAYS
+from ringfence.lab.plan import hardware, models, published
+from ringfence.lab.plan.calibrate import calibrate
+from ringfence.lab.plan.hardware import FIGURES, Hardware
+from ringfence.lab.plan.recommend import best_for, in_the_clear, plan
+from ringfence.lab.plan.steps import Question, replayed, step
+from ringfence.lab.plan.table import DEFAULT, differences, table
+from ringfence.lab.plan.traces import trace
+from ringfence.lab.plan.validate import Line, Validation, validate
+from ringfence.lab.plan.work import WAYS
 from scripts.plan_samples import bench_rows
 
 ROOT: Final = Path(__file__).parents[1]

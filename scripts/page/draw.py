@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.report.charts import across, panels, side_by_side, stacked
-from ringfence.report.style import Chart, save
+from ringfence.lab.report.charts import across, panels, side_by_side, stacked
+from ringfence.lab.report.style import Chart, save
 
 PICTURES: Final[dict[str, Chart]] = {
     "all-reduce": panels("Sealed all-reduce, loopback, with 95 % intervals"),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.bench import link, memory
-from ringfence.bench.measure import Measured
-from ringfence.bench.names import PROFILED
-from ringfence.bench.results import Result, result
-from ringfence.bench.samples import FILE
+from ringfence.lab.bench import link, memory
+from ringfence.lab.bench.measure import Measured
+from ringfence.lab.bench.names import PROFILED
+from ringfence.lab.bench.results import Result, result
+from ringfence.lab.bench.samples import FILE
 
 SIZES: Final = (4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20)
 LARGE: Final = (25 << 20, 100 << 20)

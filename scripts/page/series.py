@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ringfence.bench.names import PROFILED
-from ringfence.bench.results import Result
-from ringfence.bench.units import size_text
-from ringfence.report.digest import digest
+from ringfence.lab.bench.names import PROFILED
+from ringfence.lab.bench.results import Result
+from ringfence.lab.bench.units import size_text
+from ringfence.lab.report.digest import digest
 from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, SIZES, Edition
 from scripts.page.targets import SEALED, line_of, rate_text
 

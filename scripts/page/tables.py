@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ringfence.bench.intervals import Interval
-from ringfence.bench.names import PROFILED, necessary_bytes
-from ringfence.bench.units import size_text, time_text
+from ringfence.lab.bench.intervals import Interval
+from ringfence.lab.bench.names import PROFILED, necessary_bytes
+from ringfence.lab.bench.units import size_text, time_text
 from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, SIZES, Edition
 from scripts.page.targets import SEALED, line_of, rate_text, targets
 

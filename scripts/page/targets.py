@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ringfence.bench.intervals import Interval
-from ringfence.bench.results import Line, Result
-from ringfence.bench.units import size_text
+from ringfence.lab.bench.intervals import Interval
+from ringfence.lab.bench.results import Line, Result
+from ringfence.lab.bench.units import size_text
 from scripts.page.edition import LARGE, MODELS, OTHERS, SIZES, Edition
 
 SEALED = "ringfence"

@@ -14,7 +14,7 @@ import pytest
 from ringfence.cli.plan import read_study
 from ringfence.cli.plan_checks import validation_summary
 from ringfence.errors import ConfigurationError
-from ringfence.plan.validate import validate
+from ringfence.lab.plan.validate import validate
 from tests.cli.command import ringfence
 from tests.pure.plan_rows import synthetic
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringfence.bench import names
-from ringfence.bench.crew import BenchError, Crew, Seat
-from ringfence.bench.names import necessary_bytes
+from ringfence.lab.bench import names
+from ringfence.lab.bench.crew import BenchError, Crew, Seat
+from ringfence.lab.bench.names import necessary_bytes
 
 SIZE = 120_000  # bytes; a whole number of parts for 2, 3 and 4 workers
 DOUBLING = "ringfence-doubling"  # sends more than is necessary, in fewer steps

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringfence.bench.crew import Crew, Seat
-from ringfence.bench.intervals import ratios
+from ringfence.lab.bench.crew import Crew, Seat
+from ringfence.lab.bench.intervals import ratios
 
 LIMIT = 1.25
 SIZE = 25 << 20

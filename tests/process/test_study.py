@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringfence.bench import names
-from ringfence.bench.crew import Crew, Seat
-from ringfence.bench.hosts import Hosts
-from ringfence.bench.measure import rounds_of
-from ringfence.bench.names import ALONE, necessary_bytes
+from ringfence.lab.bench import names
+from ringfence.lab.bench.crew import Crew, Seat
+from ringfence.lab.bench.hosts import Hosts
+from ringfence.lab.bench.measure import rounds_of
+from ringfence.lab.bench.names import ALONE, necessary_bytes
 
 CONTENDERS = ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls", names.PROFILED, ALONE]
 TRACE = [(1 << 20, 0.02), (3 << 20, 0.01), (2 << 20, 0.01)]

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from ringfence.plan.calibrate import _ground
-from ringfence.plan.hardware import Hardware
-from ringfence.plan.predict import predict
+from ringfence.lab.plan.calibrate import _ground
+from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.predict import predict
 
 _MORE = {
     "gloo": {"idle": 0.35, "cold": 0.2, "half": 4.0, "staged": 0.2, "fresh": 0.5},

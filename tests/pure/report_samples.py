@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ringfence.bench.hosts import bits_per_second
-from ringfence.bench.measure import Measured
-from ringfence.bench.results import Line, result
+from ringfence.lab.bench.hosts import bits_per_second
+from ringfence.lab.bench.measure import Measured
+from ringfence.lab.bench.results import Line, result
 
 SETTINGS: dict[str, Any] = {
     "kind": "collective", "operation": None, "size": None, "model": None, "strategy": None, "device": None, "bucket_mb": None,

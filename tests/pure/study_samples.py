@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringfence.bench.resident import peak_bytes
-from ringfence.bench.samples import Samples
-from ringfence.study.cells import Cell
-from ringfence.study.folder import Folder
-from ringfence.study.summary import summarise
-from ringfence.study.tidy import tidy
+from ringfence.lab.bench.resident import peak_bytes
+from ringfence.lab.bench.samples import Samples
+from ringfence.lab.study.cells import Cell
+from ringfence.lab.study.folder import Folder
+from ringfence.lab.study.summary import summarise
+from ringfence.lab.study.tidy import tidy
 
 CONTENDERS = ("gloo-a", "gloo-b", "ringfence", "ringfence-profiled")
 STAGES = ("seal", "open", "lock", "reduce", "send", "receive", "wait", "rest")
@@ -90,7 +90,7 @@ def main() -> None:
         tidied = time.perf_counter()
         summarise(folder)
         done = time.perf_counter()
-        from ringfence.study.schema import SUMMARY, TIDY, opened
+        from ringfence.lab.study.schema import SUMMARY, TIDY, opened
 
         counts = {"tidy": opened(folder.tidy, TIDY).metadata.num_rows}
         counts["summary"] = opened(folder.summary, SUMMARY).metadata.num_rows

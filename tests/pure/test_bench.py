@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.bench import link, machine, memory, names
-from ringfence.bench.floor import floor
-from ringfence.bench.hosts import bits_per_second, burst_bytes
-from ringfence.bench.intervals import interval, ratios, resolution
-from ringfence.bench.measure import Measured
-from ringfence.bench.moved import stage_bytes
-from ringfence.bench.progress import Progress
-from ringfence.bench.results import result
-from ringfence.bench.samples import FILE, Samples
-from ringfence.bench.table import machine_lines, table
-from ringfence.bench.units import size_text, time_text
 from ringfence.cli.bench import size_of
 from ringfence.errors import ConfigurationError
+from ringfence.lab.bench import link, machine, memory, names
+from ringfence.lab.bench.floor import floor
+from ringfence.lab.bench.hosts import bits_per_second, burst_bytes
+from ringfence.lab.bench.intervals import interval, ratios, resolution
+from ringfence.lab.bench.measure import Measured
+from ringfence.lab.bench.moved import stage_bytes
+from ringfence.lab.bench.progress import Progress
+from ringfence.lab.bench.results import result
+from ringfence.lab.bench.samples import FILE, Samples
+from ringfence.lab.bench.table import machine_lines, table
+from ringfence.lab.bench.units import size_text, time_text
 
 CASE = {
     "kind": "collective", "operation": "all_reduce", "size": 1 << 20, "workers": 2, "busy": False,
@@ -134,7 +134,7 @@ def test_memory_is_that_of_the_worst_worker_and_nothing_is_left_out() -> None:
 
 
 PEAK = """
-from ringfence.bench.resident import peak_bytes, reset_peak, resident_bytes
+from ringfence.lab.bench.resident import peak_bytes, reset_peak, resident_bytes
 reset_peak()
 before = peak_bytes()
 block = bytearray(b"x" * (64 << 20))
@@ -176,7 +176,7 @@ def test_samples_of_the_two_data_planes_are_never_put_together(monkeypatch: pyte
 
 def test_facts_need_no_torch() -> None:
     """A study that only says that it is in use, or what it would measure, should not take seconds to say it."""
-    program = "import sys; from ringfence.bench import machine; machine.facts(); sys.exit('torch' in sys.modules)"
+    program = "import sys; from ringfence.lab.bench import machine; machine.facts(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 

@@ -7,9 +7,9 @@ import pytest
 from ringfence import keys
 from ringfence.admission import tree
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.bench import admission_proofs
-from ringfence.bench.admission import STAGES, admit, depth_of, fit, predict
 from ringfence.errors import RingfenceError
+from ringfence.lab.bench import admission_proofs
+from ringfence.lab.bench.admission import STAGES, admit, depth_of, fit, predict
 
 
 @pytest.mark.parametrize("size", [2, 6, 21])

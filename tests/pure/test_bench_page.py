@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.bench.intervals import Interval
-from ringfence.bench.samples import FILE
 from ringfence.cli import _parser
+from ringfence.lab.bench.intervals import Interval
+from ringfence.lab.bench.samples import FILE
 from scripts.page.documents import PAGE, README, RESULTS, ROOT, documents, filled, stale
 from scripts.page.edition import SIZES, Edition, read
 from scripts.page.series import SERIES, digest

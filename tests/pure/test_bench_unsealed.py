@@ -10,29 +10,28 @@ from pathlib import Path
 import pytest
 
 from ringfence.backend import create
-from ringfence.bench.unsealed import UnsealedEngine, UnsealedSession
 from ringfence.keys import Secret
+from ringfence.lab.bench.unsealed import UnsealedEngine, UnsealedSession
 from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.runtime.engine import Engine
 from ringfence.session import Session
 from ringfence.settings import Settings
 from tests.pure.test_imports import FILES, PACKAGE, imports_of, name_of
 
-PRODUCT = [file for file in FILES if file.relative_to(PACKAGE).parts[0] != "bench"]
-MEASURING = ("study", "report")  # rooms that have the benchmark measure, or draw what it measured
-COMMANDS = tuple(PACKAGE / "cli" / f"{name}.py" for name in ("bench", "bench_admission", "study"))
+PRODUCT = [file for file in FILES if file.relative_to(PACKAGE).parts[0] != "lab"]
+COMMANDS = tuple(PACKAGE.glob("cli/*.py"))
 MAKERS = {"sealer", "opener", "origin_keys"}
 
 
 @pytest.mark.parametrize("file", PRODUCT, ids=name_of)
-def test_nothing_of_the_product_imports_the_benchmark(file: Path) -> None:
-    """What measures does, and may not import what makes a contender: that is left to the benchmark's own processes."""
-    imported = {name for name in imports_of(file) if name.startswith("ringfence.bench")}
-    if file in COMMANDS or file.relative_to(PACKAGE).parts[0] in MEASURING:
+def test_the_product_does_not_import_the_lab(file: Path) -> None:
+    """Commands of the lab do, and may not import what makes a contender: that is left to the benchmark's own processes."""
+    imported = {name for name in imports_of(file) if name.startswith("ringfence.lab")}
+    if file in COMMANDS:
         parts = {part for name in imported for part in name.split(".")}
         assert not parts & {"unsealed", "contenders", "worker", "training", "profile", "forced", "replay"}
     else:
-        assert imported <= ({"ringfence.cli.bench"} if file.parent.name == "cli" else set())
+        assert not imported
 
 
 @pytest.mark.parametrize("file", PRODUCT, ids=name_of)

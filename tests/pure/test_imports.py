@@ -21,7 +21,6 @@ ALLOWED: dict[str, set[str]] = {
     "log": set(),
     "link": GROUND,
     "collectives": {"errors"},
-    "plan": GROUND | {"collectives", "link"},
     "policy": GROUND,
     "admission": GROUND | {"policy"},
     "evidence": GROUND | {"admission"},
@@ -37,16 +36,14 @@ ALLOWED: dict[str, set[str]] = {
     "guard": {"errors"},
     "autoload": {"backend", "errors", "guard", "log"},
     "groups": {"autoload", "backend", "errors"},
-    "bench": GROUND
+    "lab": GROUND
     | {"__init__", "admission", "backend", "collectives", "control", "guard", "join", "link", "runtime", "session"}
     | {"settings", "transport"},
-    "study": {"bench", "errors", "plan"},
-    "report": {"bench", "collectives", "errors", "plan"},
     "cli": GROUND
-    | {"__init__", "admission", "bench", "evidence", "guard", "join", "plan", "policy", "report", "runtime", "settings"}
-    | {"study", "torch_versions", "transport"},
+    | {"__init__", "admission", "evidence", "guard", "join", "lab", "policy", "runtime", "settings"}
+    | {"torch_versions", "transport"},
 }
-PURE = ("errors", "keys", "torch_versions", "link", "collectives", "plan", "policy", "admission")
+PURE = ("errors", "keys", "torch_versions", "link", "collectives", "policy", "admission", "lab.plan")
 OUTSIDE = {
     "asyncio", "fcntl", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "resource",
     "secrets", "select", "selectors", "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile",
@@ -57,6 +54,12 @@ OUTSIDE = {
 def room_of(file: Path) -> str:
     """The top-level module or folder of the package that a file lies in."""
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def is_within(file: Path, name: str) -> bool:
+    """Whether a file is the module of that dotted name, or lies in the package of that name."""
+    path = PACKAGE / name.replace(".", "/")
+    return file == path.with_suffix(".py") or path in file.parents
 
 
 def imports_of(file: Path) -> Iterator[str]:
@@ -81,7 +84,7 @@ def rooms_imported_by(file: Path) -> set[str]:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-PURE_FILES = [file for file in FILES if room_of(file) in PURE]
+PURE_FILES = [file for file in FILES if any(is_within(file, room) for room in PURE)]
 
 
 def name_of(file: Path) -> str:

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import ConfigurationError
-from ringfence.plan import models
-from ringfence.plan.calibrate import _stage_costs, calibrate, grouped
-from ringfence.plan.fit import nearest, solved
-from ringfence.plan.hardware import dump, parse
-from ringfence.plan.predict import predict
-from ringfence.plan.steps import Question, step
-from ringfence.plan.validate import _halves, validate
-from ringfence.plan.work import WAYS, costs
+from ringfence.lab.plan import models
+from ringfence.lab.plan.calibrate import _stage_costs, calibrate, grouped
+from ringfence.lab.plan.fit import nearest, solved
+from ringfence.lab.plan.hardware import dump, parse
+from ringfence.lab.plan.predict import predict
+from ringfence.lab.plan.steps import Question, step
+from ringfence.lab.plan.validate import _halves, validate
+from ringfence.lab.plan.work import WAYS, costs
 from tests.pure.plan_rows import TRUTH, cases, machine, synthetic
 
 

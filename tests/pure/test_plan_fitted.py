@@ -7,10 +7,10 @@ import math
 import pytest
 
 from ringfence.collectives import ScheduleId
-from ringfence.plan.hardware import Hardware
-from ringfence.plan.predict import predict
-from ringfence.plan.price import GIVEN_BACK, price
-from ringfence.plan.work import WAYS
+from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.predict import predict
+from ringfence.lab.plan.price import GIVEN_BACK, price
+from ringfence.lab.plan.work import WAYS
 from tests.pure.plan_rows import TRUTH, machine
 
 MIB = 1 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ringfence.errors import ConfigurationError
-from ringfence.plan import hardware
-from ringfence.plan.hardware import FIGURES, WAY_FIGURES, Hardware, dump, load, names, parse
+from ringfence.lab.plan import hardware
+from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES, Hardware, dump, load, names, parse
 
 WANTED = {
     *(f"{kind}-{rate}g" for kind in ("tdx", "snp") for rate in (10, 25, 100, 400)),

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.errors import ConfigurationError
-from ringfence.plan import models
-from ringfence.plan.buckets import MIB, buckets
-from ringfence.plan.traces import FORWARD, MOST_BYTES, trace
+from ringfence.lab.plan import models
+from ringfence.lab.plan.buckets import MIB, buckets
+from ringfence.lab.plan.traces import FORWARD, MOST_BYTES, trace
 
 SIZES = {
     "gpt2": 124_439_808,

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from ringfence.collectives import Table
 from ringfence.errors import ConfigurationError
-from ringfence.plan import hardware, models, published
-from ringfence.plan.recommend import CAPS, WORKERS, best_for, in_the_clear, plan, sweep
-from ringfence.plan.steps import Question, all_reduce, step
-from ringfence.plan.table import differences, table
-from ringfence.plan.work import WAYS
+from ringfence.lab.plan import hardware, models, published
+from ringfence.lab.plan.recommend import CAPS, WORKERS, best_for, in_the_clear, plan, sweep
+from ringfence.lab.plan.steps import Question, all_reduce, step
+from ringfence.lab.plan.table import differences, table
+from ringfence.lab.plan.work import WAYS
 
 GPT2 = models.load("gpt2")
 names = st.sampled_from(hardware.names())
@@ -204,7 +204,7 @@ def test_each_of_fastracks_fixes_saves_time() -> None:
 
 
 def test_a_trace_that_was_cut_is_found_again_by_its_scale() -> None:
-    from ringfence.plan.traces import as_replayed, trace
+    from ringfence.lab.plan.traces import as_replayed, trace
 
     for name, most in (("gpt2-xl", 512 << 20), ("llama-7b", 2 << 30), ("gpt2", 64 << 20), ("resnet50", 1 << 30)):
         cut = trace(models.load(name), None, 4, 10.0, False, most_bytes=most)

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.text import Text
 
-from ringfence.report.drawing import chart_of, draw
-from ringfence.report.figure import Figure
-from ringfence.report.style import STYLE
+from ringfence.lab.report.drawing import chart_of, draw
+from ringfence.lab.report.figure import Figure
+from ringfence.lab.report.style import STYLE
 from tests.pure.report_samples import everything
 from tests.pure.test_report_figures import figures_of, study_of
 

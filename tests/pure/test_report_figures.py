@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.bench.intervals import Interval
-from ringfence.bench.moved import stage_bytes
-from ringfence.report import choices, inside, overhead, words
-from ringfence.report.figure import Figure, Missing, verdict
-from ringfence.report.foretold import foretold
-from ringfence.report.labels import brief, brief_interval, fully
-from ringfence.report.runs import Run
-from ringfence.report.study import Study, study
-from ringfence.report.write import BUILDERS
+from ringfence.lab.bench.intervals import Interval
+from ringfence.lab.bench.moved import stage_bytes
+from ringfence.lab.report import choices, inside, overhead, words
+from ringfence.lab.report.figure import Figure, Missing, verdict
+from ringfence.lab.report.foretold import foretold
+from ringfence.lab.report.labels import brief, brief_interval, fully
+from ringfence.lab.report.runs import Run
+from ringfence.lab.report.study import Study, study
+from ringfence.lab.report.write import BUILDERS
 from tests.pure.report_samples import FACTS, RUN, Row, cell, everything
 
 PROFILE = ("seal", "open", "lock", "reduce", "send", "receive", "wait")

@@ -11,9 +11,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from ringfence.report.figure import Figure, Missing
-from ringfence.report.page import page
-from ringfence.report.published import PUBLISHED, READ
+from ringfence.lab.report.figure import Figure, Missing
+from ringfence.lab.report.page import page
+from ringfence.lab.report.published import PUBLISHED, READ
 from tests.pure.report_samples import everything
 from tests.pure.test_report_figures import figures_of, study_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ringfence.errors import ConfigurationError
-from ringfence.report.study import FEWEST, read
-from ringfence.study import bootstrap
+from ringfence.lab.report.study import FEWEST, read
+from ringfence.lab.study import bootstrap
 from tests.pure.report_samples import FACTS, RUN, Row, cell, everything, write_study
 
 Line = dict[str, Any]

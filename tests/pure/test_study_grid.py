@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.bench import names
 from ringfence.errors import ConfigurationError
-from ringfence.study import grid, run
-from ringfence.study.cells import SETTINGS
-from ringfence.study.estimate import total
-from ringfence.study.table import listing
+from ringfence.lab.bench import names
+from ringfence.lab.study import grid, run
+from ringfence.lab.study.cells import SETTINGS
+from ringfence.lab.study.estimate import total
+from ringfence.lab.study.table import listing
 from tests.pure.test_imports import ALLOWED
 
 TRAINING = '[[cells]]\nkind = "training"\nmodels = ["gpt2", "resnet50"]\nworkers = [2, 4]\n'

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.bench import intervals
 from ringfence.errors import ConfigurationError
-from ringfence.study import bootstrap, query, table
-from ringfence.study.folder import Folder, replaced
-from ringfence.study.schema import SUMMARY, TIDY, SchemaError, batch_of, opened
-from ringfence.study.summary import summarise, summary_of
-from ringfence.study.tidy import tidy
+from ringfence.lab.bench import intervals
+from ringfence.lab.study import bootstrap, query, table
+from ringfence.lab.study.folder import Folder, replaced
+from ringfence.lab.study.schema import SUMMARY, TIDY, SchemaError, batch_of, opened
+from ringfence.lab.study.summary import summarise, summary_of
+from ringfence.lab.study.tidy import tidy
 from tests.pure import study_samples
 
 ROOT = Path(__file__).parents[2]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.study import query, shown
-from ringfence.study.cells import Cell
-from ringfence.study.folder import Folder
-from ringfence.study.schema import SUMMARY
-from ringfence.study.summary import summarise
-from ringfence.study.tidy import tidy
+from ringfence.lab.study import query, shown
+from ringfence.lab.study.cells import Cell
+from ringfence.lab.study.folder import Folder
+from ringfence.lab.study.schema import SUMMARY
+from ringfence.lab.study.summary import summarise
+from ringfence.lab.study.tidy import tidy
 from tests.pure import study_samples
 
 

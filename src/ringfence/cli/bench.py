@@ -12,18 +12,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ringfence.bench import names
-from ringfence.bench.units import bytes_of
 from ringfence.cli import bench_admission, needs
 from ringfence.errors import ConfigurationError
+from ringfence.lab.bench import names
+from ringfence.lab.bench.units import bytes_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence.bench.link import LinkResult
-    from ringfence.bench.measure import Setup
-    from ringfence.bench.memory import MemoryResult
-    from ringfence.bench.results import Result
+    from ringfence.lab.bench.link import LinkResult
+    from ringfence.lab.bench.measure import Setup
+    from ringfence.lab.bench.memory import MemoryResult
+    from ringfence.lab.bench.results import Result
 
 DESCRIPTION = """\
 Time collectives, or training steps, on plaintext Gloo, on ringfence and on other ways to seal. The contenders take turns
@@ -210,7 +210,7 @@ def run_train(options: argparse.Namespace) -> int:
 
 def run_link(options: argparse.Namespace) -> int:
     """Measure sealing and opening on threads and print the rates."""
-    from ringfence.bench import link, machine
+    from ringfence.lab.bench import link, machine
 
     facts = machine.facts()
     measured = link.measure(_setup(options, ()), options.segments, options.threads, facts)
@@ -221,7 +221,7 @@ def run_link(options: argparse.Namespace) -> int:
 
 def run_memory(options: argparse.Namespace) -> int:
     """Measure memory beyond the tensors and print it."""
-    from ringfence.bench import machine, memory
+    from ringfence.lab.bench import machine, memory
 
     if min(options.workers) < 2:
         raise ConfigurationError("at least two workers are needed")
@@ -235,7 +235,7 @@ def run_memory(options: argparse.Namespace) -> int:
 
 
 def _setup(options: argparse.Namespace, contenders: Sequence[str]) -> Setup:
-    from ringfence.bench.measure import Setup
+    from ringfence.lab.bench.measure import Setup
 
     return Setup(
         contenders=tuple(contenders),
@@ -260,9 +260,9 @@ def _command(arguments: Sequence[str]) -> str:
 
 
 def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequence[Mapping[str, Any]]) -> int:
-    from ringfence.bench import machine  # late, so that `doctor` starts where cryptography is missing
-    from ringfence.bench.measure import Measurement
-    from ringfence.bench.results import result
+    from ringfence.lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
+    from ringfence.lab.bench.measure import Measurement
+    from ringfence.lab.bench.results import result
 
     if options.rate and not options.hosts:
         raise ConfigurationError("--rate limits the links between hosts: say how many with --hosts")
@@ -286,7 +286,7 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _stage_costs(setup: Setup, facts: Mapping[str, Any]) -> dict[str, float]:
-    from ringfence.bench.floor import recorded_costs
+    from ringfence.lab.bench.floor import recorded_costs
 
     return recorded_costs(setup, facts)
 
@@ -298,7 +298,7 @@ def _print(
     costs: dict[str, float],
     floors: dict[int, float],
 ) -> None:
-    from ringfence.bench.table import table
+    from ringfence.lab.bench.table import table
 
     if options.json:
         lines = [{**each.as_json(), "floor_cpu_seconds": floors.get(index)} for index, each in enumerate(results)]
@@ -314,7 +314,7 @@ def _print(
 def _print_plainly(
     options: argparse.Namespace, facts: Mapping[str, Any], results: Sequence[LinkResult | MemoryResult], text: str
 ) -> None:
-    from ringfence.bench.table import machine_lines
+    from ringfence.lab.bench.table import machine_lines
 
     if options.json:
         print(json.dumps({"machine": facts, "results": [each.as_json() for each in results]}, indent=2))
@@ -325,7 +325,7 @@ def _print_plainly(
 def _floors(
     setup: Setup, facts: Mapping[str, Any], results: Sequence[Result], costs: dict[str, float]
 ) -> dict[int, float]:
-    from ringfence.bench.floor import recorded_floor
+    from ringfence.lab.bench.floor import recorded_floor
 
     return {index: recorded_floor(setup, facts, each.case, costs) for index, each in enumerate(results)}
 

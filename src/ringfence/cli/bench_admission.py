@@ -15,8 +15,8 @@ from ringfence.errors import ConfigurationError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence.bench.admission import Cost
-    from ringfence.bench.admission_processes import Joins
+    from ringfence.lab.bench.admission import Cost
+    from ringfence.lab.bench.admission_processes import Joins
 
 DESCRIPTION = """\
 Admit whole worlds of workers and say what each worker pays. Worlds in memory have real TLS, real proofs and a real roster,
@@ -72,9 +72,9 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    from ringfence.bench import machine  # late, so that `doctor` starts where cryptography is missing
-    from ringfence.bench.admission import admit, predict
-    from ringfence.bench.admission_processes import measure
+    from ringfence.lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
+    from ringfence.lab.bench.admission import admit, predict
+    from ringfence.lab.bench.admission_processes import measure
 
     if not 0 <= options.processes <= _MOST_PROCESSES or not 1 <= options.rounds <= 1000:
         raise ConfigurationError(f"--processes goes up to {_MOST_PROCESSES}, --rounds from 1 to 1000")
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _table(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | None) -> list[str]:
-    from ringfence.bench.units import size_text, time_text
+    from ringfence.lab.bench.units import size_text, time_text
 
     head = f"{'workers':>8} {'depth':>5} {'handshakes':>10} {'sent, mean':>11} {'most':>10} {'CPU, mean':>10}"
     lines = [

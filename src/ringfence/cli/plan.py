@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import plan_chart, plan_checks, plan_views
 from ringfence.errors import ConfigurationError
-from ringfence.plan import hardware, models
+from ringfence.lab.plan import hardware, models
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence.plan.hardware import Hardware
-    from ringfence.plan.steps import Question
+    from ringfence.lab.plan.hardware import Hardware
+    from ringfence.lab.plan.steps import Question
 
 DESCRIPTION = """\
 Price a training step: its computing, the all-reduces of DDP's buckets by the very schedules that run, and how much of the one
@@ -118,7 +118,7 @@ def _add_study(others: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run_plan(options: argparse.Namespace) -> int:
     """Price one point, or a sweep over scales."""
-    from ringfence.plan.recommend import plan, sweep
+    from ringfence.lab.plan.recommend import plan, sweep
 
     profile, question = find_hardware(options.hardware), _question(options)
     if options.chart is not None:
@@ -162,7 +162,7 @@ def run_hardware(options: argparse.Namespace) -> int:
 
 def run_calibrate(options: argparse.Namespace) -> int:
     """Fit a profile to a study and write it to a file."""
-    from ringfence.plan.calibrate import calibrate
+    from ringfence.lab.plan.calibrate import calibrate
     from ringfence.settings import write_new
 
     _check_new(options.to, "--to")
@@ -180,7 +180,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
 
 def run_validate(options: argparse.Namespace) -> int:
     """Predict each half of a study from the other."""
-    from ringfence.plan.validate import validate
+    from ringfence.lab.plan.validate import validate
 
     rows, cores, _ = read_study(options.study, options.cores)
     found = validate(rows, options.seed, cores)
@@ -196,7 +196,7 @@ def run_published(options: argparse.Namespace) -> int:
 
 def run_table(options: argparse.Namespace) -> int:
     """Thresholds from the model, and where they choose differently."""
-    from ringfence.plan.table import GROUPS, differences, table
+    from ringfence.lab.plan.table import GROUPS, differences, table
 
     profile = find_hardware(options.hardware)
     most = 1024 if not profile.ways else 8  # a machine that was calibrated has all workers on itself
@@ -231,7 +231,7 @@ def _text(path: Path) -> str:
 
 def read_study(folder: Path, cores: int | None) -> tuple[list[dict[str, Any]], int, str]:
     """The summary rows of what was measured last, as in the report of the study; the machine's cores; the day."""
-    from ringfence.report.study import read
+    from ringfence.lab.report.study import read
 
     study = read(folder)
     runs = study.runs_of(study.cells)
@@ -252,7 +252,7 @@ def _check_new(path: Path, option: str) -> None:
 
 
 def _question(options: argparse.Namespace) -> Question:
-    from ringfence.plan.steps import Question
+    from ringfence.lab.plan.steps import Question
 
     width = {"float32": 4, "bfloat16": 2}
     if options.compute is not None and not 0 < options.compute < math.inf:

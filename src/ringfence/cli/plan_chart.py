@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ringfence.plan.hardware import Hardware
-    from ringfence.plan.recommend import Plan
+    from ringfence.lab.plan.hardware import Hardware
+    from ringfence.lab.plan.recommend import Plan
 
 # Okabe and Ito's colours with a marker each: told apart without colour, and on paper.
 _LOOKS = {

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli.plan_views import seconds_text, share_text, table_of
 
 if TYPE_CHECKING:
-    from ringfence.plan.table import Difference
-    from ringfence.plan.validate import Validation
+    from ringfence.lab.plan.table import Difference
+    from ringfence.lab.plan.validate import Validation
 
 
 def validation_text(found: Validation) -> str:
@@ -58,7 +58,7 @@ def judged(found: Validation) -> list[Judged]:
 
 
 def published_json() -> dict[str, Any]:
-    from ringfence.plan import published
+    from ringfence.lab.plan import published
 
     return {
         "lee": {
@@ -72,7 +72,7 @@ def published_json() -> dict[str, Any]:
 
 def lee_rows() -> list[list[str]]:
     """The planner's own prices of the published setting, and how far they are from what was published."""
-    from ringfence.plan import published
+    from ringfence.lab.plan import published
 
     rows = [["samples a GPU", "plain step", *_BUCKETS]]
     for each in published.gpt2_xl():
@@ -82,7 +82,7 @@ def lee_rows() -> list[list[str]]:
 
 def crossings_rows() -> list[list[str]]:
     """Crossings only, over baselines on other links; and what a crossing would have to cost."""
-    from ringfence.plan import published
+    from ringfence.lab.plan import published
 
     rows = [["samples a GPU", "baseline", "plain step", *_BUCKETS, "toll implied", "rate implied"]]
     for each in published.crossings_only():
@@ -97,7 +97,7 @@ _BUCKETS = ("default buckets", "published", "distance", "one bucket", "published
 
 
 def _beside(slowdown: dict[str, float]) -> list[str]:
-    from ringfence.plan.published import PUBLISHED, distance
+    from ringfence.lab.plan.published import PUBLISHED, distance
 
     return [
         text
@@ -108,7 +108,7 @@ def _beside(slowdown: dict[str, float]) -> list[str]:
 
 def published_text() -> str:
     """Predictions beside publications, and what had to be assumed."""
-    from ringfence.plan import hardware, published
+    from ringfence.lab.plan import hardware, published
 
     steps = [["Fastrack's fixes, one by one", "s/GB", "over plain copy", "time saved"]]
     for stage in published.fastrack():
@@ -135,13 +135,13 @@ def published_text() -> str:
 
 
 def table_json(proposed: Any, found: Sequence[Difference]) -> dict[str, Any]:
-    from ringfence.plan.table import DEFAULT
+    from ringfence.lab.plan.table import DEFAULT
 
     return {"default": asdict(DEFAULT), "proposed": asdict(proposed), "differences": [asdict(each) for each in found]}
 
 
 def table_text(proposed: Any, found: Sequence[Difference]) -> str:
-    from ringfence.plan.table import DEFAULT
+    from ringfence.lab.plan.table import DEFAULT
 
     rows = [["threshold", "default", "by the model"]]
     mine, default = asdict(proposed), asdict(DEFAULT)

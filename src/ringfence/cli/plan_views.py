@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ringfence.plan.hardware import FIGURES, WAY_FIGURES
+from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES
 
 if TYPE_CHECKING:
-    from ringfence.plan.hardware import Hardware
-    from ringfence.plan.models import Model
-    from ringfence.plan.recommend import Plan
-    from ringfence.plan.steps import Question, Step
+    from ringfence.lab.plan.hardware import Hardware
+    from ringfence.lab.plan.models import Model
+    from ringfence.lab.plan.recommend import Plan
+    from ringfence.lab.plan.steps import Question, Step
 
 _NAMES = {
     "gloo": "plaintext Gloo",

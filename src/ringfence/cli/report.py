@@ -48,7 +48,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the report and say where it is."""
-    from ringfence.report.write import FIGURES, write
+    from ringfence.lab.report.write import FIGURES, write
 
     target = options.out or options.study / "report"
     done = write(options.study, target, lambda words: print(words, file=sys.stderr))

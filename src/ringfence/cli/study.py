@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.bench import names
-from ringfence.bench.units import bytes_of
 from ringfence.cli import needs
 from ringfence.cli.bench import interrupt
 from ringfence.errors import ConfigurationError
+from ringfence.lab.bench import names
+from ringfence.lab.bench.units import bytes_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence.study.cells import Cell
-    from ringfence.study.folder import Folder
-    from ringfence.study.run import Wanted
+    from ringfence.lab.study.cells import Cell
+    from ringfence.lab.study.folder import Folder
+    from ringfence.lab.study.run import Wanted
 
 DESCRIPTION = """\
 Measure a grid of cells (models, workers, bucket sizes, wire types, contenders, networks) and keep three layers of results:
@@ -101,16 +101,16 @@ def _add_folder(parser: argparse.ArgumentParser, default: object) -> None:
 
 def run_study(options: argparse.Namespace) -> int:
     """Measure what is missing, make the layers, print the summary."""
-    from ringfence.study import table
+    from ringfence.lab.study import table
 
     cells = _cells(options)
     if options.list:
         print(table.listing(cells, len(os.sched_getaffinity(0))))
         return 0
     needs.parquet()
-    from ringfence.bench import machine
-    from ringfence.study import run
-    from ringfence.study.folder import Folder
+    from ringfence.lab.bench import machine
+    from ringfence.lab.study import run
+    from ringfence.lab.study.folder import Folder
 
     signal.signal(signal.SIGTERM, interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
     folder, here = Folder(options.results), run.facts()
@@ -138,7 +138,7 @@ def run_study(options: argparse.Namespace) -> int:
 
 def _possible(missing: list[Wanted]) -> list[Wanted]:
     """Without those that this user cannot measure: half an hour of the others is worth having."""
-    from ringfence.bench import hosts
+    from ringfence.lab.bench import hosts
 
     here = [each for each in missing if not each.cell.settings["hosts"] or hosts.available()]
     if len(here) < len(missing):
@@ -149,7 +149,7 @@ def _possible(missing: list[Wanted]) -> list[Wanted]:
 def run_rebuild(options: argparse.Namespace) -> int:
     """Make the layers from raw samples, wherever these were measured."""
     needs.parquet()
-    from ringfence.study.folder import Folder
+    from ringfence.lab.study.folder import Folder
 
     folder = Folder(options.results)
     if not folder.raw_files():
@@ -160,8 +160,8 @@ def run_rebuild(options: argparse.Namespace) -> int:
 
 
 def _rebuild(folder: Folder, nothing_new: bool) -> None:
-    from ringfence.study.summary import summarise
-    from ringfence.study.tidy import tidy
+    from ringfence.lab.study.summary import summarise
+    from ringfence.lab.study.tidy import tidy
 
     tidied, summarised = tidy(folder), summarise(folder)
     if nothing_new and not tidied and not summarised:
@@ -178,9 +178,9 @@ def _rebuild(folder: Folder, nothing_new: bool) -> None:
 def run_query(options: argparse.Namespace) -> int:
     """Print the rows that were asked for."""
     needs.parquet()
-    from ringfence.study import query, table
-    from ringfence.study.folder import Folder
-    from ringfence.study.schema import SUMMARY, TIDY
+    from ringfence.lab.study import query, table
+    from ringfence.lab.study.folder import Folder
+    from ringfence.lab.study.schema import SUMMARY, TIDY
 
     asked = {
         name.removeprefix("column_"): values for name, values in vars(options).items() if name.startswith("column_")
@@ -199,14 +199,14 @@ def run_query(options: argparse.Namespace) -> int:
 
 
 def _print_summary(folder: Folder, wanted: dict[str, Sequence[Any]]) -> None:
-    from ringfence.study import query, table
-    from ringfence.study.schema import SUMMARY
+    from ringfence.lab.study import query, table
+    from ringfence.lab.study.schema import SUMMARY
 
     print(table.summary(list(query.rows(folder.summary, SUMMARY, wanted))))
 
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
-    from ringfence.study import grid
+    from ringfence.lab.study import grid
 
     if options.grid is None:
         return _where_there_are_clocks(grid.built_in("quick" if options.quick else "default"))
@@ -253,7 +253,7 @@ def _listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def _rate(text: str) -> int:
-    from ringfence.bench.hosts import bits_per_second
+    from ringfence.lab.bench.hosts import bits_per_second
 
     return bits_per_second(text)
 

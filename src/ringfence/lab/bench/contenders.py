@@ -1,0 +1,170 @@
+"""Who takes part, on a worker's side: each contender runs a collective now, or begins it and says when it is done."""
+
+from __future__ import annotations
+
+import importlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ringfence.backend import RingfenceProcessGroup
+from ringfence.guard import plaintext_allowed
+from ringfence.lab.bench import names, operations
+from ringfence.lab.bench.forced import DoublingSession, RingSession, TreeSession
+from ringfence.lab.bench.operations import Tensors
+from ringfence.lab.bench.profile import ProfiledSession, Stages
+from ringfence.lab.bench.rings import HopByHopRing, Ring, TlsRing
+from ringfence.lab.bench.unsealed import UnsealedSession
+from ringfence.session import Session
+
+
+class Begun(Protocol):
+    """A collective under way."""
+
+    def is_completed(self) -> bool: ...
+    def wait(self) -> Any: ...
+
+
+class Contender(Protocol):
+    """`group` is None for those that are no process group."""
+
+    group: Any
+    stages: Stages | None
+
+    def offers(self, operation: str) -> bool: ...
+    def run(self, operation: str, tensors: Tensors) -> None: ...
+    def begin(self, operation: str, tensors: Tensors) -> Begun: ...
+
+
+class Place(NamedTuple):
+    """Where a worker stands."""
+
+    rank: int
+    size: int
+    host: str
+    folder: Path
+    store: Any
+    timeout: timedelta
+
+
+class GroupContender:
+    """A process group of torch.distributed."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        engine = group._session.engine if isinstance(group, RingfenceProcessGroup) else None
+        self.stages: Stages | None = getattr(engine, "stages", None)
+
+    def offers(self, operation: str) -> bool:
+        return True
+
+    def run(self, operation: str, tensors: Tensors) -> None:
+        operations.call(operation, tensors, self.group)
+
+    def begin(self, operation: str, tensors: Tensors) -> Any:
+        return operations.call(operation, tensors, self.group, asynchronous=True)
+
+
+class _Begun:
+    def __init__(self, future: Future[None]) -> None:
+        self.is_completed = future.done
+        self.wait = future.result
+
+
+class RingContender:
+    """One of the rings that are built here."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.group = None
+        self.stages: Stages | None = None
+        self.ring = ring
+        self.thread = ThreadPoolExecutor(1)
+
+    def offers(self, operation: str) -> bool:
+        return operation != "all_to_all"  # it has two neighbours and no other connection
+
+    def run(self, operation: str, tensors: Tensors) -> None:
+        whole, part, _ = tensors
+        match operation:
+            case "all_reduce":
+                self.ring.all_reduce(whole)
+            case "all_gather":
+                self.ring.all_gather(whole, part)
+            case "reduce_scatter":
+                self.ring.reduce_scatter(part, whole)
+            case _:
+                self.ring.broadcast(whole)
+
+    def begin(self, operation: str, tensors: Tensors) -> Begun:
+        return _Begun(self.thread.submit(self.run, operation, tensors))
+
+
+class AloneContender:
+    """Nobody to talk to: what a step costs when nothing is communicated. It takes part in steps, not in collectives."""
+
+    group = None
+    stages: Stages | None = None
+
+    def offers(self, operation: str) -> bool:
+        return False
+
+    def run(self, operation: str, tensors: Tensors) -> NoReturn:
+        raise NotImplementedError("whoever is alone has no collectives")
+
+    begin = run
+
+
+_SESSIONS: Final[dict[str, type[Session]]] = {
+    "ringfence": Session,
+    "ringfence-unsealed": UnsealedSession,
+    "ringfence-profiled": ProfiledSession,
+    "ringfence-ring": RingSession,
+    "ringfence-tree": TreeSession,
+    "ringfence-doubling": DoublingSession,
+}
+_RINGS: Final[dict[str, type[Ring]]] = {"plain-ring": Ring, "hop-by-hop": HopByHopRing, "tls": TlsRing}
+
+
+def make(name: str, place: Place) -> Contender:
+    """A contender by name. "package.module:Class" names a session of one's own, for tests of this very instrument."""
+    if name == "gloo-a":
+        return GroupContender(dist.group.WORLD)
+    if name == "gloo-b":
+        with plaintext_allowed():
+            return GroupContender(dist.new_group(backend="gloo"))
+    if name == names.ALONE:
+        return AloneContender()
+    if name in _RINGS:
+        return RingContender(_RINGS[name](place.store, name, place.rank, place.size, place.host, place.folder))
+    if name in _SESSIONS:
+        return GroupContender(_group_over(_SESSIONS[name], name))
+    module, _, qualname = name.partition(":")
+    return GroupContender(_group_over(getattr(importlib.import_module(module), qualname), qualname.lower()))
+
+
+def _group_over(session_type: type[Session], name: str) -> Any:
+    """A subgroup of the default Gloo group that has a session of its own.
+
+    torch makes groups by the name of a registered backend; these names exist in the benchmark's workers only.
+    """
+
+    def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
+        session = session_type(options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
+        ranks = tuple(range(options.group_size))
+        return RingfenceProcessGroup(
+            session, ranks, options.timeout, str(options.group_id), options.store, holds_session=True
+        )
+
+    backend = f"bench-{name}"
+    dist.Backend.register_backend(backend, create, extended_api=True, devices=["cpu"])
+    return dist.new_group(backend=backend)
+
+
+def gloo_facts() -> dict[str, Any]:
+    """What the baseline runs with."""
+    options = dist.group.WORLD._get_backend(torch.device("cpu")).options
+    return {"threads": options._threads, "devices": len(options._devices)}

@@ -1,0 +1,172 @@
+"""The workers of the benchmark as seen from outside: started together, told the same things, measured as one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from ringfence.errors import RingfenceError
+from ringfence.lab.bench.certificate import write_certificate
+from ringfence.lab.bench.channel import Channel, Message
+from ringfence.settings import inherited, new_secret_file
+
+_ANSWER_SECONDS: Final = 600.0
+_LEAVING_SECONDS: Final = 5.0
+_LAST_WORDS: Final = 2000
+
+
+class BenchError(RingfenceError):
+    """The benchmark could not be carried out; what it has measured so far is kept."""
+
+
+class Seat(NamedTuple):
+    """Where one worker runs: what stands before its command line, its address and its interface."""
+
+    prefix: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    interface: str = "lo"
+
+
+class Crew:
+    """As many workers as seats. Use it in a `with`."""
+
+    def __init__(self, seats: Sequence[Seat], contenders: Sequence[str]) -> None:
+        self.size = len(seats)
+        self.contenders = list(contenders)
+        self._temporary = tempfile.TemporaryDirectory(prefix="ringfence-bench-")
+        self._folder = Path(self._temporary.name)
+        self._workers: list[tuple[subprocess.Popen[bytes], Channel]] = []
+        try:
+            new_secret_file(self._folder / "secret")
+            write_certificate(self._folder / "tls.pem")
+            for rank, seat in enumerate(seats):
+                self._workers.append(self._start(rank, seat))
+            self.facts = self.tell("hello")[0]
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, rank: int, seat: Seat) -> tuple[subprocess.Popen[bytes], Channel]:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_ANSWER_SECONDS)
+        config = {
+            "rank": rank,
+            "size": self.size,
+            "store": str(self._folder / "store"),
+            "host": seat.host,
+            "folder": str(self._folder),
+            "contenders": self.contenders,
+            "channel": theirs.fileno(),
+            "parent": os.getpid(),
+        }
+        environment = inherited(os.environ)
+        environment.update(
+            OMP_NUM_THREADS="1",
+            GLOO_SOCKET_IFNAME=seat.interface,
+            RINGFENCE_SECRET_FILE=str(self._folder / "secret"),
+            RINGFENCE_RUN_ID=self._folder.name,
+            RINGFENCE_INTERFACE=seat.host,
+        )
+        with theirs, self._log(rank).open("wb") as log:
+            # A session of its own: Ctrl-C reaches the benchmark only, which then ends its workers.
+            process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+                [*seat.prefix, sys.executable, "-m", "ringfence.lab.bench.worker", json.dumps(config)],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return process, Channel(ours)
+
+    @property
+    def processes(self) -> list[int]:
+        """The process ids of the workers, by rank."""
+        return [process.pid for process, _ in self._workers]
+
+    def _log(self, rank: int) -> Path:
+        return self._folder / f"worker{rank}.log"
+
+    def tell(self, command: str, **arguments: Any) -> list[Message]:
+        """Have every worker do the same; what each answers."""
+        for _, channel in self._workers:
+            with contextlib.suppress(OSError):  # it is gone: reading its answer says so
+                channel.send({"do": command, **arguments})
+        answers: dict[int, Message] = {}
+        while len(answers) < self.size:  # whoever answers first: one that failed leaves the others waiting for it
+            waiting = {channel: rank for rank, (_, channel) in enumerate(self._workers) if rank not in answers}
+            ready, _, _ = select.select(list(waiting), [], [], _ANSWER_SECONDS)
+            if not ready:
+                silent = ", ".join(map(str, waiting.values()))
+                raise BenchError(f"worker {silent} of the benchmark said nothing for {_ANSWER_SECONDS:.0f} s")
+            for channel in ready:
+                answers[waiting[channel]] = self._answer(waiting[channel], channel)
+        return [answers[rank] for rank in range(self.size)]
+
+    def _answer(self, rank: int, channel: Channel) -> Message:
+        try:
+            message = channel.receive()
+        except OSError:
+            message = None
+        if message is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._workers[rank][0].wait(_LEAVING_SECONDS)
+            words = self._log(rank).read_text(errors="replace")[-_LAST_WORDS:]
+            raise BenchError(f"worker {rank} of the benchmark ended early. The end of what it wrote:\n{words}")
+        if "error" in message:
+            raise BenchError(f"worker {rank} of the benchmark failed: {message['error']}")
+        done: Message = message["done"]
+        return done
+
+    def measure(self, command: str, **arguments: Any) -> dict[str, Message]:
+        """One round, put together from all ranks: the slowest rank's time, everybody's CPU time and bytes."""
+        answers = self.tell(command, **arguments)
+        return {name: _together([answer[name] for answer in answers]) for name in answers[0]}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for _, channel in self._workers:
+            channel.close()
+        for process, _ in self._workers:
+            try:
+                process.wait(_LEAVING_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._workers.clear()
+        self._temporary.cleanup()
+
+
+def _together(measured: Sequence[Message]) -> Message:
+    repeats = measured[0]["repeats"]
+    whole: Message = {
+        "seconds": max(each["seconds"] for each in measured) / repeats,
+        "cpu": sum(each["cpu"] for each in measured) / repeats,
+        "sent": sum(each["sent"] for each in measured) / repeats,
+        "repeats": repeats,
+    }
+    if "stages" in measured[0]:
+        everywhere = sum(each["seconds"] for each in measured)
+        stages = {stage: sum(each["stages"][stage] for each in measured) / 1e9 for stage in measured[0]["stages"]}
+        stages["rest"] = max(0.0, everywhere - sum(stages.values()))
+        whole["mean"] = everywhere / len(measured) / repeats  # what the shares are shares of
+        whole["stages"] = {stage: seconds / everywhere for stage, seconds in stages.items()}
+    return whole

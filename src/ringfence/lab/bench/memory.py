@@ -1,0 +1,125 @@
+"""Memory beyond the tensors: the peak of each worker's resident memory in an all-reduce, less what is said here.
+
+    start    resident once torch and the default Gloo group are up, before the contender is made
+    warm     after it was made and has summed a tensor of 4 KiB
+    peak     the most while it sums the large tensor, three times
+
+beyond = peak - warm - the tensor. The contender's own connections, threads and first buffers are warm - start: that is
+shown beside it and not hidden in it. The kernel's socket buffers belong to no process; their limits are shown too.
+Links are the TCP connections that carried a share of the tensor. Each contender has processes of its own, beside
+nothing but the Gloo group that torch.distributed needs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from ringfence.lab.bench import machine
+from ringfence.lab.bench.crew import Crew, Seat
+from ringfence.lab.bench.measure import Measured, Setup
+from ringfence.lab.bench.names import BASELINE
+from ringfence.lab.bench.progress import Progress
+from ringfence.lab.bench.samples import Case, Round, Samples
+from ringfence.lab.bench.units import size_text
+
+_MIB: Final = 1 << 20
+
+
+def measure(setup: Setup, sizes: Sequence[int], workers: Sequence[int], facts: Mapping[str, Any]) -> list[Measured]:
+    """A round is a crew of its own that goes through all sizes, small ones first."""
+    samples = Samples(setup.results)
+    crews = [(count, name) for count in workers for name in setup.contenders]
+    cases = {crew: [_case(setup, facts, *crew, size) for size in sorted(sizes)] for crew in crews}
+    left = {crew: setup.rounds - min(len(samples.rounds(case)) for case in cases[crew]) for crew in crews}
+    progress = Progress(sum(max(0, count) for count in left.values()))
+    try:
+        for crew in crews:
+            for _ in range(left[crew]):
+                progress.say(f"{crew[1]}, {crew[0]} workers")
+                _measure_once(setup, facts, crew, cases[crew], samples)
+                progress.step("")
+    finally:
+        progress.end()
+    return [Measured(case, samples.rounds(case)[: setup.rounds]) for crew in crews for case in cases[crew]]
+
+
+def _case(setup: Setup, facts: Mapping[str, Any], workers: int, contender: str, size: int) -> dict[str, Any]:
+    around = replace(setup, contenders=(contender,)).circumstances(facts)
+    return {"kind": "memory", "operation": "all_reduce", "size": size, "workers": workers, **around}
+
+
+def _measure_once(
+    setup: Setup, facts: Mapping[str, Any], who: tuple[int, str], cases: Sequence[Case], samples: Samples
+) -> None:
+    workers, contender = who
+    with Crew([Seat()] * workers, list(dict.fromkeys((BASELINE[0], contender)))) as crew:
+        samples.begin({**facts, **crew.facts}, setup.command, machine.now())
+        before = crew.tell("warm", name=contender)
+        for case in cases:
+            during = crew.tell("swell", name=contender, size=case["size"])
+            found = {f"rank {rank}": {**before[rank], **during[rank]} for rank in range(workers)}
+            if len(samples.rounds(case)) < setup.rounds:
+                samples.add(case, found)
+
+
+@dataclass(frozen=True)
+class MemoryResult:
+    """One contender, size and number of workers: the worst worker of each round, the median over rounds; in bytes."""
+
+    case: Case
+    rounds: int
+    contender: str
+    links: int  # of one worker, that carried data
+    beyond: float  # peak - warm - tensor
+    per_link: float
+    made: float  # warm - start
+    socket_buffers_per_link: float  # limits, in the kernel
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def result(measured: Measured) -> MemoryResult:
+    """What the rounds of a case say."""
+    rounds, case = measured.rounds, measured.case
+    return MemoryResult(
+        case=case,
+        rounds=len(rounds),
+        contender=case["contenders"][0],
+        links=max(each["links"] for samples in rounds for each in samples.values()),
+        beyond=_median_of_worst(rounds, _beyond),
+        per_link=_median_of_worst(rounds, lambda each: _beyond(each) / each["links"]),
+        made=_median_of_worst(rounds, lambda each: each["warm"] - each["start"]),
+        socket_buffers_per_link=_median_of_worst(rounds, lambda each: each["socket_buffers"] / each["links"]),
+    )
+
+
+def _beyond(each: Mapping[str, Any]) -> float:
+    beyond: float = each["peak"] - each["warm"] - each["tensor"]
+    return beyond
+
+
+def _median_of_worst(rounds: Sequence[Round], value: Callable[[Mapping[str, Any]], float]) -> float:
+    return statistics.median(max(value(each) for each in samples.values()) for samples in rounds)
+
+
+def table(results: Sequence[MemoryResult]) -> str:
+    """The results as text for a terminal."""
+    columns = f"{'beyond':>10} {'per link':>10} {'made':>10} {'kernel/link':>12}"
+    lines = [f"{'contender':20} {'workers':>7} {'tensor':>9} {'links':>6} {columns}"]
+    for each in results:
+        cells = [f"{value / _MIB:.1f} MiB" for value in (each.beyond, each.per_link, each.made)]
+        kernel = f"{each.socket_buffers_per_link / _MIB:.1f} MiB"
+        lines.append(
+            f"{each.contender:20} {each.case['workers']:>7} {size_text(each.case['size']):>9} {each.links:>6} "
+            f"{cells[0]:>10} {cells[1]:>10} {cells[2]:>10} {kernel:>12}"
+        )
+    lines += [
+        "beyond: the worst worker's peak of resident memory in an all-reduce, less what was resident after a warm-up with",
+        "4 KiB and less the tensor itself. made: what connections, threads and the warm-up took before that.",
+        "kernel: what the sockets of one link may hold at the most, outside of every process.",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,62 @@
+"""Where the time of a sealed collective goes: ringfence with the clocks of its data plane switched on.
+
+    seal, open      AES-256-GCM, tags of forwarded frames included
+    lock            what those calls took beyond their CPU time: the interpreter's lock, or a core, had to be got back
+    reduce          the addition
+    send, receive   system calls on sockets
+    wait            in epoll, because nothing could be done
+    rest            everything else, most of it Python
+
+Only the compiled data plane has clocks; they are off unless this switches them on.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Any
+
+from ringfence.errors import ConfigurationError
+from ringfence.lab.bench.names import STAGES
+from ringfence.runtime import core, plane
+from ringfence.runtime.engine import Engine
+from ringfence.session import Session
+
+
+class Stages:
+    """Nanoseconds by stage, between `start` and `stop`."""
+
+    def __init__(self, network: Any) -> None:
+        if not core.COMPILED:
+            raise ConfigurationError(f"a profile needs the compiled data plane; {plane.why_not()}")
+        self._waited = 0
+        self._poll = network.poll
+        network.poll = self._timed_poll  # the loop polls this very object
+
+    def _timed_poll(self, seconds: float) -> None:
+        start = perf_counter_ns()
+        try:
+            self._poll(seconds)
+        finally:
+            self._waited += perf_counter_ns() - start
+
+    def start(self) -> None:
+        self._waited = 0
+        core.stages(True)
+
+    def stop(self) -> dict[str, int]:
+        spent = {**core.stages(False), "wait": self._waited}
+        return {stage: spent[stage] for stage in STAGES}
+
+
+class ProfiledEngine(Engine):
+    """An engine that knows where its time went."""
+
+    def __init__(self, *, network: Any, **others: Any) -> None:
+        self.stages = Stages(network)
+        super().__init__(network=network, **others)
+
+
+class ProfiledSession(Session):
+    """Sealed as ever, with clocks."""
+
+    engine_type = ProfiledEngine

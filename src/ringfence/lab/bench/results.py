@@ -1,0 +1,95 @@
+"""From rounds to what a reader wants: medians, ratios with intervals, the instrument's resolution, CPU time per byte."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from ringfence.lab.bench import names
+from ringfence.lab.bench.intervals import Interval, interval, ratios, resolution
+from ringfence.lab.bench.measure import Measured
+from ringfence.lab.bench.samples import Case, Round
+
+_SEALED: Final = "ringfence"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One contender in one case."""
+
+    contender: str
+    seconds: float  # median over the rounds
+    ratio: Interval  # to the mean of the two Gloo runs of the same round
+    cpu_seconds: float  # of all workers together
+    cpu_ns_per_byte: float | None  # over the bytes that a collective must move; None for training
+    wire_bytes: float  # what all workers sent, as TCP payload
+    stages: dict[str, float] | None = None  # shares of the time
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case."""
+
+    case: Case
+    rounds: int
+    resolution: float
+    lines: list[Line]
+    sealed_over: dict[str, Interval]  # ringfence over each contender that is not Gloo, round by round
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "case": self.case,
+            "rounds": self.rounds,
+            "resolution": self.resolution,
+            "contenders": [{**asdict(line), "ratio": line.ratio._asdict()} for line in self.lines],
+            "sealed_over": {name: ratio._asdict() for name, ratio in self.sealed_over.items()},
+        }
+
+
+def result(measured: Measured) -> Result:
+    """What the rounds of a case say."""
+    rounds = measured.rounds
+    first, second = (_column(rounds, name, "seconds") for name in names.BASELINE)
+    taking_part = [name for name in measured.case["contenders"] if all(name in samples for samples in rounds)]
+    lines = [_line(measured.case, rounds, name, first, second) for name in taking_part]
+    return Result(measured.case, len(rounds), resolution(first, second), lines, _sealed_over(rounds, taking_part))
+
+
+def _sealed_over(rounds: Sequence[Round], taking_part: Sequence[str]) -> dict[str, Interval]:
+    if _SEALED not in taking_part:
+        return {}
+    sealed = _column(rounds, _SEALED, "seconds")
+    others = [name for name in taking_part if name not in (_SEALED, *names.BASELINE)]
+    columns = {name: _column(rounds, name, "seconds") for name in others}
+    return {name: interval(ratios(sealed, column, column)) for name, column in columns.items()}
+
+
+def _line(case: Case, rounds: Sequence[Round], name: str, first: list[float], second: list[float]) -> Line:
+    seconds = _column(rounds, name, "seconds")
+    cpu = statistics.median(_column(rounds, name, "cpu"))
+    per_byte = None
+    if case["kind"] == "collective":
+        per_byte = cpu * 1e9 / names.necessary_bytes(case["operation"], case["size"], case["workers"])
+    return Line(
+        contender=name,
+        seconds=statistics.median(seconds),
+        ratio=interval(ratios(seconds, first, second)),
+        cpu_seconds=cpu,
+        cpu_ns_per_byte=per_byte,
+        wire_bytes=statistics.median(_column(rounds, name, "sent")),
+        stages=_stages(rounds, name),
+    )
+
+
+def _column(rounds: Sequence[Round], name: str, what: str) -> list[float]:
+    return [samples[name][what] for samples in rounds]
+
+
+def _stages(rounds: Sequence[Round], name: str) -> dict[str, float] | None:
+    """The shares of each stage, as means: shares that add up to one stay so."""
+    all_shares = [samples[name]["stages"] for samples in rounds if "stages" in samples[name]]
+    if not all_shares:
+        return None
+    return {stage: statistics.fmean(shares[stage] for shares in all_shares) for stage in all_shares[0]}

@@ -1,0 +1,125 @@
+"""Training steps of real models, built from their configurations with random weights: nothing is downloaded.
+
+Every contender has a copy of the model whose parameters share one memory, and what its strategy keeps beside it (the
+buckets of DDP, the shards of FSDP2). So contenders can take turns step by step, on the same data.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ringfence.errors import ConfigurationError
+from ringfence.lab.bench.contenders import AloneContender, Contender, RingContender
+from ringfence.lab.bench.operations import type_of
+
+_SEED: Final = 17
+_RATE: Final = 1e-5  # the steps are about time; weights must only stay finite
+
+Batch = dict[str, torch.Tensor]
+
+
+def prepare(
+    name: str, strategy: str, bucket_mb: float | None, contenders: Mapping[str, Contender], wire: str = "float32"
+) -> tuple[dict[str, Callable[[], None]], dict[str, Any]]:
+    """For each contender a function that does one step; and facts about the model."""
+    torch.manual_seed(_SEED)
+    model, batch = _build(name)
+    facts = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "batch": {key: list(value.shape) for key, value in batch.items()},
+    }
+    steps = {}
+    for who, contender in contenders.items():
+        if isinstance(contender, AloneContender):  # its gradients are its own: they must not move what all ranks share
+            steps[who] = _step(_sharing(model), batch, rate=0.0)
+        elif strategy == "fsdp2":
+            steps[who] = _step(_sharded(copy.deepcopy(model), contender), batch)
+        else:
+            steps[who] = _step(_replicated(_sharing(model), contender, bucket_mb, wire), batch)
+    return steps, facts
+
+
+def _build(name: str) -> tuple[nn.Module, Batch]:
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigurationError('models need transformers: python -m pip install "transformers>=5.0"') from None
+    if name == "resnet50":
+        images = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000))
+        return images, {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(1000, (4,))}
+    if name == "bert-base":
+        tokens = torch.randint(30_000, (1, 128))
+        return transformers.BertForMaskedLM(transformers.BertConfig()), {"input_ids": tokens, "labels": tokens}
+    tiny = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000} if name == "gpt2-tiny" else {}
+    config = transformers.GPT2Config(**tiny)
+    tokens = torch.randint(config.vocab_size, (1, 128))
+    return transformers.GPT2LMHeadModel(config), {"input_ids": tokens, "labels": tokens}
+
+
+def _sharing(model: nn.Module) -> nn.Module:
+    """A copy of the modules over the same parameters' memory."""
+    other = copy.deepcopy(model)
+    for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        mine.data = theirs.data
+    return other
+
+
+def _replicated(model: nn.Module, contender: Contender, bucket_mb: float | None, wire: str) -> nn.Module:
+    """None is DDP's own default: 25 MiB after a first bucket of 1 MiB, which no single number asks for."""
+    parallel = DistributedDataParallel(model, process_group=contender.group, bucket_cap_mb=bucket_mb)
+    if isinstance(contender, RingContender):  # gradients through the ring; DDP's few other messages through Gloo
+        # Through a lambda, because DDP compares a hook's annotations with types, and here they are strings.
+        parallel.register_comm_hook(contender, lambda ring, bucket: _through_ring(ring, bucket, wire))
+    elif wire == "bfloat16":  # by its own name, DDP refuses this hook on anything but NCCL, though it works
+        parallel.register_comm_hook(contender.group, lambda group, bucket: bf16_compress_hook(group, bucket))
+    return parallel
+
+
+def _through_ring(contender: RingContender, bucket: dist.GradBucket, wire: str) -> torch.futures.Future[torch.Tensor]:
+    """One bucket after the other, on a thread of the ring's own, while the backward pass goes on."""
+    result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+    def reduce() -> None:
+        with torch.no_grad():
+            gradients = bucket.buffer()
+            sent = gradients if wire == "float32" else gradients.to(type_of(wire))
+            contender.ring.all_reduce(sent)
+            result.set_result(gradients.copy_(sent).div_(contender.ring.size))
+
+    contender.thread.submit(reduce)
+    return result
+
+
+def _sharded(model: nn.Module, contender: Contender) -> nn.Module:
+    """The blocks of the model one by one, then the rest, as FSDP2 is meant to be used."""
+    if isinstance(contender, RingContender):
+        raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --contenders")
+    mesh = DeviceMesh.from_group(contender.group, "cpu")
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _step(model: nn.Module, batch: Batch, rate: float = _RATE) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # gradients of contenders that wait for their turn take no memory
+
+    return step

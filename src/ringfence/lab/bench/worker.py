@@ -1,0 +1,212 @@
+"""A worker of the benchmark: joins the groups of all contenders, then does and times what it is told, round by round."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from ringfence.guard import plaintext_allowed
+from ringfence.lab.bench import contenders, operations, replay
+from ringfence.lab.bench.channel import Channel, Message
+from ringfence.lab.bench.contenders import Contender, Place
+from ringfence.lab.bench.operations import Tensors
+from ringfence.lab.bench.resident import peak_bytes, reset_peak, resident_bytes
+from ringfence.lab.bench.wire import bytes_sent, connections
+
+_TIMEOUT: Final = timedelta(minutes=5)
+_PR_SET_PDEATHSIG: Final = 1
+_WARM_BYTES: Final = 4096
+_TIMES: Final = 3
+
+
+class Worker:
+    """One rank."""
+
+    def __init__(self, config: Message) -> None:
+        self.rank, self.size = config["rank"], config["size"]
+        store = dist.FileStore(config["store"], self.size)  # a file is reachable from every network namespace
+        with plaintext_allowed():  # what the sealed ones are compared with
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=_TIMEOUT)
+        mine = dist.PrefixStore("bench", store)
+        place = Place(self.rank, self.size, config["host"], Path(config["folder"]), mine, _TIMEOUT)
+        self._at_start = resident_bytes()
+        self.contenders: dict[str, Contender] = {name: contenders.make(name, place) for name in config["contenders"]}
+        self._operation = ""
+        self._tensors: Tensors
+        self._steps: dict[str, Callable[[], None]] = {}
+
+    def hello(self) -> Message:
+        return {"gloo": contenders.gloo_facts()}
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def prepare(self, operation: str, size: int, wire: str = "float32", only: list[str] | None = None) -> Message:
+        """Make the tensors and see that every contender computes what it should; who takes part."""
+        self._operation, self._tensors = operation, Tensors.of(operation, size, self.size, wire)
+        taking_part = [name for name, contender in self._chosen(only).items() if contender.offers(operation)]
+        self._check(operation, self._tensors, taking_part)
+        return {"contenders": taking_part}
+
+    def _chosen(self, only: list[str] | None) -> dict[str, Contender]:
+        """Those of this case, in the order that it names them; all, if it names none."""
+        return self.contenders if only is None else {name: self.contenders[name] for name in only}
+
+    def _check(self, operation: str, tensors: Tensors, taking_part: Iterable[str]) -> None:
+        for name in taking_part:
+            operations.fill(operation, tensors, self.rank, self.size)
+            self.contenders[name].run(operation, tensors)
+            operations.check(operation, tensors, self.rank, self.size, name)
+        for tensor in tensors:
+            tensor.zero_()  # sums of sums grow without end otherwise
+
+    def round(self, turns: list[tuple[str, int]], busy: bool) -> Message:
+        """Every contender in turn, each as often as it says."""
+        run = self._run_busy if busy else self._run
+        return {name: self._timed(name, repeats, run) for name, repeats in turns}
+
+    def _run(self, contender: Contender, repeats: int) -> None:
+        for _ in range(repeats):
+            contender.run(self._operation, self._tensors)
+
+    def _run_busy(self, contender: Contender, repeats: int) -> None:
+        """The caller computes in pure Python until the collective is done."""
+        counted = 0
+        for _ in range(repeats):
+            begun = contender.begin(self._operation, self._tensors)
+            while not begun.is_completed():
+                for number in range(1000):  # bytecode, not one call into C: the interpreter may switch at every turn
+                    counted += number
+            begun.wait()
+
+    def _timed(self, name: str, repeats: int, run: Callable[[Contender, int], None]) -> Message:
+        contender = self.contenders[name]
+        if contender.stages is not None:
+            contender.stages.start()
+        sent = bytes_sent()
+        dist.barrier()
+        cpu, start = time.process_time_ns(), time.perf_counter_ns()
+        run(contender, repeats)
+        seconds, cpu = (time.perf_counter_ns() - start) / 1e9, time.process_time_ns() - cpu
+        stages = contender.stages.stop() if contender.stages is not None else None
+        dist.barrier()  # what others still had to receive is on the wire now
+        measured = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
+        return {**measured, "stages": stages} if stages else measured
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def warm(self, name: str) -> Message:
+        """Sum a small tensor, so that all is loaded that any collective needs."""
+        self._sum(name, _WARM_BYTES)
+        return {"start": self._at_start, "warm": resident_bytes()}
+
+    def swell(self, name: str, size: int) -> Message:
+        """Sum a large one; the most memory that it took, and the connections that carried it."""
+        reset_peak()
+        before = connections()
+        tensor = self._sum(name, size)
+        peak, after = peak_bytes(), connections()
+        moved = {
+            stream: now.sent + now.received - (sum(before[stream][:2]) if stream in before else 0)
+            for stream, now in after.items()
+        }
+        links = [stream for stream, count in moved.items() if count * 8 * self.size >= size]
+        if [each.item() for each in tensor.aminmax()] != [self.size * (self.size + 1) / 2] * 2:  # takes no memory
+            raise operations.WrongResult(f"{name} computed a wrong all_reduce on rank {self.rank}")
+        buffers = sum(after[stream].buffers for stream in links)
+        return {"peak": peak, "tensor": size, "links": len(links), "socket_buffers": buffers}
+
+    def _sum(self, name: str, size: int) -> torch.Tensor:
+        tensor = torch.empty(size // 4)
+        for _ in range(_TIMES):
+            tensor.fill_(self.rank + 1)
+            self.contenders[name].run("all_reduce", Tensors(tensor, tensor, tensor))
+        dist.barrier()
+        return tensor
+
+    # -- training, real or replayed ----------------------------------------------------------------------------------
+
+    def prepare_training(
+        self,
+        model: str,
+        strategy: str,
+        bucket_mb: float | None,
+        wire: str = "float32",
+        only: list[str] | None = None,
+    ) -> Message:
+        """Build the model once for each contender; facts about it."""
+        from ringfence.lab.bench import training
+
+        self._steps.clear()
+        self._steps, facts = training.prepare(model, strategy, bucket_mb, self._chosen(only), wire)
+        return facts
+
+    def prepare_trace(
+        self, steps: list[tuple[int, float]], busy: bool, wire: str, only: list[str] | None = None
+    ) -> Message:
+        """Make the memory of the buckets and see that every contender sums the largest of them rightly."""
+        self._steps.clear()
+        memory = replay.Memory([size for size, _ in steps], wire)
+        chosen = self._chosen(only)
+        whole = Tensors(memory.largest, memory.largest[:0], memory.largest[:0])
+        self._check("all_reduce", whole, [name for name, contender in chosen.items() if contender.offers("all_reduce")])
+        compute = replay.Busy if busy else replay.Idle
+        seconds = [each for _, each in steps]
+        self._steps = {name: replay.step(contender, memory, seconds, compute) for name, contender in chosen.items()}
+        return {"contenders": list(chosen)}
+
+    def train(self, turns: list[tuple[str, int]]) -> Message:
+        """Every contender in turn, so many steps each."""
+
+        def steps(name: str) -> Callable[[Contender, int], None]:
+            def run(contender: Contender, repeats: int) -> None:
+                for _ in range(repeats):
+                    self._steps[name]()
+
+            return run
+
+        return {name: self._timed(name, repeats, steps(name)) for name, repeats in turns}
+
+
+def serve(worker: Worker, channel: Channel) -> None:
+    """Do what comes until the other end hangs up."""
+    while (message := channel.receive()) is not None:
+        command = getattr(worker, message.pop("do"))
+        channel.send({"done": command(**message)})
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    _end_with(config["parent"])
+    torch.set_num_threads(1)
+    channel = Channel(socket.socket(fileno=config["channel"]))
+    try:
+        serve(Worker(config), channel)
+    except Exception as error:
+        traceback.print_exc()
+        channel.send({"error": f"{type(error).__name__}: {error}"})
+    sys.stderr.flush()
+    os._exit(0)  # nothing that a benchmark leaves behind is worth an orderly goodbye between its ranks
+
+
+def _end_with(parent: int) -> None:
+    """A worker that waits in a collective would not notice that nobody listens any more."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""From the summary of a study to a hardware profile of the machine it was made on.
+
+Of each contender eight numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
+waits for each worker that a core is shared with, how much of its time a worker's thread waits, what memory costs that no cache
+holds, what bfloat16 costs to add, how the end of a step that a GPU computes relates to what the model finds left to do, and how
+its core seconds grow beside computing on the same cores. Gloo has two more, for the memory in which torch has it gather and
+scatter. All collectives share them. What computing costs by itself is not fitted: the study measured it (`alone`). With more
+workers than cores, that already contains their contention for the cores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.errors import ConfigurationError
+from ringfence.lab.plan.fit import Vector, nearest
+from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES, Figure, Hardware
+from ringfence.lab.plan.predict import BASELINE, CONTENDERS, covered, predict
+from ringfence.lab.plan.price import load
+from ringfence.lab.plan.work import WAYS, usual
+
+Row = Mapping[str, Any]
+Cells = dict[str, dict[str, Row]]  # cell -> contender -> row
+
+_UNSCORED: Final = 0.1  # the weight of a cell in which Gloo was too far from itself to say anything exact
+_STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
+# Where nothing was profiled: one core of a Xeon with VAES, `ringfence bench --profile`, 2026-11-15. Their ratios matter.
+_USUAL: Final = {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.10, "reduce": 0.053, "copy": 0.08}
+_IN_WAYS: Final = (("core", "message"), ("core", "switch"))
+# Toll and cost per byte are hard to tell apart where all messages are long: then they stay near the start.
+_HELD: Final = 0.002
+# Each figure of a way: where its fit begins, and how far it may go: one that does not matter may wander.
+_FITTED: Final = {
+    "factor": (1.3, 0.05, 50.0),
+    "message": (20.0, 0.1, 8000.0),
+    "switch": (40.0, 0.01, 8000.0),
+    "idle": (0.2, 0.01, 0.7),
+    "tail": (1.0, 0.15, 2.7),
+    "beside": (1.0, 0.15, 2.7),
+    "cold": (0.3, 0.01, 2.0),
+    "half": (1.5, 0.2, 20.0),
+    "staged": (0.15, 0.01, 2.0),
+    "fresh": (0.4, 0.01, 4.0),
+}
+_OF_GLOO: Final = ("staged", "fresh")
+
+
+def grouped(rows: Iterable[Row]) -> Cells:
+    """Rows by cell and contender; the two Gloo runs as one, by their mean."""
+    cells: dict[str, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        cells[str(row["cell"])][str(row["contender"])] = row
+    for contenders in cells.values():
+        if "gloo-a" in contenders and "gloo-b" in contenders:
+            mean = (contenders["gloo-a"]["seconds"] + contenders["gloo-b"]["seconds"]) / 2
+            contenders[BASELINE] = {**contenders["gloo-a"], "contender": BASELINE, "seconds": mean, "ratio": 1.0}
+    return dict(cells)
+
+
+def alone(contenders: Mapping[str, Row]) -> float | None:
+    """What a step of this cell took without communication."""
+    found = contenders.get("alone")
+    return float(found["seconds"]) if found is not None else None
+
+
+def usable(contenders: Mapping[str, Row], contender: str) -> bool:
+    """Whether this cell says something about a contender that the model could say too."""
+    row = contenders.get(contender)
+    if row is None or BASELINE not in contenders or not covered(row):
+        return False
+    return row["kind"] == "collective" or alone(contenders) is not None
+
+
+def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardware:
+    """The profile of the machine that these summary rows were measured on."""
+    cells = grouped(rows)
+    known = [cell for cell in cells.values() if usable(cell, BASELINE)]
+    if len(known) < 4:
+        raise ConfigurationError(f"a calibration needs at least four cells with both Gloo runs; there are {len(known)}")
+    hardware = _ground(name, cores, _stage_costs(cells, cores))
+    ways: dict[str, dict[str, float]] = {}
+    for contender in CONTENDERS:
+        ways |= _fitted(hardware, known, contender)
+    return Hardware(name, hardware.title, hardware.figures, ways)
+
+
+def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
+    """Everything on one machine: all workers share its cores, and no card is between them."""
+    known = {**_USUAL, **stages}
+    here = {
+        ("network", "rate"): 1000.0,
+        ("node", "workers"): 1024.0,
+        ("node", "cores"): float(cores),
+        ("memory", "rate"): 1e6,
+        ("inside", "sealed"): 1.0,
+        ("crossing", "overlap"): 1.0,
+        ("compute", "flops"): 0.4,
+        ("compute", "utilisation"): 1.0,
+        ("compute", "busy"): 1.0,
+        **{("core", stage): cost for stage, cost in known.items()},
+    }
+    reasons = {
+        "memory": "no bound of its own: it is in what was fitted",
+        "compute": "a plan is better told with --compute",
+        "core": "usual for one core with VAES, not profiled here: only the ratios matter, `factor` in ways was fitted",
+    }
+    in_ways = "not a figure of the core here: it is in ways, fitted for each contender"
+    figures = {}
+    for key in FIGURES:
+        measured = key == ("node", "cores") or (key[0] == "core" and key[1] in stages)
+        reason = in_ways if key in _IN_WAYS else reasons.get(key[0], "everything is on one machine")
+        figures[key] = Figure(here.get(key, 0.0), "measured" if measured else reason, not measured)
+    return Hardware(name, f"this machine: {cores} cores, all workers on it", figures)
+
+
+def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:
+    """Nanoseconds per byte of the stages that were profiled in collectives, by the mean of the workers.
+
+    Only where each worker had a core to itself: otherwise a stage's time is also that of whoever took the core meanwhile.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for contenders in cells.values():
+        row = contenders.get("ringfence-profiled")
+        if row is None or row["kind"] != "collective" or row["size"] < 1 << 20 or row["workers"] > cores:
+            continue
+        schedule = choose(Collective[row["operation"].upper()], row["workers"], 0, 0, row["size"], Table())
+        counted = usual(ScheduleId(schedule.identifier), row["workers"])
+        done = load(WAYS["ringfence"], counted, row["size"])._asdict()
+        for stage, through in _STAGES.items():
+            spent = row.get(f"stage_{stage}")
+            if spent and done[through]:
+                found[stage].append(spent / done[through])
+    return {stage: _median(costs) for stage, costs in found.items()}
+
+
+def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: str) -> dict[str, dict[str, float]]:
+    mine = [cell for cell in cells if usable(cell, contender)]
+    if not mine:
+        return {}
+    names = [name for name in _FITTED if contender == BASELINE or name not in _OF_GLOO]
+    return {contender: _nearest(hardware, mine, contender, names)}
+
+
+def _nearest(
+    hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: str, names: Sequence[str]
+) -> dict[str, float]:
+    """The figures of these names with which predictions are nearest to what was measured, in proportion; the others are 0."""
+    weights = [1.0 if cell[contender]["scored"] else _UNSCORED for cell in cells]
+
+    def figures(point: Vector) -> dict[str, float]:
+        return {**dict.fromkeys(WAY_FIGURES, 0.0), **dict(zip(names, map(math.exp, point), strict=True))}
+
+    def residuals(point: Vector) -> Vector:
+        trial = Hardware(hardware.name, hardware.title, hardware.figures, {contender: figures(point)})
+        return tuple(
+            math.log(predict(trial, cell[contender], contender, alone(cell)) / cell[contender]["seconds"])
+            for cell in cells
+        )
+
+    begin, *bounds = ([math.log(value) for value in column] for column in zip(*map(_FITTED.get, names), strict=True))
+    return figures(nearest(residuals, weights, begin, list(zip(*bounds, strict=True)), spring=_HELD * sum(weights)))
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -1,0 +1,102 @@
+"""What a cell of a study will measure, by the model: the same prices as for a plan, for what runs on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.errors import ConfigurationError
+from ringfence.lab.plan import models
+from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.price import Price, price, staging
+from ringfence.lab.plan.steps import Question, replayed
+from ringfence.lab.plan.traces import Trace, as_replayed, trace
+from ringfence.lab.plan.work import WAYS
+
+BASELINE: Final = "gloo"  # the mean of the two Gloo runs of a cell
+CONTENDERS: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
+_GLOOS: Final = {
+    "all_reduce": ScheduleId.ALL_REDUCE_RING,
+    "all_gather": ScheduleId.ALL_GATHER_RING,
+    "reduce_scatter": ScheduleId.ALL_REDUCE_RING,  # torch's Gloo reduces a copy of everything, and keeps its part
+    "broadcast": ScheduleId.BROADCAST_BINOMIAL,
+    "all_to_all": ScheduleId.ALL_TO_ALL_DIRECT,
+}
+_HOPS: Final = {  # it has two neighbours and nobody else
+    **_GLOOS,
+    "reduce_scatter": ScheduleId.REDUCE_SCATTER_RING,
+    "broadcast": ScheduleId.BROADCAST_CHAIN,
+}
+_STAGED: Final = ("all_gather", "reduce_scatter")  # which torch's Gloo does in a tensor that it makes for the call
+_EVERYTHING: Final = 1 << 62
+_SHARP: Final = 6
+
+Case = Mapping[str, Any]
+
+
+def covered(case: Case) -> bool:
+    """Whether the model says anything about such a cell: no callers busy in Python, and DDP only."""
+    if case["kind"] == "collective":
+        return not case.get("busy") and case["operation"] in _GLOOS
+    known = case["kind"] in ("training", "trace") and case.get("strategy") in (None, "ddp")
+    return known and case["model"] in models.names()
+
+
+def predict(hardware: Hardware, case: Case, contender: str, alone: float | None = None) -> float:
+    """Seconds of the cell. `alone` is what a step takes without communication: measured, or what a user knows of it."""
+    if contender not in CONTENDERS or not covered(case):
+        raise ConfigurationError(f"the model does not cover {contender} in a cell of kind {case['kind']}")
+    workers = int(case["workers"])
+    if case["kind"] == "collective":
+        return _over(hardware, case, 0.0, lambda here, per_node: _collective(here, case, contender, per_node).seconds)
+    if alone is None:
+        raise ConfigurationError("a step is predicted from what it takes alone: measure the contender `alone` too")
+    scale = case.get("scaled") or 1.0
+    made = _trace(case["model"], case["kind"], case.get("bucket_mb"), case.get("device"), scale, alone)
+    wire = 2 if case.get("wire") == "bfloat16" else 4
+    question = Question(models.load(case["model"]), workers, case.get("bucket_mb"), strategy="table", wire_bytes=wire)
+    way = WAYS[contender]
+    return _over(hardware, case, alone, lambda here, per_node: replayed(here, way, made, question).seconds)
+
+
+@lru_cache(maxsize=1024)
+def _trace(name: str, kind: str, bucket: float | None, device: str | None, scale: float, alone: float) -> Trace:
+    if kind == "training":
+        return trace(models.load(name), bucket, 4, alone, True, most_bytes=_EVERYTHING)
+    return as_replayed(models.load(name), bucket, 4, alone, device == "cpu", scale)
+
+
+def _collective(hardware: Hardware, case: Case, contender: str, per_node: int) -> Price:
+    operation, workers, size = case["operation"], int(case["workers"]), int(case["size"])
+    way, identifier = WAYS[contender], _schedule(contender, operation, workers, size)
+    found = price(hardware, way, identifier, workers, size, per_node=per_node)
+    if contender == BASELINE and operation in _STAGED:
+        found = found.plus(staging(hardware, way, workers, size, 1 + 1 / workers, per_node))
+    return found
+
+
+def _schedule(contender: str, operation: str, workers: int, size: int) -> ScheduleId:
+    if contender == BASELINE:
+        return _GLOOS[operation]
+    if contender == "hop-by-hop":
+        return _HOPS[operation]
+    return ScheduleId(choose(Collective[operation.upper()], workers, 0, 0, size, Table()).identifier)
+
+
+def _over(hardware: Hardware, case: Case, alone: float, seconds: Callable[[Hardware, int], float]) -> float:
+    """Between hosts with limited links, the slower of the cores that all hosts share here and the links.
+
+    What is compared is what communication adds; where both add about the same, it is a little more than either.
+    """
+    workers, hosts, rate = int(case["workers"]), int(case.get("hosts") or 0), case.get("rate_bits")
+    cores = seconds(hardware, workers)
+    if not hosts or not rate:
+        return cores
+    each = -(-workers // hosts)
+    wires = hardware.with_values(network_rate=rate / 1e9, node_workers=each, node_cores=1e6)
+    ends = {way: {**figures, "tail": 1.0} for way, figures in hardware.ways.items()}  # those were fitted to cores
+    limited = Hardware(wires.name, wires.title, wires.figures, ends)
+    one, other = (max(0.0, found - alone) for found in (cores, seconds(limited, each)))
+    return alone + float((one**_SHARP + other**_SHARP) ** (1 / _SHARP))

@@ -1,0 +1,263 @@
+"""The price of one collective in closed form: fast enough for 16,384 workers, tested against the walk for up to 64.
+
+Two bounds. The *chain*: messages that wait for each other, each of which takes its tolls, its first segment's work at both
+ends, its wire and its latency. The *work*: what the busiest of the workers' threads, the nodes' cores, cards and memory has
+to do in all: a thread has the heaviest worker's work, and what a node's workers share has the mean worker's, as often as there
+are workers. In a schedule in which all workers do the same all the time, the longer one is the price. In a tree, a worker's
+work begins when the chain has reached it, so both add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from ringfence.collectives import ScheduleId
+from ringfence.collectives.schedule import Action
+from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.work import ON_THE_WIRE, Costs, Link, Task, Way, busiest, chain, costs, lost, segments, usual
+
+TERMS: Final = ("toll", "latency", "wire", "crypto", "stack", "reduce", "copy", "memory", "crossing")
+_RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
+_SHARP: Final = 6
+GIVEN_BACK: Final = 32 << 20  # bytes from which the C library gives freed memory back to the system, at the latest
+
+Terms = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds, the terms that add up to them, and which bound they are from."""
+
+    seconds: float
+    terms: Mapping[str, float]
+    bound: str  # chain, thread, cores, network, memory or crossing
+    work: float = 0.0  # seconds for which the busiest resource can do nothing else
+    cpu: float = 0.0  # seconds of cores, for each worker: their mean
+
+    @property
+    def dominant(self) -> str:
+        """The term that costs most."""
+        return max(self.terms, key=lambda term: self.terms[term])
+
+    def plus(self, other: Price) -> Price:
+        """One after the other."""
+        bound = self.bound if self.seconds >= other.seconds else other.bound
+        terms = _added(self.terms, other.terms)
+        return Price(self.seconds + other.seconds, terms, bound, self.work + other.work, self.cpu + other.cpu)
+
+    def times(self, factor: float) -> Price:
+        terms = _scaled(self.terms, factor)
+        return Price(self.seconds * factor, terms, self.bound, self.work * factor, self.cpu * factor)
+
+
+FREE: Final = Price(0.0, {"toll": 0.0}, "chain")
+
+
+class Load(NamedTuple):
+    """What one worker does in all: segments handled, and bytes through each stage."""
+
+    messages: float = 0.0
+    sealed: float = 0.0
+    opened: float = 0.0
+    sent: float = 0.0
+    received: float = 0.0
+    reduced: float = 0.0
+    copied: float = 0.0
+
+    def terms(self, spent: Costs, way: Way) -> Terms:
+        """Seconds of one core."""
+        framing = self.sealed * spent.seal + self.opened * spent.open
+        return {
+            "toll": self.messages * spent.message,
+            "stack": self.sent * spent.send + self.received * spent.receive,
+            "reduce": self.reduced * spent.reduce,
+            "copy": self.copied * spent.copy + (0.0 if way.sealed else framing),
+            "crypto": framing if way.sealed else 0.0,
+        }
+
+    def touched(self, way: Way) -> float:
+        """Bytes read and written in memory: twice in each stage, three times where two are added."""
+        framed = self.sealed + self.opened if way.sealed or way.framed else 0.0
+        return 2 * (framed + self.sent + self.received + self.copied) + 3 * self.reduced
+
+
+def price(
+    hardware: Hardware,
+    way: Way,
+    identifier: ScheduleId,
+    size: int,
+    whole: float,
+    threads: int = 1,
+    per_node: int | None = None,
+    at_once: int = 1,
+    memory: float | None = None,
+    narrow: bool = False,
+) -> Price:
+    """What one collective of `whole` bytes among `size` workers costs.
+
+    `per_node`: if not as the hardware says. `at_once`: how many such are under way, so that a thread has others to turn to.
+    `memory`: bytes that a worker goes through before it comes back to these, if not the whole. `narrow`: it adds bfloat16.
+    """
+    if size < 2:
+        return FREE
+    together = min(size, max(1, int(hardware["node", "workers"]) if per_node is None else per_node))
+    piece = max((segments(way, link.part * whole)[0] for link in chain(identifier, size)), default=0.0)
+    spent = costs(hardware, way).met(lost(way, whole if memory is None else memory, piece), narrow)
+    loads, mean, alike = _loads(way, identifier, size, whole)
+    heaviest = max(loads, key=lambda each: sum(each.terms(spent, way).values()))
+    cpu = mean.terms(spent, way)
+    cores = min(max(1.0, hardware["node", "cores"]), float(together * threads))
+    waits = spent.idle**at_once if alike else 0.0  # in a tree bytes flow one way: nobody waits for an answer
+    at_work = 1 - waits ** max(1.0, together / cores)  # a core rests while all its workers wait
+    bounds: dict[str, Terms] = {
+        "thread": _scaled(heaviest.terms(spent, way), 1 / threads / (1 - waits)),
+        "cores": _scaled(cpu, together / cores / at_work),
+        "memory": {"memory": max(heaviest.touched(way), together * mean.touched(way)) / hardware["memory", "rate"]},
+        "network": {
+            "wire": _leaving(identifier, size, together, loads, mean) * ON_THE_WIRE / hardware["network", "rate"]
+        },
+    }
+    bound = max(bounds, key=lambda name: sum(bounds[name].values()))
+    work = bounds[bound]
+    links = [
+        (link, _message(hardware, way, spent, link, whole, size, together, identifier))
+        for link in chain(identifier, size)
+    ]
+    path: Terms = {}
+    for link, terms in links:
+        path = _added(path, _scaled(terms, link.times))
+    if alike or not all(link.by_segment for link, _ in links):
+        terms, bound = _joined(path, work, bound)
+    else:
+        direct = identifier.name.endswith("_DIRECT")
+        terms, bound = _in_turn(path, work, bound, heaviest.messages if direct else segments(way, whole)[1])
+    found = Price(sum(terms.values()), terms, bound, sum(work.values()), sum(cpu.values()))
+    return found.plus(crossing(hardware, way, whole, heaviest)) if hardware["crossing", "rate"] else found
+
+
+def _joined(path: Terms, work: Terms, bound: str) -> tuple[Terms, str]:
+    """Everybody is busy all the time: the longer of the two, and a little more where they are about the same.
+
+    Then a segment sometimes finds its worker at work on another one. The smooth maximum is what the walk shows.
+    """
+    slow, busy = sum(path.values()), sum(work.values())
+    longer, terms, name = (slow, path, "chain") if slow >= busy else (busy, work, bound)
+    together = (slow**_SHARP + busy**_SHARP) ** (1 / _SHARP)
+    return _scaled(terms, together / longer) if longer else terms, name
+
+
+def _in_turn(path: Terms, work: Terms, bound: str, pieces: float) -> tuple[Terms, str]:
+    """The first piece goes the whole way; the others follow as fast as the busiest worker can."""
+    rest = _scaled(work, 1 - 1 / pieces)
+    return _added(path, rest), bound if sum(rest.values()) > sum(path.values()) else "chain"
+
+
+def load(way: Way, counted: Mapping[Task, float], whole: float) -> Load:
+    """What one worker's tasks come to when the collective is about so many bytes."""
+    messages = sealed = opened = sent = received = reduced = copied = 0.0
+    for (action, part, seals), times in counted.items():
+        length = part * whole * times
+        if action is Action.COPY or action is Action.SCALE:
+            copied += length
+            continue
+        messages += times * segments(way, part * whole)[1]
+        if action is Action.SEND:
+            sent += length
+            sealed += length if seals or not way.forwards else 0.0
+        else:
+            received += length
+            opened += length
+            reduced += length if action is Action.REDUCE else 0.0
+    return Load(messages, sealed, opened, sent, received, reduced, copied)
+
+
+@lru_cache(maxsize=4096)
+def _loads(way: Way, identifier: ScheduleId, size: int, whole: float) -> tuple[tuple[Load, ...], Load, bool]:
+    counted, alike = busiest(identifier, size)
+    return tuple(load(way, each, whole) for each in counted), load(way, usual(identifier, size), whole), alike
+
+
+def _leaving(identifier: ScheduleId, size: int, together: int, loads: tuple[Load, ...], mean: Load) -> float:
+    """Bytes that the busiest node sends or gets over its card."""
+    if together >= size:
+        return 0.0
+    most = max(max(each.sent, each.received) for each in loads)
+    if identifier in _RINGS:
+        return most  # neighbours sit together: one of a node's workers talks to another node
+    all_of_them = max(most, together * max(mean.sent, mean.received))
+    return all_of_them * (size - together) / (size - 1)  # anybody may talk to anybody
+
+
+def _message(
+    hardware: Hardware,
+    way: Way,
+    spent: Costs,
+    link: Link,
+    whole: float,
+    size: int,
+    together: int,
+    identifier: ScheduleId,
+) -> Terms:
+    """One message of the chain: its first segment, or all of it where nothing goes on before it is complete."""
+    length, pieces = segments(way, link.part * whole)
+    far = 0.0 if together >= size else (1 / together if identifier in _RINGS else 1.0)
+    sharing = max(0.0, together / max(1.0, hardware["node", "cores"]) - 1)
+    sealing, adding = _shares(identifier, way, size)
+    turns = (
+        1.5 if identifier.name.endswith("_TREE") and size > 2 else 1.0
+    )  # of a parent's two children one is served second
+    one = {
+        "toll": turns * 2 * spent.message,
+        "latency": far * hardware["network", "latency"] + spent.switch * sharing,
+        "wire": turns * far * length * ON_THE_WIRE / hardware["network", "rate"],
+        "stack": turns * length * (spent.send + spent.receive),
+        "reduce": turns * length * spent.reduce * adding,
+    }
+    framing = turns * length * (spent.seal * sealing + spent.open)
+    one["crypto" if way.sealed else "copy"] = framing
+    if link.by_segment or pieces == 1:
+        return one
+    slowest = max((one["toll"] + one["stack"] + framing) / 2, one["wire"])
+    return _added(one, {"stack" if slowest > one["wire"] else "wire": (pieces - 1) * slowest})
+
+
+def _shares(identifier: ScheduleId, way: Way, size: int) -> tuple[float, float]:
+    """Of a chain's messages, how many are sealed anew and how many are added to something."""
+    name = identifier.name
+    if identifier is ScheduleId.ALL_REDUCE_DOUBLING:
+        return 1.0, 1.0
+    passed_on = way.forwards and size > 2
+    if name.startswith("ALL_REDUCE_"):
+        return (0.5 if passed_on else 1.0), 0.5
+    forwarded = identifier in (ScheduleId.ALL_GATHER_RING, ScheduleId.BROADCAST_CHAIN, ScheduleId.BROADCAST_TREE)
+    return (0.0 if passed_on and forwarded else 1.0), float("REDUCE" in name)
+
+
+def crossing(hardware: Hardware, way: Way, whole: float, done: Load) -> Price:
+    """What a device's tensors pay on their way to the host and back: once, or for each hop."""
+    rate, toll = hardware["crossing", "rate"], hardware["crossing", "toll"]
+    if way.name in ("plaintext", "gloo"):
+        rate, toll = hardware["crossing", "plain_rate"], hardware["crossing", "plain_toll"]
+    copies, moved = (done.messages, done.sent + done.received) if way.each_hop else (2.0, 2 * whole)
+    seconds = copies * toll + moved / rate
+    return Price(seconds, {"crossing": seconds}, "crossing", seconds)
+
+
+def staging(hardware: Hardware, way: Way, size: int, whole: float, copies: float, per_node: int) -> Price:
+    """What a call costs that works on memory of its own: getting as much as the whole, and copying it so many times."""
+    spent = costs(hardware, way)
+    each = whole * (copies * spent.staged + (spent.fresh if whole > GIVEN_BACK else 0.0))
+    together = min(size, max(1, per_node))
+    seconds = each * max(1.0, together / max(1.0, hardware["node", "cores"]))
+    return Price(seconds, {"copy": seconds}, "cores", seconds, each)
+
+
+def _scaled(terms: Mapping[str, float], factor: float) -> Terms:
+    return {term: seconds * factor for term, seconds in terms.items()}
+
+
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> Terms:
+    return {term: one.get(term, 0.0) + other.get(term, 0.0) for term in TERMS if term in one or term in other}

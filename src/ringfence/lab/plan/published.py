@@ -1,0 +1,147 @@
+"""The model beside published figures: other hardware, other software, inputs that had to be assumed. Nothing is fitted to them.
+
+Two answers. `gpt2_xl` is the planner's own: both ways over the profile's network, so the baseline pays for it too.
+`crossings_only` leaves all of that out and takes a baseline whose GPUs talk over NVLink or PCIe. They differ in the baseline.
+
+Lee et al. (arXiv 2501.11771 v3): four GPU TEEs, GPT-2 XL: 41.6 times slower with DDP's default buckets, 3.03 times with
+enlarged ones. Fastrack (arXiv 2410.15240): CPU-GPU communication 12.69 to 33.53 times slower; up to 84.6 % less run time with
+all three fixes.
+Of both, abstracts and openings were read, not the bodies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ringfence.lab.plan import models
+from ringfence.lab.plan.buckets import MIB, buckets
+from ringfence.lab.plan.hardware import Hardware, load
+from ringfence.lab.plan.price import load as load_of
+from ringfence.lab.plan.steps import FLAT, Question, step
+from ringfence.lab.plan.work import WAYS, busiest
+
+GPUS: Final = 4
+PUBLISHED: Final = {"default": 41.6, "enlarged": 3.03}
+PLAIN_LINKS: Final = {"NVLink": 476e9, "PCIe": 12e9}  # nccl-tests issue 290; NCCL's topo.h for PCIe 3.0 x16
+_SAMPLES: Final = (1, 4, 16)
+_ELEMENT: Final = 4
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """GPT-2 XL on four GPUs by the whole model: sealed hop by hop over plaintext, both over the profile's own network."""
+
+    samples: int
+    plain: float  # seconds a step
+    slowdown: dict[str, float]  # by buckets
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """The same by crossings alone, against a baseline whose GPUs talk to each other over a link of their own."""
+
+    samples: int
+    link: str  # what the plaintext baseline's GPUs talk over
+    compute: float
+    plain: float  # seconds a step
+    slowdown: dict[str, float]  # by buckets
+    implied: tuple[float, float]  # the toll and the rate of a crossing that would make both published figures true
+
+
+def gpt2_xl(hardware: Hardware | None = None) -> list[Predicted]:
+    """What `ringfence plan` says of the published setting, for each assumption about the batch."""
+    profile, model = hardware or load("h100-cc"), models.load("gpt2-xl")
+    whole = model.elements * _ELEMENT / MIB
+    result = []
+    for samples in _SAMPLES:
+        plain = step(profile, WAYS["plaintext"], Question(model, GPUS, samples=samples)).seconds
+        slowdown = {}
+        for name, cap in (("default", None), ("enlarged", whole)):
+            asked = Question(model, GPUS, cap, samples=samples)
+            slowdown[name] = step(profile, WAYS["hop-by-hop"], asked).seconds / plain
+        result.append(Predicted(samples, plain, slowdown))
+    return result
+
+
+def crossings_only(hardware: Hardware | None = None) -> list[Crossings]:
+    """Computing and crossings, nothing else, for each assumption about the batch and the baseline's link."""
+    profile = hardware or load("h100-cc")
+    model = models.load("gpt2-xl")
+    result = []
+    for samples in _SAMPLES:
+        compute = model.step_flops(samples) / (profile["compute", "flops"] * profile["compute", "utilisation"])
+        for link, rate in PLAIN_LINKS.items():
+            moved = 2 * (GPUS - 1) / GPUS * model.elements * _ELEMENT
+            plain = max(compute, compute / 3 + moved / rate)  # hidden behind the backward pass as far as it goes
+            protected = {name: compute + _hops(profile, sizes) for name, sizes in _bucketed(model.parameters).items()}
+            slowdown = {name: seconds / plain for name, seconds in protected.items()}
+            result.append(Crossings(samples, link, compute, plain, slowdown, implied(compute, plain)))
+    return result
+
+
+def distance(predicted: float, buckets_are: str) -> str:
+    """How far a prediction is from what was published, in words."""
+    times = predicted / PUBLISHED[buckets_are]
+    return f"{times:.1f} times above" if times >= 1 else f"{1 / times:.1f} times below"
+
+
+def _bucketed(parameters: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {"default": buckets(parameters, None, _ELEMENT), "enlarged": (sum(parameters) * _ELEMENT,)}
+
+
+def _hops(hardware: Hardware, sizes: tuple[int, ...]) -> float:
+    """Every sub-step of the ring crosses to the host and back, sealed at both ends; nothing is hidden."""
+    way = WAYS["hop-by-hop"]
+    counted, _ = busiest(FLAT["ring"], GPUS)
+    rate, toll = hardware["crossing", "rate"], hardware["crossing", "toll"]
+    seconds = 0.0
+    for size in sizes:
+        done = load_of(way, counted[0], size)
+        seconds += done.messages * toll + (done.sent + done.received) / rate
+    return seconds
+
+
+def implied(compute: float, plain: float) -> tuple[float, float]:
+    """The toll of a crossing, in seconds, and the rate, in bytes per second, that would make both published figures true."""
+    found = _bucketed(models.load("gpt2-xl").parameters)
+    crossings = {name: len(sizes) * 2 * 2 * (GPUS - 1) for name, sizes in found.items()}
+    toll = (PUBLISHED["default"] - PUBLISHED["enlarged"]) * plain / (crossings["default"] - crossings["enlarged"])
+    moving = PUBLISHED["enlarged"] * plain - compute - crossings["enlarged"] * toll
+    moved = 2 * 2 * (GPUS - 1) / GPUS * sum(found["enlarged"])
+    return toll, moved / moving if moving > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One more of Fastrack's fixes switched on."""
+
+    name: str
+    seconds_per_gb: float
+    slowdown: float  # over the plain copy
+    reduction: float  # of the time without any fix
+
+
+FASTRACK_INPUTS: Final = {
+    "re-encryption by the CPU": "seal and open of the profile's core, once more",
+    "authentication by one sequential kernel": "2 GB/s, assumed: no figure in what was read",
+    "parallel authentication": "32 times that, assumed: one for each of 32 independent pieces",
+    "decryption on the device": "50 GB/s, assumed: near the plain copy",
+}
+_SEQUENTIAL, _PARALLEL, _DECRYPT = 2e9, 64e9, 50e9
+
+
+def fastrack(hardware: Hardware | None = None) -> list[Stage]:
+    """A gigabyte to the device, with the three fixes switched on one by one."""
+    profile = hardware or load("h100-cc")
+    plain = 1e9 / profile["crossing", "plain_rate"]
+    again = 1e9 * (profile["core", "seal"] + profile["core", "open"])
+    ways = {
+        "none": [again, plain, 1e9 / _DECRYPT, 1e9 / _SEQUENTIAL],
+        "direct channel: nothing is encrypted twice": [plain, 1e9 / _DECRYPT, 1e9 / _SEQUENTIAL],
+        "and authentication in parallel": [plain, 1e9 / _DECRYPT, 1e9 / _PARALLEL],
+    }
+    spent = {name: sum(parts) for name, parts in ways.items()}
+    spent["and decryption while bytes arrive"] = max(ways["and authentication in parallel"])
+    first = spent["none"]
+    return [Stage(name, seconds, seconds / plain, 1 - seconds / first) for name, seconds in spent.items()]

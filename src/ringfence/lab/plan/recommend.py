@@ -1,0 +1,179 @@
+"""Which settings to use, and what each is expected to gain: one lever after the other, cheapest to pull first.
+
+bucket    DDP's bucket_cap_mb                                 a number in the training script: the one that can be set today
+schedule  ring, tree, doubling, or two levels                 not built: the runtime's table chooses, and has no two levels
+threads   with which a worker seals and sends                 the runtime has one today
+every     synchronise once in H steps                         another training algorithm: what it does to learning is not priced
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.steps import FLAT, Question, Step, hierarchical_possible, step
+from ringfence.lab.plan.work import WAYS
+
+CAPS: Final = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 1000.0)
+THREADS: Final = (1, 2, 4, 8, 16, 32)
+WORKERS: Final = tuple(1 << power for power in range(1, 15))  # 2 to 16,384
+_WORTH: Final = 0.01  # a lever is pulled for no less than this
+_BEARABLE: Final = 0.10  # of computing: what communication may add before fewer synchronisations are recommended
+_MOST_STEPS: Final = 500  # between two synchronisations; published low-communication training stays below
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One lever: from what, to what, and the share of the step that is saved."""
+
+    lever: str
+    value: str
+    gain: float
+    built: bool  # whether it can be set today
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to one question."""
+
+    question: Question
+    best: Question
+    ways: dict[str, Step]  # as asked, by contender
+    tuned: dict[str, Step]  # with what can be set today: sealed as recommended, plaintext as is best for plaintext
+    synchronous: Step  # sealed, with what is recommended but not built as well, and a synchronisation in each step
+    all_levers: Step  # and with fewer synchronisations, if they are recommended
+    advice: tuple[Advice, ...]
+
+    @property
+    def overhead(self) -> float:
+        """Sealed over plaintext, as asked."""
+        return self.ways["ringfence"].seconds / self.ways["plaintext"].seconds
+
+    @property
+    def tuned_overhead(self) -> float:
+        return self.tuned["ringfence"].seconds / self.tuned["plaintext"].seconds
+
+
+def plan(hardware: Hardware, question: Question) -> Plan:
+    """Price the question as asked, then pull lever after lever for the sealed way."""
+    ways = _priced(hardware, question)
+    pulled = list(_pulled(hardware, question, "ringfence", _levers(hardware, question)))
+    advice = [each for each, _, _ in pulled]
+    best, now = (pulled[-1][1], pulled[-1][2]) if pulled else (question, ways["ringfence"])
+    settable = [(asked, priced) for each, asked, priced in pulled if each.built]
+    today, sealed = settable[-1] if settable else (question, ways["ringfence"])
+    synchronous = now
+    spaced = _spaced(hardware, best, now)
+    if spaced is not None:
+        best, now = spaced
+        gain = 1 - now.seconds / synchronous.seconds
+        advice.append(
+            Advice("every", f"{best.every} steps", gain, False, "communication still outweighs what it may add")
+        )
+    tuned = {"plaintext": in_the_clear(hardware, question, today, built=True), "ringfence": sealed}
+    return Plan(question, best, ways, tuned, synchronous, now, tuple(advice))
+
+
+def in_the_clear(hardware: Hardware, question: Question, sealed: Question, built: bool = False) -> Step:
+    """Plaintext with the settings that are best for itself, or with those of the sealed way, should they be better still.
+
+    So what sealing costs is told against the best that there is without it.
+    """
+    choices = (best_for(hardware, question, "plaintext", built), sealed)
+    return min((step(hardware, WAYS["plaintext"], each) for each in choices), key=lambda found: found.seconds)
+
+
+def best_for(hardware: Hardware, question: Question, way: str, built: bool = False) -> Question:
+    """The settings that are best for one way: with all levers but fewer synchronisations, or what can be set today."""
+    levers = [each for each in _levers(hardware, question) if each[0] or not built]
+    pulled = list(_pulled(hardware, question, way, levers))
+    return pulled[-1][1] if pulled else question
+
+
+def _pulled(
+    hardware: Hardware, question: Question, way: str, levers: Iterable[tuple[bool, list[dict[str, Any]]]]
+) -> Iterator[tuple[Advice, Question, Step]]:
+    """The levers that are worth it for this way, each on top of those before."""
+    now = step(hardware, WAYS[way], question)
+    for built, choices in levers:
+        found = _better(hardware, way, question, now, choices)
+        if found is None:
+            continue
+        better, priced = found
+        changed = [lever for lever, field in _FIELDS.items() if getattr(better, field) != getattr(question, field)]
+        value = ", ".join(_value_text(lever, getattr(better, _FIELDS[lever])) for lever in changed)
+        why = _why(now, priced)
+        if "schedule" in changed and better.strategy != "hierarchical":
+            why += "; today the runtime's table chooses"
+        yield Advice(" and ".join(changed), value, 1 - priced.seconds / now.seconds, built, why), better, priced
+        question, now = better, priced
+
+
+def _priced(hardware: Hardware, question: Question) -> dict[str, Step]:
+    names = [
+        *(["gloo"] if "gloo" in hardware.ways else []),
+        "plaintext",
+        "ringfence-unsealed",
+        "ringfence",
+        "hop-by-hop",
+    ]
+    return {name: step(hardware, WAYS[name], question) for name in names}
+
+
+_FIELDS: Final = {"schedule": "strategy", "bucket": "cap_mib", "threads": "threads"}
+
+
+def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list[dict[str, Any]]]]:
+    """In turn: whether it can be set today, and its positions. Schedules are looked for together with bucket sizes."""
+    yield True, [{"cap_mib": cap} for cap in CAPS]
+    yield False, [{"strategy": name, "cap_mib": cap} for name in FLAT for cap in CAPS]
+    if hierarchical_possible(hardware, question.workers):
+        yield False, [{"strategy": "hierarchical", "cap_mib": cap} for cap in CAPS]
+    per_worker = max(1.0, hardware["node", "cores"] / max(1.0, hardware["node", "workers"]))
+    # With more threads, other buckets may be best than those that were best with one.
+    counts = [count for count in THREADS if count <= per_worker]
+    yield False, [{"threads": count, "cap_mib": cap} for count in counts for cap in (question.cap_mib, *CAPS)]
+
+
+def _better(
+    hardware: Hardware, way: str, question: Question, now: Step, choices: list[dict[str, Any]]
+) -> tuple[Question, Step] | None:
+    """Of all within half a hundredth of the best, the one that changes least; if it saves enough at all."""
+    asked = [replace(question, **choice) for choice in choices]
+    priced = [(each, step(hardware, WAYS[way], each)) for each in asked]
+    least = min(each.seconds for _, each in priced)
+    near = [(each, found) for each, found in priced if found.seconds <= least * (1 + _WORTH / 2)]
+    chosen = min(
+        near, key=lambda pair: sum(getattr(pair[0], field) != getattr(question, field) for field in _FIELDS.values())
+    )
+    return chosen if chosen[1].seconds < now.seconds * (1 - _WORTH) else None
+
+
+def _spaced(hardware: Hardware, question: Question, now: Step) -> tuple[Question, Step] | None:
+    """Fewer synchronisations, if communication adds much more than is bearable even so."""
+    if now.exposed <= 2 * _BEARABLE * now.compute:
+        return None
+    wanted = now.communication.seconds / (_BEARABLE * now.compute)
+    every = min(_MOST_STEPS, 1 << math.ceil(math.log2(max(2.0, wanted))))
+    asked = replace(question, every=every)
+    return asked, step(hardware, WAYS["ringfence"], asked)
+
+
+def _value_text(lever: str, value: object) -> str:
+    if lever == "bucket":
+        return "DDP's default" if value is None else f"{value:g} MiB"
+    return str(value)
+
+
+def _why(before: Step, after: Step) -> str:
+    counts = f"{before.buckets} buckets become {after.buckets}; " if before.buckets != after.buckets else ""
+    return f"{counts}{before.communication.dominant} dominated, now {after.communication.dominant}"
+
+
+def sweep(hardware: Hardware, question: Question, workers: tuple[int, ...] = WORKERS) -> list[Plan]:
+    """The same question at other scales."""
+    return [plan(hardware, replace(question, workers=count)) for count in workers]

@@ -1,0 +1,205 @@
+"""The price of a training step: computing, the all-reduces of its buckets, and how much of the one hides the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.errors import ConfigurationError
+from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.models import Model
+from ringfence.lab.plan.price import FREE, Price, load, price
+from ringfence.lab.plan.traces import Trace, trace
+from ringfence.lab.plan.work import WAYS, Way, busiest, fitted_figures
+
+FLAT: Final = {
+    "ring": ScheduleId.ALL_REDUCE_RING,
+    "tree": ScheduleId.ALL_REDUCE_TREE,
+    "doubling": ScheduleId.ALL_REDUCE_DOUBLING,
+}
+STRATEGIES: Final = ("table", *FLAT, "hierarchical")
+_EVERYTHING: Final = 1 << 62  # a trace that is not cut
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: one training setting."""
+
+    model: Model
+    workers: int
+    cap_mib: float | None = None
+    bytes_each: int = 4
+    samples: int = 8  #       of the training data, for each worker and step
+    strategy: str = "table"
+    threads: int = 1  #       with which a worker seals; the runtime has one today
+    every: int = 1  #         synchronise once in so many steps
+    wire_bytes: int = 4  #    of an element on the wire; buckets are cut by `bytes_each`
+    compute_seconds: float | None = None  # what a step costs without communication, if known
+
+
+@dataclass(frozen=True)
+class Step:
+    """The answer: seconds a step, and what they are made of."""
+
+    seconds: float
+    compute: float
+    communication: Price  # of all buckets, were nothing hidden
+    buckets: int
+
+    @property
+    def exposed(self) -> float:
+        """What communication adds to the step."""
+        return self.seconds - self.compute
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """What the step is made of: its computing, and what was not hidden by term, in proportion."""
+        whole = self.communication.seconds
+        share = self.exposed / whole if whole else 0.0
+        return {"compute": self.compute, **{term: value * share for term, value in self.communication.terms.items()}}
+
+    @property
+    def dominant(self) -> str:
+        return max(self.terms, key=lambda term: self.terms[term])
+
+
+def step(hardware: Hardware, way: Way, question: Question) -> Step:
+    """The price of one training step, on average over `every` steps."""
+    compute = question.compute_seconds
+    if compute is None:
+        compute = question.model.step_flops(question.samples) / (
+            hardware["compute", "flops"] * hardware["compute", "utilisation"]
+        )
+    busy = bool(hardware["compute", "busy"])
+    made = trace(question.model, question.cap_mib, question.bytes_each, compute, busy, most_bytes=_EVERYTHING)
+    return replayed(hardware, way, made, question)
+
+
+def replayed(hardware: Hardware, way: Way, made: Trace, question: Question) -> Step:
+    """The price of a trace."""
+    shrunk = question.wire_bytes / question.bytes_each
+    prices = {
+        size: all_reduce(
+            hardware,
+            way,
+            question.strategy,
+            question.workers,
+            size * shrunk,
+            question.threads,
+            question.wire_bytes == 2,
+        )
+        for size in {size for size, _ in made.steps}
+    }
+    total = FREE
+    for size in prices:
+        total = total.plus(prices[size].times(sum(1 for each, _ in made.steps if each == size)))
+    compute = made.compute_seconds
+    if question.every > 1:  # nothing to hide behind: the step's end is waited for, once in `every` steps
+        return Step(compute + total.seconds / question.every, compute, total, len(made.steps))
+    seconds = _overlapped(hardware, way, made, prices, question.workers)
+    return Step(seconds, compute, total, len(made.steps))
+
+
+def _overlapped(hardware: Hardware, way: Way, made: Trace, prices: Mapping[int, Price], workers: int) -> float:
+    fitted = fitted_figures(hardware, way)
+    compute = made.compute_seconds
+    if hardware["crossing", "rate"] and not hardware["crossing", "overlap"] and way.name not in ("plaintext", "gloo"):
+        return compute + sum(prices[size].seconds for size, _ in made.steps)
+    ends: list[float] = []
+    ready = free = 0.0
+    for size, seconds in made.steps:
+        ready += seconds
+        begin = max(ready, free, ends[-way.at_once] if len(ends) >= way.at_once else 0.0)
+        free = begin + prices[size].work
+        ends.append(max(begin + prices[size].seconds, ends[-1] if ends else 0.0))
+    finished = max(compute, ends[-1] if ends else 0.0)
+    if not made.busy:
+        return compute + (finished - compute) * (fitted["tail"] if fitted else 1.0)
+    together = min(workers, max(1, int(hardware["node", "workers"])))
+    cores = max(1.0, hardware["node", "cores"])
+    computing = compute * min(1.0, cores / together) * together  # core seconds of the node: `compute` is as it was met
+    talking = sum(prices[size].cpu for size, _ in made.steps) * together
+    return max(finished, (computing + talking * (fitted["beside"] if fitted else 1.0)) / cores)
+
+
+@lru_cache(maxsize=4096)
+def all_reduce(
+    hardware: Hardware, way: Way, strategy: str, workers: int, whole: float, threads: int = 1, narrow: bool = False
+) -> Price:
+    """One all-reduce of a step: by the runtime's own choice (`table`), by a named schedule, or in two levels."""
+    if workers < 2:
+        return FREE
+    if way.name in ("gloo", "hop-by-hop"):
+        strategy = "ring"  # it is all they do
+    if strategy == "table":
+        found = choose(Collective.ALL_REDUCE, workers, 0, 0, int(whole), Table())
+        return _of_a_step(hardware, way, ScheduleId(found.identifier), workers, whole, threads, narrow)
+    if strategy in FLAT:
+        return _of_a_step(hardware, way, FLAT[strategy], workers, whole, threads, narrow)
+    if strategy == "hierarchical":
+        return _hierarchical(hardware, way, workers, whole, threads, narrow)
+    raise ConfigurationError(f"no strategy is called {strategy!r}: {', '.join(STRATEGIES)}")
+
+
+def _of_a_step(
+    hardware: Hardware,
+    way: Way,
+    identifier: ScheduleId,
+    workers: int,
+    whole: float,
+    threads: int,
+    narrow: bool,
+    per_node: int | None = None,
+) -> Price:
+    """Others are under way too, and a step goes through more memory than any cache holds."""
+    return price(hardware, way, identifier, workers, whole, threads, per_node, way.at_once, math.inf, narrow)
+
+
+def hierarchical_possible(hardware: Hardware, workers: int) -> bool:
+    """Whether there are two levels: several workers in a node, and only full nodes."""
+    together = int(hardware["node", "workers"])
+    return together > 1 and workers >= together and workers % together == 0
+
+
+def _hierarchical(hardware: Hardware, way: Way, workers: int, whole: float, threads: int, narrow: bool) -> Price:
+    """Composed of schedules that exist: reduce-scatter in each node, a ring for each part among nodes, all-gather in each node.
+
+    The runtime has no such schedule yet; this says whether it would be worth having.
+    """
+    if not hierarchical_possible(hardware, workers):
+        return all_reduce(hardware, way, "ring", workers, whole, threads, narrow)
+    together = int(hardware["node", "workers"])
+    inside = way if hardware["inside", "sealed"] else WAYS["plaintext" if way.sealed else way.name]
+    lone = _one_of(hardware, together)
+    outer = _of_a_step(lone, way, FLAT["ring"], workers // together, whole / together, threads, narrow)
+    if hardware["inside", "rate"]:
+        counted, _ = busiest(FLAT["ring"], together)
+        moved = load(inside, counted[0], whole)
+        wire = moved.sent / hardware["inside", "rate"]
+        latency = 2 * (together - 1) * hardware["inside", "latency"]
+        within = Price(wire + latency, {"wire": wire, "latency": latency}, "network", wire)
+    else:
+        local = _without_device(hardware)
+        scatter, gather = (
+            _of_a_step(local, inside, identifier, together, whole, threads, narrow, per_node=together)
+            for identifier in (ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
+        )
+        within = scatter.plus(gather)
+    return outer.plus(within)
+
+
+@lru_cache(maxsize=64)
+def _one_of(hardware: Hardware, together: int) -> Hardware:
+    """A worker's share of its node: what it has when all workers of a node talk to others at once."""
+    rate, cores = (hardware.figures[key].value / together for key in (("network", "rate"), ("node", "cores")))
+    memory = hardware.figures["memory", "rate"].value / together
+    return hardware.with_values(network_rate=rate, node_cores=max(1.0, cores), node_workers=1, memory_rate=memory)
+
+
+@lru_cache(maxsize=64)
+def _without_device(hardware: Hardware) -> Hardware:
+    return hardware.with_values(crossing_rate=0)

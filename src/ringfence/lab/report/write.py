@@ -1,0 +1,85 @@
+"""Makes the report of a study: reads it, draws what it has numbers for, writes the page."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ringfence.errors import ConfigurationError
+from ringfence.lab.report import choices, inside, overhead
+from ringfence.lab.report.figure import Builder, Figure, Missing
+from ringfence.lab.report.foretold import foretold
+from ringfence.lab.report.page import page
+from ringfence.lab.report.study import Study, read
+
+PAGE: Final = "report.html"
+FIGURES: Final = "figures"
+BUILDERS: Final[tuple[Builder, ...]] = (
+    overhead.models,
+    overhead.workers,
+    overhead.ways,
+    inside.stages,
+    choices.buckets,
+    choices.wires,
+    overhead.rates,
+    overhead.sizes,
+    inside.roofline,
+    foretold,
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and what could not be drawn."""
+
+    page: Path
+    figures: list[Figure]
+    missing: list[Missing]
+
+
+def figures_of(study: Study, say: Callable[[str], None]) -> list[Figure | Missing]:
+    """All figures in the order of the page."""
+    found: list[Figure | Missing] = []
+    for build in BUILDERS:
+        if build is foretold:
+            say("calibrating the planner with half of the cells to predict the other half")  # the one that takes long
+        found += build(study)
+    return found
+
+
+def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: None) -> Report:
+    """The report of the study in `source`, into `target`; `say` hears of each picture as it is drawn."""
+    found = read(source)
+    try:
+        from ringfence.lab.report.drawing import draw  # late: the rest of the package needs no matplotlib
+    except ImportError as error:
+        raise ConfigurationError(
+            f'pictures need matplotlib ({error}): python -m pip install "matplotlib>=3.10"'
+        ) from error
+    figures = figures_of(found, say)
+    drawn = [figure for figure in figures if isinstance(figure, Figure)]
+    folder = target / FIGURES
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures = {}
+        for figure in drawn:
+            say(f"drawing: {figure.title}")
+            pictures[figure.name] = draw(figure, folder)
+        _replace(target / PAGE, page(found, figures, pictures))
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the report to {target}: {error.strerror}") from error
+    missing = [figure for figure in figures if isinstance(figure, Missing)]
+    return Report(target / PAGE, drawn, missing)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all: somebody may have the old page open."""
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(aside, 0o644)
+    os.replace(aside, path)

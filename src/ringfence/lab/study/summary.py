@@ -1,0 +1,119 @@
+"""From tidy samples to one row for each cell and contender, one cell at a time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+
+from ringfence.lab.bench.names import BASELINE
+from ringfence.lab.study.bootstrap import FEWEST, interval, resolution
+from ringfence.lab.study.folder import Folder, digest_of, replaced
+from ringfence.lab.study.schema import (
+    MACHINES,
+    MADE_FROM,
+    ORIGIN_COLUMNS,
+    SETTING_COLUMNS,
+    STAGE_COLUMNS,
+    SUMMARY,
+    TIDY,
+    batch_of,
+    checked,
+    made_from,
+    opened,
+    origin,
+)
+
+SCORED: Final = 0.10  # cells in which Gloo reads more than this from itself are shown, not scored
+_BATCH: Final = 1_000
+_CHUNK: Final = 2_000
+
+Row = dict[str, Any]
+
+
+def summarise(folder: Folder) -> bool:
+    """Make the layer from the tidy one; whether there was anything to do."""
+    made = origin(digest_of([folder.tidy]))
+    if made_from(folder.summary, SUMMARY) == made and folder.summary_json.exists() and folder.machines.exists():
+        return False
+    source = opened(folder.tidy, TIDY)
+    machines = (source.metadata.metadata or {}).get(MACHINES, b"{}")
+    with replaced(folder.machines) as file:
+        file.write(json.dumps(json.loads(machines), indent=1).encode() + b"\n")
+    with (
+        replaced(folder.summary) as target,  # the last to be replaced: it says what all of the layer was made from
+        pq.ParquetWriter(target, SUMMARY, compression="zstd") as writer,
+        replaced(folder.summary_json) as text,
+    ):
+        before = b"[\n"
+        for rows in _chunks(_summarised(source)):
+            columns = {name: [row[name] for row in rows] for name in SUMMARY.names}
+            writer.write_batch(batch_of(columns, SUMMARY, str(folder.tidy)))
+            for row in rows:
+                text.write(before + json.dumps({name: row[name] for name in SUMMARY.names}).encode())
+                before = b",\n"
+        text.write(b"\n]\n" if before != b"[\n" else b"[]\n")
+        writer.add_key_value_metadata({MADE_FROM: made.encode(), MACHINES: machines})
+    return True
+
+
+def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while chunk := list(itertools.islice(rows, _CHUNK)):
+        yield chunk
+
+
+def _summarised(source: Any) -> Iterator[Row]:
+    for _, rows in itertools.groupby(_tidy_rows(source), key=lambda row: row["cell"]):
+        yield from summary_of(list(rows))
+
+
+def _tidy_rows(source: Any) -> Iterator[Row]:
+    for group in range(source.num_row_groups):  # one after the other: asked for all, Arrow reads ahead
+        for batch in source.iter_batches(batch_size=_BATCH, row_groups=[group]):
+            yield from checked(batch, TIDY, "the tidy layer").drop_columns(["run", "date"]).to_pylist()
+
+
+def summary_of(rows: Sequence[Row]) -> Iterator[Row]:
+    """What the rounds of one cell say, for each contender in the order in which they first come."""
+    by_contender: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        by_contender.setdefault(row["contender"], {})[row["round"]] = row
+    first, second = (by_contender.get(name, {}) for name in BASELINE)
+    both = first.keys() & second.keys()
+    gloo = {number: (first[number]["seconds"] + second[number]["seconds"]) / 2 for number in both}
+    if not gloo:
+        return  # without a round of the baseline there is nothing to compare with
+    order = sorted(gloo)
+    itself = resolution([first[n]["seconds"] for n in order], [second[n]["seconds"] for n in order])
+    for samples in by_contender.values():
+        rounds = [samples[number] for number in order if number in samples]
+        if rounds:
+            scored = itself <= SCORED and len(rounds) >= FEWEST
+            yield {**_line(rounds, gloo), "resolution": itself, "scored": scored}
+
+
+def _line(rounds: Sequence[Row], gloo: Mapping[int, float]) -> Row:
+    seconds = interval([row["seconds"] for row in rounds])
+    ratio = interval([row["seconds"] / gloo[row["round"]] for row in rounds])
+    return {
+        **{name: rounds[-1][name] for name in (*SETTING_COLUMNS, *ORIGIN_COLUMNS)},
+        "rounds": len(rounds),
+        "seconds": seconds.median,
+        "seconds_low": seconds.low,
+        "seconds_high": seconds.high,
+        "cpu_seconds": statistics.median(row["cpu_seconds"] for row in rounds),
+        "sent_bytes": statistics.median(row["sent_bytes"] for row in rounds),
+        "ratio": ratio.median,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        **{name: _mean([row[name] for row in rounds]) for name in STAGE_COLUMNS},
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
