@@ -11,8 +11,8 @@ from setuptools import Extension, setup
 STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 core = Extension(
-    "ringfence.runtime._core",
-    ["src/ringfence/runtime/_core.c"],
+    "ringfence.dataplane._core",
+    ["src/ringfence/dataplane/_core.c"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else [],
     py_limited_api=STABLE_ABI,
     extra_compile_args=[

@@ -14,8 +14,8 @@ from pathlib import Path
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
-SOURCES = ("src/ringfence/runtime/_core.c",)  # compiled, not installed
-BINARY = "ringfence/runtime/_core.abi3.so"
+SOURCES = ("src/ringfence/dataplane/_core.c",)  # compiled, not installed
+BINARY = "ringfence/dataplane/_core.abi3.so"
 INFORMATION = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
 
 

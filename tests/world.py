@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, Table, choose
 from ringfence.control import Abort, Bye, ControlMessage
+from ringfence.dataplane.request import CollectiveOperation, Operation
 from ringfence.keys import Secret
 from ringfence.link.frames import Call
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.group import Group
 from ringfence.runtime.introduction import Acquaintances
-from ringfence.runtime.operation import CollectiveOperation, Operation
 from ringfence.transport.memory import Pipe, Wires
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from ringfence import keys, metrics
 from ringfence.collectives import Table
+from ringfence.dataplane import choice, info
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
 from ringfence.log import LOGGER as _log
 from ringfence.log import announce
 from ringfence.rendezvous import warn_of_open_rendezvous
-from ringfence.runtime import core, plane
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.loop import Loop
 from ringfence.settings import Settings
@@ -64,7 +64,7 @@ class Session:
         if metrics_path is not None:
             self._metrics = metrics.MetricsFile(metrics_path, settings.run_id, self.engine, self.workers)
         if settings.stage_times:
-            core.stages(True)
+            choice.stages(True)
         self._announce(settings, member)
 
     def _begin(self, start: _Start, member: Membership, listener: socket.socket, outage: float) -> None:
@@ -98,7 +98,7 @@ class Session:
         """Rank 0 tells people what has formed."""
         size = member.world_size
         if member.rank == 0:
-            slow = "" if core.COMPILED else f"\nthe data plane is not the compiled one: {plane.why_not()}"
+            slow = "" if choice.COMPILED else f"\nthe data plane is not the compiled one: {info.why_not()}"
             announce(
                 f"{size} worker{'s' if size > 1 else ''}, run {settings.run_id}, generation "
                 f"{settings.generation}, epoch {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "

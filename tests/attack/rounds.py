@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from ringfence.backend.binding import dtype_code, even_parts, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, choose
+from ringfence.dataplane.request import POINT_TO_POINT, CollectiveOperation, Operation
 from ringfence.link.frames import Call
 from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.group import Group
-from ringfence.runtime.operation import POINT_TO_POINT, CollectiveOperation, Operation
 
 SECONDS = 10.0  # the operations' timeout
 LANES = 4  # so there are at most four ranks

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ringfence.admission.contact import Acquaintances
+from ringfence.dataplane.request import CollectiveOperation
 from ringfence.errors import AbortedError, AdmissionError, AuthenticationError, ProtocolError
 from ringfence.link.frames import Type
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
-from ringfence.runtime.operation import CollectiveOperation
 from ringfence.transport.memory import Pipe
 from tests.pure.contact_samples import LIES, Circle, Lie, circle
 from tests.world import World, all_reduce

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from ringfence.dataplane.request import Operation
 from ringfence.errors import AbortedError, CollectiveTimeoutError
 from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.link.showing import NO_GROUP, seal_showing
 from ringfence.runtime import gate
-from ringfence.runtime.operation import Operation
 from ringfence.transport.memory import MemoryStream, Pipe
 from tests.attack.test_first_contact import SIZE, added_up, honest
 from tests.pure.test_doorway import answer, settle

@@ -72,7 +72,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(built: Path, kind: str) -> N
     assert {"ringfence/py.typed", "ringfence/report/page.css", "ringfence/study/grids/default.toml"} <= names
     assert {"ringfence/admission/roots/amd-milan.pem", f"ringfence-{__version__}.dist-info/licenses/LICENSE"} <= names
     assert [name for name in names if name.endswith((".c", ".pyc")) or name.startswith(("tests/", "scripts/"))] == []
-    assert [name for name in names if name.endswith(".so")] == ["ringfence/runtime/_core.abi3.so"] * (
+    assert [name for name in names if name.endswith(".so")] == ["ringfence/dataplane/_core.abi3.so"] * (
         kind == "compiled"
     )
 
@@ -123,7 +123,7 @@ dist.init_process_group("ringfence", init_method=f"tcp://127.0.0.1:{sys.argv[2]}
 tensor = torch.arange(10_000.0)
 dist.all_reduce(tensor)
 import ringfence
-from ringfence.runtime import core
+from ringfence.dataplane import choice as core
 print(ringfence.__file__, core.COMPILED, torch.equal(tensor, 2 * torch.arange(10_000.0)))
 dist.destroy_process_group()
 """

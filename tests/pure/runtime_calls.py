@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, Table, choose
+from ringfence.dataplane.buffers import as_bytes
+from ringfence.dataplane.request import POINT_TO_POINT, CollectiveOperation
 from ringfence.link.frames import Call
 from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.group import Group
-from ringfence.runtime.memory import as_bytes
-from ringfence.runtime.operation import POINT_TO_POINT, CollectiveOperation
 from tests.world import World
 
 TABLES = {

@@ -15,25 +15,25 @@ import torch.distributed as dist
 
 from ringfence.collectives import Collective, ScheduleId, Table, build, choose
 from ringfence.collectives.schedule import Action, Buffer, Dependency, Step
+from ringfence.dataplane import buffers, choice, endpoint
+from ringfence.dataplane import execution as python_run
+from ringfence.dataplane.program import _heirs
 from ringfence.errors import ConfigurationError
 from ringfence.link.frames import FRAME_BYTES
 from ringfence.link.segments import segment_count
-from ringfence.runtime import core, ends, memory
-from ringfence.runtime import run as python_run
-from ringfence.runtime.program import _heirs
 from tests.world import World, all_reduce, broadcast
 
-if not core.COMPILED:
-    from ringfence.runtime import _core
+if not choice.COMPILED:
+    from ringfence.dataplane import _core
 else:
-    _core = core._compiled
+    _core = choice._compiled
 
 
 def test_it_is_what_this_installation_uses() -> None:
     if os.environ.get("RINGFENCE_CORE") == "python":
-        assert (core.End, core.Run, core.Pool) == (ends.End, python_run.Run, memory.Pool)
+        assert (choice.End, choice.Run, choice.Pool) == (endpoint.End, python_run.Run, buffers.Pool)
     else:
-        assert core.COMPILED and core.Run is _core.Run
+        assert choice.COMPILED and choice.Run is _core.Run
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_it_is_what_this_installation_uses() -> None:
     [("python", "False"), ("compiled", "True"), ("", "True"), ("fast", "it may be 'compiled' or 'python'")],
 )
 def test_the_environment_chooses(wanted: str, expected: str) -> None:
-    code = "from ringfence.runtime import core; print(core.COMPILED)"
+    code = "from ringfence.dataplane import choice; print(choice.COMPILED)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "RINGFENCE_CORE": wanted},
@@ -56,7 +56,7 @@ def test_one_that_was_built_for_other_frames_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(_core, "LAYOUT", (*_core.LAYOUT[:-1], FRAME_BYTES + 1))
     monkeypatch.delenv("RINGFENCE_CORE", raising=False)
     with pytest.raises(ConfigurationError, match="install again"):
-        core._load()
+        choice._load()
 
 
 def program(**changes: Any) -> Any:
@@ -218,7 +218,7 @@ def test_what_goes_to_several_is_sealed_once() -> None:
     schedule = choose(Collective.BROADCAST, 7, 0, 0, tensors[0].nbytes, table)
     children = sum(step.action is Action.SEND for step in schedule.steps)
     assert children > 1
-    assert root.origin.counter - before == (segments if core.COMPILED else segments * children)
+    assert root.origin.counter - before == (segments if choice.COMPILED else segments * children)
 
 
 def test_a_sum_that_is_only_passed_on_is_never_written_down() -> None:

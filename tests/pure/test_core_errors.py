@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ringfence.collectives.schedule import Action, Step
+from ringfence.dataplane import _core, buffers, endpoint
 from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES
-from ringfence.runtime import _core, ends, memory
 
 # -- sockets that others close -------------------------------------------------------------------------------------------
 
@@ -28,10 +28,10 @@ def reuse(number: int) -> tuple[socket.socket, socket.socket]:
     raise AssertionError("the number was not given out again")
 
 
-@pytest.mark.parametrize("plane", [_core.End, ends.End], ids=["compiled", "python"])
+@pytest.mark.parametrize("plane", [_core.End, endpoint.End], ids=["compiled", "python"])
 def test_a_frame_is_not_written_to_whoever_has_the_number_now(plane: Any) -> None:
     here, there = socket.socketpair()
-    end = plane(deque(), set(), _core.Pool() if plane is _core.End else memory.Pool())
+    end = plane(deque(), set(), _core.Pool() if plane is _core.End else buffers.Pool())
     end.stream, end.writable = here, True
     number = here.fileno()
     here.close()
@@ -134,10 +134,10 @@ def test_a_clock_that_is_neither_on_nor_off_is_an_error() -> None:
     assert set(_core.stages(False)) == {"seal", "open", "reduce", "send", "receive", "lock"}
 
 
-@pytest.mark.parametrize("plane", [_core.End, ends.End], ids=["compiled", "python"])
+@pytest.mark.parametrize("plane", [_core.End, endpoint.End], ids=["compiled", "python"])
 @pytest.mark.parametrize("moved", [-1, -7, 6, 1 << 62])
 def test_a_stream_that_sends_an_impossible_number_is_an_error(plane: Any, moved: int) -> None:
-    end = plane(deque(), set(), _core.Pool() if plane is _core.End else memory.Pool())
+    end = plane(deque(), set(), _core.Pool() if plane is _core.End else buffers.Pool())
     end.stream, end.writable = Stream(lambda data: moved), True
     end.put(memoryview(b"frame"))
     with pytest.raises(ValueError, match="a stream"):
@@ -285,9 +285,9 @@ def test_what_is_replaced_while_it_is_called_lives_until_it_returns(which: str) 
             _core.send(end)
 
 
-@pytest.mark.parametrize("plane", [_core.End, ends.End], ids=["compiled", "python"])
+@pytest.mark.parametrize("plane", [_core.End, endpoint.End], ids=["compiled", "python"])
 def test_a_frame_is_not_put_over_another(plane: Any) -> None:
-    end = plane(deque(), set(), _core.Pool() if plane is _core.End else memory.Pool())
+    end = plane(deque(), set(), _core.Pool() if plane is _core.End else buffers.Pool())
     end.put(memoryview(b"one"))
     with pytest.raises(RuntimeError, match="still being written"):
         end.put(memoryview(b"two"))

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from ringfence.collectives.schedule import Action, Step
+from ringfence.dataplane import _core, choice
 from ringfence.errors import AbortedError, PeerLostError, ProtocolError
 from ringfence.keys import GENERATION_SHIFT, SUSPICION_SECONDS, Secret
 from ringfence.link import seal
 from ringfence.link.seal import OriginKeys, Sealer
-from ringfence.runtime import _core, core
 from tests.world import World, all_reduce
 
 COUNT = 600_000
@@ -62,7 +62,7 @@ def test_an_interrupted_seal_never_leads_to_a_wrong_sum(monkeypatch: pytest.Monk
     for tensor, operation in zip(tensors, operations, strict=True):
         if operation.done and operation.error is None:
             assert bool(tensor.eq(111).all())
-    if core.COMPILED and calls >= when:
+    if choice.COMPILED and calls >= when:
         assert not all(operation.done for operation in operations)
 
 

@@ -19,11 +19,11 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from ringfence.backend.binding import Staging
 from ringfence.collectives import Collective
+from ringfence.dataplane import _core, buffers, choice
+from ringfence.dataplane.request import Operation
 from ringfence.errors import AbortedError, RingfenceError, TensorChangedError
 from ringfence.link import seal
 from ringfence.link.frames import Call
-from ringfence.runtime import _core, core, memory
-from ringfence.runtime.operation import Operation
 from tests.pure.runtime_calls import KINDS, TABLES, Bound, bind, transfer
 from tests.world import World, all_reduce, broadcast
 
@@ -160,7 +160,7 @@ def test_what_a_cipher_did_to_memory_that_went_meanwhile_leads_to_nothing(
     genuine, changed = getattr(owner, half), []
 
     def whose(view: memoryview) -> list[tuple[int, torch.Tensor]]:
-        at = memory.address_of(view) if len(view) else 0
+        at = buffers.address_of(view) if len(view) else 0
         return [each for each in tensors if each[1].data_ptr() <= at < each[1].data_ptr() + each[1].nbytes]
 
     def changing(self: Any, *arguments: Any) -> None:
@@ -319,12 +319,12 @@ def test_whoever_keeps_a_view_keeps_its_memory_or_nothing(profiler: Profiler) ->
             assert view[0] == view[0] and view[-1] == view[-1]  # the address sanitizer looks at this
             if not view.readonly:
                 view[0] = view[-1] = 0
-    assert not core.COMPILED or released > len(profiler.views) / 2, "views for the ciphers end with the call"
+    assert not choice.COMPILED or released > len(profiler.views) / 2, "views for the ciphers end with the call"
     assert not any(len(tensor) and bool(tensor.ne(tensor).any()) for tensor in profiler.tensors)
 
 
 def test_a_view_of_a_segment_outlives_it() -> None:
-    for pool in (_core.Pool(0), memory.Pool(0)):
+    for pool in (_core.Pool(0), buffers.Pool(0)):
         segment = pool.take()
         view = segment.view[10:20]
         view[:] = b"0123456789"
@@ -354,11 +354,11 @@ def test_a_segment_that_somebody_has_a_view_of_is_not_used_again() -> None:
 
 
 def test_a_view_of_a_tensor_keeps_its_memory() -> None:
-    view = memory.as_bytes(torch.full((COUNT,), 7, dtype=torch.uint8))[5:]
+    view = buffers.as_bytes(torch.full((COUNT,), 7, dtype=torch.uint8))[5:]
     gc.collect()
     assert bytes(view[:3]) == b"\7\7\7"
-    assert memory.lease_of(view) is not None
-    assert memory.lease_of(memoryview(bytearray(1))) is None
+    assert buffers.lease_of(view) is not None
+    assert buffers.lease_of(memoryview(bytearray(1))) is None
 
 
 def test_a_run_is_collected_with_the_views_that_it_holds() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.runtime import _core
+from ringfence.dataplane import _core
 
 TYPES = ("Segment", "Piece", "Pool", "Program", "End", "Run")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfence.collectives import Collective
+from ringfence.dataplane.request import Operation
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import (
     LINK_HELLO_SECONDS,
@@ -16,7 +17,6 @@ from ringfence.keys import (
 from ringfence.link.frames import Call
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, write_hello
 from ringfence.runtime.group import group_digest
-from ringfence.runtime.operation import Operation
 from ringfence.transport.memory import MemoryStream, Pipe
 from tests.pure.runtime_calls import everybody
 from tests.world import World

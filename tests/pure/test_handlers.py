@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from ringfence.dataplane.request import CollectiveOperation
 from ringfence.errors import ProtocolError
-from ringfence.runtime.operation import CollectiveOperation
 from tests.world import World, all_reduce
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ringfence.dataplane.request import CollectiveOperation, Operation
 from ringfence.errors import AuthenticationError, PeerLostError
 from ringfence.keys import (
     LINK_HELLO_SECONDS,
@@ -18,7 +19,6 @@ from ringfence.keys import (
 )
 from ringfence.link.frames import HOP_OVERHEAD
 from ringfence.link.hello import Hello, Lane
-from ringfence.runtime.operation import CollectiveOperation, Operation
 from ringfence.transport.memory import Pipe
 from tests.pure.runtime_calls import transfer
 from tests.pure.test_doorway import shake_hands

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ringfence.collectives import Buffer, Collective
+from ringfence.dataplane.request import PASS_BYTES
 from ringfence.keys import GENERATION_SHIFT, SEGMENT_BYTES
-from ringfence.runtime.operation import PASS_BYTES
 from tests.pure.runtime_calls import KINDS, TABLES, bind, everybody, operation
 from tests.world import World, all_reduce
 

@@ -7,6 +7,7 @@ import torch
 
 from ringfence.collectives import Collective
 from ringfence.control import Closed, ControlMessage
+from ringfence.dataplane.request import CollectiveOperation, Operation
 from ringfence.errors import (
     AbortedError,
     AuthenticationError,
@@ -18,7 +19,6 @@ from ringfence.errors import (
 )
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
-from ringfence.runtime.operation import CollectiveOperation, Operation
 from ringfence.transport.memory import Pipe
 from tests.pure.runtime_calls import TABLES, Bound, bind, everybody
 from tests.world import World, all_reduce, broadcast

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ringfence.dataplane.request import CollectiveOperation, first_look
 from ringfence.errors import CollectiveTimeoutError
-from ringfence.runtime.operation import CollectiveOperation, first_look
 from tests.pure.runtime_calls import transfer
 from tests.world import World, all_reduce
 

@@ -9,13 +9,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
 from ringfence.collectives import Collective, ScheduleId
+from ringfence.dataplane.request import DTYPES, POINT_TO_POINT, REDUCTIONS
 from ringfence.keys import Secret
 from ringfence.link.frames import HEADER_BYTES, HOP_BYTES, NO_ORIGIN, Call, Type, pack_header
 from ringfence.link.hello import Hello, Lane, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import OriginKeys, Sealer, instance_identifier
 from ringfence.link.showing import NO_GROUP, seal_showing
 from ringfence.runtime.group import group_digest
-from ringfence.runtime.operation import DTYPES, POINT_TO_POINT, REDUCTIONS
 
 NAME, RANKS = "default_pg", (0, 1, 2)
 GROUP = group_digest(NAME, RANKS)

@@ -12,9 +12,9 @@ import pytest
 
 from ringfence import keys
 from ringfence.collectives import Action, Collective, ScheduleId, Table, build
+from ringfence.dataplane.request import _SEGMENTS_OF_A_PASS, DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
 from ringfence.link.frames import FRAME_BYTES, Type
 from ringfence.link.segments import segment_bytes
-from ringfence.runtime.operation import _SEGMENTS_OF_A_PASS, DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
 
 SPEC = (Path(__file__).parents[2] / "spec" / "link.md").read_text()
 FLAT = " ".join(SPEC.split())

@@ -15,9 +15,9 @@ from ringfence.backend.binding import Staging, dtype_code, parts_of, reduction_o
 from ringfence.backend.default_backend import register_default_backend
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer, Collective, choose
+from ringfence.dataplane.request import CollectiveOperation, first_look
 from ringfence.errors import UnsupportedError
 from ringfence.link.frames import Call
-from ringfence.runtime.operation import CollectiveOperation, first_look
 from ringfence.session import Session
 
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ringfence.collectives import Buffer, Schedule
+from ringfence.dataplane.buffers import Lease, as_bytes, require_host
+from ringfence.dataplane.request import DTYPES, REDUCTIONS
 from ringfence.errors import UnsupportedError
-from ringfence.runtime.memory import Lease, as_bytes, require_host
-from ringfence.runtime.operation import DTYPES, REDUCTIONS
 
 _CODES = {getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)}
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.futures import Future
 
+from ringfence.dataplane.request import Operation
 from ringfence.runtime import stages
-from ringfence.runtime.operation import Operation
 
 _log = logging.getLogger("ringfence")
 _broken = False

@@ -13,10 +13,10 @@ from ringfence.backend.base import GroupBase, one
 from ringfence.backend.binding import Staging, dtype_code, parts_of
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer
+from ringfence.dataplane.request import POINT_TO_POINT
 from ringfence.errors import CollectiveTimeoutError
 from ringfence.link.frames import Call
 from ringfence.runtime.exchange import Transfer
-from ringfence.runtime.operation import POINT_TO_POINT
 
 _BARRIER_ARRIVE, _BARRIER_GO = -1, -2  # tags that no user can name
 

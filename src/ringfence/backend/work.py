@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from ringfence.dataplane.request import Operation
 from ringfence.errors import CollectiveTimeoutError, RingfenceError
 from ringfence.runtime.loop import Loop
-from ringfence.runtime.operation import Operation
 
 _log = logging.getLogger("ringfence")
 

@@ -207,14 +207,14 @@ def data_plane() -> Check:
     """Which one moves the bytes. The one in Python does the same, slower, and nothing else would tell."""
     name = "data plane"
     try:
-        from ringfence.runtime import core, plane
+        from ringfence.dataplane import choice, info
     except RingfenceError as error:
         return Check(name, str(error), None, False, "unset RINGFENCE_CORE, or install ringfence again")
     except (ImportError, RuntimeError) as error:  # RuntimeError is what torch raises when a plug-in of it fails
         return Check(name, f"unknown: torch or cryptography cannot be imported ({error})", None)
-    if core.COMPILED:
+    if choice.COMPILED:
         return Check(name, "compiled", "compiled", True)
-    return Check(name, f"not compiled: {plane.why_not()}", "python")
+    return Check(name, f"not compiled: {info.why_not()}", "python")
 
 
 # -- hardware -------------------------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from ringfence.errors import ConfigurationError
 
 def workers() -> None:
     """What every worker imports."""
-    from ringfence.runtime import plane
+    from ringfence.dataplane import info
 
     if find_spec("torch") is None:
         raise ConfigurationError(f"workers need torch: {torch_versions.INSTALL}")
-    plane.wanted()
+    info.wanted()
 
 
 def backend() -> None:

@@ -219,12 +219,12 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
 
 def _where_there_are_clocks(cells: list[Cell]) -> list[Cell]:
     """Without the profiled contender where it has no clocks to read: all others are worth having."""
-    from ringfence.runtime import plane
+    from ringfence.dataplane import info
 
     profiled = [cell for cell in cells if names.PROFILED in cell.settings["contenders"]]
-    if not profiled or plane.is_compiled():
+    if not profiled or info.is_compiled():
         return cells
-    _say(f"{names.PROFILED} is left out of {len(profiled)} cells: it needs the compiled data plane; {plane.why_not()}")
+    _say(f"{names.PROFILED} is left out of {len(profiled)} cells: it needs the compiled data plane; {info.why_not()}")
     return list({cell.name: cell for cell in (each.without(names.PROFILED) for each in cells)}.values())
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ringfence.collectives import Collective
-from ringfence.runtime.operation import POINT_TO_POINT
+from ringfence.dataplane.request import POINT_TO_POINT
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine

@@ -12,7 +12,7 @@ from ringfence.link.showing import NO_GROUP, seal_showing
 from ringfence.runtime.introduction import Incoming
 
 if TYPE_CHECKING:
-    from ringfence.runtime.ends import Stream
+    from ringfence.dataplane.endpoint import Stream
     from ringfence.runtime.engine import Engine
     from ringfence.runtime.links import Link
 

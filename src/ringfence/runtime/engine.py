@@ -18,6 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from ringfence.collectives import Table
 from ringfence.control import Abort, Bye, Closed, ControlMessage
+from ringfence.dataplane.choice import Pool
+from ringfence.dataplane.endpoint import Stream
+from ringfence.dataplane.request import POINT_TO_POINT, CollectiveOperation, Operation, first_look
 from ringfence.errors import (
     AbortedError,
     AdmissionError,
@@ -32,15 +35,12 @@ from ringfence.errors import (
 from ringfence.keys import OUTAGE_SECONDS, SUSPICION_SECONDS, Secret
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
-from ringfence.runtime.core import Pool
 from ringfence.runtime.counters import Totals, add_links
-from ringfence.runtime.ends import Stream
 from ringfence.runtime.exchange import Transfer
 from ringfence.runtime.gate import Gate
 from ringfence.runtime.group import Group
 from ringfence.runtime.introduction import Acquaintances
 from ringfence.runtime.links import Inbox, Link
-from ringfence.runtime.operation import POINT_TO_POINT, CollectiveOperation, Operation, first_look
 from ringfence.transport.fork import ALIVE
 from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tcp import refusal

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from ringfence.dataplane.buffers import lease_of
+from ringfence.dataplane.request import Operation, describe_call
 from ringfence.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError
 from ringfence.link.frames import (
     HEADER_BYTES,
@@ -29,8 +31,6 @@ from ringfence.link.frames import (
 from ringfence.link.hello import Lane
 from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime.links import Link, header_call
-from ringfence.runtime.memory import lease_of
-from ringfence.runtime.operation import Operation, describe_call
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine

@@ -14,8 +14,8 @@ from ringfence.runtime.introduction import Acquaintances, Introduction, Pair
 from ringfence.runtime.links import Inbox
 
 if TYPE_CHECKING:
+    from ringfence.dataplane.endpoint import Stream
     from ringfence.link.hello import Hello, LinkSecrets
-    from ringfence.runtime.ends import Stream
     from ringfence.runtime.engine import Engine
     from ringfence.runtime.group import Group
     from ringfence.runtime.links import Link

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from ringfence import keys
 from ringfence.collectives import Collective, choose
 from ringfence.collectives.schedule import Buffer
+from ringfence.dataplane.choice import Run, make_run
+from ringfence.dataplane.program import program
+from ringfence.dataplane.request import CollectiveOperation, Operation, describe_call
 from ringfence.errors import PeerLostError
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
 from ringfence.link.seal import OriginKeys, instance_identifier, wipe
-from ringfence.runtime.core import Run, make_run
 from ringfence.runtime.exchange import Postbox
 from ringfence.runtime.links import Inbox, Link, Outbox, header_call
-from ringfence.runtime.operation import CollectiveOperation, Operation, describe_call
-from ringfence.runtime.program import program
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
+from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, PeerLostError
 from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.hello import Lane
 from ringfence.link.seal import Opener
 from ringfence.link.showing import NO_GROUP, open_showing, seal_showing, showing_frame_bytes
-from ringfence.runtime.ends import Stream
 from ringfence.runtime.links import Link
 
 if TYPE_CHECKING:

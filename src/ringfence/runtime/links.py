@@ -11,6 +11,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from ringfence import keys
+from ringfence.dataplane import choice
+from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError
 from ringfence.link.frames import (
     HEADER_BYTES,
@@ -24,8 +26,6 @@ from ringfence.link.frames import (
     read_header,
 )
 from ringfence.link.hello import REPLY_BYTES, Hello, Lane, LinkSecrets
-from ringfence.runtime import core
-from ringfence.runtime.ends import Stream
 from ringfence.transport.outage import is_unanswered
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Link(core.End):
+class Link(choice.End):
     """One connection: the worker at its other end, and how it came to be."""
 
     lane = Lane.COLLECTIVE
@@ -246,7 +246,7 @@ class Outbox(Link):
         if self.lingering:
             self.linger()
         else:
-            core.send(self)
+            choice.send(self)
 
     def _hear_out(self) -> None:
         """The stream has ended. All may have been written, and read by nobody: only a goodbye says that nobody misses it."""
@@ -287,7 +287,7 @@ class Inbox(Link):
 
     def work(self) -> None:
         try:
-            frame = core.receive(self)
+            frame = choice.receive(self)
         except AuthenticationError as error:
             raise AuthenticationError(
                 f"{error} (from worker {self.worker}): it was changed, forged or replayed"

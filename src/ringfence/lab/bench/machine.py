@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ringfence
-from ringfence.runtime import plane
+from ringfence.dataplane import info
 
 _PACKAGES = ("ringfence", "torch", "cryptography", "pyOpenSSL", "transformers")
 _CODE = (".py", ".c", ".h", ".cpp", ".so")  # what is compiled counts too
@@ -31,7 +31,7 @@ def facts() -> dict[str, Any]:
         "openssl": _openssl(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "source": source_digest(),
-        **({} if plane.is_compiled() else {"data_plane": "python"}),  # its samples never stand beside compiled ones
+        **({} if info.is_compiled() else {"data_plane": "python"}),  # its samples never stand beside compiled ones
     }
 
 
@@ -52,9 +52,9 @@ def source_digest(without: Collection[str] = ()) -> str:
     """
     folder = Path(ringfence.__file__).parent
     state = hashlib.sha256()
-    files = (file for file in folder.rglob("*") if file.suffix in _CODE)
-    for file in sorted(file for file in files if file.relative_to(folder).parts[0] not in without):
-        state.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
+    files = (file.relative_to(folder) for file in folder.rglob("*") if file.suffix in _CODE)
+    for file in sorted(file for file in files if not any(file.is_relative_to(left_out) for left_out in without)):
+        state.update(str(file).encode() + b"\0" + (folder / file).read_bytes() + b"\0")
     return state.hexdigest()[:12]
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Any
 
+from ringfence.dataplane import choice, info
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench.names import STAGES
-from ringfence.runtime import core, plane
 from ringfence.runtime.engine import Engine
 from ringfence.session import Session
 
@@ -26,8 +26,8 @@ class Stages:
     """Nanoseconds by stage, between `start` and `stop`."""
 
     def __init__(self, network: Any) -> None:
-        if not core.COMPILED:
-            raise ConfigurationError(f"a profile needs the compiled data plane; {plane.why_not()}")
+        if not choice.COMPILED:
+            raise ConfigurationError(f"a profile needs the compiled data plane; {info.why_not()}")
         self._waited = 0
         self._poll = network.poll
         network.poll = self._timed_poll  # the loop polls this very object
@@ -41,10 +41,10 @@ class Stages:
 
     def start(self) -> None:
         self._waited = 0
-        core.stages(True)
+        choice.stages(True)
 
     def stop(self) -> dict[str, int]:
-        spent = {**core.stages(False), "wait": self._waited}
+        spent = {**choice.stages(False), "wait": self._waited}
         return {stage: spent[stage] for stage in STAGES}
 
 

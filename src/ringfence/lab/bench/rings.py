@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from ringfence.dataplane.buffers import as_bytes
 from ringfence.keys import IV_BYTES, KEY_BYTES, TAG_BYTES
-from ringfence.runtime.memory import as_bytes
 
 _WAIT: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _HANDSHAKE_SECONDS: Final = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ringfence.collectives.schedule import Action, Buffer, Dependency, Schedule, Step
-from ringfence.runtime.core import compile_program
+from ringfence.dataplane.choice import compile_program
 
 
 class Program(NamedTuple):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ringfence.link.frames import HEADER_BYTES, Type
 
 if TYPE_CHECKING:
+    from ringfence.dataplane.buffers import Pool, Segment
+    from ringfence.dataplane.execution import Run
     from ringfence.link.seal import Opener, Sealer
-    from ringfence.runtime.memory import Pool, Segment
-    from ringfence.runtime.run import Run
 
 _COUNTER_AT = 40  # where a forwarded frame's own counter stands in the header
 _COUNTER_END = 48

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ringfence.collectives.schedule import Action, Step
+from ringfence.dataplane.buffers import Segment, as_tensor, divide, lease_of
 from ringfence.errors import AuthenticationError
 from ringfence.keys import GENERATION_SHIFT, TAG_BYTES
 from ringfence.link.frames import (
@@ -27,15 +28,14 @@ from ringfence.link.frames import (
     pack_header_into,
 )
 from ringfence.link.segments import segment_bytes, segment_count
-from ringfence.runtime.memory import Segment, as_tensor, divide, lease_of
 
 if TYPE_CHECKING:
     import torch
 
+    from ringfence.dataplane.program import Program
+    from ringfence.dataplane.request import Operation
     from ringfence.link.seal import Opener, Sealer
     from ringfence.runtime.group import Group
-    from ringfence.runtime.operation import Operation
-    from ringfence.runtime.program import Program
 
 _HOP, _FORWARD = int(Type.HOP), int(Type.FORWARD)  # an enum's member costs a look-up for every frame
 

@@ -10,7 +10,7 @@ from ringfence.errors import ConfigurationError
 
 def is_compiled() -> bool:
     """Whether a worker that is started from here has the compiled data plane. Importing it would import torch."""
-    return os.environ.get("RINGFENCE_CORE") != "python" and find_spec("ringfence.runtime._core") is not None
+    return os.environ.get("RINGFENCE_CORE") != "python" and find_spec("ringfence.dataplane._core") is not None
 
 
 def wanted() -> str:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringfence.collectives import Collective, Schedule
 from ringfence.collectives.schedule import Buffer
+from ringfence.dataplane.buffers import Lease, address_of
+from ringfence.dataplane.program import Program, program
 from ringfence.errors import RingfenceError
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import Call
-from ringfence.runtime.memory import Lease, address_of
-from ringfence.runtime.program import Program, program
 
 if TYPE_CHECKING:
     import torch
 
-    from ringfence.runtime.run import Combine
+    from ringfence.dataplane.execution import Combine
 
 NEVER = float("inf")
 WAIT_WARNING_SECONDS = 60.0  # what an operation waits before people are told, or half its timeout if that is shorter

@@ -227,7 +227,7 @@ static PyType_Slot segment_slots[] = {
     {Py_tp_doc, "Room for one frame."},
     {0, NULL},
 };
-static PyType_Spec segment_spec = {"ringfence.runtime._core.Segment", sizeof(Segment), 0, MADE_HERE, segment_slots};
+static PyType_Spec segment_spec = {"ringfence.dataplane._core.Segment", sizeof(Segment), 0, MADE_HERE, segment_slots};
 
 /* A piece of a segment: what it exports is that piece, and it keeps the segment. */
 typedef struct {
@@ -251,7 +251,7 @@ static PyType_Slot piece_slots[] = {
     {Py_tp_doc, "A piece of a segment."},
     {0, NULL},
 };
-static PyType_Spec piece_spec = {"ringfence.runtime._core.Piece", sizeof(Piece), 0, MADE_HERE, piece_slots};
+static PyType_Spec piece_spec = {"ringfence.dataplane._core.Piece", sizeof(Piece), 0, MADE_HERE, piece_slots};
 
 /* A view of the place. It keeps the owner alive, and so does every view that somebody makes of it. */
 static PyObject *view_of(Place place) {
@@ -363,7 +363,7 @@ static PyType_Slot pool_slots[] = {
     {Py_tp_doc, "Segments that are used again; it keeps at most `most` idle ones."},
     {0, NULL},
 };
-static PyType_Spec pool_spec = {"ringfence.runtime._core.Pool", sizeof(Pool), 0, FIXED, pool_slots};
+static PyType_Spec pool_spec = {"ringfence.dataplane._core.Pool", sizeof(Pool), 0, FIXED, pool_slots};
 
 /* -- programs ------------------------------------------------------------------------------------------------------- */
 
@@ -548,7 +548,7 @@ static PyType_Slot program_slots[] = {
     {Py_tp_doc, "The steps of a schedule as numbers."},
     {0, NULL},
 };
-static PyType_Spec program_spec = {"ringfence.runtime._core.Program", sizeof(Program), 0, MADE_HERE, program_slots};
+static PyType_Spec program_spec = {"ringfence.dataplane._core.Program", sizeof(Program), 0, MADE_HERE, program_slots};
 
 /* -- one end of a link: the part that moves bytes -------------------------------------------------------------------- */
 
@@ -1001,7 +1001,7 @@ static PyType_Slot end_slots[] = {
     {Py_tp_doc, "One end of a link: the part that moves bytes."},
     {0, NULL},
 };
-static PyType_Spec end_spec = {"ringfence.runtime._core.End", sizeof(End), 0, FIXED | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+static PyType_Spec end_spec = {"ringfence.dataplane._core.End", sizeof(End), 0, FIXED | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
                                end_slots};
 
 /* -- runs ------------------------------------------------------------------------------------------------------------ */
@@ -1430,7 +1430,7 @@ static PyType_Slot run_slots[] = {
     {Py_tp_doc, "One pass: a program, the memory of each chunk, and how far each step has come."},
     {0, NULL},
 };
-static PyType_Spec run_spec = {"ringfence.runtime._core.Run", sizeof(Run), 0, FIXED | Py_TPFLAGS_HAVE_GC, run_slots};
+static PyType_Spec run_spec = {"ringfence.dataplane._core.Run", sizeof(Run), 0, FIXED | Py_TPFLAGS_HAVE_GC, run_slots};
 
 /* -- sealing ---------------------------------------------------------------------------------------------------------- */
 
@@ -2140,8 +2140,8 @@ static int import_used(State *state) {
         {&state->deque_type, "collections", "deque"},
         {&state->socket_type, "socket", "socket"},
         {&state->segment_bytes_of, "ringfence.link.segments", "segment_bytes"},
-        {&state->combine_bytes, "ringfence.runtime.memory", "combine_bytes"},
-        {&state->divide_bytes, "ringfence.runtime.memory", "divide_bytes"},
+        {&state->combine_bytes, "ringfence.dataplane.buffers", "combine_bytes"},
+        {&state->divide_bytes, "ringfence.dataplane.buffers", "divide_bytes"},
     };
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if ((*used[i].where = attribute(used[i].module, used[i].name)) == NULL)
@@ -2201,7 +2201,7 @@ static PyModuleDef_Slot core_slots[] = {{Py_mod_exec, core_exec}, {0, NULL}};
 
 static struct PyModuleDef core_module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "ringfence.runtime._core",
+    .m_name = "ringfence.dataplane._core",
     .m_doc = "The data plane in C.",
     .m_size = sizeof(State),
     .m_methods = core_methods,

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ringfence.collectives.schedule import Buffer
+from ringfence.dataplane import endpoint, execution, info
+from ringfence.dataplane.buffers import Pool as PythonPool
+from ringfence.dataplane.buffers import scratch
 from ringfence.errors import ConfigurationError
 from ringfence.keys import GENERATION_SHIFT, TAG_BYTES
 from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES, HOP_BYTES
-from ringfence.runtime import ends, plane, run
-from ringfence.runtime.memory import Pool as PythonPool
-from ringfence.runtime.memory import scratch
 
 if TYPE_CHECKING:
+    from ringfence.dataplane.program import Program
     from ringfence.runtime.group import Group
-    from ringfence.runtime.program import Program
 
 # What the compiled plane adds by itself; all else it leaves to torch. The numbers are those of _core.c.
 _ADDERS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 4, torch.bfloat16: 5}
@@ -30,11 +30,11 @@ _LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, GENERATION_SHIFT,
 
 
 def _load() -> Any:
-    wanted = plane.wanted()
+    wanted = info.wanted()
     if wanted == "python":
         return None
     try:
-        from ringfence.runtime import _core
+        from ringfence.dataplane import _core
     except ImportError as error:
         if wanted == "compiled":
             raise ConfigurationError(
@@ -53,11 +53,11 @@ _compiled = _load()
 COMPILED = _compiled is not None
 
 if TYPE_CHECKING or not COMPILED:
-    End = ends.End
+    End = endpoint.End
     Pool = PythonPool
-    Run = run.Run
-    send = ends.send
-    receive = ends.receive
+    Run = execution.Run
+    send = endpoint.send
+    receive = endpoint.receive
 else:
     End = _compiled.End
     Pool = _compiled.Pool
@@ -90,7 +90,7 @@ def make_run(
     call: bytes,
     parts: dict[Buffer, list[memoryview]],
     dtype: torch.dtype,
-    combine: run.Combine | None,
+    combine: execution.Combine | None,
     base: int,
     finished: Callable[[], None],
     keep: Any = None,

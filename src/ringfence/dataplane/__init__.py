@@ -1,0 +1,1 @@
+"""The data plane: programs made from schedules, their execution over sealed links, buffers and requests."""
