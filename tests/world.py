@@ -16,9 +16,9 @@ from ringfence.control import Abort, Bye, ControlMessage
 from ringfence.dataplane.request import CollectiveOperation, Operation
 from ringfence.keys import Secret
 from ringfence.link.frames import Call
+from ringfence.runtime.communicator import Group
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.group import Group
-from ringfence.runtime.introduction import Acquaintances
+from ringfence.runtime.peer_verification import Acquaintances
 from ringfence.transport.memory import Pipe, Wires
 
 

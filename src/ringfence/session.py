@@ -22,7 +22,7 @@ from ringfence.log import LOGGER as _log
 from ringfence.log import announce
 from ringfence.rendezvous import warn_of_open_rendezvous
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.loop import Loop
+from ringfence.runtime.progress import Loop
 from ringfence.settings import Settings
 from ringfence.transport.alarm import Alarm
 from ringfence.transport.fork import canary, closes_in_children, in_child

@@ -18,8 +18,8 @@ from ringfence.backend.binding import dtype_code, even_parts, parts_of, reductio
 from ringfence.collectives import Buffer, Collective, choose
 from ringfence.dataplane.request import POINT_TO_POINT, CollectiveOperation, Operation
 from ringfence.link.frames import Call
-from ringfence.runtime.exchange import Transfer
-from ringfence.runtime.group import Group
+from ringfence.runtime.communicator import Group
+from ringfence.runtime.point_to_point import Transfer
 
 SECONDS = 10.0  # the operations' timeout
 LANES = 4  # so there are at most four ranks

@@ -13,7 +13,7 @@ from ringfence.errors import AbortedError, CollectiveTimeoutError
 from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.link.showing import NO_GROUP, seal_showing
-from ringfence.runtime import gate
+from ringfence.runtime import acceptor
 from ringfence.transport.memory import MemoryStream, Pipe
 from tests.attack.test_first_contact import SIZE, added_up, honest
 from tests.pure.test_doorway import answer, settle
@@ -181,7 +181,7 @@ def test_time_for_the_proof_begins_when_the_dialler_has_shown_who_it_is() -> Non
 
 def test_a_crowd_does_not_displace_who_shows_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even one that replays a hello, as anybody can who has seen it on the wire."""
-    monkeypatch.setattr(gate, "LINK_PENDING", 2)
+    monkeypatch.setattr(acceptor, "LINK_PENDING", 2)
     world = World(SIZE, introduce=honest)
     stream, secrets = greet(world)
     frame = confirm(world, stream, secrets)
@@ -225,7 +225,7 @@ class Caller:
 
 def test_everybody_meets_everybody_through_narrow_doors(monkeypatch: pytest.MonkeyPatch) -> None:
     """All introduce themselves to all at once, proofs take many writes, and a doorway has room for two strangers."""
-    monkeypatch.setattr(gate, "LINK_PENDING", 2)
+    monkeypatch.setattr(acceptor, "LINK_PENDING", 2)
     world = World(SIZE, capacity=600, introduce=honest)
     callers: list[Any] = []
     for each in world.engines:

@@ -13,8 +13,8 @@ from ringfence.collectives import Buffer, Collective, Table, choose
 from ringfence.dataplane.buffers import as_bytes
 from ringfence.dataplane.request import POINT_TO_POINT, CollectiveOperation
 from ringfence.link.frames import Call
-from ringfence.runtime.exchange import Transfer
-from ringfence.runtime.group import Group
+from ringfence.runtime.communicator import Group
+from ringfence.runtime.point_to_point import Transfer
 from tests.world import World
 
 TABLES = {

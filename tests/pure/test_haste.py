@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.runtime.haste import Haste, keep_timers_exact
+from ringfence.runtime.gil_switch import Haste, keep_timers_exact
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
 from ringfence.link.hello import Hello, LinkSecrets
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.loop import Loop, _Waker
+from ringfence.runtime.progress import Loop, _Waker
 from ringfence.transport.tcp import TcpNetwork
 from tests.held import fingerprints, keys_held
 from tests.pure.runtime_calls import transfer

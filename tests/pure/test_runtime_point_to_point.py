@@ -11,7 +11,7 @@ from ringfence.collectives import Collective
 from ringfence.errors import AbortedError, AuthenticationError, MismatchError, PeerLostError, ProtocolError
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import Type
-from ringfence.runtime.exchange import Exchange, Transfer
+from ringfence.runtime.point_to_point import Exchange, Transfer
 from tests.pure.runtime_calls import bind, transfer
 from tests.world import World
 

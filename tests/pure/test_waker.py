@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ringfence.runtime.loop import _Waker
+from ringfence.runtime.progress import _Waker
 
 
 def test_it_is_not_closed_while_another_thread_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ringfence.link.frames import HEADER_BYTES, HOP_BYTES, NO_ORIGIN, Call, Type
 from ringfence.link.hello import Hello, Lane, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import OriginKeys, Sealer, instance_identifier
 from ringfence.link.showing import NO_GROUP, seal_showing
-from ringfence.runtime.group import group_digest
+from ringfence.runtime.communicator import group_digest
 
 NAME, RANKS = "default_pg", (0, 1, 2)
 GROUP = group_digest(NAME, RANKS)

@@ -16,7 +16,7 @@ from ringfence.collectives import Buffer
 from ringfence.dataplane.request import POINT_TO_POINT
 from ringfence.errors import CollectiveTimeoutError
 from ringfence.link.frames import Call
-from ringfence.runtime.exchange import Transfer
+from ringfence.runtime.point_to_point import Transfer
 
 _BARRIER_ARRIVE, _BARRIER_GO = -1, -2  # tags that no user can name
 

@@ -24,7 +24,7 @@ from torch.futures import Future
 
 from ringfence.dataplane.request import Operation
 from ringfence.errors import CollectiveTimeoutError, RingfenceError
-from ringfence.runtime.loop import Loop
+from ringfence.runtime.progress import Loop
 
 _log = logging.getLogger("ringfence")
 

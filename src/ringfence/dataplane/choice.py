@@ -21,7 +21,7 @@ from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES, HOP_BYTES
 
 if TYPE_CHECKING:
     from ringfence.dataplane.program import Program
-    from ringfence.runtime.group import Group
+    from ringfence.runtime.communicator import Group
 
 # What the compiled plane adds by itself; all else it leaves to torch. The numbers are those of _core.c.
 _ADDERS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 4, torch.bfloat16: 5}

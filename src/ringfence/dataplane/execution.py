@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ringfence.dataplane.program import Program
     from ringfence.dataplane.request import Operation
     from ringfence.link.seal import Opener, Sealer
-    from ringfence.runtime.group import Group
+    from ringfence.runtime.communicator import Group
 
 _HOP, _FORWARD = int(Type.HOP), int(Type.FORWARD)  # an enum's member costs a look-up for every frame
 

@@ -35,12 +35,12 @@ from ringfence.errors import (
 from ringfence.keys import OUTAGE_SECONDS, SUSPICION_SECONDS, Secret
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
+from ringfence.runtime.acceptor import Gate
+from ringfence.runtime.communicator import Group
+from ringfence.runtime.connection import Inbox, Link
 from ringfence.runtime.counters import Totals, add_links
-from ringfence.runtime.exchange import Transfer
-from ringfence.runtime.gate import Gate
-from ringfence.runtime.group import Group
-from ringfence.runtime.introduction import Acquaintances
-from ringfence.runtime.links import Inbox, Link
+from ringfence.runtime.peer_verification import Acquaintances
+from ringfence.runtime.point_to_point import Transfer
 from ringfence.transport.fork import ALIVE
 from ringfence.transport.outage import is_unanswered
 from ringfence.transport.tcp import refusal

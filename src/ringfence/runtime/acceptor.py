@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, cast
 
 from ringfence.errors import AuthenticationError, ProtocolError, RingfenceError
 from ringfence.keys import LINK_PENDING, LINK_PENDING_PER_ADDRESS
-from ringfence.runtime.doorway import Doorway
-from ringfence.runtime.introduction import Acquaintances, Introduction, Pair
-from ringfence.runtime.links import Inbox
+from ringfence.runtime.connection import Inbox
+from ringfence.runtime.peer_verification import Acquaintances, Introduction, Pair
+from ringfence.runtime.pending import Doorway
 
 if TYPE_CHECKING:
     from ringfence.dataplane.endpoint import Stream
     from ringfence.link.hello import Hello, LinkSecrets
+    from ringfence.runtime.communicator import Group
+    from ringfence.runtime.connection import Link
     from ringfence.runtime.engine import Engine
-    from ringfence.runtime.group import Group
-    from ringfence.runtime.links import Link
 
 
 class Gate:

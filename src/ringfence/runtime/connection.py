@@ -29,8 +29,8 @@ from ringfence.link.hello import REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.transport.outage import is_unanswered
 
 if TYPE_CHECKING:
+    from ringfence.runtime.communicator import Group
     from ringfence.runtime.engine import Engine
-    from ringfence.runtime.group import Group
 
 
 _log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from ringfence.errors import PeerLostError
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
 from ringfence.link.seal import OriginKeys, instance_identifier, wipe
-from ringfence.runtime.exchange import Postbox
-from ringfence.runtime.links import Inbox, Link, Outbox, header_call
+from ringfence.runtime.connection import Inbox, Link, Outbox, header_call
+from ringfence.runtime.point_to_point import Postbox
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine

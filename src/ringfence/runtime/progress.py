@@ -21,9 +21,9 @@ from ringfence.control import ControlEdge
 from ringfence.dataplane.request import Operation
 from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
+from ringfence.runtime.connection import Inbox
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.haste import Haste, keep_timers_exact
-from ringfence.runtime.links import Inbox
+from ringfence.runtime.gil_switch import Haste, keep_timers_exact
 from ringfence.transport.fork import closes_in_children, in_child, leaves_to_children
 from ringfence.transport.outage import Handler, OutageWatch
 from ringfence.transport.tcp import TcpNetwork

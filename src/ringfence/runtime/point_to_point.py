@@ -30,11 +30,11 @@ from ringfence.link.frames import (
 )
 from ringfence.link.hello import Lane
 from ringfence.link.segments import segment_bytes, segment_count
-from ringfence.runtime.links import Link, header_call
+from ringfence.runtime.connection import Link, header_call
 
 if TYPE_CHECKING:
+    from ringfence.runtime.communicator import Group
     from ringfence.runtime.engine import Engine
-    from ringfence.runtime.group import Group
 
 
 class Transfer(Operation):

@@ -9,12 +9,12 @@ from ringfence import keys
 from ringfence.errors import AdmissionError, AuthenticationError, PeerLostError
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, Hello, Lane, LinkSecrets, read_hello
 from ringfence.link.showing import NO_GROUP, seal_showing
-from ringfence.runtime.introduction import Incoming
+from ringfence.runtime.peer_verification import Incoming
 
 if TYPE_CHECKING:
     from ringfence.dataplane.endpoint import Stream
+    from ringfence.runtime.connection import Link
     from ringfence.runtime.engine import Engine
-    from ringfence.runtime.links import Link
 
 
 class Doorway:

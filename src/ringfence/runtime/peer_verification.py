@@ -17,11 +17,11 @@ from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.hello import Lane
 from ringfence.link.seal import Opener
 from ringfence.link.showing import NO_GROUP, open_showing, seal_showing, showing_frame_bytes
-from ringfence.runtime.links import Link
+from ringfence.runtime.connection import Link
 
 if TYPE_CHECKING:
+    from ringfence.runtime.communicator import Group
     from ringfence.runtime.engine import Engine
-    from ringfence.runtime.group import Group
 
 
 _T = TypeVar("_T")
