@@ -14,9 +14,9 @@ import time
 
 import torch
 
-from ringfence.admission.contact import Acquaintances
+from ringfence.admission.peer_verification import Acquaintances
 from ringfence.lab.bench.machine import facts
-from ringfence.transport.memory import Pipe
+from ringfence.transport.in_memory import Pipe
 from tests.pure.contact_samples import TECHNOLOGIES, Technology, circle
 from tests.world import World, broadcast
 

@@ -15,7 +15,7 @@ import torch
 
 from ringfence.collectives import Action, ScheduleId, build
 from ringfence.lab.bench.machine import facts
-from ringfence.transport.memory import Pipe
+from ringfence.transport.in_memory import Pipe
 from tests.world import World
 
 

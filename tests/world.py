@@ -19,7 +19,7 @@ from ringfence.link.frames import Call
 from ringfence.runtime.communicator import Group
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.peer_verification import Acquaintances
-from ringfence.transport.memory import Pipe, Wires
+from ringfence.transport.in_memory import Pipe, Wires
 
 
 class MemoryEdge:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.messages import Failure, Frames, Message, encode
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.transport.outage import is_unanswered
@@ -40,16 +40,16 @@ class Abort:
     def __post_init__(self) -> None:
         if not 0 <= self.reporter < _NOBODY or not -1 <= self.suspect < _NOBODY or not 0 <= self.code <= 0xFF:
             raise ProtocolError("an abort of the wrong form")
-        object.__setattr__(self, "pending", wire.escape(self.pending, keys.ABORT_TEXT_BYTES))
-        object.__setattr__(self, "text", wire.escape(self.text, keys.ABORT_TEXT_BYTES))
+        object.__setattr__(self, "pending", encoding.escape(self.pending, keys.ABORT_TEXT_BYTES))
+        object.__setattr__(self, "text", encoding.escape(self.text, keys.ABORT_TEXT_BYTES))
 
     def body(self) -> bytes:
         suspect = _NOBODY if self.suspect < 0 else self.suspect
-        numbers = wire.number(self.reporter, 4) + wire.number(suspect, 4) + wire.number(self.code, 1)
-        return numbers + wire.text(self.pending) + wire.text(self.text)
+        numbers = encoding.number(self.reporter, 4) + encoding.number(suspect, 4) + encoding.number(self.code, 1)
+        return numbers + encoding.text(self.pending) + encoding.text(self.text)
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Abort:
+    def read(cls, reader: encoding.Reader) -> Abort:
         reporter, suspect, code = reader.number(4), reader.number(4), reader.number(1)
         pending, text = reader.text(keys.ABORT_TEXT_BYTES), reader.text(keys.ABORT_TEXT_BYTES)
         return cls(reporter, -1 if suspect == _NOBODY else suspect, code, pending, text)
@@ -64,10 +64,10 @@ class Bye:
     rank: int
 
     def body(self) -> bytes:
-        return wire.number(self.rank, 4)
+        return encoding.number(self.rank, 4)
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Bye:
+    def read(cls, reader: encoding.Reader) -> Bye:
         return cls(reader.number(4))
 
 

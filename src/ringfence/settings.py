@@ -39,13 +39,13 @@ from pathlib import Path
 from typing import Final
 
 from ringfence import keys
+from ringfence.admission.encoding import is_printable
 from ringfence.admission.entry import GENERATION_BYTES, HOST_BYTES, RUN_ID_BYTES
-from ringfence.admission.proofs import catalogue
+from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.certificate import Credential, read_credential
-from ringfence.admission.wire import is_printable
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.file import PolicyFile
-from ringfence.policy.table import POLICY_BYTES
+from ringfence.policy.policy_file import PolicyFile
+from ringfence.policy.toml_table import POLICY_BYTES
 
 PREFIX: Final = "RINGFENCE_"
 _NEAR: Final = 0.88  # likeness of a misspelt prefix: one letter is wrong, missing or too many
@@ -314,7 +314,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
         raise PolicyError(
             f"cannot read the policy {name}: {error.strerror}; `ringfence policy new` makes one"
         ) from error
-    return catalogue.read(text, read, name)
+    return kinds.read(text, read, name)
 
 
 def _read_unshared(path: Path, limit: int) -> bytes:

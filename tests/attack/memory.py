@@ -12,7 +12,7 @@ from ringfence.collectives import Table
 from ringfence.errors import AbortedError, MismatchError, RingfenceError
 from ringfence.keys import Secret
 from ringfence.link.frames import FORWARD_OVERHEAD
-from ringfence.transport.memory import Pipe
+from ringfence.transport.in_memory import Pipe
 from tests.attack.rounds import KINDS, Round, Watched, submit
 from tests.attack.seat import Attack, Recording, Seat, Strike
 from tests.attack.units import Wire

@@ -31,7 +31,7 @@ from ringfence.admission.messages import (
 from ringfence.admission.tree import Phase, Terms, Tree
 from ringfence.control import Abort, Closed, ControlMessage
 from ringfence.errors import AdmissionError
-from ringfence.join import climb
+from ringfence.join import loop
 from ringfence.join.parent import AddressBook
 from ringfence.runtime.engine import ABORT_CODES
 from ringfence.settings import Settings
@@ -183,7 +183,7 @@ def test_an_admitted_worker_that_stalls_ends_the_join_at_its_deadline(rank: int,
 
 def test_a_worker_that_came_late_and_stalls_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 has said that rank 1 is missing; then it comes, gets the roster, and does not acknowledge it."""
-    monkeypatch.setattr(climb, "_REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(loop, "_REPORT_SECONDS", 0.05)
     with victim(0, timeout=2.0) as (world, connect):
         credentials = Credentials()
         connection = connect()

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ringfence.admission.contact import Acquaintances
+from ringfence.admission.peer_verification import Acquaintances
 from ringfence.dataplane.request import CollectiveOperation
 from ringfence.errors import AbortedError, AdmissionError, AuthenticationError, ProtocolError
 from ringfence.link.frames import Type
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
-from ringfence.transport.memory import Pipe
+from ringfence.transport.in_memory import Pipe
 from tests.pure.contact_samples import LIES, Circle, Lie, circle
 from tests.world import World, all_reduce
 

@@ -18,7 +18,7 @@ from ringfence.collectives import Table
 from ringfence.errors import AuthenticationError
 from ringfence.keys import Secret
 from ringfence.link.frames import HEADER_BYTES, TAG_BYTES, Type
-from ringfence.transport.memory import Pipe
+from ringfence.transport.in_memory import Pipe
 from tests.attack.units import Kind, Tape
 from tests.world import World, broadcast
 

@@ -8,7 +8,7 @@ import torch
 from ringfence import keys
 from ringfence.collectives import Table
 from ringfence.link.frames import HEADER_BYTES, Type
-from ringfence.transport.memory import Pipe
+from ringfence.transport.in_memory import Pipe
 from tests.attack.units import Kind, Tape
 from tests.world import World, broadcast
 

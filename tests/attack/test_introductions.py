@@ -11,10 +11,10 @@ import torch
 from ringfence.dataplane.request import Operation
 from ringfence.errors import AbortedError, CollectiveTimeoutError
 from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES
+from ringfence.link.evidence_frame import NO_GROUP, seal_showing
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
-from ringfence.link.showing import NO_GROUP, seal_showing
 from ringfence.runtime import acceptor
-from ringfence.transport.memory import MemoryStream, Pipe
+from ringfence.transport.in_memory import MemoryStream, Pipe
 from tests.attack.test_first_contact import SIZE, added_up, honest
 from tests.pure.test_doorway import answer, settle
 from tests.world import World

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ringfence.admission.proofs import catalogue
+from ringfence.admission.proofs import kinds
 from ringfence.settings import Settings
 from tests.process.join_world import SECRET, MemoryStore, World
 
@@ -17,7 +17,7 @@ def no_files(path: str, limit: int) -> bytes:
 
 def settings(least: int) -> Settings:
     text = f"version = 1\nmin_workers = {least}\n[[admit]]\n[admit.secret]\n"
-    return Settings(SECRET, policy=catalogue.read(text.encode(), no_files), **ONE_RUN)  # type: ignore[arg-type]
+    return Settings(SECRET, policy=kinds.read(text.encode(), no_files), **ONE_RUN)  # type: ignore[arg-type]
 
 
 def halves(least: int, sizes: tuple[int, ...] = (2, 2)) -> list[World]:

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from ringfence import keys
 from ringfence.admission.binding import Binding, proof_digest
-from ringfence.admission.contact import Acquaintances, Showing
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.messages import Acknowledge, Entries, Go, Welcome
+from ringfence.admission.peer_verification import Acquaintances, Showing
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
 from ringfence.admission.roster import Roster

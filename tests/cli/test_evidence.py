@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.admission.proofs import catalogue, golden, nvidia, snp, tdx
+from ringfence.admission.proofs import kinds, nvidia, reference_values, snp, tdx
 from ringfence.admission.proofs.tdx_collateral import Collateral
 from ringfence.cli import main
 from ringfence.cli.evidence import collect
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import collateral
-from ringfence.evidence.file import FILE_BYTES, Held, read
+from ringfence.evidence.evidence_file import FILE_BYTES, Held, read
 from ringfence.keys import PROOF_LIMIT_BYTES
 from tests.cli.command import ringfence
 from tests.fake_tsm import Kernel
@@ -138,7 +138,7 @@ def test_what_is_measured_from_gpus_is_a_file_of_golden_values(
     code, measured = run(capsys, "measure", path)
     assert code == 0
     assert re.match(r"# evidence of \d NVIDIA devices?, verified\n", measured)
-    values = golden.read(measured.encode(), "measured")
+    values = reference_values.read(measured.encode(), "measured")
     claims = nvidia.verify_report(nvidia_records.serialized(file)[0].gpu, read_held(path).nonce, nvidia_records.NOW)
     values.compare(claims.firmware_id, claims.measurements)
     assert run(capsys, "verify", path)[0] == 0
@@ -428,5 +428,5 @@ def test_a_judge_made_from_a_policy_has_the_pinned_roots(tmp_path: Path, capsys:
     policy = policy_from(measured, tmp_path)
     code, output = run(capsys, "verify", str(tmp_path / "quote"), "--policy", str(policy))
     assert (code, "does not verify" in output) == (1, True)
-    assert catalogue.KINDS["tdx"].verifier is tdx.TdxVerifier
-    assert catalogue.KINDS["snp"].verifier is snp.SnpVerifier
+    assert kinds.KINDS["tdx"].verifier is tdx.TdxVerifier
+    assert kinds.KINDS["snp"].verifier is snp.SnpVerifier

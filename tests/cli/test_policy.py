@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from ringfence.admission.proofs import catalogue, snp_chain
+from ringfence.admission.proofs import kinds, snp_chain
 from ringfence.cli.templates import TABLES
 from ringfence.errors import PolicyError
 from ringfence.settings import load_policy
@@ -33,7 +33,7 @@ CERTIFICATE = 'version = 1\n[[admit]]\n[admit.certificate]\nca = "ca.pem"\nids =
 
 
 def test_there_is_a_template_for_every_kind_of_proof() -> None:
-    assert list(TABLES) == list(catalogue.KINDS)
+    assert list(TABLES) == list(kinds.KINDS)
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -86,7 +86,7 @@ def test_a_policy_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_check_prints_the_digest_that_workers_compare(tmp_path: Path) -> None:
     write(tmp_path, CERTIFICATE + "[[admit]]\n[admit.secret]\n")
-    digest = catalogue.digest_of(load_policy(tmp_path / "policy.toml")).hex()
+    digest = kinds.digest_of(load_policy(tmp_path / "policy.toml")).hex()
     done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 0
     assert f"digest     {digest[:16]} {digest[16:]}" in done.stdout

@@ -6,7 +6,7 @@ from functools import cache
 
 from ringfence import keys
 from ringfence.admission.binding import PREIMAGE_BYTES
-from ringfence.admission.contact import Acquaintances, Showing
+from ringfence.admission.peer_verification import Acquaintances, Showing
 from ringfence.errors import AdmissionError
 from tests.fuzz.target import Target
 from tests.pure.admission_samples import fixed_bytes

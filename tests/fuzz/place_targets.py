@@ -13,7 +13,7 @@ from ringfence.admission.entry import HOST_BYTES, format_address
 from ringfence.collectives import Collective, Table, choose
 from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError
 from ringfence.join.parent import AddressBook
-from ringfence.link import frames, showing
+from ringfence.link import evidence_frame, frames
 from ringfence.link.seal import Opener, Sealer
 from ringfence.settings import parse_address
 from ringfence.transport.tls import Credentials, Tls, _self_signed
@@ -100,17 +100,17 @@ def _look_up(data: bytes) -> None:
 
 
 def _proof_frames() -> list[bytes]:
-    return [showing.seal_showing(Sealer(_CONNECTION_KEY), bytes(size)) for size in (0, 1, 300)]
+    return [evidence_frame.seal_showing(Sealer(_CONNECTION_KEY), bytes(size)) for size in (0, 1, 300)]
 
 
 def _read_proof_frame(data: bytes) -> None:
     """As a worker reads it: the header, then as many bytes as it says."""
     header = data[: frames.HEADER_BYTES].ljust(frames.HEADER_BYTES, b"\0")
-    length = showing.showing_frame_bytes(header)
+    length = evidence_frame.showing_frame_bytes(header)
     assert frames.HOP_OVERHEAD <= length <= keys.SHOWING_BYTES + frames.HOP_OVERHEAD
     frame = (header + data[frames.HEADER_BYTES :])[:length].ljust(length, b"\0")
-    shown = showing.open_showing(Opener(_CONNECTION_KEY), frame)
-    assert showing.seal_showing(Sealer(_CONNECTION_KEY), shown) == frame in _proof_frames()
+    shown = evidence_frame.open_showing(Opener(_CONNECTION_KEY), frame)
+    assert evidence_frame.seal_showing(Sealer(_CONNECTION_KEY), shown) == frame in _proof_frames()
 
 
 # -- the table of schedules, which rank 0 sends ---------------------------------------------------------------------

@@ -9,12 +9,12 @@ from functools import cache
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from ringfence.admission.proofs import catalogue, golden, jose, nvidia, snp, tdx, token
+from ringfence.admission.proofs import jose, kinds, nvidia, reference_values, snp, tdx, token
 from ringfence.admission.proofs.snp_revocation import RevocationList, check, objection
 from ringfence.admission.proofs.tdx_collateral import KEYS, Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.file import explain
-from ringfence.policy.table import parse
+from ringfence.policy.policy_file import explain
+from ringfence.policy.toml_table import parse
 from tests.certificates import Authority
 from tests.fuzz.target import Target
 from tests.pure import mint_token, nvidia_records, snp_mint, tdx_records
@@ -89,10 +89,10 @@ def _policies() -> list[bytes]:
 
 
 def _read_policy(data: bytes) -> None:
-    file = catalogue.read(data, _read)
-    assert len(catalogue.digest_of(file)) == 32
+    file = kinds.read(data, _read)
+    assert len(kinds.digest_of(file)) == 32
     assert all(line.isprintable() for line in explain(file))
-    assert catalogue.digest_of(catalogue.read(data, _read)) == catalogue.digest_of(file)
+    assert kinds.digest_of(kinds.read(data, _read)) == kinds.digest_of(file)
 
 
 @cache
@@ -122,12 +122,12 @@ def _read_table(data: bytes) -> None:
 def _golden() -> list[bytes]:
     records = (nvidia_records.RECORDED_HOPPER, nvidia_records.RECORDED_BLACKWELL)
     claims = [nvidia.verify_report(one.gpu, one.nonce, nvidia_records.NOW) for one in records]
-    return [golden.write(each.golden()).encode() for each in claims]
+    return [reference_values.write(each.golden()).encode() for each in claims]
 
 
 def _read_golden(data: bytes) -> None:
-    found = golden.read(data, "the file")
-    assert golden.read(golden.write(found).encode(), "the file") == found
+    found = reference_values.read(data, "the file")
+    assert reference_values.read(reference_values.write(found).encode(), "the file") == found
 
 
 def _key_sets() -> list[bytes]:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ringfence.admission.policy import Policy
-from ringfence.admission.proofs import catalogue
+from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
 from ringfence.errors import RingfenceError
 from ringfence.evidence import nvml
@@ -43,7 +43,7 @@ def main(folder: str, rank: str, world_size: str, seconds: str, how: str) -> dic
     root = root_in(Path(folder))
     settings = Settings.from_environment({"RINGFENCE_POLICY": str(Path(folder) / "policy.toml")})
     assert settings.policy is not None
-    policy = catalogue.policy_of(settings.policy, time.time, None)
+    policy = kinds.policy_of(settings.policy, time.time, None)
     if how != "pinned root":  # what a policy file leads to; all others judge by the same rules under the test's root
         ((_, rules),) = settings.policy.rules[0].proofs
         assert isinstance(rules, Rules)

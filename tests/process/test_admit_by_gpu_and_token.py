@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from ringfence.admission.proofs import golden, nvidia
+from ringfence.admission.proofs import nvidia, reference_values
 from tests.process.admitted_worker import ROOT, run_workers
 from tests.process.token_service import signer_in
 from tests.pure import mint_nvidia
@@ -34,7 +34,7 @@ def write_gpu_policy(folder: Path, top: mint_nvidia.Issuer) -> None:
     """It asks for two GPUs of one kind."""
     gpu = mint_nvidia.Device.under(top).gpu(bytes(32))
     claims = nvidia.verify_report(gpu, bytes(32), mint_nvidia.NOW, root=top.certificate)
-    (folder / "gpu.toml").write_text(golden.write(claims.golden()))
+    (folder / "gpu.toml").write_text(reference_values.write(claims.golden()))
     (folder / "policy.toml").write_text('version = 1\n[[admit]]\n[admit.nvidia]\ngolden = "gpu.toml"\ngpus = 2\n')
 
 

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from ringfence.admission.proofs import catalogue
+from ringfence.admission.proofs import kinds
 from tests.process.test_readme import MARKED, ROOT, environment
 from tests.pure import nvidia_records, snp_records, tdx_records
 
@@ -48,7 +48,7 @@ def test_the_policy_that_the_guide_shows_is_one() -> None:
     def no_file(path: str, limit: int) -> bytes:
         raise FileNotFoundError(2, "No such file", path)
 
-    assert catalogue.read(text.encode(), no_file).kinds == ("snp",)
+    assert kinds.read(text.encode(), no_file).kinds == ("snp",)
 
 
 def test_the_status_table_counts_what_is_recorded() -> None:

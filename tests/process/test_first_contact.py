@@ -18,7 +18,7 @@ import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ringfence import keys
-from ringfence.admission.contact import Acquaintances, Showing
+from ringfence.admission.peer_verification import Acquaintances, Showing
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import bundle, snp
 from ringfence.admission.proofs.secret import SharedSecret

@@ -22,10 +22,10 @@ from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.join import Membership, climb, join, listen
-from ringfence.join.climb import _Climb
+from ringfence.join import Membership, join, listen, loop
+from ringfence.join.loop import _Climb
 from ringfence.join.parent import AddressBook, Search
-from ringfence.join.policy import policy_of
+from ringfence.join.provers import policy_of
 from ringfence.join.refusals import Refusals
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
@@ -141,8 +141,8 @@ def test_a_worker_without_its_parent_says_so() -> None:
 
 def test_a_worker_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Two generations of one run: each looks for the other in a place of its own, until the deadline."""
-    monkeypatch.setattr(climb, "FIRST_WARNING", 0.3)
-    monkeypatch.setattr(climb, "NEXT_WARNING", 0.3)
+    monkeypatch.setattr(loop, "FIRST_WARNING", 0.3)
+    monkeypatch.setattr(loop, "NEXT_WARNING", 0.3)
     world = World(2, timeout=1.0)
     world.start([0, 1], {1: replace(Settings(SECRET), generation="1")})
     errors = [world.error(rank) for rank in (0, 1)]
@@ -166,7 +166,7 @@ def test_a_worker_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, capl
 def test_a_worker_that_has_its_neighbours_leaves_it_to_others_to_say_who_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(climb, "FIRST_WARNING", 1.0)
+    monkeypatch.setattr(loop, "FIRST_WARNING", 1.0)
     with World(3, timeout=2.0) as world:
         world.start([0, 1])
         world.finish()

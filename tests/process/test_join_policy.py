@@ -15,13 +15,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from ringfence.admission.proofs import catalogue
+from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.certificate import CertificateProver
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.evidence.nvml import Library
 from ringfence.evidence.tsm import KernelFiles
-from ringfence.join.policy import MAKERS, Machine, policy_of
+from ringfence.join.provers import MAKERS, Machine, policy_of
 from ringfence.settings import Settings, _check_unshared, load_credential, load_policy, new_secret_file
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.fake_tsm import Kernel
@@ -238,7 +238,7 @@ def test_each_kind_of_evidence_says_what_it_misses() -> None:
     ):
         with pytest.raises(ConfigurationError, match=says):
             MAKERS[kind](Settings(), None, None, machine)
-    assert set(MAKERS) == set(catalogue.KINDS)
+    assert set(MAKERS) == set(kinds.KINDS)
 
 
 # -- settings and files ---------------------------------------------------------------------------------------------

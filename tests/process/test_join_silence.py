@@ -22,7 +22,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from ringfence.errors import AdmissionError
-from ringfence.join import climb, join
+from ringfence.join import join, loop
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
 from tests.process.join_world import SECRET, MemoryStore, World
@@ -128,7 +128,7 @@ def test_a_driver_that_does_not_answer_ends_a_join_at_its_deadline(
     driver = Stuck(top)
     monkeypatch.setattr(pynvml, "nvmlLib", driver)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    monkeypatch.setattr(climb, "FIRST_WARNING", TIMEOUT / 4)
+    monkeypatch.setattr(loop, "FIRST_WARNING", TIMEOUT / 4)
     write_gpu_policy(tmp_path, top)
     world = World(2, timeout=TIMEOUT)
     started = time.monotonic()

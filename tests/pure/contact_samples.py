@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ringfence.admission.binding import Binding, Role, bind, proof_digest
-from ringfence.admission.contact import Acquaintances, Showing
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.messages import Hello
+from ringfence.admission.peer_verification import Acquaintances, Showing
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import snp, tdx, token
 from ringfence.admission.roster import Roster, seal

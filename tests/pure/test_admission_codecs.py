@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.entry import Entry
 from ringfence.admission.messages import HANDSHAKE, HEADER_BYTES, TREE, Frames, Message, decode, encode
 from ringfence.control import Abort, Bye
@@ -109,15 +109,15 @@ def test_another_version_is_refused_and_both_are_named() -> None:
 
 @given(st.text(max_size=80), st.integers(4, 60))
 def test_escaping_bounds_text_and_changes_it_once(value: str, limit: int) -> None:
-    escaped = wire.escape(value, limit)
+    escaped = encoding.escape(value, limit)
     assert len(escaped) <= limit
-    assert wire.is_printable(escaped) or escaped == ""
-    assert wire.escape(escaped, limit) == escaped
+    assert encoding.is_printable(escaped) or escaped == ""
+    assert encoding.escape(escaped, limit) == escaped
 
 
 @given(texts(0, 40))
 def test_plain_text_is_not_escaped(value: str) -> None:
-    assert wire.escape(value, 40) == value
+    assert encoding.escape(value, 40) == value
 
 
 def test_the_specification_lists_every_code_of_an_abort() -> None:

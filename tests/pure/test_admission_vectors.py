@@ -12,7 +12,6 @@ import pytest
 
 from ringfence import keys
 from ringfence.admission.binding import Role, bind, proof_digest
-from ringfence.admission.contact import Showing
 from ringfence.admission.entry import Listing
 from ringfence.admission.messages import (
     HANDSHAKE,
@@ -32,6 +31,7 @@ from ringfence.admission.messages import (
     decode,
     encode,
 )
+from ringfence.admission.peer_verification import Showing
 from ringfence.admission.roster import roster_digest
 from ringfence.control import Abort, Bye
 from tests.pure.admission_samples import SECRET, Worker, fixed_bytes, worker

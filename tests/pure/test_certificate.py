@@ -25,7 +25,7 @@ from ringfence.admission.policy import Policy, judge
 from ringfence.admission.proofs import certificate, identity
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules, Statement
 from ringfence.errors import AdmissionError, PolicyError, ProtocolError
-from ringfence.policy.table import parse
+from ringfence.policy.toml_table import parse
 from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, key_usage, now, private_pem, spiffe
 from tests.pure.admission_samples import worker
 

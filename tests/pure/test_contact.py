@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringfence import keys
 from ringfence.admission.binding import PREIMAGE_BYTES, Binding
-from ringfence.admission.contact import Acquaintances, Showing
+from ringfence.admission.peer_verification import Acquaintances, Showing
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import snp
 from ringfence.admission.roster import seal

@@ -17,7 +17,7 @@ from ringfence.keys import (
 from ringfence.link.frames import Call
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, write_hello
 from ringfence.runtime.communicator import group_digest
-from ringfence.transport.memory import MemoryStream, Pipe
+from ringfence.transport.in_memory import MemoryStream, Pipe
 from tests.pure.runtime_calls import everybody
 from tests.world import World
 

@@ -19,7 +19,7 @@ from ringfence.keys import (
 )
 from ringfence.link.frames import HOP_OVERHEAD
 from ringfence.link.hello import Hello, Lane
-from ringfence.transport.memory import Pipe
+from ringfence.transport.in_memory import Pipe
 from tests.pure.runtime_calls import transfer
 from tests.pure.test_doorway import shake_hands
 from tests.pure.test_runtime_failures import settle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.transport.memory import MemoryStream, Pipe, Wires
+from ringfence.transport.in_memory import MemoryStream, Pipe, Wires
 
 
 class Listener:

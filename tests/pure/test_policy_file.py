@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import keys
-from ringfence.admission.proofs import catalogue
+from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.file import PolicyFile
+from ringfence.policy.policy_file import PolicyFile
 from tests.certificates import Authority, now
 from tests.pure.admission_samples import SECRET, worker
 
@@ -38,7 +38,7 @@ def files(path: str, limit: int) -> bytes:
 
 
 def read(text: str) -> PolicyFile:
-    return catalogue.read(text.encode(), files)
+    return kinds.read(text.encode(), files)
 
 
 def policy(rules: str, head: str = "version = 1\n") -> PolicyFile:
@@ -49,7 +49,7 @@ def test_any_rule_admits_and_inside_a_rule_all_proofs_are_needed() -> None:
     file = policy(BOTH_RULE + SECRET_RULE, 'version = 1\nmin_workers = 8\nmax_epoch_age = "24h"\n')
     assert [[kind for kind, _ in rule.proofs] for rule in file.rules] == [["secret", "certificate"], ["secret"]]
     assert (file.min_workers, file.max_epoch_age, file.kinds) == (8, 86400, ("secret", "certificate"))
-    judges = catalogue.policy_of(file, now, SHARED)
+    judges = kinds.policy_of(file, now, SHARED)
     assert [verifier.name for verifier in judges.verifiers] == ["shared secret and certificate", "shared secret"]
     assert judges.kinds == (1, 7)
     assert (judges.min_workers, judges.max_epoch_age) == (8, 86400)
@@ -57,19 +57,19 @@ def test_any_rule_admits_and_inside_a_rule_all_proofs_are_needed() -> None:
 
 def test_the_order_of_proofs_in_a_rule_is_that_of_their_numbers() -> None:
     """Cheap proofs are judged before dear ones, however the file is written."""
-    numbers = [kind.number for kind in catalogue.KINDS.values()]
+    numbers = [kind.number for kind in kinds.KINDS.values()]
     assert numbers == sorted(numbers)
     assert len(set(numbers)) == len(numbers)
 
 
 def test_a_policy_that_names_only_the_secret_is_the_policy_without_a_file() -> None:
-    assert catalogue.digest_of(policy(SECRET_RULE)) == worker(0).policy.digest
+    assert kinds.digest_of(policy(SECRET_RULE)) == worker(0).policy.digest
 
 
 @pytest.mark.parametrize("rules", [SECRET_RULE, CERTIFICATE_RULE, BOTH_RULE, BOTH_RULE + SECRET_RULE])
 def test_the_digest_needs_no_secret_and_is_that_of_the_judge(rules: str) -> None:
     file = policy(rules, 'version = 1\nmin_workers = 3\nmax_epoch_age = "7d"\n')
-    assert catalogue.digest_of(file) == catalogue.policy_of(file, now, SHARED).digest
+    assert kinds.digest_of(file) == kinds.policy_of(file, now, SHARED).digest
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_digest_needs_no_secret_and_is_that_of_the_judge(rules: str) -> None
     ids=["order", "file name", "twice", "comments and notes", "list"],
 )
 def test_what_does_not_change_the_judgement_does_not_change_the_digest(same: str) -> None:
-    assert catalogue.digest_of(policy(same)) == catalogue.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
+    assert kinds.digest_of(policy(same)) == kinds.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_does_not_change_the_judgement_does_not_change_the_digest(same: str
     ],
 )
 def test_what_changes_the_judgement_changes_the_digest(other: str) -> None:
-    assert catalogue.digest_of(read(other)) != catalogue.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
+    assert kinds.digest_of(read(other)) != kinds.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_what_is_refused(text: str, says: str) -> None:
 
 def test_a_judge_by_secret_must_hold_it() -> None:
     with pytest.raises(ConfigurationError, match="set RINGFENCE_SECRET_FILE on every worker"):
-        catalogue.policy_of(policy(BOTH_RULE), now, None)
-    assert catalogue.policy_of(policy(CERTIFICATE_RULE), now, None).kinds == (2,)
+        kinds.policy_of(policy(BOTH_RULE), now, None)
+    assert kinds.policy_of(policy(CERTIFICATE_RULE), now, None).kinds == (2,)
 
 
 def test_no_word_of_the_secret_is_in_a_policy() -> None:
     other = SharedSecret(keys.Secret(bytes(range(50, 82))), "run-7")
     file = policy(BOTH_RULE)
-    assert catalogue.policy_of(file, now, SHARED).digest == catalogue.policy_of(file, now, other).digest
+    assert kinds.policy_of(file, now, SHARED).digest == kinds.policy_of(file, now, other).digest
 
 
 @settings(deadline=None)
@@ -148,7 +148,7 @@ def test_no_word_of_the_secret_is_in_a_policy() -> None:
 def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
     for head in ("", "version = 1\n", "version = 1\n" + CERTIFICATE_RULE):
         try:
-            assert isinstance(catalogue.read((head + text).encode("utf-8", "surrogatepass"), files), PolicyFile)
+            assert isinstance(kinds.read((head + text).encode("utf-8", "surrogatepass"), files), PolicyFile)
         except PolicyError:
             continue
 
@@ -158,7 +158,7 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
 
 def test_a_policy_reaches_a_judge_as_rules_and_a_clock_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judges of hardware take other roots as keyword arguments, for tests. What reads a policy passes none."""
-    for name, kind in catalogue.KINDS.items():
+    for name, kind in kinds.KINDS.items():
         if kind.verifier is None:
             continue
         parameters = list(inspect.signature(kind.verifier).parameters.values())
@@ -172,9 +172,9 @@ def test_a_policy_reaches_a_judge_as_rules_and_a_clock_and_nothing_else(monkeypa
         passed.append((positional, named))
         return SHARED
 
-    monkeypatch.setitem(catalogue.KINDS, "certificate", replace(catalogue.KINDS["certificate"], verifier=record))
+    monkeypatch.setitem(kinds.KINDS, "certificate", replace(kinds.KINDS["certificate"], verifier=record))
     file = policy(CERTIFICATE_RULE)
-    catalogue.policy_of(file, now, None)
+    kinds.policy_of(file, now, None)
     assert passed == [((file.rules[0].proofs[0][1], now), {})]
 
 
@@ -182,7 +182,7 @@ def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
     """All files that a policy can name, by kind. Of hardware: values to compare with, and what Intel and AMD have signed."""
     taken = {
         name: set(re.findall(r"table\.files?\(\"(\w+)\"", inspect.getsource(kind.read_rules)))
-        for name, kind in catalogue.KINDS.items()
+        for name, kind in kinds.KINDS.items()
     }
     assert taken == {
         "secret": set(),
@@ -194,11 +194,11 @@ def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", catalogue.KINDS)
+@pytest.mark.parametrize("kind", kinds.KINDS)
 def test_every_key_is_in_the_reference_under_its_table(kind: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
     section = text.split(f"## `[admit.{kind}]`")[1].split("\n## ")[0]
-    source = inspect.getsource(catalogue.KINDS[kind].read_rules)
+    source = inspect.getsource(kinds.KINDS[kind].read_rules)
     forms = "text|texts|number|flag|duration|hexes|file|files|table|tables"
     named = set(re.findall(rf'table\.(?:{forms})\(\s*"(\w+)"', source))
     assert {name for name in named if f"`{name}`" not in section} == set()

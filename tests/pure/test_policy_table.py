@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.table import FILE_BYTES, POLICY_BYTES, Table, parse
+from ringfence.policy.toml_table import FILE_BYTES, POLICY_BYTES, Table, parse
 
 FILES = {"ca.pem": b"certificates", "two.pem": b"more", "huge": bytes(FILE_BYTES + 1)}
 

@@ -15,10 +15,10 @@ from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Evidence, Policy, judge
-from ringfence.admission.proofs import catalogue, golden, gpu_chain, nvidia, spdm
+from ringfence.admission.proofs import gpu_chain, kinds, nvidia, reference_values, spdm
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.table import parse
+from ringfence.policy.toml_table import parse
 from tests.certificates import ODD_FEATURE
 from tests.pure import mint_nvidia as mint
 from tests.pure.admission_samples import worker
@@ -145,7 +145,7 @@ def test_the_boot_roms_certificate_cannot_stand_for_the_report_key() -> None:
 # -- golden values --------------------------------------------------------------------------------------------------
 
 
-def golden_of(*found: Record) -> tuple[golden.Golden, ...]:
+def golden_of(*found: Record) -> tuple[reference_values.Golden, ...]:
     return tuple({each.key: each for each in (claims(one).golden() for one in found)}.values())
 
 
@@ -209,8 +209,8 @@ def test_what_one_rule_calls_revoked_all_rules_refuse() -> None:
     one = record("hopper_evidence_cert_hold.json[0]")
     table = '[[admit]]\n[admit.nvidia]\ngolden = "golden.toml"\n'
     text = f'version = 1\n{table}{table}gpus = 1\nrevoked = "{claims(one).serials[1]:X}"\n'
-    content = golden.write(claims(one).golden()).encode()
-    policy = catalogue.read(text.encode(), lambda path, limit: content)
+    content = reference_values.write(claims(one).golden()).encode()
+    policy = kinds.read(text.encode(), lambda path, limit: content)
     for rule in policy.rules:
         rules = rule.proofs[0][1]
         assert isinstance(rules, Rules)
@@ -229,7 +229,7 @@ def test_a_switch_is_not_a_gpu() -> None:
 @pytest.mark.parametrize("one", [one for one in RECORDS if "switch" not in one.name], ids=lambda one: one.name)
 def test_golden_values_are_written_and_read_back(one: Record) -> None:
     found = claims(one).golden()
-    assert golden.read(golden.write(found).encode(), "the file") == found
+    assert reference_values.read(reference_values.write(found).encode(), "the file") == found
 
 
 # -- the policy -----------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def rules_from(tmp_path: Path, text: str, *files: str) -> Rules:
 
 
 def test_a_table_of_the_policy_is_read(tmp_path: Path) -> None:
-    one, two = (golden.write(claims(each).golden()) for each in (RECORDS[0], RECORDS[1]))
+    one, two = (reference_values.write(claims(each).golden()) for each in (RECORDS[0], RECORDS[1]))
     text = 'golden = ["0.toml", "1.toml"]\ngpus = 8\nprotected_pcie = true\nrevoked = ["41AD48FF92CDC93D9A"]'
     rules = rules_from(tmp_path, text, one, two)
     assert (rules.gpus, rules.protected_pcie, rules.revoked) == (8, True, {0x41AD48FF92CDC93D9A})
@@ -288,7 +288,7 @@ def test_everything_in_the_rules_is_in_their_content() -> None:
     ],
 )
 def test_what_a_policy_may_not_say(tmp_path: Path, text: str, reason: str) -> None:
-    good = golden.write(claims(RECORDS[0]).golden())
+    good = reference_values.write(claims(RECORDS[0]).golden())
     head = good.split("[measurements]")[0]
     value = "0" * 96
     files = (
@@ -308,7 +308,7 @@ def test_what_a_policy_may_not_say(tmp_path: Path, text: str, reason: str) -> No
 def test_no_policy_reaches_the_root(tmp_path: Path) -> None:
     """The pinned root is an argument that only code can hand in: no rule holds one, and no key of a table is read as one."""
     assert "root" not in Rules.__dataclass_fields__
-    content = golden.write(claims(RECORDS[0]).golden())
+    content = reference_values.write(claims(RECORDS[0]).golden())
     for name in ("root", "roots", "ca", "trust", "anchor", "pinned_root"):
         with pytest.raises(PolicyError, match=f"unknown key '{name}'"):
             rules_from(tmp_path, f'golden = "0.toml"\n{name} = "mine.pem"', content)
@@ -321,7 +321,7 @@ def test_no_policy_reaches_the_root(tmp_path: Path) -> None:
 # -- minted ---------------------------------------------------------------------------------------------------------
 
 
-def minted_golden(device: mint.Device) -> golden.Golden:
+def minted_golden(device: mint.Device) -> reference_values.Golden:
     found = nvidia.verify_report(device.gpu(bytes(32)), bytes(32), mint.NOW, root=ROOT.certificate)
     return found.golden()
 

@@ -14,7 +14,7 @@ from ringfence.admission.policy import Evidence, Policy, judge
 from ringfence.admission.proofs import jose, token
 from ringfence.admission.proofs.token import Rules, TokenProver, TokenVerifier
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.table import parse
+from ringfence.policy.toml_table import parse
 from tests.pure import mint_token as mint
 from tests.pure.admission_samples import worker
 from tests.pure.mint_token import ES256, ES384, ISSUER, NONCE, NOW, RS256, claims, rules

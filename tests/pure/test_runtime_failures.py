@@ -19,7 +19,7 @@ from ringfence.errors import (
 )
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
-from ringfence.transport.memory import Pipe
+from ringfence.transport.in_memory import Pipe
 from tests.pure.runtime_calls import TABLES, Bound, bind, everybody
 from tests.world import World, all_reduce, broadcast
 

@@ -15,7 +15,7 @@ from ringfence.admission.proofs import snp
 from ringfence.admission.proofs.snp_chain import pinned
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, SIGNED_BYTES, Report, Tcb
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.table import parse
+from ringfence.policy.toml_table import parse
 from tests.pure.flips import flips
 from tests.pure.snp_mint import MEASUREMENT, VERSIONS, Foundry, foundry
 from tests.pure.snp_records import AWS, DEBUGGED, RECORDS, Record, content, moment, rules_for

@@ -12,7 +12,7 @@ from ringfence.admission.proofs import snp
 from ringfence.admission.proofs.snp_report import PRODUCTS, Report
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.evidence import measure
-from ringfence.policy.table import parse
+from ringfence.policy.toml_table import parse
 from tests.pure.snp_mint import (
     ALIAS_CHECK,
     COMMITTED,

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from ringfence.admission.proofs import catalogue, snp
+from ringfence.admission.proofs import kinds, snp
 from ringfence.admission.proofs.snp_revocation import RevocationList, objection
 from ringfence.errors import AdmissionError, PolicyError
 from tests.pure.snp_mint import MEASUREMENT, foundry
@@ -90,18 +90,18 @@ def policy(folder: Path, crl: str) -> bytes:
 def test_a_policy_names_lists_as_files_in_either_form(tmp_path: Path) -> None:
     found = foundry("milan").revoked(7)
     files = {"a.crl": found.raw, "b.pem": found.list.public_bytes(Encoding.PEM)}
-    read = catalogue.read(policy(tmp_path, '["a.crl", "b.pem"]'), lambda name, limit: files[name])
+    read = kinds.read(policy(tmp_path, '["a.crl", "b.pem"]'), lambda name, limit: files[name])
     rules = dict(read.rules[0].proofs)["snp"]
     assert [each.list for each in rules.revoked] == [found.list, found.list]  # type: ignore[attr-defined]
-    without = catalogue.read(policy(tmp_path, '["a.crl"]'), lambda name, limit: files[name])
-    assert catalogue.digest_of(read) != catalogue.digest_of(without), "all workers must judge by the same lists"
+    without = kinds.read(policy(tmp_path, '["a.crl"]'), lambda name, limit: files[name])
+    assert kinds.digest_of(read) != kinds.digest_of(without), "all workers must judge by the same lists"
     assert any("not revoked by AMD's list, good until" in line for line in rules.explain())
 
 
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN X509 CRL-----", b"\x30\x03\x02\x01\x00", b"x" * 10_000])
 def test_a_file_that_is_no_list_is_an_error_of_the_policy(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(PolicyError, match=r"crl: not a list of revoked certificates.*kdsintf") as caught:
-        catalogue.read(policy(tmp_path, '"a.crl"'), lambda name, limit: content)
+        kinds.read(policy(tmp_path, '"a.crl"'), lambda name, limit: content)
     assert len(str(caught.value)) < 500
 
 
@@ -114,7 +114,7 @@ def test_what_a_list_of_another_rule_revokes_is_refused() -> None:
     table = f'[[admit]]\n[admit.snp]\nmeasurement = "{MEASUREMENT.hex()}"\nminimum_tcb.milan = {{ {values} }}\n'
     proof = snp.encode(mint.report(DATA), mint.certificate())
     for first in ("", 'crl = "good.crl"\n'):
-        policy = catalogue.read(
+        policy = kinds.read(
             f'version = 1\n{table}{first}{table}crl = "bad.crl"\n'.encode(), lambda path, limit: files[path]
         )
         for rule in policy.rules:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ringfence.admission.proofs import tdx, tdx_quote
 from ringfence.admission.proofs.tdx_collateral import Collateral
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.table import parse
+from ringfence.policy.toml_table import parse
 from tests.pure.flips import flips
 from tests.pure.snp_records import moment
 from tests.pure.tdx_mint import foundry

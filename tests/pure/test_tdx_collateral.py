@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringfence.admission.proofs import catalogue, tdx, tdx_quote
+from ringfence.admission.proofs import kinds, tdx, tdx_quote
 from ringfence.admission.proofs.tdx_collateral import Collateral
 from ringfence.errors import AdmissionError, PolicyError
 from tests.pure.tdx_mint import foundry
@@ -49,7 +49,7 @@ def test_older_collateral_hides_no_newer_verdict(now_said: dict[str, object], ag
             verify(*listed, statuses=tdx.STATUSES)
 
 
-def policy(rules: list[list[str]], files: Mapping[str, Collateral]) -> catalogue.PolicyFile:
+def policy(rules: list[list[str]], files: Mapping[str, Collateral]) -> kinds.PolicyFile:
     """A policy of TDX rules, each of which lists these files."""
     body = tdx_quote.read(foundry().quote(DATA))
     pinned = [f'rtmr{place} = "{value.hex()}"' for place, value in enumerate(body.rtmrs)]
@@ -62,7 +62,7 @@ def policy(rules: list[list[str]], files: Mapping[str, Collateral]) -> catalogue
             f'mrtd = "{body.mrtd.hex()}"',
             *pinned,
         ]
-    return catalogue.read("\n".join(text).encode(), lambda path, limit: files[path].text.encode())
+    return kinds.read("\n".join(text).encode(), lambda path, limit: files[path].text.encode())
 
 
 @pytest.mark.parametrize("rules", [[["new.json", "old.json"]], [["old.json"], ["new.json"]]], ids=["one rule", "two"])

@@ -16,7 +16,7 @@ from ringfence.admission.proofs import nvidia, snp
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import guest, nvml, tsm
 from ringfence.join.collect import Collector, Outcome
-from ringfence.join.drought import Drought
+from ringfence.join.failure_window import Drought
 from ringfence.join.peer import Peer
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 from tests.pure.admission_samples import worker

@@ -11,10 +11,10 @@ from ringfence import keys
 from ringfence.collectives import Collective, ScheduleId
 from ringfence.dataplane.request import DTYPES, POINT_TO_POINT, REDUCTIONS
 from ringfence.keys import Secret
+from ringfence.link.evidence_frame import NO_GROUP, seal_showing
 from ringfence.link.frames import HEADER_BYTES, HOP_BYTES, NO_ORIGIN, Call, Type, pack_header
 from ringfence.link.hello import Hello, Lane, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import OriginKeys, Sealer, instance_identifier
-from ringfence.link.showing import NO_GROUP, seal_showing
 from ringfence.runtime.communicator import group_digest
 
 NAME, RANKS = "default_pg", (0, 1, 2)

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Final
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.messages import Hello
 from ringfence.errors import ProtocolError
 
@@ -55,7 +55,7 @@ class Bound:
 
 def read_preimage(preimage: bytes) -> Bound:
     """The fields of a binding's preimage. ProtocolError if it is none."""
-    reader = wire.Reader(preimage)
+    reader = encoding.Reader(preimage)
     if reader.take(len(keys.BINDING)) != keys.BINDING:
         raise ProtocolError("what a proof is said to cover is no binding")
     role, prover, verifier = reader.number(1), reader.number(4), reader.number(4)
@@ -81,9 +81,9 @@ def bind(
         b"".join(
             (
                 keys.BINDING,
-                wire.number(role, 1),
-                wire.number(prover.entry.rank, 4),
-                wire.number(verifier.entry.rank, 4),
+                encoding.number(role, 1),
+                encoding.number(prover.entry.rank, 4),
+                encoding.number(verifier.entry.rank, 4),
                 prover.entry.digest,
                 prover_key,
                 verifier_key,
@@ -97,4 +97,4 @@ def bind(
 
 def proof_digest(kind: int, binding: Binding, proof: bytes) -> bytes:
     """What stands for a proof in the roster."""
-    return keys.digest(keys.PROOF_DIGEST, wire.number(kind, 1), binding.preimage, proof)
+    return keys.digest(keys.PROOF_DIGEST, encoding.number(kind, 1), binding.preimage, proof)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.errors import ProtocolError
 
 RUN_ID_BYTES: Final = 128
@@ -60,16 +60,16 @@ class Entry:
         """Made once: a roster's entries are checked, digested and passed on, in every worker."""
         return b"".join(
             (
-                wire.text(self.run_id),
-                wire.text(self.generation),
+                encoding.text(self.run_id),
+                encoding.text(self.generation),
                 _MIDDLE.pack(self.rank, self.world_size, self.public_key, self.tls_key_digest),
-                wire.text(self.host),
-                wire.number(self.port, 2),
+                encoding.text(self.host),
+                encoding.number(self.port, 2),
             )
         )
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Entry:
+    def read(cls, reader: encoding.Reader) -> Entry:
         run_id, generation = reader.text(RUN_ID_BYTES), reader.text(GENERATION_BYTES)
         rank, world_size, public_key, tls_key_digest = _MIDDLE.unpack(reader.take(_MIDDLE.size))
         host, port = reader.text(HOST_BYTES), reader.number(2)
@@ -77,7 +77,7 @@ class Entry:
 
     @classmethod
     def decode(cls, data: bytes) -> Entry:
-        reader = wire.Reader(data)
+        reader = encoding.Reader(data)
         entry = cls.read(reader)
         reader.end()
         return entry
@@ -107,11 +107,11 @@ class Listing:
 
     def encode(self) -> bytes:
         return b"".join(
-            (self.entry.encode(), wire.number(self.kind, 1), self.proof_digest, wire.blob(self.endorsement))
+            (self.entry.encode(), encoding.number(self.kind, 1), self.proof_digest, encoding.blob(self.endorsement))
         )
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Listing:
+    def read(cls, reader: encoding.Reader) -> Listing:
         return cls(
             entry=Entry.read(reader),
             kind=reader.number(1),

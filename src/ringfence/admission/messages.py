@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import ClassVar, Final, Protocol, Self
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.entry import LISTING_BYTES, WORLD_LIMIT, Entry, Listing
 from ringfence.errors import ProtocolError
 
@@ -31,7 +31,7 @@ class Message(Protocol):
     def body(self) -> bytes: ...
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Self: ...
+    def read(cls, reader: encoding.Reader) -> Self: ...
 
 
 class Reason(IntEnum):
@@ -72,16 +72,16 @@ class Hello:
         return b"".join(
             (
                 MAGIC,
-                wire.number(self.version, 1),
+                encoding.number(self.version, 1),
                 self.entry.encode(),
                 self.policy_digest,
-                wire.number(len(self.suites), 1) + bytes(self.suites),
-                wire.number(len(self.kinds), 1) + bytes(self.kinds),
+                encoding.number(len(self.suites), 1) + bytes(self.suites),
+                encoding.number(len(self.kinds), 1) + bytes(self.kinds),
             )
         )
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Hello:
+    def read(cls, reader: encoding.Reader) -> Hello:
         if reader.take(len(MAGIC)) != MAGIC:
             raise ProtocolError("not a ringfence hello")
         version = reader.number(1)
@@ -109,10 +109,10 @@ class Proof:
     proof: bytes = field(repr=False)
 
     def body(self) -> bytes:
-        return wire.number(self.kind, 1) + wire.blob(self.proof)
+        return encoding.number(self.kind, 1) + encoding.blob(self.proof)
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Proof:
+    def read(cls, reader: encoding.Reader) -> Proof:
         return cls(kind=reader.number(1), proof=reader.blob(keys.PROOF_LIMIT_BYTES))
 
 
@@ -126,7 +126,7 @@ class Admit:
         return b""
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Admit:
+    def read(cls, reader: encoding.Reader) -> Admit:
         return cls()
 
 
@@ -140,13 +140,13 @@ class Refuse:
     text: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", wire.escape(self.text, keys.REFUSAL_TEXT_BYTES))
+        object.__setattr__(self, "text", encoding.escape(self.text, keys.REFUSAL_TEXT_BYTES))
 
     def body(self) -> bytes:
-        return wire.number(self.reason, 1) + wire.text(self.text)
+        return encoding.number(self.reason, 1) + encoding.text(self.text)
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Refuse:
+    def read(cls, reader: encoding.Reader) -> Refuse:
         code = reader.number(1)
         if code not in set(Reason):
             raise ProtocolError(f"a refusal for unknown reason {code}")
@@ -169,10 +169,10 @@ class Entries:
             raise ProtocolError(f"{len(self.listings)} entries in one message")
 
     def body(self) -> bytes:
-        return wire.number(len(self.listings), 2) + b"".join(listing.encode() for listing in self.listings)
+        return encoding.number(len(self.listings), 2) + b"".join(listing.encode() for listing in self.listings)
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Entries:
+    def read(cls, reader: encoding.Reader) -> Entries:
         count = reader.number(2)
         if not 1 <= count <= ENTRIES_PER_MESSAGE:
             raise ProtocolError(f"{count} entries in one message")
@@ -193,11 +193,11 @@ class Waiting:
             raise ProtocolError("a report of missing ranks of the wrong form")
 
     def body(self) -> bytes:
-        ranks = b"".join(wire.number(rank, 4) for rank in self.ranks)
-        return wire.number(self.missing, 4) + wire.number(len(self.ranks), 1) + ranks
+        ranks = b"".join(encoding.number(rank, 4) for rank in self.ranks)
+        return encoding.number(self.missing, 4) + encoding.number(len(self.ranks), 1) + ranks
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Waiting:
+    def read(cls, reader: encoding.Reader) -> Waiting:
         missing = reader.number(4)
         count = reader.number(1)
         return cls(missing, tuple(reader.number(4) for _ in range(min(count, WAITING_NAMED + 1))))
@@ -222,16 +222,16 @@ class Welcome:
         """Made once for all children: the roster is the one message that grows with the world."""
         return b"".join(
             (
-                wire.number(self.suite, 1),
+                encoding.number(self.suite, 1),
                 self.epoch_secret.reveal(),
-                wire.blob(self.table),
-                wire.number(len(self.listings), 4),
+                encoding.blob(self.table),
+                encoding.number(len(self.listings), 4),
                 *(listing.encode() for listing in self.listings),
             )
         )
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Welcome:
+    def read(cls, reader: encoding.Reader) -> Welcome:
         suite = reader.number(1)
         secret = keys.Secret(reader.take(keys.SECRET_BYTES))
         table = reader.blob(keys.TABLE_LIMIT_BYTES)
@@ -253,7 +253,7 @@ class Acknowledge:
         return self.roster_digest
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Self:
+    def read(cls, reader: encoding.Reader) -> Self:
         return cls(reader.take(keys.DIGEST_BYTES))
 
 
@@ -274,13 +274,13 @@ class Failure:
     text: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", wire.escape(self.text, keys.REFUSAL_TEXT_BYTES))
+        object.__setattr__(self, "text", encoding.escape(self.text, keys.REFUSAL_TEXT_BYTES))
 
     def body(self) -> bytes:
-        return wire.number(self.reporter, 4) + wire.text(self.text)
+        return encoding.number(self.reporter, 4) + encoding.text(self.text)
 
     @classmethod
-    def read(cls, reader: wire.Reader) -> Failure:
+    def read(cls, reader: encoding.Reader) -> Failure:
         return cls(reader.number(4), reader.text(keys.REFUSAL_TEXT_BYTES))
 
 
@@ -301,14 +301,14 @@ def tree_frame_limit(world_size: int) -> int:
 def encode(message: Message) -> bytes:
     """The frame of one message."""
     body = message.body()
-    return wire.number(message.TYPE, 1) + wire.number(len(body), 4) + body
+    return encoding.number(message.TYPE, 1) + encoding.number(len(body), 4) + body
 
 
 def decode(types: Mapping[int, type[Message]], kind: int, body: bytes) -> Message:
     """The message of one frame, of one of the types that are allowed here."""
     if kind not in types:
         raise ProtocolError(f"message of type {kind}, which has no place here")
-    reader = wire.Reader(body)
+    reader = encoding.Reader(body)
     message = types[kind].read(reader)
     reader.end()
     return message

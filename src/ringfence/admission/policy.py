@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NoReturn, Protocol, runtime_checkable
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.errors import AdmissionError
@@ -110,9 +110,9 @@ def policy_digest(
     rules: Iterable[tuple[int, bytes]], min_workers: int, max_epoch_age: int | None, key_agreement: str
 ) -> bytes:
     """Over the kind and the content of each rule. Their order does not matter to anybody, so it is not in it."""
-    parts = [wire.number(min_workers, 4), wire.number(max_epoch_age or 0, 8), wire.text(key_agreement)]
+    parts = [encoding.number(min_workers, 4), encoding.number(max_epoch_age or 0, 8), encoding.text(key_agreement)]
     for kind, content in sorted(set(rules)):
-        parts += [wire.number(kind, 1), content]
+        parts += [encoding.number(kind, 1), content]
     return keys.digest(keys.POLICY, *parts)
 
 

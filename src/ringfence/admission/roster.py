@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.entry import Entry, Listing, format_address
 from ringfence.admission.policy import Admitted, Policy, judge
 from ringfence.errors import AdmissionError
@@ -90,4 +90,4 @@ def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, ta
 def roster_digest(policy_digest: bytes, listings: Sequence[Listing], suite: int, table: bytes) -> bytes:
     """One value that two workers share only if they judge alike and agree on everything they were told."""
     encoded = (listing.encode() for listing in listings)
-    return keys.digest(keys.ROSTER, policy_digest, wire.number(suite, 1), table, *encoded)
+    return keys.digest(keys.ROSTER, policy_digest, encoding.number(suite, 1), table, *encoded)

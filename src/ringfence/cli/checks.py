@@ -341,7 +341,7 @@ def admission(environ: Mapping[str, str]) -> Check:
         return _by_secret(environ)
     try:
         from ringfence.evidence import token_command
-        from ringfence.join.policy import policy_of
+        from ringfence.join.provers import policy_of
 
         found = _credentials(environ)
         if found.token_command:

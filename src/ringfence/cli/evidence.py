@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from ringfence.cli.evidence_views import View
-    from ringfence.evidence.file import Held
+    from ringfence.evidence.evidence_file import Held
 
 COLLECT = """\
 Ask this machine for evidence, as a worker does when it is admitted, and write it to a file.
@@ -149,7 +149,7 @@ def collect(kind: str | None, report_data: bytes, files: Any, certificate: bytes
     """Evidence of this machine. `files` is the kernel's, but in tests."""
     from ringfence.admission.proofs import nvidia, snp
     from ringfence.evidence import guest, nvml, tsm
-    from ringfence.evidence.file import Held
+    from ringfence.evidence.evidence_file import Held
 
     if kind is None:
         found = tsm.provider(files)
@@ -210,7 +210,7 @@ def run_measure(options: argparse.Namespace) -> int:
 
 def run_collateral(options: argparse.Namespace) -> int:
     from ringfence.evidence import collateral
-    from ringfence.evidence.file import read
+    from ringfence.evidence.evidence_file import read
 
     held = read(_content(options.file))
     if held.kind != "tdx":
@@ -248,7 +248,7 @@ def _print_claims(view: View) -> None:
 
 
 def _held(options: argparse.Namespace) -> Held:
-    from ringfence.evidence.file import read
+    from ringfence.evidence.evidence_file import read
 
     return read(_content(options.file), _certificate(options.certificate))
 
@@ -265,7 +265,7 @@ def _certificate(path: Path | None) -> bytes | None:
 
 
 def _content(path: Path) -> bytes:
-    from ringfence.evidence.file import FILE_BYTES
+    from ringfence.evidence.evidence_file import FILE_BYTES
 
     try:
         with open(path, "rb") as file:

@@ -10,8 +10,8 @@ from ringfence.admission.proofs.snp_report import Product, Report, Tcb
 from ringfence.admission.proofs.tdx_collateral import Collateral, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import measure
-from ringfence.evidence.file import Held
-from ringfence.policy.file import PolicyFile
+from ringfence.evidence.evidence_file import Held
+from ringfence.policy.policy_file import PolicyFile
 
 
 @dataclass(frozen=True)

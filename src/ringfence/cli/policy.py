@@ -17,7 +17,7 @@ from ringfence.errors import ConfigurationError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ringfence.policy.file import PolicyFile, Rules
+    from ringfence.policy.policy_file import PolicyFile, Rules
 
 NEW = """\
 Write a policy to a new file: one rule for each --admit, and in it one table for each kind of proof.
@@ -127,7 +127,7 @@ def _trust_domain(ca: Path) -> str:
 
 def run_check(options: argparse.Namespace) -> int:
     """Read it as a worker would."""
-    from ringfence.admission.proofs.catalogue import digest_of
+    from ringfence.admission.proofs.kinds import digest_of
     from ringfence.settings import load_policy
 
     policy = load_policy(options.file)
@@ -196,7 +196,7 @@ def _not_genuine(policy: PolicyFile, now: float) -> list[str]:
 
 def run_explain(options: argparse.Namespace) -> int:
     """Say it in words."""
-    from ringfence.policy.file import explain
+    from ringfence.policy.policy_file import explain
     from ringfence.settings import load_policy
 
     print("\n".join(explain(load_policy(options.file))))

@@ -1,7 +1,7 @@
 """Collectives as data: schedules that the runtime runs, tests check and the planner prices."""
 
-from ringfence.collectives.catalogue import Collective, ScheduleId, Table, build, choose
 from ringfence.collectives.schedule import Action, Buffer, Dependency, Place, Schedule, Step
+from ringfence.collectives.selection import Collective, ScheduleId, Table, build, choose
 
 __all__ = [
     "choose",

@@ -6,7 +6,7 @@ copied into or out of scratch, where blocks that travel together lie side by sid
 
 from __future__ import annotations
 
-from ringfence.collectives.draft import INPUT, OUTPUT, Draft, rounds, scratch, slice_of
+from ringfence.collectives.builder import INPUT, OUTPUT, Draft, rounds, scratch, slice_of
 from ringfence.collectives.schedule import Buffer, Place
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfence.collectives.draft import INPUT, OUTPUT, Draft, slice_of
+from ringfence.collectives.builder import INPUT, OUTPUT, Draft, slice_of
 from ringfence.collectives.schedule import Buffer
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfence.collectives.draft import DATA, Draft, rounds, scratch
+from ringfence.collectives.builder import DATA, Draft, rounds, scratch
 from ringfence.collectives.schedule import Buffer, Place
 
 

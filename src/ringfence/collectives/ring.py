@@ -7,7 +7,7 @@ ranks get the same bits.
 
 from __future__ import annotations
 
-from ringfence.collectives.draft import INPUT, OUTPUT, Draft, scratch, slice_of
+from ringfence.collectives.builder import INPUT, OUTPUT, Draft, scratch, slice_of
 from ringfence.collectives.schedule import Buffer
 
 

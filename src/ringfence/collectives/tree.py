@@ -7,7 +7,7 @@ messages down are sealed once, by the root. Reductions take the children in a fi
 
 from __future__ import annotations
 
-from ringfence.collectives.draft import DATA, INPUT, OUTPUT, Draft, rounds, scratch
+from ringfence.collectives.builder import DATA, INPUT, OUTPUT, Draft, rounds, scratch
 from ringfence.collectives.schedule import Place
 
 _UP = 0  # labels

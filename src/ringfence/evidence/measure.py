@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ringfence.admission.proofs import golden, nvidia, tdx, tdx_quote
+from ringfence.admission.proofs import nvidia, reference_values, tdx, tdx_quote
 from ringfence.admission.proofs.snp_report import Product, Report
 
 _TOML_BITS: Final = (1 << 63) - 1  # of a vector of 64, as TOML's numbers have a sign
@@ -79,4 +79,4 @@ def tdx_table(body: tdx_quote.Body, fmspc: str) -> str:
 
 def golden_files(claims: Iterable[nvidia.Claims]) -> list[str]:
     """A file of golden values for each model, driver and VBIOS among some GPUs."""
-    return list(dict.fromkeys(golden.write(each.golden()) for each in claims))
+    return list(dict.fromkeys(reference_values.write(each.golden()) for each in claims))

@@ -17,7 +17,7 @@ from cryptography import x509
 from ringfence.admission.proofs import gpu_chain, spdm
 from ringfence.admission.proofs.nvidia import GPUS, Gpu, pinned_root
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.evidence.turn import turn
+from ringfence.evidence.device_lock import turn
 
 _asking = threading.Lock()  # a GPU answers one question at a time, and a worker collects for several connections
 _ADVICE: Final = (

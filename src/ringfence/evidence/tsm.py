@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from ringfence.admission.proofs import snp_report, tdx_quote
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.evidence.turn import turn
+from ringfence.evidence.device_lock import turn
 
 FOLDER: Final = "/sys/kernel/config/tsm/report"
 TDX: Final = "tdx_guest"

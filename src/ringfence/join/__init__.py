@@ -20,8 +20,8 @@ refusing for some seconds without a break, ends the join: a store can do that by
 
 from __future__ import annotations
 
-from ringfence.join.climb import join
 from ringfence.join.listener import listen
+from ringfence.join.loop import join
 from ringfence.join.membership import Membership
 from ringfence.join.parent import Store
 

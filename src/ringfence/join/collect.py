@@ -15,9 +15,9 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.messages import Proof
 from ringfence.admission.policy import Prover
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.evidence import turn
-from ringfence.join.beside import Beside
-from ringfence.join.drought import Drought
+from ringfence.evidence import device_lock
+from ringfence.join.background import Beside
+from ringfence.join.failure_window import Drought
 from ringfence.join.peer import Peer
 
 LIMIT: Final = 2 * (
@@ -65,7 +65,7 @@ class Collector:
             yield peer, outcome
 
     def _collect(self, peer: Peer, wanted: Binding) -> tuple[Peer, Outcome]:
-        turn.wanted.set(lambda: not peer.gone)  # in this thread's own context
+        device_lock.wanted.set(lambda: not peer.gone)  # in this thread's own context
         return peer, attempt(self._prover, wanted)
 
     def close(self) -> None:

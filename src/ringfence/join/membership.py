@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
-from ringfence.admission.contact import Acquaintances
+from ringfence.admission.peer_verification import Acquaintances
 from ringfence.admission.roster import Roster
 from ringfence.control import Abort, ControlEdge
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from ringfence.admission.policy import Evidence, Policy, Verdict, verdict
-from ringfence.join.beside import Beside
+from ringfence.join.background import Beside
 from ringfence.join.peer import Peer
 from ringfence.join.shares import Shares
 

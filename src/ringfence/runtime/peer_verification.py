@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, PeerLostError
+from ringfence.link.evidence_frame import NO_GROUP, open_showing, seal_showing, showing_frame_bytes
 from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.hello import Lane
 from ringfence.link.seal import Opener
-from ringfence.link.showing import NO_GROUP, open_showing, seal_showing, showing_frame_bytes
 from ringfence.runtime.connection import Link
 
 if TYPE_CHECKING:

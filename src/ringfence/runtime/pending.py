@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ringfence import keys
 from ringfence.errors import AdmissionError, AuthenticationError, PeerLostError
+from ringfence.link.evidence_frame import NO_GROUP, seal_showing
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, Hello, Lane, LinkSecrets, read_hello
-from ringfence.link.showing import NO_GROUP, seal_showing
 from ringfence.runtime.peer_verification import Incoming
 
 if TYPE_CHECKING:

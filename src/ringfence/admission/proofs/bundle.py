@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
 from ringfence.admission.policy import Evidence, Prover, Verifier, without_key
@@ -23,13 +23,13 @@ Parts = Sequence[tuple[int, bytes]]
 
 def encode(parts: Parts) -> bytes:
     """u8 count, then for each part: u8 kind, blob. Kinds ascend, so that there is one form."""
-    encoded = [wire.number(kind, 1) + wire.blob(data) for kind, data in parts]
-    return wire.number(len(parts), 1) + b"".join(encoded)
+    encoded = [encoding.number(kind, 1) + encoding.blob(data) for kind, data in parts]
+    return encoding.number(len(parts), 1) + b"".join(encoded)
 
 
 def decode(data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
     """The parts of a bundle: two or more, of different kinds, none of them a bundle."""
-    reader = wire.Reader(data)
+    reader = encoding.Reader(data)
     parts = tuple((reader.number(1), reader.blob(limit)) for _ in range(reader.number(1)))
     reader.end()
     kinds = [kind for kind, _ in parts]

@@ -21,13 +21,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs import authorities, identity, issued
 from ringfence.errors import AdmissionError, ProtocolError
-from ringfence.policy.table import Table
+from ringfence.policy.toml_table import Table
 
 CHAIN_LIMIT: Final = 4  # certificates, the worker's own included and the authority's not
 CERTIFICATE_BYTES: Final = 4096
@@ -59,10 +59,10 @@ class Rules:
     def content(self) -> bytes:
         return b"".join(
             (
-                wire.text(self.trust_domain or ""),
-                wire.number(len(self.ids), 2),
-                *map(wire.text, sorted(self.ids)),
-                *map(wire.blob, self.authorities),
+                encoding.text(self.trust_domain or ""),
+                encoding.number(len(self.ids), 2),
+                *map(encoding.text, sorted(self.ids)),
+                *map(encoding.blob, self.authorities),
             )
         )
 
@@ -135,15 +135,15 @@ class Statement:
 
 def encode(chain: tuple[bytes, ...], signature: bytes) -> bytes:
     """u8 count, that many certificates as blobs, the signature as a blob."""
-    return _encode_chain(chain) + wire.blob(signature)
+    return _encode_chain(chain) + encoding.blob(signature)
 
 
 def _encode_chain(chain: tuple[bytes, ...]) -> bytes:
-    return wire.number(len(chain), 1) + b"".join(map(wire.blob, chain))
+    return encoding.number(len(chain), 1) + b"".join(map(encoding.blob, chain))
 
 
 def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
-    reader = wire.Reader(data)
+    reader = encoding.Reader(data)
     count = reader.number(1)
     if not 1 <= count <= CHAIN_LIMIT:
         raise ProtocolError(f"{count} certificates where 1 to {CHAIN_LIMIT} are allowed")
@@ -244,7 +244,7 @@ def _object_to(path: issued.Path, rules: Rules, now: float) -> str | None:
         verifier.verify(path.leaf, path.between)
     except VerificationError as error:
         # The library quotes the certificate, whose text a stranger chose and people will read in a log.
-        return wire.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
+        return encoding.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
     return None
 
 

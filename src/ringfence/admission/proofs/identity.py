@@ -12,7 +12,7 @@ from typing import Final
 
 from cryptography import x509
 
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.errors import AdmissionError
 
 ID_CHARACTERS: Final = 2048
@@ -44,7 +44,7 @@ def of(extensions: x509.Extensions, trust_domain: str | None) -> str:
     found = uris or [host.lower() for host in hosts]
     if len(found) != 1:
         raise AdmissionError("the certificate must have exactly one URI, or no URI and exactly one DNS name")
-    if not 1 <= len(found[0]) <= ID_CHARACTERS or not wire.is_printable(found[0]) or "*" in found[0]:
+    if not 1 <= len(found[0]) <= ID_CHARACTERS or not encoding.is_printable(found[0]) or "*" in found[0]:
         raise AdmissionError("the name in the certificate is not a plain one")
     if found[0].startswith("spiffe:"):
         raise AdmissionError("the certificate is a SPIFFE identity, and this rule says no trust_domain")
@@ -82,7 +82,7 @@ def _spiffe_id(uris: list[str], trust_domain: str) -> str:
 
 def object_to(pattern: str, trust_domain: str | None) -> str | None:
     """What is wrong with a pattern of the policy; None if it can be used."""
-    if not wire.is_printable(pattern) or " " in pattern or len(pattern) > ID_CHARACTERS:
+    if not encoding.is_printable(pattern) or " " in pattern or len(pattern) > ID_CHARACTERS:
         return "must be printable ASCII without spaces"
     if "**" in pattern.removesuffix("/**"):
         return "has ** elsewhere than at its end, after a slash"

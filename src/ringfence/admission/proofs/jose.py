@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.table import shown
+from ringfence.policy.toml_table import shown
 
 KEYS: Final = range(1, 65)  # of one set
 _HEADER_CHARACTERS: Final = 8192  # some issuers put a chain of certificates there, which nobody here looks at

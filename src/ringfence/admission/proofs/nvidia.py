@@ -23,15 +23,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from ringfence import keys
-from ringfence.admission import roots, wire
+from ringfence.admission import encoding, roots
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.proofs import golden, gpu_chain, spdm
-from ringfence.admission.proofs.golden import Golden
+from ringfence.admission.proofs import gpu_chain, spdm
+from ringfence.admission.proofs import reference_values as golden
 from ringfence.admission.proofs.gpu_chain import Device
+from ringfence.admission.proofs.reference_values import Golden
 from ringfence.errors import AdmissionError, ProtocolError
-from ringfence.policy.table import Table
+from ringfence.policy.toml_table import Table
 
 KIND: Final = 5
 GPUS: Final = range(1, 17)  # of one worker
@@ -59,11 +60,11 @@ class Rules:
     def content(self) -> bytes:
         return b"".join(
             (
-                wire.number(len(self.golden), 2),
-                *sorted(wire.blob(each.content()) for each in self.golden),
-                wire.number(self.gpus or 0, 1),
-                wire.number(self.protected_pcie, 1),
-                *(wire.number(serial, _SERIAL_BYTES) for serial in sorted(self.revoked)),
+                encoding.number(len(self.golden), 2),
+                *sorted(encoding.blob(each.content()) for each in self.golden),
+                encoding.number(self.gpus or 0, 1),
+                encoding.number(self.protected_pcie, 1),
+                *(encoding.number(serial, _SERIAL_BYTES) for serial in sorted(self.revoked)),
             )
         )
 
@@ -264,17 +265,17 @@ def encode(gpus: Sequence[Gpu]) -> bytes:
     if len(gpus) not in GPUS:
         raise AdmissionError(f"a worker shows {GPUS[0]} to {GPUS[-1]} GPUs, not {len(gpus)}")
     table = list(dict.fromkeys(certificate for gpu in gpus for certificate in gpu.chain))
-    parts = [wire.number(len(table), 1), *map(wire.blob, table), wire.number(len(gpus), 1)]
+    parts = [encoding.number(len(table), 1), *map(encoding.blob, table), encoding.number(len(gpus), 1)]
     for gpu in gpus:
         places = [table.index(certificate) for certificate in gpu.chain]
-        parts += [wire.number(len(places), 1), bytes(places), wire.blob(gpu.report)]
+        parts += [encoding.number(len(places), 1), bytes(places), encoding.blob(gpu.report)]
     return b"".join(parts)
 
 
 def decode(proof: bytes) -> tuple[Gpu, ...]:
     """The GPUs of a proof, which has one form only."""
     try:
-        gpus = _decode(wire.Reader(proof))
+        gpus = _decode(encoding.Reader(proof))
     except ProtocolError as error:
         raise AdmissionError(f"a GPU proof is malformed: {error}") from None
     if encode(gpus) != proof:
@@ -282,7 +283,7 @@ def decode(proof: bytes) -> tuple[Gpu, ...]:
     return gpus
 
 
-def _decode(reader: wire.Reader) -> tuple[Gpu, ...]:
+def _decode(reader: encoding.Reader) -> tuple[Gpu, ...]:
     table = [reader.blob(gpu_chain.CERTIFICATE_BYTES) for _ in range(reader.number(1))]
     gpus = []
     for _ in range(reader.number(1)):

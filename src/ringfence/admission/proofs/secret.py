@@ -10,7 +10,7 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Evidence, Verifier
 from ringfence.errors import AdmissionError
-from ringfence.policy.table import Table
+from ringfence.policy.toml_table import Table
 
 NAME: Final = "shared secret"
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
@@ -23,7 +23,7 @@ from ringfence.admission.proofs.snp_chain import LEAF_BYTES, Endorsement, Roots,
 from ringfence.admission.proofs.snp_report import PRODUCTS, REPORT_BYTES, GuestPolicy, Product, Report, Tcb
 from ringfence.admission.proofs.snp_revocation import FETCH, RevocationList
 from ringfence.errors import AdmissionError, ProtocolError
-from ringfence.policy.table import Table
+from ringfence.policy.toml_table import Table
 
 KIND: Final = 4
 NAME: Final = "SEV-SNP"
@@ -65,9 +65,9 @@ class Rules:
         lists.append(tuple(each.digest for each in self.revoked))
         flags = [self.allow_smt, self.allow_migration, self.allow_cxl, self.allow_provisional_firmware]
         flags += [self.require_single_socket, self.require_ciphertext_hiding, self.require_alias_check]
-        numbers = wire.number(self.vmpl, 1) + wire.number(self.guest_svn, 4) + bytes(flags)
+        numbers = encoding.number(self.vmpl, 1) + encoding.number(self.guest_svn, 4) + bytes(flags)
         return numbers + b"".join(
-            wire.number(len(each), 4) + b"".join(wire.blob(value) for value in sorted(each)) for each in lists
+            encoding.number(len(each), 4) + b"".join(encoding.blob(value) for value in sorted(each)) for each in lists
         )
 
     def explain(self) -> list[str]:
@@ -335,12 +335,12 @@ def _check_report_data(report: Report, report_data: bytes) -> None:
 
 
 def encode(report: bytes, certificate: bytes) -> bytes:
-    return wire.blob(report) + wire.blob(certificate)
+    return encoding.blob(report) + encoding.blob(certificate)
 
 
 def decode(proof: bytes) -> tuple[bytes, bytes]:
     """Report and certificate of a proof."""
-    reader = wire.Reader(proof)
+    reader = encoding.Reader(proof)
     try:
         report, certificate = reader.blob(REPORT_BYTES), reader.blob(LEAF_BYTES)
         reader.end()

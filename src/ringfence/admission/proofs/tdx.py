@@ -15,14 +15,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence import keys
-from ringfence.admission import roots, wire
+from ringfence.admission import encoding, roots
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs import tdx_quote
 from ringfence.admission.proofs.tdx_collateral import Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.policy.table import Table
+from ringfence.policy.toml_table import Table
 
 KIND: Final = 3
 NAME: Final = "TDX"
@@ -64,7 +64,7 @@ class Rules:
         lists += [tuple(each.encode() for each in names) for names in (self.statuses, self.advisories)]
         lists.append(tuple(each.digest for each in self.collateral))
         return b"".join(
-            wire.number(len(each), 4) + b"".join(wire.blob(value) for value in sorted(each)) for each in lists
+            encoding.number(len(each), 4) + b"".join(encoding.blob(value) for value in sorted(each)) for each in lists
         )
 
     def explain(self) -> list[str]:

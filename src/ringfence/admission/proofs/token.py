@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs import jose
 from ringfence.admission.proofs.jose import Json, Key
 from ringfence.errors import AdmissionError, PolicyError, ProtocolError
-from ringfence.policy.table import Table, shown
+from ringfence.policy.toml_table import Table, shown
 
 KIND: Final = 6
 LEEWAY_SECONDS: Final = 60  # between the service's clock and this one
@@ -46,11 +46,11 @@ class Rules:
     submodule_claims: Mapping[str, Expected] | None = None  # of every one of them
 
     def content(self) -> bytes:
-        parts = [wire.blob(self.issuer.encode()), wire.blob((self.audience or "").encode())]
-        parts += [wire.number(len(self.keys), 2)]
+        parts = [encoding.blob(self.issuer.encode()), encoding.blob((self.audience or "").encode())]
+        parts += [encoding.number(len(self.keys), 2)]
         for key in sorted(self.keys, key=lambda each: each.kid):
-            parts += [wire.blob(key.kid.encode()), wire.text(key.algorithm), wire.blob(key.spki)]
-        parts += [wire.number(0 if self.submodules is None else self.submodules, 2)]
+            parts += [encoding.blob(key.kid.encode()), encoding.text(key.algorithm), encoding.blob(key.spki)]
+        parts += [encoding.number(0 if self.submodules is None else self.submodules, 2)]
         parts += [_content(self.claims), _content(self.submodule_claims or {})]
         return b"".join(parts)
 
@@ -294,14 +294,14 @@ def read_answer(answer: bytes) -> tuple[str, dict[str, str]]:
 def encode(token: str, detached: Mapping[str, str]) -> bytes:
     if len(detached) > SUBMODULES or any(len(name) > NAME_CHARACTERS or not _plain(name) for name in detached):
         raise AdmissionError("a token with too many submodules, or with strange names")
-    parts = [wire.blob(_bytes(token)), wire.number(len(detached), 1)]
+    parts = [encoding.blob(_bytes(token)), encoding.number(len(detached), 1)]
     for name in sorted(detached):
-        parts += [wire.text(name), wire.blob(_bytes(detached[name]))]
+        parts += [encoding.text(name), encoding.blob(_bytes(detached[name]))]
     return b"".join(parts)
 
 
 def decode(proof: bytes) -> tuple[str, dict[str, str]]:
-    reader = wire.Reader(proof)
+    reader = encoding.Reader(proof)
     try:
         token = _ascii(reader.blob(keys.PROOF_LIMIT_BYTES))
         count = reader.number(1)
@@ -318,7 +318,7 @@ def decode(proof: bytes) -> tuple[str, dict[str, str]]:
 
 
 def _plain(name: str) -> bool:
-    return bool(name) and wire.is_printable(name)
+    return bool(name) and encoding.is_printable(name)
 
 
 def _ascii(data: bytes) -> str:
@@ -366,15 +366,15 @@ def _expectation(table: Table, name: str) -> Expected:
 
 def _content(expected: Mapping[str, Expected]) -> bytes:
     """Canonical, with a mark of each type."""
-    parts = [wire.number(len(expected), 2)]
+    parts = [encoding.number(len(expected), 2)]
     for name, wanted in sorted(expected.items()):
-        parts.append(wire.blob(name.encode()))
+        parts.append(encoding.blob(name.encode()))
         if isinstance(wanted, Mapping):
             parts += [b"t", _content(wanted)]
         elif isinstance(wanted, tuple):
-            parts += [b"s", wire.number(len(wanted), 2), *(wire.blob(each.encode()) for each in sorted(wanted))]
+            parts += [b"s", encoding.number(len(wanted), 2), *(encoding.blob(each.encode()) for each in sorted(wanted))]
         else:
-            parts += [b"b" if isinstance(wanted, bool) else b"n", wire.number(wanted, 8)]
+            parts += [b"b" if isinstance(wanted, bool) else b"n", encoding.number(wanted, 8)]
     return b"".join(parts)
 
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.join.beside import within
-from ringfence.join.policy import Machine, admission_of, shared_of
+from ringfence.join.background import within
+from ringfence.join.provers import Machine, admission_of, shared_of
 from ringfence.settings import Settings
 from ringfence.transport.fork import closes_in_children, leaves_to_children
 

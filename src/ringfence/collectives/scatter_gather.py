@@ -6,7 +6,7 @@ are equally long: a worker on the way knows the length of its own part only.
 
 from __future__ import annotations
 
-from ringfence.collectives.draft import INPUT, OUTPUT, Draft, scratch, slice_of
+from ringfence.collectives.builder import INPUT, OUTPUT, Draft, scratch, slice_of
 from ringfence.collectives.schedule import Buffer, Place
 from ringfence.collectives.tree import binomial_children, binomial_parent, subtree
 

@@ -14,8 +14,8 @@ from ringfence.admission.policy import Clock, Policy, Verifier, policy_digest
 from ringfence.admission.proofs import bundle, certificate, nvidia, secret, snp, tdx, tdx_collateral, token
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.file import PolicyFile, ReadRules, Rule, Rules, read_policy
-from ringfence.policy.table import Read
+from ringfence.policy.policy_file import PolicyFile, ReadRules, Rule, Rules, read_policy
+from ringfence.policy.toml_table import Read
 
 
 @dataclass(frozen=True)

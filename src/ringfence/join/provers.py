@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Prover
-from ringfence.admission.proofs import bundle, catalogue, certificate, nvidia, snp, tdx, token
+from ringfence.admission.proofs import bundle, certificate, kinds, nvidia, snp, tdx, token
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import guest, nvml, tsm
 from ringfence.evidence.token_command import fetch_with
-from ringfence.policy.file import PolicyFile, Rule
+from ringfence.policy.policy_file import PolicyFile, Rule
 from ringfence.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def shared_of(settings: Settings) -> SharedSecret | None:
 def admission_of(settings: Settings, shared: SharedSecret | None, machine: Machine) -> tuple[Policy, Prover]:
     """The same, from what `shared_of` has made; no further key is made here. Kernel and drivers may be slow to answer."""
     if settings.policy is not None:
-        policy = catalogue.policy_of(settings.policy, machine.clock, shared)
+        policy = kinds.policy_of(settings.policy, machine.clock, shared)
         return policy, prover_of(settings, shared, settings.policy, machine)
     if shared is None:
         raise ConfigurationError("neither a policy nor a secret: set RINGFENCE_POLICY or RINGFENCE_SECRET_FILE")

@@ -19,8 +19,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
-from ringfence.collectives import bruck, direct, doubling, parts, ring, tree
-from ringfence.collectives.draft import Draft
+from ringfence.collectives import bruck, direct, doubling, ring, scatter_gather, tree
+from ringfence.collectives.builder import Draft
 from ringfence.collectives.schedule import Schedule
 from ringfence.errors import ProtocolError
 
@@ -80,9 +80,9 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Draft], None]]] = {
     ScheduleId.REDUCE_BINOMIAL: tree.reduce_binomial,
     ScheduleId.REDUCE_CHAIN: tree.reduce_chain,
     ScheduleId.REDUCE_TREE: tree.reduce_tree,
-    ScheduleId.GATHER_BINOMIAL: parts.gather,
+    ScheduleId.GATHER_BINOMIAL: scatter_gather.gather,
     ScheduleId.GATHER_DIRECT: direct.gather,
-    ScheduleId.SCATTER_BINOMIAL: parts.scatter,
+    ScheduleId.SCATTER_BINOMIAL: scatter_gather.scatter,
     ScheduleId.SCATTER_DIRECT: direct.scatter,
     ScheduleId.ALL_TO_ALL_BRUCK: bruck.all_to_all,
     ScheduleId.ALL_TO_ALL_DIRECT: direct.all_to_all,

@@ -17,10 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.proofs import gpu_chain, spdm
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.table import Table, parse
+from ringfence.policy.toml_table import Table, parse
 
 _NAMED: Final = 8  # of the measurements that differ, in a message
 
@@ -44,10 +44,10 @@ class Golden:
 
     def content(self) -> bytes:
         """Canonical: the order in which a file lists things does not matter."""
-        parts = [wire.text(each) for each in self.key]
+        parts = [encoding.text(each) for each in self.key]
         parts.append(_values(self.firmware_ids))
         for index in sorted(self.measurements):
-            parts += [wire.number(index, 1), _values(self.measurements[index])]
+            parts += [encoding.number(index, 1), _values(self.measurements[index])]
         return b"".join(parts)
 
     def compare(self, firmware_id: bytes, measurements: dict[int, bytes]) -> None:
@@ -116,7 +116,7 @@ def _index(table: Table, name: str) -> int:
 
 
 def _values(values: tuple[bytes, ...]) -> bytes:
-    return wire.number(len(values), 2) + b"".join(sorted(values))
+    return encoding.number(len(values), 2) + b"".join(sorted(values))
 
 
 def _listed(values: tuple[bytes, ...]) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ringfence.keys import KEY_AGREEMENTS
-from ringfence.policy.table import Read, Table, parse
+from ringfence.policy.toml_table import Read, Table, parse
 
 VERSION: Final = 1
 RULES: Final = 64

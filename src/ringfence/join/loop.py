@@ -16,19 +16,20 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.binding import Role
-from ringfence.admission.contact import Acquaintances, Showing, all_sign
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, Refusal, State
 from ringfence.admission.messages import Failure, Hello, Proof
+from ringfence.admission.peer_verification import Acquaintances, Showing, all_sign
 from ringfence.admission.policy import INSTANT_KINDS, SIGNING_KINDS, Policy, Prover, Verdict, verdict
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, ConfigurationError, EvidenceError, PeerLostError, ProtocolError
-from ringfence.join.beside import Beside
+from ringfence.join.background import Beside
 from ringfence.join.collect import Collector, Outcome, attempt
-from ringfence.join.holdings import Holdings
+from ringfence.join.credentials import Holdings
+from ringfence.join.diagnostics import FIRST_WARNING, NEXT_WARNING, explain
 from ringfence.join.listener import listen
 from ringfence.join.membership import Membership
 from ringfence.join.parent import FINAL, AddressBook, Place, Search, Store
@@ -36,7 +37,6 @@ from ringfence.join.peer import Peer
 from ringfence.join.refusals import Refusals
 from ringfence.join.shares import Shares
 from ringfence.join.verification import Verification
-from ringfence.join.waiting import FIRST_WARNING, NEXT_WARNING, explain
 from ringfence.settings import Settings
 from ringfence.transport.alarm import boot_seconds
 from ringfence.transport.fork import closes_in_children, leaves_to_children
@@ -456,7 +456,7 @@ class _Climb:
 
     def _turn_away(self, peer: Peer, refusal: Refusal) -> None:
         who = "refused by the worker" if refusal.by_peer else "refused the worker"
-        text = f"{who} at {peer.address}: {wire.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
+        text = f"{who} at {peer.address}: {encoding.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
         claimed = peer.handshake.peer
         if claimed is not None and (refusal.same_run or peer is self._dialled):
             rank = claimed.entry.rank
@@ -474,7 +474,7 @@ class _Climb:
             raise EvidenceError(
                 f"rank {self._entry.rank} has had no proof to show for {seconds:.0f} s: {error}"
             ) from error
-        text = f"has no proof to show: {wire.escape(str(error), keys.REFUSAL_TEXT_BYTES)}"
+        text = f"has no proof to show: {encoding.escape(str(error), keys.REFUSAL_TEXT_BYTES)}"
         if self._entry.rank not in self._refused:
             _log.warning("rank %d, joining, %s; it will try again", self._entry.rank, text)
         self._refused[self._entry.rank] = text

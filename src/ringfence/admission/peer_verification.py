@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ringfence import keys
-from ringfence.admission import wire
+from ringfence.admission import encoding
 from ringfence.admission.binding import PREIMAGE_BYTES, Binding, Bound, Role, proof_digest, read_preimage
 from ringfence.admission.messages import Proof
 from ringfence.admission.policy import SIGNING_KINDS, Evidence, Policy, judge
@@ -39,12 +39,12 @@ class Showing:
         return cls(proof.kind, int(at), binding, proof.proof)
 
     def encode(self) -> bytes:
-        fixed = wire.number(self.kind, 1) + wire.number(self.at, 8) + self.binding.preimage
-        return fixed + wire.blob(self.proof)
+        fixed = encoding.number(self.kind, 1) + encoding.number(self.at, 8) + self.binding.preimage
+        return fixed + encoding.blob(self.proof)
 
     @classmethod
     def decode(cls, data: bytes) -> Showing:
-        reader = wire.Reader(data)
+        reader = encoding.Reader(data)
         kind, at = reader.number(1), reader.number(8)
         binding, proof = Binding(reader.take(PREIMAGE_BYTES)), reader.blob(keys.PROOF_LIMIT_BYTES)
         reader.end()
