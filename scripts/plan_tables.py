@@ -18,8 +18,8 @@ from ringfence.lab.plan import hardware, models, published
 from ringfence.lab.plan.calibrate import calibrate
 from ringfence.lab.plan.hardware import FIGURES, Hardware
 from ringfence.lab.plan.recommend import best_for, in_the_clear, plan
+from ringfence.lab.plan.selection_table import DEFAULT, differences, table
 from ringfence.lab.plan.steps import Question, replayed, step
-from ringfence.lab.plan.table import DEFAULT, differences, table
 from ringfence.lab.plan.traces import trace
 from ringfence.lab.plan.validate import Line, Validation, validate
 from ringfence.lab.plan.work import WAYS

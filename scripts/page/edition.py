@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ringfence.lab.bench import link, memory
+from ringfence.lab.bench import link
+from ringfence.lab.bench import memory_use as memory
 from ringfence.lab.bench.measure import Measured
 from ringfence.lab.bench.names import PROFILED
 from ringfence.lab.bench.results import Result, result

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from ringfence.lab.bench import names
-from ringfence.lab.bench.crew import BenchError, Crew, Seat
 from ringfence.lab.bench.names import necessary_bytes
+from ringfence.lab.bench.worker_pool import BenchError, Crew, Seat
 
 SIZE = 120_000  # bytes; a whole number of parts for 2, 3 and 4 workers
 DOUBLING = "ringfence-doubling"  # sends more than is necessary, in fewer steps

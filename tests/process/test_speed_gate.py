@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringfence.lab.bench.crew import Crew, Seat
 from ringfence.lab.bench.intervals import ratios
+from ringfence.lab.bench.worker_pool import Crew, Seat
 
 LIMIT = 1.25
 SIZE = 25 << 20

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from ringfence.lab.bench import names
-from ringfence.lab.bench.crew import Crew, Seat
-from ringfence.lab.bench.hosts import Hosts
 from ringfence.lab.bench.measure import rounds_of
 from ringfence.lab.bench.names import ALONE, necessary_bytes
+from ringfence.lab.bench.netns import Hosts
+from ringfence.lab.bench.worker_pool import Crew, Seat
 
 CONTENDERS = ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls", names.PROFILED, ALONE]
 TRACE = [(1 << 20, 0.02), (3 << 20, 0.01), (2 << 20, 0.01)]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ringfence.lab.bench.hosts import bits_per_second
 from ringfence.lab.bench.measure import Measured
+from ringfence.lab.bench.netns import bits_per_second
 from ringfence.lab.bench.results import Line, result
 
 SETTINGS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringfence.lab.bench.resident import peak_bytes
+from ringfence.lab.bench.rss import peak_bytes
 from ringfence.lab.bench.samples import Samples
 from ringfence.lab.study.cells import Cell
 from ringfence.lab.study.folder import Folder

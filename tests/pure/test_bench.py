@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 
 from ringfence.cli.bench import size_of
 from ringfence.errors import ConfigurationError
-from ringfence.lab.bench import link, machine, memory, names
-from ringfence.lab.bench.floor import floor
-from ringfence.lab.bench.hosts import bits_per_second, burst_bytes
+from ringfence.lab.bench import link, machine, memory_use, names
+from ringfence.lab.bench.byte_counts import stage_bytes
 from ringfence.lab.bench.intervals import interval, ratios, resolution
+from ringfence.lab.bench.lower_bound import floor
 from ringfence.lab.bench.measure import Measured
-from ringfence.lab.bench.moved import stage_bytes
+from ringfence.lab.bench.netns import bits_per_second, burst_bytes
 from ringfence.lab.bench.progress import Progress
+from ringfence.lab.bench.result_table import machine_lines, table
 from ringfence.lab.bench.results import result
 from ringfence.lab.bench.samples import FILE, Samples
-from ringfence.lab.bench.table import machine_lines, table
 from ringfence.lab.bench.units import size_text, time_text
 
 CASE = {
@@ -128,13 +128,13 @@ def test_memory_is_that_of_the_worst_worker_and_nothing_is_left_out() -> None:
         },
     ]
     rounds = [{f"rank {rank}": each for rank, each in enumerate(ranks)}]
-    found = memory.result(Measured({"contenders": ["ringfence"], "size": 25 * mib, "workers": 2}, rounds))
+    found = memory_use.result(Measured({"contenders": ["ringfence"], "size": 25 * mib, "workers": 2}, rounds))
     assert (found.beyond, found.per_link, found.made) == (15 * mib, 7.5 * mib, 10 * mib)
-    assert "15.0 MiB    7.5 MiB   10.0 MiB" in memory.table([found])
+    assert "15.0 MiB    7.5 MiB   10.0 MiB" in memory_use.table([found])
 
 
 PEAK = """
-from ringfence.lab.bench.resident import peak_bytes, reset_peak, resident_bytes
+from ringfence.lab.bench.rss import peak_bytes, reset_peak, resident_bytes
 reset_peak()
 before = peak_bytes()
 block = bytearray(b"x" * (64 << 20))

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from ringfence.collectives import ScheduleId
+from ringfence.lab.plan.cost import GIVEN_BACK, price
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.predict import predict
-from ringfence.lab.plan.price import GIVEN_BACK, price
 from ringfence.lab.plan.work import WAYS
 from tests.pure.plan_rows import TRUTH, machine
 

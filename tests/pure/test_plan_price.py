@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ringfence.collectives import ScheduleId, build
 from ringfence.lab.plan import hardware, models
+from ringfence.lab.plan.cost import FREE, load, price
 from ringfence.lab.plan.hardware import Hardware
-from ringfence.lab.plan.price import FREE, load, price
+from ringfence.lab.plan.simulate import Walk
 from ringfence.lab.plan.steps import Question, all_reduce, step
-from ringfence.lab.plan.walk import Walk
 from ringfence.lab.plan.work import SYMMETRIC, WAYS, busiest, chain, costs, tasks, usual
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -112,12 +112,12 @@ def test_more_bytes_never_cost_less_and_sealing_is_never_free(workers: int, size
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_bytes_through_each_stage_are_those_of_the_schedules(workers: int) -> None:
     """Against the count that the benchmark's floor is made from: over all workers of a ring."""
-    from ringfence.lab.bench import moved
+    from ringfence.lab.bench import byte_counts
 
     counted, alike = busiest(ScheduleId.ALL_REDUCE_RING, workers)
     size = 24 * MIB
     done = load(WAYS["ringfence"], counted[0], size)
-    total = moved.stage_bytes("all_reduce", size, workers)
+    total = byte_counts.stage_bytes("all_reduce", size, workers)
     assert alike
     assert {
         "seal": done.sealed * workers,

@@ -14,8 +14,8 @@ from ringfence.collectives import Table
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import hardware, models, published
 from ringfence.lab.plan.recommend import CAPS, WORKERS, best_for, in_the_clear, plan, sweep
+from ringfence.lab.plan.selection_table import differences, table
 from ringfence.lab.plan.steps import Question, all_reduce, step
-from ringfence.lab.plan.table import differences, table
 from ringfence.lab.plan.work import WAYS
 
 GPT2 = models.load("gpt2")

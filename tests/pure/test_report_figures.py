@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.lab.bench.byte_counts import stage_bytes
 from ringfence.lab.bench.intervals import Interval
-from ringfence.lab.bench.moved import stage_bytes
-from ringfence.lab.report import choices, inside, overhead, words
+from ringfence.lab.report import overhead, stages, summary_text, tuning
 from ringfence.lab.report.figure import Figure, Missing, verdict
-from ringfence.lab.report.foretold import foretold
 from ringfence.lab.report.labels import brief, brief_interval, fully
+from ringfence.lab.report.predictions import foretold
 from ringfence.lab.report.runs import Run
 from ringfence.lab.report.study import Study, study
 from ringfence.lab.report.write import BUILDERS
@@ -74,14 +74,14 @@ def test_a_noisy_cell_is_marked_and_not_counted() -> None:
     assert points["bert-base"]["scored"] is False
     assert "scored" not in points["gpt2"]
     assert "1 cell is too noisy to count" in figure.says
-    assert "1.10 times" in words.headline(study_of(step() + step("bert-base", 3.0, resolution=0.3)))
+    assert "1.10 times" in summary_text.headline(study_of(step() + step("bert-base", 3.0, resolution=0.3)))
 
 
 def test_the_headline_claims_no_difference_that_cannot_be_told() -> None:
-    same = words.headline(study_of(step(factor=1.03) + step("resnet50", 0.98)))
+    same = summary_text.headline(study_of(step(factor=1.03) + step("resnet50", 0.98)))
     assert "as long as with plaintext Gloo, as far as can be told (1.00 times in the median of 2 cells)" in same
-    assert "20 % longer than with plaintext Gloo" in words.headline(study_of(step(factor=1.2)))
-    assert "nothing can be said" in words.headline(study_of(step(resolution=0.3)))
+    assert "20 % longer than with plaintext Gloo" in summary_text.headline(study_of(step(factor=1.2)))
+    assert "nothing can be said" in summary_text.headline(study_of(step(resolution=0.3)))
 
 
 def test_a_cell_with_few_rounds_is_marked_and_not_counted() -> None:
@@ -91,9 +91,9 @@ def test_a_cell_with_few_rounds_is_marked_and_not_counted() -> None:
     assert points["bert-base"]["scored"] is False
     assert "1.10 times" in figure.says
     assert "1 cell has too few rounds to count" in figure.says
-    assert "1 more cell has too few rounds to count" in words.headline(found)
+    assert "1 more cell has too few rounds to count" in summary_text.headline(found)
     nothing = study_of(step(rounds=4) + step("bert-base", resolution=0.3))
-    assert "over 5 rounds or more" in words.headline(nothing)
+    assert "over 5 rounds or more" in summary_text.headline(nothing)
     said = drawn(overhead.models(nothing)).says
     assert "all of these cells are too noisy or have too few rounds to count" in said
 
@@ -117,9 +117,9 @@ def test_steps_that_were_cut_differently_are_not_joined() -> None:
 
 def test_what_a_replayed_step_stands_for_is_said() -> None:
     found = study_of(trace(2, 56.5))
-    assert "a training step, real or replayed, in which everything" in words.headline(found)
-    assert "a training step in which everything" in words.headline(study_of(step()))
-    (cut,) = (sentence for sentence in words.limits(found) if "cut" in sentence)
+    assert "a training step, real or replayed, in which everything" in summary_text.headline(found)
+    assert "a training step in which everything" in summary_text.headline(study_of(step()))
+    (cut,) = (sentence for sentence in summary_text.limits(found) if "cut" in sentence)
     assert "stand for the whole step only where communication outweighs computing" in cut
 
 
@@ -149,7 +149,7 @@ def test_a_limited_network_is_shown_with_its_rate() -> None:
 
 
 def test_buckets_are_in_order_and_the_shortest_is_named() -> None:
-    figure = drawn(choices.buckets(study_of(everything())))
+    figure = drawn(tuning.buckets(study_of(everything())))
     (lines,) = figure.numbers.values()
     assert [point["label"] for point in lines["ringfence"]] == ["1", "default", "50", "200"]
     assert "shortest with default buckets" in figure.says
@@ -157,7 +157,7 @@ def test_buckets_are_in_order_and_the_shortest_is_named() -> None:
 
 def test_wire_types_are_compared_for_the_same_case_only() -> None:
     rows = step() + step(wire="bfloat16", factor=0.55) + step("resnet50", wire="bfloat16")
-    figure = drawn(choices.wires(study_of(rows)))
+    figure = drawn(tuning.wires(study_of(rows)))
     assert list(figure.numbers) == ["gpt2, 2 workers"]
     assert "ringfence 0.50 times" in figure.says
 
@@ -174,7 +174,7 @@ def test_pieces_of_a_step_fill_it_or_overlap(shares: list[float], took: float, c
         if row["contender"] == "ringfence-profiled":
             row.update({f"stage_{stage}": share * 1e9 for stage, share in zip(PROFILE, shares, strict=True)})
     (one,) = study_of(rows).cells
-    pieces = inside.pieces(one)
+    pieces = stages.pieces(one)
     assert all(seconds >= 0 for seconds in pieces.values())
     assert sum(pieces.values()) >= took * (1 - 1e-9)
     work = sum(pieces.values()) - pieces["wait"] - pieces["rest"]
@@ -193,8 +193,8 @@ def test_the_roof_is_what_the_cheapest_stages_allow() -> None:
             row["sent_bytes"] = float(through["send"])
             row.update({f"stage_{stage}": count / 2 for stage, count in through.items()})
     found = study_of(rows)
-    assert inside.cheapest(found) == {stage: pytest.approx(1.0) for stage in through}
-    figure = drawn(inside.roofline(found))
+    assert stages.cheapest(found) == {stage: pytest.approx(1.0) for stage in through}
+    figure = drawn(stages.roofline(found))
     floor = sum(through.values()) / through["send"]
     assert figure.numbers["2 workers"]["roofs"]["sealed"] == pytest.approx(2 / floor, abs=1e-3)
     assert figure.numbers["2 workers"]["roofs"]["unsealed"] > figure.numbers["2 workers"]["roofs"]["sealed"]
@@ -219,7 +219,7 @@ def test_each_figure_says_where_it_comes_from() -> None:
     found = study_of(everything())
     for figure in figures_of(found):
         assert isinstance(figure, Figure)
-        origin = words.provenance(found, figure)
+        origin = summary_text.provenance(found, figure)
         assert origin["Command"] == "ringfence study"
         assert origin["Date"] == "2026-01-02"
         assert origin["Machine"] == "2 cores of A CPU <of some kind>, Linux 6.18"
@@ -229,15 +229,15 @@ def test_each_figure_says_where_it_comes_from() -> None:
 def test_without_a_description_of_the_machine_the_report_says_so() -> None:
     found = study(everything(), {})
     figure = drawn(overhead.models(found))
-    origin = words.provenance(found, figure)
+    origin = summary_text.provenance(found, figure)
     assert origin["Date"] == origin["Command"] == "not in the raw files"
-    assert isinstance(inside.roofline(found)[0], Missing)
+    assert isinstance(stages.roofline(found)[0], Missing)
 
 
 def test_what_was_cut_or_left_out_is_said() -> None:
     found = study_of(everything())
-    assert any("cut" in sentence for sentence in words.limits(found))
-    assert any("4 and 8 workers on 2 cores" in sentence for sentence in words.limits(found))
+    assert any("cut" in sentence for sentence in summary_text.limits(found))
+    assert any("4 and 8 workers on 2 cores" in sentence for sentence in summary_text.limits(found))
     names = [fully(one) for one in found.cells]
     assert "gpt2-xl trace, GPU, 8 workers, 1/12 of the step" in names
     assert len(names) == len(set(names))

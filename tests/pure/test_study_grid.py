@@ -8,10 +8,10 @@ import pytest
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench import names
-from ringfence.lab.study import grid, run
+from ringfence.lab.study import grid, runner
 from ringfence.lab.study.cells import SETTINGS
 from ringfence.lab.study.estimate import total
-from ringfence.lab.study.table import listing
+from ringfence.lab.study.summary_table import listing
 from tests.pure.test_imports import ALLOWED
 
 TRAINING = '[[cells]]\nkind = "training"\nmodels = ["gpt2", "resnet50"]\nworkers = [2, 4]\n'
@@ -126,8 +126,8 @@ def test_the_quick_grid_has_every_kind_in_little_time() -> None:
 def test_rooms_whose_code_samples_outlive_are_not_used_while_something_is_timed() -> None:
     """What the timed rooms import is named by the digest; admission and its kin are done by then."""
     timed = {"backend", "collectives", "dataplane", "link", "runtime", "transport"}
-    assert not timed & set(run.UNMEASURED)
+    assert not timed & set(runner.UNMEASURED)
     for room in timed:
-        assert not ALLOWED[room] & set(run.UNMEASURED), room
+        assert not ALLOWED[room] & set(runner.UNMEASURED), room
     folder = Path(grid.__file__).parents[2]
-    assert all((folder / room).is_dir() for room in run.UNMEASURED)
+    assert all((folder / room).is_dir() for room in runner.UNMEASURED)

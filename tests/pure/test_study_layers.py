@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench import intervals
-from ringfence.lab.study import bootstrap, query, table
+from ringfence.lab.study import bootstrap, query
+from ringfence.lab.study import summary_table as table
 from ringfence.lab.study.folder import Folder, replaced
 from ringfence.lab.study.schema import SUMMARY, TIDY, SchemaError, batch_of, opened
 from ringfence.lab.study.summary import summarise, summary_of

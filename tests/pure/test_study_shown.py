@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.lab.study import query, shown
+from ringfence.lab.study import query, selection
 from ringfence.lab.study.cells import Cell
 from ringfence.lab.study.folder import Folder
 from ringfence.lab.study.schema import SUMMARY
@@ -38,12 +38,12 @@ def test_new_code_that_was_stopped_on_the_way_takes_nothing_away(folder: Folder)
     what = study_samples.cell(4096)
     path, case = folder.raw / f"{what.name}.jsonl", {**what.settings, "machine": "m2"}
     for added in (1, 3):  # stopped, and stopped again
-        shown.hold(path, "run", case)
+        selection.hold(path, "run", case)
         study_samples.write(folder, what, added, random.Random(added), machine="m2")
         assert shown_rows(folder, what) == {("m1", 7)}
-    assert shown.show(path, "run", case, study_samples.DATE)
+    assert selection.show(path, "run", case, study_samples.DATE)
     assert shown_rows(folder, what) == {("m2", 4)}
-    assert not shown.show(path, "run", case, study_samples.DATE)  # it is shown already
+    assert not selection.show(path, "run", case, study_samples.DATE)  # it is shown already
 
 
 def test_back_on_the_first_machine_its_rounds_are_shown_again_and_by_a_rebuild_too(folder: Folder) -> None:
@@ -51,7 +51,7 @@ def test_back_on_the_first_machine_its_rounds_are_shown_again_and_by_a_rebuild_t
     study_samples.write(folder, what, 9, random.Random(6), machine="m2")
     assert shown_rows(folder, what) == {("m2", 9)}
     path = folder.raw / f"{what.name}.jsonl"
-    assert shown.show(path, "run", {**what.settings, "machine": "m1"}, study_samples.DATE)
+    assert selection.show(path, "run", {**what.settings, "machine": "m1"}, study_samples.DATE)
     assert shown_rows(folder, what) == {("m1", 7)}
     before = tables(folder)
     for gone in (folder.tidy, folder.summary, folder.summary_json, folder.machines):
@@ -65,8 +65,8 @@ def test_nothing_is_noted_where_a_file_holds_one_machine_only(folder: Folder) ->
     what = study_samples.cell(4096)
     path, case = folder.raw / f"{what.name}.jsonl", {**what.settings, "machine": "m1"}
     before = path.read_bytes()
-    shown.hold(path, "run", case)
-    assert not shown.show(path, "run", case, study_samples.DATE)
+    selection.hold(path, "run", case)
+    assert not selection.show(path, "run", case, study_samples.DATE)
     assert path.read_bytes() == before
-    shown.hold(folder.raw / "not-there.jsonl", "run", case)
+    selection.hold(folder.raw / "not-there.jsonl", "run", case)
     assert not (folder.raw / "not-there.jsonl").exists()

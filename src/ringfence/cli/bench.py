@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ringfence.lab.bench.link import LinkResult
     from ringfence.lab.bench.measure import Setup
-    from ringfence.lab.bench.memory import MemoryResult
+    from ringfence.lab.bench.memory_use import MemoryResult
     from ringfence.lab.bench.results import Result
 
 DESCRIPTION = """\
@@ -221,7 +221,8 @@ def run_link(options: argparse.Namespace) -> int:
 
 def run_memory(options: argparse.Namespace) -> int:
     """Measure memory beyond the tensors and print it."""
-    from ringfence.lab.bench import machine, memory
+    from ringfence.lab.bench import machine
+    from ringfence.lab.bench import memory_use as memory
 
     if min(options.workers) < 2:
         raise ConfigurationError("at least two workers are needed")
@@ -286,7 +287,7 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _stage_costs(setup: Setup, facts: Mapping[str, Any]) -> dict[str, float]:
-    from ringfence.lab.bench.floor import recorded_costs
+    from ringfence.lab.bench.lower_bound import recorded_costs
 
     return recorded_costs(setup, facts)
 
@@ -298,7 +299,7 @@ def _print(
     costs: dict[str, float],
     floors: dict[int, float],
 ) -> None:
-    from ringfence.lab.bench.table import table
+    from ringfence.lab.bench.result_table import table
 
     if options.json:
         lines = [{**each.as_json(), "floor_cpu_seconds": floors.get(index)} for index, each in enumerate(results)]
@@ -314,7 +315,7 @@ def _print(
 def _print_plainly(
     options: argparse.Namespace, facts: Mapping[str, Any], results: Sequence[LinkResult | MemoryResult], text: str
 ) -> None:
-    from ringfence.lab.bench.table import machine_lines
+    from ringfence.lab.bench.result_table import machine_lines
 
     if options.json:
         print(json.dumps({"machine": facts, "results": [each.as_json() for each in results]}, indent=2))
@@ -325,7 +326,7 @@ def _print_plainly(
 def _floors(
     setup: Setup, facts: Mapping[str, Any], results: Sequence[Result], costs: dict[str, float]
 ) -> dict[int, float]:
-    from ringfence.lab.bench.floor import recorded_floor
+    from ringfence.lab.bench.lower_bound import recorded_floor
 
     return {index: recorded_floor(setup, facts, each.case, costs) for index, each in enumerate(results)}
 

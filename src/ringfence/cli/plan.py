@@ -196,7 +196,7 @@ def run_published(options: argparse.Namespace) -> int:
 
 def run_table(options: argparse.Namespace) -> int:
     """Thresholds from the model, and where they choose differently."""
-    from ringfence.lab.plan.table import GROUPS, differences, table
+    from ringfence.lab.plan.selection_table import GROUPS, differences, table
 
     profile = find_hardware(options.hardware)
     most = 1024 if not profile.ways else 8  # a machine that was calibrated has all workers on itself

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.cli.plan_views import seconds_text, share_text, table_of
 
 if TYPE_CHECKING:
-    from ringfence.lab.plan.table import Difference
+    from ringfence.lab.plan.selection_table import Difference
     from ringfence.lab.plan.validate import Validation
 
 
@@ -135,13 +135,13 @@ def published_text() -> str:
 
 
 def table_json(proposed: Any, found: Sequence[Difference]) -> dict[str, Any]:
-    from ringfence.lab.plan.table import DEFAULT
+    from ringfence.lab.plan.selection_table import DEFAULT
 
     return {"default": asdict(DEFAULT), "proposed": asdict(proposed), "differences": [asdict(each) for each in found]}
 
 
 def table_text(proposed: Any, found: Sequence[Difference]) -> str:
-    from ringfence.lab.plan.table import DEFAULT
+    from ringfence.lab.plan.selection_table import DEFAULT
 
     rows = [["threshold", "default", "by the model"]]
     mine, default = asdict(proposed), asdict(DEFAULT)

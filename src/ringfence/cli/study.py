@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ringfence.lab.study.cells import Cell
     from ringfence.lab.study.folder import Folder
-    from ringfence.lab.study.run import Wanted
+    from ringfence.lab.study.runner import Wanted
 
 DESCRIPTION = """\
 Measure a grid of cells (models, workers, bucket sizes, wire types, contenders, networks) and keep three layers of results:
@@ -101,22 +101,22 @@ def _add_folder(parser: argparse.ArgumentParser, default: object) -> None:
 
 def run_study(options: argparse.Namespace) -> int:
     """Measure what is missing, make the layers, print the summary."""
-    from ringfence.lab.study import table
+    from ringfence.lab.study import summary_table
 
     cells = _cells(options)
     if options.list:
-        print(table.listing(cells, len(os.sched_getaffinity(0))))
+        print(summary_table.listing(cells, len(os.sched_getaffinity(0))))
         return 0
     needs.parquet()
     from ringfence.lab.bench import machine
-    from ringfence.lab.study import run
+    from ringfence.lab.study import runner
     from ringfence.lab.study.folder import Folder
 
     signal.signal(signal.SIGTERM, interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
-    folder, here = Folder(options.results), run.facts()
+    folder, here = Folder(options.results), runner.facts()
     with folder.held(_command(options)):
-        wanted = run.wanted(folder, cells, here)
-        if back := run.show([each for each in wanted if not each.rounds]):
+        wanted = runner.wanted(folder, cells, here)
+        if back := runner.show([each for each in wanted if not each.rounds]):
             _say(
                 f"{back} cells were shown {_ELSEWHERE}: all rounds of this machine and code are there, and shown again"
             )
@@ -129,7 +129,7 @@ def run_study(options: argparse.Namespace) -> int:
             _say(f"{sum(each.rounds for each in missing)} rounds of {len(missing)} cells are to be measured")
             if others := sum(each.others for each in missing):
                 _say(f"{others} of them are shown {_ELSEWHERE}, each until all its new rounds are there")
-            run.measure(missing, here, _command(options))
+            runner.measure(missing, here, _command(options))
         _rebuild(folder, nothing_new=not lacking)
     _print_summary(folder, {"cell": [cell.name for cell in cells], "machine": [machine.digest(here)]})
     print(f"\nlayers: {folder.path}; `ringfence study query` and `ringfence report` read them")
@@ -138,9 +138,9 @@ def run_study(options: argparse.Namespace) -> int:
 
 def _possible(missing: list[Wanted]) -> list[Wanted]:
     """Without those that this user cannot measure: half an hour of the others is worth having."""
-    from ringfence.lab.bench import hosts
+    from ringfence.lab.bench import netns
 
-    here = [each for each in missing if not each.cell.settings["hosts"] or hosts.available()]
+    here = [each for each in missing if not each.cell.settings["hosts"] or netns.available()]
     if len(here) < len(missing):
         _say(f"{len(missing) - len(here)} cells are left out: network namespaces need root and iproute2 (ip, tc)")
     return here
@@ -178,7 +178,7 @@ def _rebuild(folder: Folder, nothing_new: bool) -> None:
 def run_query(options: argparse.Namespace) -> int:
     """Print the rows that were asked for."""
     needs.parquet()
-    from ringfence.lab.study import query, table
+    from ringfence.lab.study import query, summary_table
     from ringfence.lab.study.folder import Folder
     from ringfence.lab.study.schema import SUMMARY, TIDY
 
@@ -194,15 +194,19 @@ def run_query(options: argparse.Namespace) -> int:
             print(json.dumps(row, default=str))
         return 0
     found = list(rows)
-    print((table.samples if options.samples else table.summary)(found) if found else "no row has these values")
+    print(
+        (summary_table.samples if options.samples else summary_table.summary)(found)
+        if found
+        else "no row has these values"
+    )
     return 0
 
 
 def _print_summary(folder: Folder, wanted: dict[str, Sequence[Any]]) -> None:
-    from ringfence.lab.study import query, table
+    from ringfence.lab.study import query, summary_table
     from ringfence.lab.study.schema import SUMMARY
 
-    print(table.summary(list(query.rows(folder.summary, SUMMARY, wanted))))
+    print(summary_table.summary(list(query.rows(folder.summary, SUMMARY, wanted))))
 
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
@@ -253,7 +257,7 @@ def _listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def _rate(text: str) -> int:
-    from ringfence.lab.bench.hosts import bits_per_second
+    from ringfence.lab.bench.netns import bits_per_second
 
     return bits_per_second(text)
 

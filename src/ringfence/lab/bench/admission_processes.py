@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ringfence.lab.bench.channel import Channel, Message
-from ringfence.lab.bench.crew import BenchError
+from ringfence.lab.bench.worker_pool import BenchError
 from ringfence.settings import inherited, new_secret_file
 
 _ANSWER_SECONDS: Final = 120.0

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringfence.lab.bench import machine
-from ringfence.lab.bench.crew import Crew, Seat
-from ringfence.lab.bench.hosts import Hosts, burst_bytes
+from ringfence.lab.bench.netns import Hosts, burst_bytes
 from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.units import size_text
+from ringfence.lab.bench.worker_pool import Crew, Seat
 
 BATCH_SECONDS: Final = 0.05  # small collectives are timed in batches at least this long
 _MARGIN: Final = 1.3

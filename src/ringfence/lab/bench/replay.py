@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 import torch
 
-from ringfence.lab.bench.contenders import AloneContender, Begun, Contender
 from ringfence.lab.bench.operations import Tensors, type_of
+from ringfence.lab.bench.variants import AloneContender, Begun, Contender
 
 _MEMORY: Final = 64 << 20  # for all buckets together, unless one is larger
 _SIDE: Final = 256  # of the matrices that keep a core busy: a product takes a fraction of a millisecond

@@ -19,8 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.errors import ConfigurationError
-from ringfence.lab.bench.contenders import AloneContender, Contender, RingContender
 from ringfence.lab.bench.operations import type_of
+from ringfence.lab.bench.variants import AloneContender, Contender, RingContender
 
 _SEED: Final = 17
 _RATE: Final = 1e-5  # the steps are about time; weights must only stay finite

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 
 from ringfence.guard import plaintext_allowed
-from ringfence.lab.bench import contenders, operations, replay
+from ringfence.lab.bench import operations, replay, variants
 from ringfence.lab.bench.channel import Channel, Message
-from ringfence.lab.bench.contenders import Contender, Place
 from ringfence.lab.bench.operations import Tensors
-from ringfence.lab.bench.resident import peak_bytes, reset_peak, resident_bytes
-from ringfence.lab.bench.wire import bytes_sent, connections
+from ringfence.lab.bench.rss import peak_bytes, reset_peak, resident_bytes
+from ringfence.lab.bench.tcp_counters import bytes_sent, connections
+from ringfence.lab.bench.variants import Contender, Place
 
 _TIMEOUT: Final = timedelta(minutes=5)
 _PR_SET_PDEATHSIG: Final = 1
@@ -43,13 +43,13 @@ class Worker:
         mine = dist.PrefixStore("bench", store)
         place = Place(self.rank, self.size, config["host"], Path(config["folder"]), mine, _TIMEOUT)
         self._at_start = resident_bytes()
-        self.contenders: dict[str, Contender] = {name: contenders.make(name, place) for name in config["contenders"]}
+        self.contenders: dict[str, Contender] = {name: variants.make(name, place) for name in config["contenders"]}
         self._operation = ""
         self._tensors: Tensors
         self._steps: dict[str, Callable[[], None]] = {}
 
     def hello(self) -> Message:
-        return {"gloo": contenders.gloo_facts()}
+        return {"gloo": variants.gloo_facts()}
 
     # -- collectives -------------------------------------------------------------------------------------------------
 

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
+from ringfence.lab.plan.cost import load
 from ringfence.lab.plan.fit import Vector, nearest
 from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES, Figure, Hardware
 from ringfence.lab.plan.predict import BASELINE, CONTENDERS, covered, predict
-from ringfence.lab.plan.price import load
 from ringfence.lab.plan.work import WAYS, usual
 
 Row = Mapping[str, Any]

@@ -9,8 +9,8 @@ from typing import Any, Final
 from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import models
+from ringfence.lab.plan.cost import Price, price, staging
 from ringfence.lab.plan.hardware import Hardware
-from ringfence.lab.plan.price import Price, price, staging
 from ringfence.lab.plan.steps import Question, replayed
 from ringfence.lab.plan.traces import Trace, as_replayed, trace
 from ringfence.lab.plan.work import WAYS

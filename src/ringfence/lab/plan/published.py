@@ -16,8 +16,8 @@ from typing import Final
 
 from ringfence.lab.plan import models
 from ringfence.lab.plan.buckets import MIB, buckets
+from ringfence.lab.plan.cost import load as load_of
 from ringfence.lab.plan.hardware import Hardware, load
-from ringfence.lab.plan.price import load as load_of
 from ringfence.lab.plan.steps import FLAT, Question, step
 from ringfence.lab.plan.work import WAYS, busiest
 

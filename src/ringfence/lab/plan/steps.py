@@ -10,9 +10,9 @@ from typing import Final
 
 from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
+from ringfence.lab.plan.cost import FREE, Price, load, price
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.models import Model
-from ringfence.lab.plan.price import FREE, Price, load, price
 from ringfence.lab.plan.traces import Trace, trace
 from ringfence.lab.plan.work import WAYS, Way, busiest, fitted_figures
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.units import size_text
-from ringfence.lab.report import html, words
+from ringfence.lab.report import html, summary_text
 from ringfence.lab.report.figure import Figure, Missing, doubt, verdict
 from ringfence.lab.report.labels import SEALED, brief, brief_interval, contender_text, fully, order
 from ringfence.lab.report.published import PUBLISHED, READ
@@ -53,11 +53,11 @@ def _top(study: Study, figures: Sequence[Figure | Missing]) -> Iterator[str]:
     cells, samples = len(study.cells), sum(line.rounds for cell in study.cells for line in cell.lines.values())
     yield "<header>"
     yield f"<h1>{TITLE}</h1>"
-    about = f"{words.machine_text(study.facts)} · {when} · {cells} cells, {samples:,} samples"
+    about = f"{summary_text.machine_text(study.facts)} · {when} · {cells} cells, {samples:,} samples"
     yield html.paragraph(about, "soft")
-    yield html.paragraph(words.headline(study), "headline")
+    yield html.paragraph(summary_text.headline(study), "headline")
     yield "</header>"
-    yield html.bullets(words.summary(study))
+    yield html.bullets(summary_text.summary(study))
     yield html.paragraph(
         "ringfence is a torch.distributed backend that encrypts and authenticates everything between workers. A "
         "cell is one point of the grid of this study: a model, a trace of a model's gradient buckets, or a single "
@@ -74,9 +74,9 @@ def _top(study: Study, figures: Sequence[Figure | Missing]) -> Iterator[str]:
     links += [f'<li><a href="#{name}">{title}</a></li>' for name, title in others.items()]
     yield '<nav aria-label="Contents"><ul>\n' + "\n".join(links) + "\n</ul></nav>"
     yield "<h2>How to read the figures</h2>"
-    yield html.paragraph(words.READING)
+    yield html.paragraph(summary_text.READING)
     yield "<h2>Before you quote a figure</h2>"
-    yield html.bullets(words.limits(study))
+    yield html.bullets(summary_text.limits(study))
 
 
 def _section(study: Study, figure: Figure, picture: str) -> str:
@@ -88,7 +88,7 @@ def _section(study: Study, figure: Figure, picture: str) -> str:
     parts += ["<figure>", picture, f'<figcaption class="reading">{escape(figure.reading)}</figcaption>', "</figure>"]
     if figure.table:
         parts.append(html.table(figure.table.header, figure.table.groups))
-    return "\n".join([*parts, html.terms(words.provenance(study, figure), "provenance"), "</section>"])
+    return "\n".join([*parts, html.terms(summary_text.provenance(study, figure), "provenance"), "</section>"])
 
 
 def _missing(figures: Sequence[Figure | Missing]) -> str:

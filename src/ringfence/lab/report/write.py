@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from ringfence.errors import ConfigurationError
-from ringfence.lab.report import choices, inside, overhead
+from ringfence.lab.report import overhead, stages, tuning
 from ringfence.lab.report.figure import Builder, Figure, Missing
-from ringfence.lab.report.foretold import foretold
 from ringfence.lab.report.page import page
+from ringfence.lab.report.predictions import foretold
 from ringfence.lab.report.study import Study, read
 
 PAGE: Final = "report.html"
@@ -22,12 +22,12 @@ BUILDERS: Final[tuple[Builder, ...]] = (
     overhead.models,
     overhead.workers,
     overhead.ways,
-    inside.stages,
-    choices.buckets,
-    choices.wires,
+    stages.stages,
+    tuning.buckets,
+    tuning.wires,
     overhead.rates,
     overhead.sizes,
-    inside.roofline,
+    stages.roofline,
     foretold,
 )
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ringfence.lab.bench.hosts import bits_per_second
 from ringfence.lab.bench.measure import BATCH_SECONDS
 from ringfence.lab.bench.names import ALONE, necessary_bytes
+from ringfence.lab.bench.netns import bits_per_second
 from ringfence.lab.plan import models
 from ringfence.lab.study.cells import Cell
 

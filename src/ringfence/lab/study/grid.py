@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench import names
-from ringfence.lab.bench.hosts import burst_bytes
+from ringfence.lab.bench.netns import burst_bytes
 from ringfence.lab.bench.units import bytes_of
 from ringfence.lab.plan import models, traces
 from ringfence.lab.study.cells import SETTINGS, Cell

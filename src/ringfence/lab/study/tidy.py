@@ -15,9 +15,9 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from ringfence.errors import ConfigurationError
-from ringfence.lab.bench.hosts import bits_per_second
 from ringfence.lab.bench.names import STAGES
-from ringfence.lab.study import shown
+from ringfence.lab.bench.netns import bits_per_second
+from ringfence.lab.study import selection
 from ringfence.lab.study.folder import Folder, digest_of, replaced
 from ringfence.lab.study.schema import MACHINES, MADE_FROM, TIDY, batch_of, made_from, origin
 
@@ -57,7 +57,7 @@ def _write(writer: Any, columns: dict[str, list[Any]], where: Path) -> None:
 
 def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
     """The rows of one cell; what machine they were measured on is noted in `machines`."""
-    case = shown.case_of(file)
+    case = selection.case_of(file)
     if case is None:  # nothing measured yet, or not to be read: then the line is named
         for _ in _records(file):
             pass
@@ -66,7 +66,7 @@ def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
     shared = _settings(file, case)
     for number, record in _records(file):
         try:
-            if shown.NOTE in record:
+            if selection.NOTE in record:
                 continue
             if "case" not in record:
                 runs[record["run"]] = record

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ringfence.backend import RingfenceProcessGroup
 from ringfence.guard import plaintext_allowed
 from ringfence.lab.bench import names, operations
-from ringfence.lab.bench.forced import DoublingSession, RingSession, TreeSession
+from ringfence.lab.bench.fixed_schedule import DoublingSession, RingSession, TreeSession
 from ringfence.lab.bench.operations import Tensors
 from ringfence.lab.bench.profile import ProfiledSession, Stages
 from ringfence.lab.bench.rings import HopByHopRing, Ring, TlsRing

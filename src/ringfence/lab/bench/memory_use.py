@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from ringfence.lab.bench import machine
-from ringfence.lab.bench.crew import Crew, Seat
 from ringfence.lab.bench.measure import Measured, Setup
 from ringfence.lab.bench.names import BASELINE
 from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.units import size_text
+from ringfence.lab.bench.worker_pool import Crew, Seat
 
 _MIB: Final = 1 << 20
 

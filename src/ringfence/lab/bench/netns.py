@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ringfence.errors import ConfigurationError
-from ringfence.lab.bench.crew import Seat
+from ringfence.lab.bench.worker_pool import Seat
 
 _INTERFACE: Final = "rf"
 _UNITS: Final = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ringfence.lab.bench import machine, names
-from ringfence.lab.bench.crew import Crew
 from ringfence.lab.bench.measure import rounds_of, seats_for
 from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Samples
-from ringfence.lab.study import shown
+from ringfence.lab.bench.worker_pool import Crew
+from ringfence.lab.study import selection
 from ringfence.lab.study.cells import Cell, label
 from ringfence.lab.study.folder import Folder
 
@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
     @property
     def others(self) -> bool:
         """Whether the layers show rounds of another machine or of other code in its place."""
-        return shown.others(self.samples.path, self.case)
+        return selection.others(self.samples.path, self.case)
 
 
 def facts() -> dict[str, Any]:
@@ -53,7 +53,7 @@ def wanted(folder: Folder, cells: Sequence[Cell], here: Mapping[str, Any]) -> li
 
 def show(complete: Sequence[Wanted]) -> int:
     """Let the layers show the rounds of this machine and code; for how many cells they showed others."""
-    return sum(shown.show(each.samples.path, each.samples.run, each.case, machine.now()) for each in complete)
+    return sum(selection.show(each.samples.path, each.samples.run, each.case, machine.now()) for each in complete)
 
 
 def measure(missing: Sequence[Wanted], here: Mapping[str, Any], command: str) -> None:
@@ -66,7 +66,7 @@ def measure(missing: Sequence[Wanted], here: Mapping[str, Any], command: str) ->
             each_of_them = list(group)
             with seats_for(workers, hosts, rate or None) as seats, Crew(seats, _everyone(each_of_them)) as crew:
                 for each in each_of_them:
-                    shown.hold(each.samples.path, each.samples.run, each.case)
+                    selection.hold(each.samples.path, each.samples.run, each.case)
                     each.samples.begin({**here, **crew.facts}, command, machine.now())
                     _measure(crew, each, progress)
                     show([each])

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.lab.plan.cost import price
 from ringfence.lab.plan.hardware import Hardware
-from ringfence.lab.plan.price import price
 from ringfence.lab.plan.work import WAYS
 
 DEFAULT: Final = Table()  # what the runtime has

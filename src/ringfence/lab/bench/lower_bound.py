@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ringfence.keys import IV_BYTES, KEY_BYTES, SEGMENT_BYTES, TAG_BYTES
 from ringfence.lab.bench import machine
+from ringfence.lab.bench.byte_counts import stage_bytes
 from ringfence.lab.bench.measure import Setup
-from ringfence.lab.bench.moved import stage_bytes
 from ringfence.lab.bench.samples import Case, Samples
 
 _SECONDS: Final = 0.1  # for each stage

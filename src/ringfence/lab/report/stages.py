@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ringfence.lab.bench.moved import stage_bytes
+from ringfence.lab.bench.byte_counts import stage_bytes
 from ringfence.lab.bench.names import necessary_bytes
 from ringfence.lab.bench.units import size_text
 from ringfence.lab.report.figure import DIGITS, Figure, Missing, Table, distinct, ends, having

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ringfence.lab.report.figure import QUIET, Figure, counted, counting, distinct, having, ratio_of, uncounted, verdict
-from ringfence.lab.report.inside import floor_sentence
 from ringfence.lab.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, percent, plain, what
+from ringfence.lab.report.stages import floor_sentence
 from ringfence.lab.report.study import FEWEST, Cell, Study
 
 READING: Final = (
