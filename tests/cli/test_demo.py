@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.cli import demo
-from ringfence.cli.demo import viewer, wire
+from ringfence.cli.demo import capture, viewer
 from ringfence.cli.demo.relay import Relay, flip_middle_bit
 from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
 from tests.cli.command import ringfence
@@ -84,17 +84,17 @@ def packet(payload: bytes, protocol: int = socket.IPPROTO_TCP) -> bytes:
 
 
 def test_the_payload_of_a_packet_is_cut_out_exactly() -> None:
-    assert wire.tcp_payload(packet(b"hello")) == (b"\x7f\0\0\1\x7f\0\0\2\0\1\0\2", b"hello")
+    assert capture.tcp_payload(packet(b"hello")) == (b"\x7f\0\0\1\x7f\0\0\2\0\1\0\2", b"hello")
 
 
 def test_packets_without_a_payload_or_of_another_protocol_are_left_out() -> None:
-    assert wire.tcp_payload(packet(b"")) is None
-    assert wire.tcp_payload(packet(b"hello", socket.IPPROTO_UDP)) is None
+    assert capture.tcp_payload(packet(b"")) is None
+    assert capture.tcp_payload(packet(b"hello", socket.IPPROTO_UDP)) is None
 
 
 @given(st.binary(max_size=80))
 def test_no_packet_makes_the_viewer_stumble(data: bytes) -> None:
-    parsed = wire.tcp_payload(data)
+    parsed = capture.tcp_payload(data)
     assert parsed is None or parsed[1] in data
 
 

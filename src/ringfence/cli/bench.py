@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import bench_admission, needs
+from ringfence.cli import bench_admission, requirements
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench import names
 from ringfence.lab.bench.units import bytes_of
@@ -198,7 +198,7 @@ def run_train(options: argparse.Namespace) -> int:
     """Measure training steps and print what they cost."""
     if options.strategy == "fsdp2" and not set(options.contenders) <= set(names.GROUPS):
         raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --contenders")
-    needs.models()
+    requirements.models()
     cases = [
         {"kind": "training", "model": model, "strategy": options.strategy, "bucket_mb": bucket, "workers": workers}
         for workers in options.workers
@@ -226,7 +226,7 @@ def run_memory(options: argparse.Namespace) -> int:
 
     if min(options.workers) < 2:
         raise ConfigurationError("at least two workers are needed")
-    needs.workers()
+    requirements.workers()
     signal.signal(signal.SIGTERM, interrupt)
     facts = machine.facts()
     measured = memory.measure(_setup(options, options.contenders), options.sizes, options.workers, facts)
@@ -269,7 +269,7 @@ def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequ
         raise ConfigurationError("--rate limits the links between hosts: say how many with --hosts")
     if min(options.workers) < max(2, options.hosts):
         raise ConfigurationError("at least two workers, and one for each host, are needed")
-    needs.workers()
+    requirements.workers()
     everyone = dict.fromkeys((*names.BASELINE, *contenders))  # without the baseline there is no ratio
     setup = _setup(options, tuple(everyone))
     signal.signal(signal.SIGTERM, interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C

@@ -61,7 +61,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Make the files and say how to use them."""
-    from ringfence.cli.authority import Authority  # late, so that `doctor` starts where cryptography is missing
+    from ringfence.cli.dev_ca import Authority  # late, so that `doctor` starts where cryptography is missing
 
     names = list(dict.fromkeys(options.names))
     for name in names:

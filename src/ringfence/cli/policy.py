@@ -113,7 +113,7 @@ def _trust_domain(ca: Path) -> str:
     """What an authority that lies there already says of itself; else an example to be changed."""
     from cryptography import x509
 
-    from ringfence.cli.authority import trust_domain_of
+    from ringfence.cli.dev_ca import trust_domain_of
 
     try:
         certificates = x509.load_pem_x509_certificates(ca.read_bytes())

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ringfence.cli import needs
+from ringfence.cli import requirements
 from ringfence.cli.bench import interrupt
-from ringfence.cli.demo import viewer, wire
+from ringfence.cli.demo import capture as wire
+from ringfence.cli.demo import viewer
 from ringfence.cli.demo.relay import Relay
 from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
 
@@ -51,8 +52,8 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Tell the story; 0 only if every part of it came true."""
-    needs.workers()
-    needs.backend()
+    requirements.workers()
+    requirements.backend()
     signal.signal(signal.SIGTERM, interrupt)  # workers are ended and files removed by the same way out as on Ctrl-C
     private = wire.enter_private_network()
     capture = wire.open_capture()
