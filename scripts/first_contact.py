@@ -17,7 +17,7 @@ import torch
 from ringfence.admission.peer_verification import Acquaintances
 from ringfence.lab.bench.machine import facts
 from ringfence.transport.in_memory import Pipe
-from tests.pure.contact_samples import TECHNOLOGIES, Technology, circle
+from tests.unit.contact_samples import TECHNOLOGIES, Technology, circle
 from tests.world import World, broadcast
 
 ROUNDS = 31

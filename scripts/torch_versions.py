@@ -18,19 +18,19 @@ from xml.etree import ElementTree
 
 ROOT: Final = Path(__file__).parents[1]
 SET: Final[dict[str, tuple[str, ...]]] = {
-    "`examples/ddp.py`": ("tests/process/test_readme.py::test_the_first_commands_train_a_model[ddp.py]",),
-    "`examples/fsdp2.py`": ("tests/process/test_readme.py::test_the_first_commands_train_a_model[fsdp2.py]",),
+    "`examples/ddp.py`": ("tests/integration/test_readme.py::test_the_first_commands_train_a_model[ddp.py]",),
+    "`examples/fsdp2.py`": ("tests/integration/test_readme.py::test_the_first_commands_train_a_model[fsdp2.py]",),
     "`doctor`": ("tests/cli/test_doctor.py::test_a_ready_machine_is_exit_code_0",),
     "conformance": (
-        "tests/contract/test_collectives.py",
-        "tests/contract/test_direct.py",
-        "tests/contract/test_functional.py",
-        "tests/contract/test_groups.py",
-        "tests/contract/test_objects.py",
-        "tests/contract/test_refusals.py",
-        "tests/contract/test_timeouts.py",
+        "tests/conformance/test_collectives.py",
+        "tests/conformance/test_direct.py",
+        "tests/conformance/test_functional.py",
+        "tests/conformance/test_groups.py",
+        "tests/conformance/test_objects.py",
+        "tests/conformance/test_refusals.py",
+        "tests/conformance/test_timeouts.py",
     ),
-    "strategies": ("tests/process/test_strategies.py",),
+    "strategies": ("tests/integration/test_strategies.py",),
 }
 # Gloo alone is torch's to test; strategies are compared with it all the same. More than four workers say nothing more of torch.
 LEFT_OUT: Final = (

@@ -35,7 +35,7 @@ from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials, Tls
 from tests.attack.admission_strangers import channel_of
 from tests.attack.hostile import KINDS, RUN, Kind
-from tests.process.admitted_worker import FolderStore
+from tests.integration.admitted_worker import FolderStore
 
 SIZE = 8
 SECONDS = 60.0  # for one join, and the most that an attack lasts

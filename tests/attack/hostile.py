@@ -17,7 +17,7 @@ from ringfence.admission.proofs.certificate import CertificateProver, Certificat
 from ringfence.admission.proofs.secret import SharedSecret
 from tests.attack.expensive import chains
 from tests.certificates import Authority, now, spiffe
-from tests.pure import mint_nvidia, mint_token, snp_mint, tdx_mint
+from tests.unit import mint_nvidia, mint_token, snp_mint, tdx_mint
 
 GPUS = 4
 RUN = "crowd"

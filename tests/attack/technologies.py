@@ -9,7 +9,7 @@ from functools import cache
 
 from ringfence.admission.policy import Clock, Policy, Prover
 from ringfence.admission.proofs import nvidia, snp, tdx, token
-from tests.pure import mint_nvidia, mint_token, snp_mint, tdx_mint
+from tests.unit import mint_nvidia, mint_token, snp_mint, tdx_mint
 
 NAMES = ("tdx", "snp", "nvidia", "token")
 DAY = 86400

@@ -20,8 +20,8 @@ from ringfence.admission.tree import Outgoing, Phase
 from ringfence.errors import AdmissionError, PeerLostError, ProtocolError
 from ringfence.transport.tls import Credentials, Tls, _self_signed
 from tests.attack.admission_strangers import channel_of, tls_pair
-from tests.pure.admission_samples import Worker, channels, converse, fixed_bytes, worker
-from tests.pure.test_admission_tree import World
+from tests.unit.admission_samples import Worker, channels, converse, fixed_bytes, worker
+from tests.unit.test_admission_tree import World
 
 OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
 

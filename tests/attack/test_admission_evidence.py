@@ -23,8 +23,8 @@ from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.attack.admission_strangers import Stranger, channel_of, with_key
 from tests.attack.test_admission_states import GARBAGE, hangs_up
-from tests.process.join_world import SECRET, Slow, SlowlyShown, World, slow_policy
-from tests.pure.admission_samples import SUITES, worker
+from tests.integration.join_world import SECRET, Slow, SlowlyShown, World, slow_policy
+from tests.unit.admission_samples import SUITES, worker
 
 RUN = "run-7"
 ONE_RUN = Settings(SECRET, run_id=RUN, generation="3")

@@ -37,8 +37,8 @@ from ringfence.runtime.engine import ABORT_CODES
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.attack.admission_strangers import Stranger, channel_of
-from tests.process.join_world import SECRET, World
-from tests.pure.admission_samples import SUITES, Worker, worker
+from tests.integration.join_world import SECRET, World
+from tests.unit.admission_samples import SUITES, Worker, worker
 
 ONE_RUN = Settings(SECRET, run_id="run-7", generation="3")
 SIZE = 2

@@ -19,8 +19,8 @@ from ringfence.errors import AdmissionError
 from ringfence.transport.tls import Credentials
 from tests.attack.admission_strangers import channel_of, tls_pair
 from tests.attack.technologies import NAMES, Make, prover, technology
-from tests.pure import snp_mint, tdx_mint
-from tests.pure.admission_samples import SUITES, Tamper, converse, fixed_bytes, worker
+from tests.unit import snp_mint, tdx_mint
+from tests.unit.admission_samples import SUITES, Tamper, converse, fixed_bytes, worker
 
 every_kind = pytest.mark.parametrize("name", NAMES)
 

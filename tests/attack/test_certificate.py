@@ -22,8 +22,8 @@ from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.attack.admission_strangers import Stranger, channel_of, tls_pair
 from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, now, spiffe
-from tests.process.join_world import World
-from tests.pure.admission_samples import SECRET, SUITES, Tamper, converse, fixed_bytes, worker
+from tests.integration.join_world import World
+from tests.unit.admission_samples import SECRET, SUITES, Tamper, converse, fixed_bytes, worker
 
 AUTHORITY = Authority()
 RULES = Rules((AUTHORITY.der,), ("spiffe://example.org/worker/*",), "example.org")

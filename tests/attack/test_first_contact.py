@@ -13,7 +13,7 @@ from ringfence.errors import AbortedError, AdmissionError, AuthenticationError, 
 from ringfence.link.frames import Type
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
 from ringfence.transport.in_memory import Pipe
-from tests.pure.contact_samples import LIES, Circle, Lie, circle
+from tests.unit.contact_samples import LIES, Circle, Lie, circle
 from tests.world import World, all_reduce
 
 SIZE = 6

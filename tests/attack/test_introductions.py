@@ -16,7 +16,7 @@ from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello,
 from ringfence.runtime import acceptor
 from ringfence.transport.in_memory import MemoryStream, Pipe
 from tests.attack.test_first_contact import SIZE, added_up, honest
-from tests.pure.test_doorway import answer, settle
+from tests.unit.test_doorway import answer, settle
 from tests.world import World
 
 NONCE = bytes(range(NONCE_BYTES))

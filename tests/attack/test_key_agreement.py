@@ -16,7 +16,7 @@ from ringfence.transport import tls
 from ringfence.transport.tls import Credentials
 from tests.attack.admission_strangers import tls_pair
 from tests.cli.command import ringfence
-from tests.process.join_world import World
+from tests.integration.join_world import World
 
 CONFIGURATION = """\
 openssl_conf = all
@@ -33,7 +33,7 @@ from OpenSSL import SSL
 from ringfence.transport import tls
 from tests.attack.test_key_agreement import left_to_openssl
 from tests.attack.admission_strangers import tls_pair
-from tests.process.join_world import World
+from tests.integration.join_world import World
 
 one, two = tls_pair(left_to_openssl(), left_to_openssl())
 print(one.group, two.group)

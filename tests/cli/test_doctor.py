@@ -18,7 +18,7 @@ from ringfence.cli import checks, doctor
 from ringfence.errors import ConfigurationError
 from ringfence.settings import Settings, load_secret
 from tests.cli.command import ringfence, unprivileged
-from tests.pure import mint_token
+from tests.unit import mint_token
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from ringfence.evidence.evidence_file import FILE_BYTES, Held, read
 from ringfence.keys import PROOF_LIMIT_BYTES
 from tests.cli.command import ringfence
 from tests.fake_tsm import Kernel
-from tests.pure import nvidia_records, snp_records, tdx_records
-from tests.pure.tdx_mint import foundry
-from tests.pure.test_collect import DATA, snp_kernel, tdx_kernel
+from tests.unit import nvidia_records, snp_records, tdx_records
+from tests.unit.tdx_mint import foundry
+from tests.unit.test_collect import DATA, snp_kernel, tdx_kernel
 
 SNP, TDX = snp_records.FOLDER, tdx_records.FOLDER
 TURIN = (f"{SNP}/oak-turin_report.bin", "--certificate", f"{SNP}/oak-turin_vcek.der", "--at", "2026-01-01")

@@ -16,7 +16,7 @@ from ringfence.cli.plan_checks import validation_summary
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan.validate import validate
 from tests.cli.command import ringfence
-from tests.pure.plan_rows import synthetic
+from tests.unit.plan_rows import synthetic
 
 WITHOUT_TORCH = """
 import sys

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import ringfence
-from tests.pure.report_samples import everything, from_bench, write_study
+from tests.unit.report_samples import everything, from_bench, write_study
 
 SAMPLES = Path(__file__).parents[2] / "docs" / "results" / "samples.jsonl"
 

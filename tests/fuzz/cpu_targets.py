@@ -26,8 +26,8 @@ from ringfence.transport import tls
 from tests.attack import hostile
 from tests.attack.expensive import chains, large_exponent_key, many_names
 from tests.certificates import Authority
-from tests.pure import mint_token
-from tests.pure.admission_samples import channels, worker
+from tests.unit import mint_token
+from tests.unit.admission_samples import channels, worker
 
 BINDING = Binding(b"a binding")
 

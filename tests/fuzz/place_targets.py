@@ -19,7 +19,7 @@ from ringfence.settings import parse_address
 from ringfence.transport.tls import Credentials, Tls, _self_signed
 from tests.certificates import ODD_FEATURE, Authority, spiffe
 from tests.fuzz.target import Target
-from tests.pure.admission_samples import worker
+from tests.unit.admission_samples import worker
 
 _CONNECTION_KEY = keys.Secret(bytes(range(32)))
 

@@ -17,7 +17,7 @@ from ringfence.policy.policy_file import explain
 from ringfence.policy.toml_table import parse
 from tests.certificates import Authority
 from tests.fuzz.target import Target
-from tests.pure import mint_token, nvidia_records, snp_mint, tdx_records
+from tests.unit import mint_token, nvidia_records, snp_mint, tdx_records
 
 REFUSED = (PolicyError,)
 READERS = {"tdx": tdx.read_rules, "snp": snp.read_rules, "nvidia": nvidia.read_rules, "token": token.read_rules}

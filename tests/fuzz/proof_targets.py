@@ -11,8 +11,8 @@ from ringfence.admission.proofs import certificate, gpu_chain, nvidia, snp, spdm
 from ringfence.errors import AdmissionError
 from tests.certificates import Authority, now, spiffe
 from tests.fuzz.target import Target
-from tests.pure import mint_nvidia, mint_token, nvidia_records, snp_records, tdx_records
-from tests.pure.mint_token import ES256, claims, rules
+from tests.unit import mint_nvidia, mint_token, nvidia_records, snp_records, tdx_records
+from tests.unit.mint_token import ES256, claims, rules
 
 REFUSED = (AdmissionError,)
 JSON_WORDS = (

@@ -14,7 +14,7 @@ from ringfence.errors import AdmissionError, AuthenticationError, ProtocolError
 from ringfence.link import frames, hello
 from ringfence.link.frames import Call, Type
 from tests.fuzz.target import Target
-from tests.pure.admission_samples import SUITES, Worker, channels, converse, worker
+from tests.unit.admission_samples import SUITES, Worker, channels, converse, worker
 
 EPOCH_KEY = keys.Secret(bytes(32))
 WORLD = 4

@@ -1,0 +1,141 @@
+"""The real handshake on processes: workers admit each other by their GPUs, and by tokens of a service; bad ones are refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from ringfence.admission.proofs import nvidia, reference_values
+from tests.integration.admitted_worker import ROOT, run_workers
+from tests.integration.token_service import signer_in
+from tests.unit import mint_nvidia
+from tests.unit.mint_token import ISSUER, key_set
+
+PATIENCE = 8.0  # a worker that waits for others, all of whom it refuses, waits so long
+
+
+def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+# -- GPUs -----------------------------------------------------------------------------------------------------------
+
+
+def write_gpu_policy(folder: Path, top: mint_nvidia.Issuer) -> None:
+    """It asks for two GPUs of one kind."""
+    gpu = mint_nvidia.Device.under(top).gpu(bytes(32))
+    claims = nvidia.verify_report(gpu, bytes(32), mint_nvidia.NOW, root=top.certificate)
+    (folder / "gpu.toml").write_text(reference_values.write(claims.golden()))
+    (folder / "policy.toml").write_text('version = 1\n[[admit]]\n[admit.nvidia]\ngolden = "gpu.toml"\ngpus = 2\n')
+
+
+def run_gpu_workers(folder: Path, hows: Sequence[str], seconds: float = 30.0) -> list[dict[str, Any]]:
+    top = mint_nvidia.root()
+    write_gpu_policy(folder, top)
+    (folder / "root.pem").write_bytes(top.certificate.public_bytes(Encoding.PEM))
+    (folder / "root.key").write_bytes(pem(top.key))
+    workers = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.integration.gpu_worker",
+                str(folder),
+                *map(str, (rank, len(hows), seconds)),
+                how,
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, how in enumerate(hows)
+    ]
+    return [json.loads(worker.communicate(timeout=60)[0]) for worker in workers]
+
+
+def test_workers_admit_each_other_by_their_gpus(tmp_path: Path) -> None:
+    found = run_gpu_workers(tmp_path, ["good"] * 3)
+    assert [each.get("by") for each in found] == ["NVIDIA GPU attestation"] * 3, found
+    assert len({each["roster"] for each in found}) == len({each["key"] for each in found}) == 1
+
+
+def test_workers_whose_gpus_are_not_as_the_policy_says_are_refused(tmp_path: Path) -> None:
+    bad = {
+        "other firmware": "golden values in measurement 33",
+        "a GPU is kept back": "1 GPUs are shown where the policy asks for another number",
+        "recorded": "not made for this connection",
+    }
+    first, *others = run_gpu_workers(tmp_path, ["good", *bad], PATIENCE)
+    assert "3 of 4 workers are missing" in first["error"]
+    for each, reason in zip(others, bad.values(), strict=True):
+        assert reason in each["error"]
+
+
+def test_minted_gpus_do_not_get_past_the_pinned_root(tmp_path: Path) -> None:
+    """What a policy file leads to judges by NVIDIA's root, whatever root the evidence was minted under."""
+    found = run_gpu_workers(tmp_path, ["pinned root", "good"], PATIENCE)
+    assert all("not one of NVIDIA's" in each["error"] for each in found), found
+
+
+# -- tokens ---------------------------------------------------------------------------------------------------------
+
+POLICY = f"""
+version = 1
+[[admit]]
+[admit.token]
+issuer = "{ISSUER}"
+keys = "keys.json"
+[admit.token.claims]
+measres = "success"
+"""
+
+
+def environment(folder: Path, claims: dict[str, object] | None = None, key: str = "service.key") -> dict[str, str]:
+    command = [sys.executable, "-m", "tests.integration.token_service", str(folder / key), json.dumps(claims or {})]
+    return {"RINGFENCE_POLICY": str(folder / "policy.toml"), "RINGFENCE_TOKEN_COMMAND": shlex.join(command)}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A policy that believes a service, the service's key, and one of somebody else."""
+    for name in ("service.key", "stranger.key"):
+        (tmp_path / name).write_bytes(pem(ec.generate_private_key(ec.SECP384R1())))
+    (tmp_path / "keys.json").write_bytes(key_set(signer_in(tmp_path / "service.key")))
+    (tmp_path / "policy.toml").write_text(POLICY)
+    return tmp_path
+
+
+def test_workers_admit_each_other_by_tokens(site: Path) -> None:
+    found = run_workers(site, [environment(site)] * 3)
+    assert [each.get("by") for each in found] == ["attestation token"] * 3, found
+    assert len({each["roster"] for each in found}) == len({each["key"] for each in found}) == 1
+
+
+def test_workers_whose_tokens_do_not_admit_are_refused(site: Path) -> None:
+    bad = {
+        "does not say what the policy asks for": environment(site, {"measres": "failure"}),
+        "expired": environment(site, {"exp": 1}),
+        "not made for this connection": environment(site, {"eat_nonce": "0" * 64}),
+        "signature is not of the key": environment(site, key="stranger.key"),
+    }
+    first, *others = run_workers(site, [environment(site), *bad.values()], PATIENCE)
+    assert "4 of 5 workers are missing" in first["error"]
+    for each, reason in zip(others, bad, strict=True):
+        assert reason in each["error"]
+
+
+def test_a_token_command_that_can_never_work_ends_the_join_at_once_and_says_what_to_do(site: Path) -> None:
+    """Not at the deadline, where it would read as if somebody had not come."""
+    broken = {**environment(site), "RINGFENCE_TOKEN_COMMAND": str(site / "no-such-command")}
+    _, child = run_workers(site, [environment(site), broken], PATIENCE)
+    assert child["error"].startswith("EvidenceError: the token command")
+    assert "does not start: No such file or directory; set RINGFENCE_TOKEN_COMMAND" in child["error"]

@@ -1,0 +1,382 @@
+"""Faults: whatever happens to one worker, every other one raises soon, and says whom it was about."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+
+from ringfence.admission.tree import children_of
+from ringfence.errors import RingfenceError
+from tests.integration.bell import Bell
+from tests.pool import Failure, Pool, values
+
+WORLD = 4
+DEEP = 7  # workers: the fewest with which two of them have a parent that is not worker 0
+SOON = 5.0  # seconds from a death to the last survivor's error
+
+
+def raised(results: list[Any], kinds: set[str]) -> list[Failure]:
+    """All results as failures of these kinds."""
+    for result in results:
+        assert isinstance(result, Failure), result
+        assert result.type in kinds, result
+    return results
+
+
+def hurry(seconds: float) -> None:
+    """A short timeout for collectives; the join keeps a long one, because workers may first have to start."""
+    dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
+
+
+def all_reduce(elements: int = 1000) -> float:
+    tensor = torch.ones(elements)
+    dist.all_reduce(tensor)
+    return tensor[0].item()
+
+
+# -- different collectives ------------------------------------------------------------------------------------------
+
+
+def different_collectives() -> None:
+    if dist.get_rank() == 0:
+        dist.all_gather_into_tensor(torch.ones(10 * dist.get_world_size()), torch.ones(10))
+    else:
+        dist.all_reduce(torch.ones(10))
+
+
+def broadcast_against_all_reduce() -> None:
+    """The root of a broadcast only sends, so it is done before anybody could object: its next collective raises."""
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.ones(10), src=0)
+        dist.barrier()
+    else:
+        dist.all_reduce(torch.ones(10))
+
+
+def different_sizes() -> None:
+    dist.all_reduce(torch.ones(10 + dist.get_rank()))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_in_different_collectives_get_an_error_that_names_both(pool: Pool, world: int) -> None:
+    results = raised(pool.run(different_collectives, world), {"MismatchError", "AbortedError"})
+    assert any(result.type == "MismatchError" for result in results)
+    for result in results:
+        assert f"all_gather #1 ({10 * world} x float32)" in result.message
+        assert "all_reduce #1 (10 x float32, sum)" in result.message
+
+
+def test_a_root_that_only_sends_learns_of_different_collectives_at_its_next_one(pool: Pool) -> None:
+    for result in raised(pool.run(broadcast_against_all_reduce, 3), {"MismatchError", "AbortedError"}):
+        assert (
+            "broadcast #1 (10 x float32, root 0)" in result.message or "barrier #2" in result.message
+        )  # who saw it first
+        assert "all_reduce #1 (10 x float32, sum)" in result.message
+
+
+def test_ranks_with_different_sizes_get_an_error_that_names_both(pool: Pool) -> None:
+    for result in raised(pool.run(different_sizes, 2), {"MismatchError", "AbortedError"}):
+        assert "all_reduce #1 (10 x float32, sum)" in result.message
+        assert "all_reduce #1 (11 x float32, sum)" in result.message
+
+
+def waiting_for_each_other() -> None:
+    """Nobody sends anything that could be recognised: each waits for a message of the other."""
+    hurry(2)
+    dist.recv(torch.ones(1), src=1 - dist.get_rank())
+
+
+def test_ranks_that_all_wait_are_told_what_the_others_wait_for(pool: Pool) -> None:
+    results = raised(pool.run(waiting_for_each_other, 2), {"CollectiveTimeoutError", "AbortedError"})
+    for result in results:
+        assert "send/recv #0 with tag 0" in result.message
+        assert "worker 0" in result.message or "worker 1" in result.message
+
+
+def receive_against_all_reduce() -> tuple[str, str]:
+    if dist.get_rank() == 0:
+        return how_it_ends(lambda: dist.recv(torch.ones(10), src=1))
+    return how_it_ends(lambda: dist.all_reduce(torch.ones(10)))
+
+
+def all_reduce_in_two_groups() -> tuple[str, str]:
+    """Both have both workers; each waits in another."""
+    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=2)) for _ in range(2)]
+    return how_it_ends(lambda: dist.all_reduce(torch.ones(10 + dist.get_rank()), group=groups[dist.get_rank()]))
+
+
+def how_it_ends(call: Callable[[], object]) -> tuple[str, str]:
+    hurry(2)
+    try:
+        call()
+    except RingfenceError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+@pytest.mark.parametrize(
+    ("work", "calls"),
+    [
+        (receive_against_all_reduce, ("send/recv #0 with tag 0 (10 x float32)", "all_reduce #1 (10 x float32, sum)")),
+        (all_reduce_in_two_groups, ("all_reduce #1 (10 x float32, sum)", "all_reduce #1 (11 x float32, sum)")),
+    ],
+    ids=["receive against all-reduce", "two groups"],
+)
+def test_calls_that_do_not_meet_end_at_their_timeout_and_say_whom_they_wait_for(
+    pool: Pool, work: Callable[[], tuple[str, str]], calls: tuple[str, str]
+) -> None:
+    results = pool.check(work, 2, renew=True)
+    assert any(kind == "CollectiveTimeoutError" for kind, _ in results)
+    for rank, (kind, message) in enumerate(results):
+        assert calls[rank] in message
+        if kind == "CollectiveTimeoutError":
+            assert f"it waits for worker {1 - rank}" in message
+        else:  # the other's deadline passed a moment earlier
+            assert kind == "AbortedError" and calls[1 - rank] in message and f"it waits for worker {rank}" in message
+
+
+# -- deadlines ------------------------------------------------------------------------------------------------------
+
+
+def one_never_calls(absent: int, path: str) -> tuple[str, str, float]:
+    """The absent one comes when the others have given up, and learns of it at once."""
+    hurry(2)
+    with Bell(path) as bell:
+        if dist.get_rank() == absent:
+            bell.hear()
+        started = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(10))
+        except RingfenceError as error:
+            return type(error).__name__, str(error), time.monotonic() - started
+        finally:
+            if dist.get_rank() != absent:
+                bell.ring()
+    return "", "", 0.0
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_deadline_names_whom_it_waited_for(pool: Pool, tmp_path: Path, absent: int) -> None:
+    with Bell(tmp_path / "bell") as bell:
+        results = pool.check(one_never_calls, 2, args=(absent, bell.path), renew=True)
+    kind, message, seconds = results[1 - absent]
+    assert kind == "CollectiveTimeoutError"
+    assert f"waits for worker {absent}" in message
+    assert 2 <= seconds < 2 + SOON
+    kind, message, seconds = results[absent]
+    assert kind == "AbortedError"
+    assert "CollectiveTimeoutError" in message and f"worker {1 - absent}" in message
+    assert seconds < 2
+
+
+def send_to_nobody() -> tuple[str, str]:
+    """Rank 1 never receives; it waits for a message of its own."""
+    hurry(2 if dist.get_rank() == 0 else 60)
+    try:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(10), 1)
+        else:
+            dist.recv(torch.ones(10), 0, tag=7)
+    except RingfenceError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def test_a_send_that_nobody_receives_names_who_did_not(pool: Pool) -> None:
+    sender, receiver = pool.check(send_to_nobody, 2, renew=True)
+    assert sender[0] == "CollectiveTimeoutError"
+    assert "send/recv #0 with tag 0 (10 x float32)" in sender[1] and "waits for worker 1" in sender[1]
+    assert receiver[0] == "AbortedError"
+    assert "with tag 0" in receiver[1] and "with tag 7" in receiver[1]
+
+
+# -- tensors that change --------------------------------------------------------------------------------------------
+
+
+def resize_under_way(change: str, path: str) -> tuple[str, str, float]:
+    """Rank 0's call is under way, and rank 1 has not joined it, when rank 0 changes the tensor."""
+    hurry(30)
+    all_reduce()
+    tensor = torch.ones(1 << 20)
+    started = time.monotonic()
+    with Bell(path) as bell:
+        try:
+            if dist.get_rank():
+                bell.hear()
+                dist.all_reduce(tensor)
+            else:
+                work = dist.all_reduce(tensor, async_op=True)
+                CHANGES[change](tensor)
+                bell.ring()
+                work.wait()
+        except RingfenceError as error:
+            return type(error).__name__, str(error), time.monotonic() - started
+    return "", "", 0.0
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "freed": lambda tensor: tensor.untyped_storage().resize_(0),
+    "made larger": lambda tensor: tensor.resize_(1 << 22),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tensor_resized_under_a_collective_fails_it_everywhere(pool: Pool, tmp_path: Path, change: str) -> None:
+    with Bell(tmp_path / "bell") as bell:
+        culprit, other = pool.check(resize_under_way, 2, args=(change, bell.path), renew=True)
+    assert culprit[0] == "TensorChangedError" and other[0] == "AbortedError"
+    assert (
+        "worker 0: all_reduce #2 (1048576 x float32, sum): the storage of one of its tensors was resized" in culprit[1]
+    )
+    assert "Wait for the call to end (work.wait()) before resizing" in culprit[1]
+    assert "worker 0 reported RingfenceError: worker 0: all_reduce #2" in other[1]
+    assert max(culprit[2], other[2]) < SOON
+
+
+# -- death ----------------------------------------------------------------------------------------------------------
+
+
+class Busy(IterableDataset[int]):
+    """Keeps a loader's worker computing, so that it notices late that its parent is gone."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        while True:
+            sum(range(100_000))
+
+
+def loaders(wanted: bool) -> Any:
+    """A loader whose forked workers are busy from now on."""
+    if not wanted:
+        return None
+    batches = iter(DataLoader(Busy(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
+    next(batches)
+    return batches
+
+
+def die_in_a_collective(victim: int, note: str, with_children: bool) -> tuple[str, str, float]:
+    """Survivors are in an all-reduce that the victim never joins; when did each learn why?
+
+    The victim leaves a note: when it died, and a process that outlives it.
+    """
+    batches = loaders(with_children and dist.get_rank() == victim)
+    for _ in range(5):
+        all_reduce()
+    if dist.get_rank() == victim:
+        outliving = multiprocessing.active_children()[0].pid if with_children else os.getppid()
+        Path(note).write_text(f"{time.monotonic()} {outliving}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            all_reduce(100_000)
+    except RingfenceError as error:
+        assert batches is None
+        died, outliving = Path(note).read_text().split()
+        assert Path("/proc", outliving).exists()
+        return type(error).__name__, str(error), time.monotonic() - float(died)
+
+
+@pytest.mark.parametrize("with_children", [False, True], ids=["alone", "with_busy_loader_children"])
+@pytest.mark.parametrize("victim", range(WORLD))
+def test_every_survivor_names_a_killed_worker_soon(
+    pool: Pool, tmp_path: Path, victim: int, with_children: bool
+) -> None:
+    kill_and_look(pool, tmp_path, WORLD, victim, with_children)
+
+
+@pytest.mark.parametrize("victim", [1, 6], ids=["between the levels", "on the second level"])
+def test_a_death_is_told_over_two_levels_of_the_tree(pool: Pool, tmp_path: Path, victim: int) -> None:
+    """In a world of seven, workers 5 and 6 are children of worker 1: they and the others hear of it through the tree."""
+    assert list(children_of(1, DEEP)) == [5, 6]
+    kill_and_look(pool, tmp_path, DEEP, victim, with_children=False)
+
+
+def kill_and_look(pool: Pool, folder: Path, world: int, victim: int, with_children: bool) -> None:
+    note = str(folder / "note")
+    results = pool.run(die_in_a_collective, world, args=(victim, note, with_children), timeout=30)
+    assert results[victim].message == "killed by SIGKILL"
+    for rank, result in enumerate(results):
+        if rank != victim:
+            kind, message, seconds = result
+            assert kind in ("PeerLostError", "AbortedError")
+            assert f"worker {victim}" in message
+            assert seconds < SOON
+
+
+def die_at_once(victim: int) -> None:
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def next_collective(victim: int) -> tuple[str, str, float]:
+    started = time.monotonic()
+    try:
+        all_reduce()
+    except RingfenceError as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "", "", 0.0
+
+
+def test_after_a_death_among_idle_workers_the_next_collective_raises_at_once(pool: Pool) -> None:
+    victim = WORLD - 1
+    results = pool.run(die_at_once, WORLD, args=(victim,), renew=True)
+    assert results[victim].message == "killed by SIGKILL"
+    survivors = values(pool.start(next_collective, victim, args=(victim,)).wait(timeout=30))
+    for kind, message, seconds in survivors:
+        assert kind in ("PeerLostError", "AbortedError")
+        assert f"worker {victim}" in message
+        assert seconds < SOON
+
+
+def leave_early(leaver: int) -> tuple[str, str]:
+    if dist.get_rank() == leaver:
+        dist.destroy_process_group()
+        return "", "left"
+    try:
+        all_reduce()
+    except RingfenceError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+def test_a_worker_that_leaves_while_it_is_needed_is_named(pool: Pool, leaver: int) -> None:
+    results = pool.check(leave_early, 3, args=(leaver,), renew=True)
+    pool.leave()
+    assert results.pop(leaver) == ("", "left")
+    for kind, message in results:
+        assert kind in ("PeerLostError", "AbortedError")
+        assert f"worker {leaver}" in message
+
+
+# -- slowness is not death ------------------------------------------------------------------------------------------
+
+
+def be_late(seconds: float) -> float:
+    """One worker computes for long, holding the interpreter, while the others wait for it."""
+    all_reduce()
+    if dist.get_rank() == 1:
+        end = time.monotonic() + seconds / 2
+        while time.monotonic() < end:  # holds the GIL most of the time
+            pass
+        time.sleep(seconds / 2)
+    return all_reduce(16_000_000)  # more than the kernel's buffers hold: the others' connections stand still
+
+
+@pytest.mark.long
+def test_a_worker_that_is_late_kills_nobody(pool: Pool, full: bool) -> None:
+    """Its machine answers, so that it may be late by more than the outage timeout."""
+    late, outage = (60.0, "20") if full else (12.0, "4")
+    env = {"RINGFENCE_OUTAGE_TIMEOUT": outage}
+    assert pool.check(be_late, 3, args=(late,), seconds=120, timeout=110, renew=True, env=env) == [3.0] * 3

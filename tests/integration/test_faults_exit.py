@@ -1,0 +1,104 @@
+"""Scripts that end without destroying their process group: cleanly if nobody needs them, and named if somebody does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringfence.errors import RingfenceError
+from ringfence.runtime.engine import FAREWELL_SECONDS
+from tests.integration.exit_script import LARGE
+from tests.pool import ROOT, Pool
+
+SCRIPT = Path(__file__).with_name("exit_script.py")
+
+
+def run_scripts(tmp_path: Path, way: str, world: int) -> list[tuple[int, str]]:
+    """Exit status and standard error of each rank."""
+    environment = dict(
+        os.environ,
+        OMP_NUM_THREADS="1",
+        RINGFENCE_SECRET_FILE=str(Pool.new_secret(tmp_path / "secret")),
+        RINGFENCE_RUN_ID=way.replace(" ", "-"),
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), way, str(tmp_path / "store"), str(rank), str(world)],
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        words = [process.communicate(timeout=60)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, word) for process, word in zip(processes, words, strict=True)]
+
+
+@pytest.mark.parametrize("way", ["falls off the end", "sys.exit"])
+def test_a_script_that_does_not_destroy_its_group_ends_cleanly(tmp_path: Path, way: str) -> None:
+    for status, words in run_scripts(tmp_path, way, world=2):
+        assert status == 0, words
+        assert "Traceback" not in words
+        assert "Error" not in words
+
+
+def test_a_script_with_work_outstanding_ends(tmp_path: Path) -> None:
+    for status, words in run_scripts(tmp_path, "with work outstanding", world=2):
+        assert status == 0, words
+        assert "Traceback" not in words
+
+
+def test_an_exception_with_work_under_way_is_heard_of_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    (_, mine), (status, words) = run_scripts(tmp_path, "an exception with work under way", world=2)
+    assert time.monotonic() - began < FAREWELL_SECONDS / 2
+    assert "a mistake of the script's" in mine and status == 1
+    assert "worker 0 left the run" in words
+
+
+def abort() -> tuple[str, float]:
+    """Worker 1 does not read what worker 0 has under way. How long that one's `abort` took, or what the other one heard."""
+    tensor = torch.ones(LARGE)
+    dist.all_reduce(tensor[:10])
+    if dist.get_rank() == 1:
+        try:
+            dist.recv(tensor, 0)
+        except RingfenceError as error:
+            return str(error), 0.0
+    work = dist.broadcast(tensor, 0, async_op=True)
+    engine = dist.group.WORLD._loop.engine  # type: ignore[union-attr]
+    while not engine.blocked:
+        os.sched_yield()
+    began = time.monotonic()
+    dist.group.WORLD.abort()  # type: ignore[union-attr]
+    return str(work.exception()), time.monotonic() - began
+
+
+def test_abort_waits_for_nothing(pool: Pool) -> None:
+    (mine, seconds), (theirs, _) = pool.check(abort, 2, renew=True, timeout=90)
+    assert seconds < 10 and "left the run" in mine
+    assert "worker 0 left the run" in theirs
+
+
+def test_an_exit_while_others_still_need_the_worker_is_named_by_them(tmp_path: Path) -> None:
+    results = run_scripts(tmp_path, "one leaves early", world=3)
+    status, words = results.pop(1)
+    assert (status, "Traceback" in words) == (0, False)
+    for status, words in results:
+        assert status == 1
+        assert "PeerLostError" in words or "AbortedError" in words
+        assert "worker 1" in words

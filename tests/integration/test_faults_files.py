@@ -1,0 +1,108 @@
+"""A worker that may open no more files: it says so, and so do the others, at once."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.integration.join_world import World
+from tests.pool import Failure, Pool
+
+SHORT = 1  # the worker that is short of descriptors
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Not one: the limit stands behind the highest number in use, and the gaps below it are filled."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    filling: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                filling.append(os.dup(0))
+        yield
+    finally:
+        for descriptor in filling:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def be_dialled() -> None:
+    """Worker 0 opens a link to the one that has no descriptor for it."""
+    dist.barrier()
+    group = dist.new_group()
+    if dist.get_rank() == SHORT:
+        with no_more_files():
+            dist.barrier()
+            dist.broadcast(torch.ones(1), 0, group=group)
+    else:
+        dist.barrier()
+        dist.broadcast(torch.ones(1), 0, group=group)
+        dist.barrier()
+
+
+def dial() -> None:
+    """The one that has no descriptor for it is to open a link."""
+    dist.barrier()
+    if dist.get_rank() == SHORT:
+        with no_more_files():
+            dist.barrier()
+            dist.send(torch.ones(1), 0)
+    else:
+        dist.barrier()
+        dist.recv(torch.ones(1), SHORT)
+
+
+@pytest.mark.parametrize("function", [be_dialled, dial])
+def test_a_worker_that_may_open_no_more_files_says_so_to_all(pool: Pool, function: object) -> None:
+    """Long before the timeout of the group."""
+    results = pool.run(function, 2, "ringfence", renew=True, timeout=20)
+    for result in results:
+        assert isinstance(result, Failure)
+        assert f"worker {SHORT}: Too many open files. Raise the limit of open files (ulimit -n)" in result.message
+    assert [result.type for result in results] == ["AbortedError", "RingfenceError"]
+
+
+def join_and_be_dialled() -> tuple[str, float]:
+    """Rank 0 has no descriptor for whoever comes. How it ends, and after how many seconds."""
+    world = World(2)
+    world.start([0])
+    _, address = world.store.wait_for_address()
+    with socket.socket() as child, no_more_files():
+        started = time.monotonic()
+        child.connect(address)
+        return world.error(0), time.monotonic() - started
+
+
+def test_a_joining_parent_that_may_open_no_more_files_says_so_at_once(pool: Pool) -> None:
+    """Not at the deadline, after it has spent it on asking again."""
+    ((error, seconds),) = pool.check(join_and_be_dialled, 1, backend=None)
+    assert (
+        error == "ConfigurationError: rank 0, joining: Too many open files. Raise the limit of open files (ulimit -n)"
+    )
+    assert seconds < World(2).timeout / 2
+
+
+def limits_in_a_worker() -> tuple[int, int, int]:
+    """What a worker began with, what its group made of it, and what the system allows."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    return min(1024, hard), resource.getrlimit(resource.RLIMIT_NOFILE)[0], hard
+
+
+def test_a_worker_takes_as_many_as_the_system_allows() -> None:
+    with Pool() as fresh:
+        ((before, after, hard),) = fresh.check(limits_in_a_worker, 1, None)
+    assert after == min(1 << 16, hard) >= before

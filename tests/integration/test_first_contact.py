@@ -1,0 +1,126 @@
+"""First contact after real joins: what workers kept of their admission is what those who never met them judge."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shlex
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from ringfence import keys
+from ringfence.admission.peer_verification import Acquaintances, Showing
+from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.proofs import bundle, snp
+from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.errors import AdmissionError
+from ringfence.join import Membership
+from tests.integration.join_world import SECRET, World
+from tests.integration.test_admit_by_gpu_and_token import POLICY, pem
+from tests.integration.token_service import signer_in
+from tests.pool import Pool, values
+from tests.unit import snp_mint
+from tests.unit.mint_token import key_set
+
+SIZE = 6
+
+
+def test_after_a_join_everybody_passes_with_everybody_it_never_met() -> None:
+    vm = snp_mint.foundry()
+    policy = Policy((snp.SnpVerifier(vm.rules, time.time, known=vm.roots),))
+    prover = snp.SnpProver(lambda data: (vm.report(data), vm.certificate()))
+    with World(SIZE) as world:
+        world.start(range(SIZE), admission=dict.fromkeys(range(SIZE), (policy, prover)))
+        known = [acquaintances_of(member) for member in world.members()]
+        for one, mine in enumerate(known):
+            for two, theirs in enumerate(known):
+                assert mine.due(two) == theirs.due(one)
+                if mine.due(two):
+                    mine.judge(two, theirs.showing)
+        assert known[5].due(0) and known[0].judged(5) and not known[0].due(4)
+
+
+def acquaintances_of(member: Membership) -> Acquaintances:
+    assert member.acquaintances is not None
+    return member.acquaintances
+
+
+def test_under_a_secret_nobody_is_to_be_judged_again_and_nothing_of_the_policy_is_kept() -> None:
+    with World(SIZE) as world:
+        world.start(range(SIZE))
+        assert [member.acquaintances for member in world.members()] == [None] * SIZE
+
+
+def held_by(top: object) -> list[object]:
+    """All objects that can be reached from one, but for code."""
+    found, left = {id(top): top}, [top]
+    while left:
+        for each in gc.get_referents(left.pop()):
+            if id(each) not in found and not isinstance(each, type | ModuleType | FunctionType):
+                found[id(each)] = each
+                left.append(each)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["either", "both"])
+def test_a_run_by_secret_and_hardware_keeps_no_key_that_admits(together: bool) -> None:
+    """Ranks 1 and 5 came by the secret, if that is enough: whoever meets them needs no key to know them again."""
+    vm, shared = snp_mint.foundry(), SharedSecret(SECRET, "none")
+    hardware = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
+    prover: Prover = snp.SnpProver(lambda data: (vm.report(data), vm.certificate()))
+    policy = Policy((bundle.All([shared, hardware]),)) if together else Policy((shared, hardware))
+    shown: Prover = bundle.Together([shared, prover]) if together else prover
+    admission = {rank: (policy, shown if together or rank not in (1, 5) else shared) for rank in range(SIZE)}
+    assert any(isinstance(each, keys.Secret) for each in held_by(policy)), "the search finds what there is"
+    with World(SIZE) as world:
+        world.start(range(SIZE), admission=admission)
+        known = [acquaintances_of(member) for member in world.members()]
+    for mine in known:
+        assert not any(isinstance(each, keys.Secret | SharedSecret) for each in held_by(mine))
+        for two in (rank for rank in range(SIZE) if mine.due(rank)):
+            mine.judge(two, known[two].showing)
+            shown_by_two = Showing.decode(known[two].showing)
+            forged = replace(shown_by_two, proof=bytes([shown_by_two.proof[0] ^ 1]) + shown_by_two.proof[1:])
+            with pytest.raises(AdmissionError, match=f"worker {two}"):
+                mine.judge(two, forged.encode())
+        assert known[4].due(5) and not (known[1].due(5) or known[5].due(1))
+
+
+def add_up_and_tell_whom_it_met() -> tuple[float, set[int], list[int]]:
+    from ringfence import backend
+
+    tensor = torch.full((4,), float(dist.get_rank()))
+    dist.all_reduce(tensor)
+    if dist.get_rank() == 1:  # siblings: they have one parent, and never met
+        dist.send(tensor, 2)
+    elif dist.get_rank() == 2:
+        dist.recv(tensor, 1)
+    engine: Any = backend._session.engine  # type: ignore[union-attr]
+    known = engine.gate.acquaintances
+    return float(tensor[0]), set(engine.gate.met), [rank for rank in range(dist.get_world_size()) if known.judged(rank)]
+
+
+def test_workers_admitted_by_tokens_meet_and_add_up(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "service.key").write_bytes(pem(ec.generate_private_key(ec.SECP384R1())))
+    (tmp_path / "keys.json").write_bytes(key_set(signer_in(tmp_path / "service.key")))
+    (tmp_path / "policy.toml").write_text(POLICY)
+    command = [sys.executable, "-m", "tests.integration.token_service", str(tmp_path / "service.key"), json.dumps({})]
+    env = {
+        "RINGFENCE_POLICY": str(tmp_path / "policy.toml"),
+        "RINGFENCE_TOKEN_COMMAND": shlex.join(command),
+        "RINGFENCE_SECRET_FILE": None,
+    }
+    found = values(pool.run(add_up_and_tell_whom_it_met, 3, env=env, renew=True))
+    assert [total for total, _, _ in found] == [3.0] * 3
+    assert found[0][1:] == (set(), []), "rank 0 met both in the tree"
+    assert found[1][1:] == ({2}, [2]), "it dialled, and both judged"
+    assert found[2][1:] == (set(), [1])

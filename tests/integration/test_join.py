@@ -1,0 +1,554 @@
+"""Workers join over real sockets: complete and alike, or an error that says who is missing and why."""
+
+from __future__ import annotations
+
+import multiprocessing
+import select
+import socket
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from ringfence import keys
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Entry
+from ringfence.admission.handshake import Refusal
+from ringfence.admission.messages import Reason
+from ringfence.admission.policy import Evidence, Policy
+from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.control import Abort, Bye, Closed
+from ringfence.errors import AdmissionError, ConfigurationError
+from ringfence.join import Membership, join, listen, loop
+from ringfence.join.loop import _Climb
+from ringfence.join.parent import AddressBook, Search
+from ringfence.join.provers import policy_of
+from ringfence.join.refusals import Refusals
+from ringfence.settings import Settings
+from ringfence.transport.tls import Credentials
+from tests.integration.join_world import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
+from tests.unit.admission_samples import worker
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_everyone_comes_back_with_the_same_epoch(size: int) -> None:
+    with World(size) as world:
+        world.start(reversed(range(size)))
+        members = world.members()
+        assert len({member.roster.digest for member in members}) == 1
+        assert all(member.epoch_key == members[0].epoch_key for member in members)
+        assert {member.table for member in members} == {b"table of 0"}
+        assert {member.admitted_by for member in members} == {"shared secret"}
+        assert {member.suite for member in members} == {keys.SUITE_AES_256_GCM}
+        for rank, member in enumerate(members):
+            entry = member.roster.entries[rank]
+            assert entry.public_key == member.link_private_key.public_key().public_bytes_raw()
+            assert (entry.host, entry.port) == ("127.0.0.1", 30000 + rank)
+            assert (member.rank, member.world_size, len(member.roster.entries)) == (rank, size, size)
+        edges = {(member.rank, edge.peer) for member in members for edge in member.edges}
+        assert edges == {(b, a) for a, b in edges}
+        assert len(edges) == 2 * (size - 1)
+
+
+def test_a_world_of_one_opens_no_socket_and_asks_no_store() -> None:
+    world = World(1)
+    world.start([0])
+    assert world.members()[0].edges == ()
+    assert world.store.lookups == 0
+
+
+def test_two_epochs_share_nothing() -> None:
+    with World(2) as one, World(2) as two:
+        one.start([0, 1])
+        two.start([0, 1])
+        assert one.members()[0].epoch_key != two.members()[0].epoch_key
+        assert one.members()[0].roster.digest != two.members()[0].roster.digest
+        entries = [entry for world in (one, two) for entry in world.members()[0].roster.entries]
+        assert len({entry.public_key for entry in entries}) == len(entries)
+        assert len({entry.tls_key_digest for entry in entries}) == len(entries)
+
+
+def test_the_epochs_secret_is_drawn_and_not_derived() -> None:
+    """In both joins all that is stored, and all that goes into the roster, is the same, to this worker's own keys."""
+    credentials, private_key = Credentials(), X25519PrivateKey.generate()
+    public_key = private_key.public_key().public_bytes_raw()
+    entry = Entry("none", "0", 0, 1, public_key, credentials.key_digest, "127.0.0.1", 30000)
+    settings, limits = Settings(SECRET), (5.0, time.monotonic() + 5.0)
+    one, two = (
+        _Climb(MemoryStore(), settings, entry, credentials, private_key, limits, b"table", policy_of(settings)).run()
+        for _ in range(2)
+    )
+    assert one.roster.digest == two.roster.digest
+    assert one.epoch_key != two.epoch_key
+
+
+def test_a_membership_shows_no_secret() -> None:
+    with World(2) as world:
+        world.start([0, 1])
+        member = world.members()[0]
+        assert member.epoch_key.reveal().hex() not in repr(member)
+        assert repr(member.epoch_key.reveal()) not in repr(member)
+
+
+def test_the_control_edges_have_keepalive_and_a_limit_on_silence() -> None:
+    with World(2) as world:
+        world.start([0, 1])
+        for member in world.members():
+            copy = socket.socket(fileno=socket.dup(member.edges[0].fileno()))
+            with copy:
+                assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 30
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
+
+
+def test_the_admission_listener_closes_when_the_epoch_begins() -> None:
+    with World(2) as world:
+        world.start([0, 1])
+        world.members()
+        _, address = world.store.wait_for_address()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+HINTS = "see that all run, have the same RINGFENCE_RUN_ID"
+
+
+def test_a_missing_rank_is_named_by_everyone_at_the_deadline() -> None:
+    world = World(7, timeout=3.0)
+    world.start([0, 1, 2, 3, 4, 5])
+    world.finish()
+    for rank in range(6):
+        error = world.error(rank)
+        assert error.startswith("AdmissionError")
+        assert "did not form within 3 s (the shorter of RINGFENCE_JOIN_TIMEOUT" in error
+        assert "1 of 7 workers are missing: rank 6" in error
+        assert HINTS in error
+
+
+def test_a_worker_without_its_parent_says_so() -> None:
+    world = World(2, timeout=0.5)
+    world.start([1])
+    error = world.error(1)
+    assert "rank 1 did not get to its parent, rank 0: it has not published an address" in error
+
+
+def test_a_worker_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Two generations of one run: each looks for the other in a place of its own, until the deadline."""
+    monkeypatch.setattr(loop, "FIRST_WARNING", 0.3)
+    monkeypatch.setattr(loop, "NEXT_WARNING", 0.3)
+    world = World(2, timeout=1.0)
+    world.start([0, 1], {1: replace(Settings(SECRET), generation="1")})
+    errors = [world.error(rank) for rank in (0, 1)]
+    said = [each.getMessage() for each in caplog.records]
+    parent = [text for text in said if text.startswith("run 'none', generation 0, has not formed after 0 of 1 s; ")]
+    child = [text for text in said if text.startswith("run 'none', generation 1, has not formed after 0 of 1 s; ")]
+    assert len(parent) > 0
+    assert len(child) > 0
+    assert len(said) in (4, 5, 6), "it is said again, and not all the time"
+    _, (host, port) = world.store.wait_for_address()
+    for text in (parent[0], errors[0]):
+        assert "1 of 2 workers are missing: rank 1" in text
+        assert f"rank 0 itself is at {host}:{port}" in text
+    for text in (child[0], errors[1]):
+        assert "rank 1 did not get to its parent, rank 0: it has not published an address" in text
+        assert "rank 1 itself is at 127.0.0.1:30001" in text
+    for text in (*said, *errors):
+        assert "RINGFENCE_RUN_ID and RINGFENCE_GENERATION" in text
+
+
+def test_a_worker_that_has_its_neighbours_leaves_it_to_others_to_say_who_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop, "FIRST_WARNING", 1.0)
+    with World(3, timeout=2.0) as world:
+        world.start([0, 1])
+        world.finish()
+    said = [each.getMessage() for each in caplog.records]
+    assert len(said) == 1
+    assert "1 of 3 workers are missing: rank 2" in said[0]
+    assert "rank 0 itself is at" in said[0]
+
+
+def test_an_address_that_refuses_is_named_with_the_trouble() -> None:
+    store = MemoryStore()
+    with listen(Settings(SECRET)) as probe:
+        address = probe.getsockname()[:2]
+    AddressBook(store, worker(0, 2, run_id="none", generation="0").entry).publish(address)
+    world = World(2, timeout=0.5, store=store)
+    world.start([1])
+    assert f"rank 1 did not get to its parent, rank 0: 127.0.0.1:{address[1]}: Connection refused" in world.error(1)
+
+
+def test_an_address_without_a_way_to_it_is_named_with_the_trouble() -> None:
+    """TCP has none to a broadcast address: the kernel says so at once, sends nothing, and keeps no error in the socket."""
+    store = MemoryStore()
+    AddressBook(store, worker(0, 2, run_id="none", generation="0").entry).publish(("255.255.255.255", 4000))
+    world = World(2, timeout=0.5, store=store)
+    world.start([1])
+    assert "to its parent, rank 0: 255.255.255.255:4000: Network is unreachable" in world.error(1)
+
+
+def test_a_refusal_is_final_if_it_lasts_without_a_break() -> None:
+    refusal = Refusal(Reason.PROOF, "no", by_peer=True, same_run=True)
+    search = Search(AddressBook(MemoryStore(), worker(1, 2).entry), 1, 0, 0.0)
+    search.retry(0.0, "refused", refusal)
+    search.retry(5.0, "Connection refused")
+    search.retry(10.0, "refused", refusal)  # not two refusals in a row: the first may have been a stranger's
+    search.retry(12.0, "refused", refusal)
+    with pytest.raises(AdmissionError, match="rank 1 was not admitted by its parent, rank 0: refused"):
+        search.retry(13.0, "refused", refusal)
+
+
+def test_another_secret_is_refused_within_seconds_and_both_sides_say_why(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(2, timeout=6.0)
+    started = time.monotonic()
+    world.start([0, 1], {1: Settings(OTHER_SECRET)})
+    refused = world.error(1)
+    assert time.monotonic() - started < 6
+    assert "rank 1 was not admitted by its parent, rank 0" in refused
+    assert "give every worker the same secret file" in refused
+    assert "rank 1 does not hold the shared secret" in caplog.text
+    waited = world.error(0)
+    assert "1 of 2 workers are missing: rank 1" in waited
+    assert "rank 1 does not hold the shared secret" in waited
+    assert HINTS not in refused + waited, "the cause is known"
+
+
+def test_a_worker_that_is_missing_beside_a_refused_one_is_a_reason_for_hints() -> None:
+    world = World(3, timeout=2.0)
+    world.start([0, 1], {1: Settings(OTHER_SECRET)})
+    waited = world.error(0)
+    assert "rank 1 does not hold the shared secret" in waited and HINTS in waited
+
+
+def test_a_join_ends_once_every_missing_child_has_refused_its_parent_for_good() -> None:
+    """Rank 0 verifies by the right secret and proves by another: rank 1 proves itself, and then refuses it."""
+    world = World(2, timeout=30.0)
+    started = time.monotonic()
+    wrong = (Policy((SharedSecret(SECRET, "none"),)), SharedSecret(OTHER_SECRET, "none"))
+    world.start([0, 1], admission={0: wrong})
+    assert "rank 0 was not admitted by its children, rank 1: refused by the worker at" in world.error(0)
+    assert "rank 1 was not admitted by its parent, rank 0" in world.error(1)
+    assert time.monotonic() - started < 15
+
+
+def test_refusals_are_final_once_all_missing_children_have_stopped_trying() -> None:
+    refusals = Refusals()
+    for now in (0.0, 1.0, 2.0, 3.0):
+        refusals.add(1, now, "no")
+        refusals.check(0, {1}, now)
+    refusals.check(0, {1, 2}, 60.0)  # the other one may only be late
+    refusals.check(0, {1}, 5.9)  # it may try again
+    with pytest.raises(AdmissionError, match="rank 0 was not admitted by its children, rank 1: no"):
+        refusals.check(0, {1}, 6.0)
+    refusals.end(1)
+    refusals.check(0, {1}, 60.0)
+    refusals.check(0, set(), 60.0)
+
+
+def test_a_worker_refused_for_good_does_not_end_the_join_of_others() -> None:
+    """It has not proved which worker it is: whoever reaches the port could end a run by pretending to be the one missing."""
+    with World(2, timeout=20.0) as world:
+        world.start([0])
+        other = World(2, timeout=20.0, store=world.store)
+        other.start([1], {1: Settings(OTHER_SECRET)})
+        assert "rank 1 was not admitted by its parent, rank 0" in other.error(1)
+        world.start([1])
+        assert [member.rank for member in world.members()] == [0, 1]
+
+
+def test_another_world_size_is_refused_and_both_are_named() -> None:
+    store = MemoryStore()
+    two, three = World(2, timeout=6.0, store=store), World(3, timeout=8.0, store=store)
+    two.start([0])
+    three.start([1])
+    assert "count 3 and 2 workers" in three.error(1)
+    assert "count 2 and 3 workers" in two.error(0)
+
+
+def test_two_workers_with_one_rank_end_the_epoch_for_all() -> None:
+    world, double = World(3), None
+    world.start([0, 1])
+    world.store.wait_for_address()
+    double = World(3, store=world.store)
+    double.start([1])
+    errors = [world.error(0), world.error(1), double.error(1)]
+    assert "two workers claim rank 1" in errors[0]
+    assert any("rank 0 ended the join: two workers claim rank 1" in error for error in errors[1:])
+
+
+def test_a_failure_in_one_worker_reaches_the_others_at_once() -> None:
+    late, soon = World(6, timeout=60.0), World(6, timeout=1.0)
+    soon.store = late.store
+    started = time.monotonic()
+    late.start([0, 1, 2])
+    soon.start([5])
+    for rank in (0, 1, 2):
+        assert "rank 5 ended the join" in late.error(rank)
+    assert time.monotonic() - started < 20
+    soon.finish()
+
+
+def test_a_store_that_fails_is_named() -> None:
+    class Broken(MemoryStore):
+        def check(self, keys: list[str], /) -> bool:
+            raise RuntimeError("connection reset by peer")
+
+    world = World(2, store=Broken())
+    world.start([1])
+    assert "the store failed while rank 1 was joining: connection reset by peer" in world.error(1)
+
+
+# -- addresses ------------------------------------------------------------------------------------------------------
+
+
+def test_listeners_keep_to_the_range_of_ports() -> None:
+    with listen(Settings(SECRET)) as probe:
+        port = probe.getsockname()[1]
+    narrow = replace(Settings(SECRET), ports=range(port, port + 1))
+    with listen(narrow) as one:
+        assert one.getsockname()[1] == port
+        with pytest.raises(ConfigurationError, match=rf"ports {port}-{port} of 127\.0\.0\.1.*RINGFENCE_PORTS"):
+            listen(narrow)
+
+
+def test_an_address_that_is_not_ours_cannot_be_bound() -> None:
+    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1.*RINGFENCE_INTERFACE"):
+        listen(Settings(SECRET, host="192.0.2.1"))
+
+
+def test_workers_join_over_ipv6() -> None:
+    with World(2) as world:
+        world.start([0, 1], dict.fromkeys((0, 1), Settings(SECRET, host="::1")))
+        assert len(world.members()) == 2
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+def _join_in_process(pipe: Connection, store_file: str, rank: int, size: int) -> None:
+    from torch.distributed import FileStore
+
+    member = join(FileStore(store_file, size), rank, size, Settings(SECRET), ("127.0.0.1", 1), 30.0, b"")
+    pipe.send((member.roster.digest, keys.digest(b"test", member.epoch_key.reveal())))
+    pipe.recv()
+    for edge in member.edges:
+        edge.send(Bye(rank))
+        edge.close()
+
+
+def test_processes_join_through_a_store_of_torch(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipes, workers = [], []
+    for rank in range(3):
+        near, far = context.Pipe()
+        worker = context.Process(target=_join_in_process, args=(far, str(tmp_path / "store"), rank, 3), daemon=True)
+        worker.start()
+        pipes.append(near)
+        workers.append(worker)
+    results = set()
+    for pipe in pipes:
+        assert pipe.poll(60), "a worker did not join"
+        results.add(pipe.recv())
+    assert len(results) == 1
+    for pipe, worker in zip(pipes, workers, strict=True):
+        pipe.send("done")
+        worker.join(30)
+        assert worker.exitcode == 0
+
+
+# -- the control plane ----------------------------------------------------------------------------------------------
+
+
+def pair() -> tuple[World, Membership, Membership]:
+    world = World(2)
+    world.start([0, 1])
+    parent, child = world.members()
+    return world, parent, child
+
+
+def next_message(member: Membership) -> object:
+    """Wait until the only edge of a worker has something to say."""
+    edge = member.edges[0]
+    found: list[object] = []
+    while not found:
+        select.select([edge], [], [], 10)
+        found += edge.receive()
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_messages_cross_an_edge_both_ways() -> None:
+    world, parent, child = pair()
+    with world:
+        abort = Abort(1, -1, 3, "all_reduce #7", "tag mismatch")
+        child.edges[0].send(abort)
+        assert next_message(parent) == abort
+        answer = Abort(0, 1, 255, "", "gone\n" * 100)
+        parent.edges[0].send(answer)
+        received = next_message(child)
+        assert received == answer
+        assert isinstance(received, Abort)
+        assert len(received.text) == 256
+        assert "\n" not in received.text
+        assert parent.edges[0].receive() == []
+
+
+def test_an_end_after_a_bye_differs_from_an_end_without() -> None:
+    world, parent, child = pair()
+    child.edges[0].send(Bye(1))
+    child.edges[0].close()
+    found: list[object] = []
+    while not any(isinstance(each, Closed) for each in found):
+        select.select([parent.edges[0]], [], [], 10)
+        found += parent.edges[0].receive()
+    assert found[0] == Bye(1)
+    assert isinstance(found[-1], Closed)
+    assert found[-1].after_bye
+    assert parent.edges[0].receive() == []
+    world.close()
+
+    world, parent, child = pair()
+    child.edges[0].abandon()
+    end = next_message(parent)
+    assert isinstance(end, Closed)
+    assert not end.after_bye
+    parent.edges[0].send(Bye(0))  # to nobody: no error
+    world.close()
+
+
+def test_a_goodbye_counts_only_for_the_peer_that_it_names() -> None:
+    world, parent, child = pair()
+    with world:
+        child.edges[0].send(Bye(0))  # as it is passed on for others
+        assert next_message(parent) == Bye(0)
+        child.edges[0].abandon()
+        end = next_message(parent)
+        assert isinstance(end, Closed)
+        assert not end.after_bye
+
+
+def test_a_message_that_came_with_the_go_is_not_lost() -> None:
+    """The parent may abort before the child has returned from its join: both in one piece on the wire."""
+    world = World(2)
+    world.start([0])
+    world.store.wait_for_address()
+    world.start([1])
+    parent, child = world.members()
+    with world:
+        parent.edges[0].send(Abort(0, -1, 1, "", "at once"))
+        assert next_message(child) == Abort(0, -1, 1, "", "at once")
+
+
+def test_writes_that_the_kernel_does_not_take_are_kept() -> None:
+    world, parent, child = pair()
+    with world:
+        abort = Abort(1, 0, 1, "p" * 256, "t" * 256)
+        sent = 0
+        while not child.edges[0].wants_write:
+            child.edges[0].send(abort)
+            sent += 1
+        received = 0
+        while received < sent:
+            child.edges[0].flush()
+            received += len(parent.edges[0].receive())
+        assert not child.edges[0].wants_write
+        assert received == sent
+
+
+class Moody:
+    """Shows a shared secret, but not the first `times`: as a service that is down, or a device that is busy."""
+
+    kind = 1
+
+    def __init__(self, times: int, error: Exception) -> None:
+        self.left = times
+        self._error = error
+        self._shared = SharedSecret(SECRET, "none")
+
+    def prove(self, binding: Binding) -> bytes:
+        self.left -= 1
+        if self.left >= 0:
+            raise self._error
+        return self._shared.prove(binding)
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return self._shared.endorse(entry, proof_digest)
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
+@pytest.mark.parametrize("error", [ConfigurationError("the service is down"), AdmissionError("an odd answer")])
+def test_evidence_that_cannot_be_had_is_asked_for_again(rank: int, error: Exception) -> None:
+    """An impostor at the parent's address makes a child ask for evidence, so this must not end anything."""
+    moody = Moody(2, error)
+    with World(2) as world:
+        world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
+        assert len(world.members()) == 2
+    assert moody.left < 0
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
+def test_evidence_that_never_comes_is_named_at_the_deadline(rank: int) -> None:
+    moody = Moody(1000, ConfigurationError("the service is down\x1b"))
+    with World(2, timeout=1.0) as world:
+        world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
+        assert f"rank {rank} has no proof to show: the service is down\\x1b" in world.error(rank)
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
+def test_evidence_that_never_comes_is_not_waited_for_until_the_deadline(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 0.3)
+    moody = Moody(1000, ConfigurationError("the service is down"))
+    with World(2, timeout=2.0) as world:
+        world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
+        assert world.error(rank).startswith(f"EvidenceError: rank {rank} has had no proof to show for")
+
+
+def test_a_worker_that_collects_serves_others_meanwhile() -> None:
+    """Rank 0 collects for one child; the other comes, is judged, and is collected for as well, before the first is done."""
+    quick, slow = Slow(), Slow()
+    quick.may_answer.set()
+    with World(3) as world:
+        world.start([0], admission={0: (slow_policy(), slow)})
+        world.start([1, 2], admission={rank: (slow_policy(), quick) for rank in (1, 2)})
+        for _ in range(2):
+            assert slow.asked.acquire(timeout=10), "the second child waits for the first one's evidence"
+        slow.may_answer.set()
+        assert len(world.members()) == 3
+
+
+def test_what_nobody_foresaw_while_collecting_is_raised_and_not_lost() -> None:
+    broken = Slow(RuntimeError("nobody foresaw this"))
+    broken.may_answer.set()
+    with World(2, timeout=2.0) as world:
+        world.start([1], admission={1: (slow_policy(), broken)})
+        world.start([0], admission={0: (slow_policy(), Slow())})
+        assert world.error(1) == "RuntimeError: nobody foresaw this"
+
+
+class Rude(SharedSecret):
+    """A judge that quotes a stranger as it is."""
+
+    def verify(self, evidence: Evidence) -> None:
+        raise AdmissionError("it says \x1b[2J\nrank 9: admitted")
+
+
+def test_a_strangers_words_reach_a_log_as_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
+    rude = Rude(SECRET, "none")
+    with World(2, timeout=1.0) as world:
+        world.start(range(2), admission={0: (Policy((rude,)), rude)})
+        errors = [world.error(rank) for rank in range(2)]
+    shown = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
+    assert shown
+    for text in (*shown, *errors):
+        assert r"it says \x1b[2J\nrank 9: admitted" in text
+        assert text.isprintable()

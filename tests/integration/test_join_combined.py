@@ -1,0 +1,127 @@
+"""A rule that asks for a certificate, a TDX guest and every GPU: all three, from one worker, on one connection, or nobody."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from ringfence.admission.binding import Binding
+from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.proofs import bundle, certificate, nvidia, tdx
+from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
+from ringfence.settings import Settings
+from tests.certificates import HOUR, Authority, spiffe
+from tests.integration.join_world import World
+from tests.unit import mint_nvidia, tdx_mint
+
+TODAY = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+AUTHORITY = Authority(start=TODAY - HOUR, end=TODAY + HOUR)
+GPU_ROOT = mint_nvidia.root()
+GPUS = [mint_nvidia.Device.under(GPU_ROOT, number) for number in (1, 2)]
+BY_ALL = "certificate and TDX and NVIDIA GPU attestation"
+
+
+def gpus(nonce: bytes) -> list[nvidia.Gpu]:
+    return [device.gpu(nonce) for device in GPUS]
+
+
+def golden() -> nvidia.Rules:
+    (gpu, _) = gpus(bytes(32))
+    claims = nvidia.verify_report(gpu, bytes(32), time.time(), root=GPU_ROOT.certificate)
+    return nvidia.Rules(golden=(claims.golden(),), gpus=len(GPUS))
+
+
+def policy() -> Policy:
+    rules = certificate.Rules((AUTHORITY.der,), ("spiffe://example.org/worker/*",), "example.org")
+    td = tdx_mint.foundry()
+    return Policy(
+        (
+            bundle.All(
+                [
+                    CertificateVerifier(rules, time.time),
+                    tdx.TdxVerifier(td.rules, time.time, root=td.root),
+                    nvidia.NvidiaVerifier(golden(), time.time, root=GPU_ROOT.certificate),
+                ]
+            ),
+        )
+    )
+
+
+def proofs(name: str, authority: Authority = AUTHORITY) -> list[Prover]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    credential = authority.issue(spiffe(f"worker/{name}"), key=key, start=TODAY - HOUR, end=TODAY + HOUR)
+    quote = tdx_mint.foundry().quote
+    return [CertificateProver(credential), tdx.TdxProver(quote), nvidia.NvidiaProver(gpus)]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Shows what another worker's hardware says of another connection."""
+
+    inner: Prover
+
+    @property
+    def kind(self) -> int:
+        return self.inner.kind
+
+    def prove(self, binding: Binding) -> bytes:
+        return self.inner.prove(Binding(b"another connection"))
+
+    def endorse(self, entry: object, proof_digest: bytes) -> bytes:
+        return b""
+
+
+def test_workers_with_all_three_admit_each_other() -> None:
+    with World(6) as world:
+        for rank in range(6):
+            world.start([rank], {rank: Settings()}, {rank: (policy(), bundle.together(proofs(str(rank))))})
+        members = world.members()
+        assert {each.how for member in members for each in member.roster.admitted} == {BY_ALL}
+        assert len({member.roster.digest for member in members}) == 1
+
+
+def without_gpus() -> Prover:
+    return bundle.together(proofs("1")[:2])
+
+
+def with_gpus_of_another_machine() -> Prover:
+    own, quote, gpu = proofs("1")
+    return bundle.together([own, quote, Elsewhere(gpu)])
+
+
+def with_a_quote_of_another_machine() -> Prover:
+    own, quote, gpu = proofs("1")
+    return bundle.together([own, Elsewhere(quote), gpu])
+
+
+def with_a_certificate_of_another_authority() -> Prover:
+    return bundle.together(proofs("1", Authority(start=TODAY - HOUR, end=TODAY + HOUR)))
+
+
+def with_a_certificate_alone() -> Prover:
+    return proofs("1")[0]
+
+
+@pytest.mark.parametrize(
+    ("show", "heard", "logged"),
+    [
+        (without_gpus, "rank 1 shows proofs of kinds [2, 3]", "; " + BY_ALL + " together are kinds [2, 3, 5]"),
+        (with_gpus_of_another_machine, "nonce", ""),
+        (with_a_quote_of_another_machine, "REPORTDATA differs", ""),
+        (with_a_certificate_of_another_authority, "no authority of the policy vouches", ""),
+        (with_a_certificate_alone, "rank 1 shows a proof of kind 2", "; this worker's policy accepts: " + BY_ALL),
+    ],
+)
+def test_a_worker_that_lacks_one_of_them_is_refused(show: Callable[[], Prover], heard: str, logged: str) -> None:
+    """The one that is refused hears what is about itself; what the policy asks for stays with its judge."""
+    world = World(2, timeout=6.0)
+    good = bundle.together(proofs("0"))
+    world.start([0, 1], dict.fromkeys((0, 1), Settings()), {0: (policy(), good), 1: (policy(), show())})
+    assert heard in world.error(1)
+    assert not logged or logged not in world.error(1)
+    assert heard + logged in world.error(0)

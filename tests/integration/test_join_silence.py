@@ -1,0 +1,205 @@
+"""What a join asks falls silent: the process of the store is stopped, a nameserver or a driver does not answer.
+
+The deadline holds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import pynvml
+import pytest
+from torch.distributed import TCPStore
+
+from ringfence.errors import AdmissionError
+from ringfence.join import join, loop
+from ringfence.join.parent import AddressBook
+from ringfence.settings import Settings
+from tests.integration.join_world import SECRET, MemoryStore, World
+from tests.integration.test_admit_by_gpu_and_token import write_gpu_policy
+from tests.unit import mint_nvidia
+from tests.unit.admission_samples import worker
+from tests.unit.nvml_driver import Driver
+
+TIMEOUT = 2.0
+GRACE = 3.0  # for a machine that is busy
+SERVER = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+CLIENT = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+from ringfence.join import join
+from ringfence.settings import Settings
+from tests.integration.join_world import SECRET
+store = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    join(store, 1, 2, Settings(SECRET), ("127.0.0.1", 1), 1.0, b"")
+finally:
+    print("over", flush=True)
+"""
+ROOT = Path(__file__).parents[2]
+NAMESERVER = "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n"
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A store of torch in a process of its own, and its port."""
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_a_store_that_falls_silent_ends_a_join_at_its_deadline(server: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = server
+    store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    world = World(2, timeout=TIMEOUT, store=cast(MemoryStore, store))
+    started = time.monotonic()
+    world.start([1])
+    error = world.error(1)
+    assert time.monotonic() - started < TIMEOUT + GRACE
+    assert error.startswith("AdmissionError")
+    assert "rank 1 did not get to its parent, rank 0: the store has not answered for" in error
+    process.send_signal(signal.SIGCONT)
+
+
+def test_a_store_that_ends_as_its_worker_does_leaves_the_worker_its_error(
+    server: tuple[subprocess.Popen[str], int],
+) -> None:
+    """All workers have one deadline, and the store ends with one of them: the thread that asked it comes back just then."""
+    process, port = server
+    command = [sys.executable, "-c", CLIENT, str(port)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert client.stdin is not None
+        client.stdin.write("\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "over\n"
+        process.kill()
+        _, said = client.communicate(timeout=60)
+    assert "AdmissionError" in said
+    assert client.returncode == 1
+
+
+class Stuck(Driver):
+    """A driver that is not ready until it is told so."""
+
+    def __init__(self, root: mint_nvidia.Issuer) -> None:
+        super().__init__(root)
+        self.may_answer = threading.Event()
+
+    def nvmlInitWithFlags(self, flags: int) -> int:
+        assert self.may_answer.wait(60)
+        return super().nvmlInitWithFlags(flags)
+
+
+def test_a_driver_that_does_not_answer_ends_a_join_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker asks how many GPUs there are before it dials, to know which of its rules it can satisfy."""
+    top = mint_nvidia.root()
+    driver = Stuck(top)
+    monkeypatch.setattr(pynvml, "nvmlLib", driver)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(loop, "FIRST_WARNING", TIMEOUT / 4)
+    write_gpu_policy(tmp_path, top)
+    world = World(2, timeout=TIMEOUT)
+    started = time.monotonic()
+    world.start([0], {0: Settings.from_environment({"RINGFENCE_POLICY": str(tmp_path / "policy.toml")})})
+    error = world.error(0)
+    assert time.monotonic() - started < TIMEOUT + GRACE
+    driver.may_answer.set()
+    silent = "rank 0 has asked its own machine what evidence it can give, and has no answer: see what its kernel"
+    assert silent in error
+    assert [silent in record.message for record in caplog.records] == [True]
+
+
+def test_a_worker_serves_its_children_while_the_store_is_silent(server: tuple[subprocess.Popen[str], int]) -> None:
+    """Rank 1 of six waits for a store that is stopped; its child is admitted, and hears at once what became of it."""
+    process, port = server
+    store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    inner = World(6, timeout=TIMEOUT, store=cast(MemoryStore, Listening(store)))
+    inner.start([1])
+    leaf = World(6, timeout=10 * TIMEOUT, store=cast(Listening, inner.store).published)
+    leaf.start([5])
+    assert "rank 1 ended the join" in leaf.error(5)
+    assert "the store has not answered" in inner.error(1)
+    process.send_signal(signal.SIGCONT)
+
+
+class Listening:
+    """A store of torch; what is written to it can also be read where it does not fall silent."""
+
+    def __init__(self, store: TCPStore) -> None:
+        self._store = store
+        self.published = MemoryStore()
+
+    def set(self, key: str, value: str, /) -> None:
+        self.published.set(key, value)
+        self._store.set(key, value)
+
+    def get(self, key: str, /) -> bytes:
+        return self._store.get(key)
+
+    def check(self, keys: list[str], /) -> bool:
+        return self._store.check(keys)
+
+
+def ask_the_silent() -> None:
+    """In a namespace of its own: a nameserver that takes questions, and a store that names a host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nameserver:
+        nameserver.bind(("127.0.0.1", 53))
+        store = MemoryStore()
+        AddressBook(store, worker(0, 2).entry).publish(("parent.example", 4000))
+        started = time.monotonic()
+        try:
+            join(store, 1, 2, Settings(SECRET, "run-7", "3"), ("127.0.0.1", 1), TIMEOUT, b"")
+        except AdmissionError as error:
+            print(time.monotonic() - started, error, sep="\n")
+
+
+def test_a_slow_resolver_ends_a_join_at_its_deadline(tmp_path: Path) -> None:
+    (tmp_path / "resolv.conf").write_text(NAMESERVER)
+    (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
+    script = 'ip link set lo up && mount --bind "$1/resolv.conf" /etc/resolv.conf && '
+    script += 'mount --bind "$1/nsswitch.conf" /etc/nsswitch.conf && exec "$2" -m tests.integration.test_join_silence'
+    command = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
+    started = time.monotonic()
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert time.monotonic() - started < 25, "the process waited for its resolver before it ended"
+    seconds, error = result.stdout.splitlines()
+    assert float(seconds) < TIMEOUT + GRACE
+    assert "rank 0: the resolver, asked for parent.example, has not answered for" in error
+
+
+if __name__ == "__main__":
+    ask_the_silent()

@@ -1,0 +1,87 @@
+"""Two hosts: their workers find each other by the rendezvous alone; and an outage that lasts too long ends the run on both."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringfence.errors import RingfenceError
+from tests.integration.bell import Bell
+from tests.integration.hosts import ADDRESSES, Hosts
+from tests.pool import Pool, values
+
+SIDES = {0: "near", 1: "near", 2: "far", 3: "far"}  # where each rank lives
+OUTAGE = 4.0  # seconds that an outage may last
+LATE = 4.0  # seconds from its end to the last error
+TOGETHER = 200  # rounds before a worker says that all is well
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with Hosts() as both:
+        yield both
+
+
+def reduce_until_it_fails(bell: str, idle: bool) -> tuple[str, str, float]:
+    """All-reduce on and on, or once and then wait in silence for bad news; what came, and when."""
+    tensor = torch.ones(50_000)
+    try:
+        for _ in range(TOGETHER):
+            dist.all_reduce(tensor)
+        with Bell(bell) as under_way:
+            under_way.ring()
+        while not idle:
+            dist.all_reduce(tensor)
+        dist.recv(tensor, src=(dist.get_rank() + 1) % dist.get_world_size())
+    except RingfenceError as error:
+        return type(error).__name__, str(error), time.monotonic()
+    return "", "", 0.0
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["busy", "idle"])
+def test_a_pulled_cable_is_noticed_by_every_worker_on_both_sides(hosts: Hosts, tmp_path: Path, idle: bool) -> None:
+    """After RINGFENCE_OUTAGE_TIMEOUT and not before."""
+    world = len(SIDES)
+    prefixes = [hosts.prefix(SIDES[rank]) for rank in range(world)]
+    environments = [
+        {"RINGFENCE_INTERFACE": ADDRESSES[SIDES[rank]], "RINGFENCE_OUTAGE_TIMEOUT": f"{OUTAGE:g}"}
+        for rank in range(world)
+    ]
+    with Pool(prefixes) as pool, Bell(tmp_path / "bell") as under_way:
+        values(pool.join("ringfence", world, seconds=60, env=environments))
+        call = pool.start(reduce_until_it_fails, world, (under_way.path, idle))
+        under_way.hear(world)
+        pulled = hosts.pull("far")
+        results = values(call.wait(timeout=30))
+    for rank, (kind, message, moment) in enumerate(results):
+        others = [other for other in SIDES if SIDES[other] != SIDES[rank]]
+        assert kind in ("PeerLostError", "AbortedError")
+        assert any(f"worker {other}: no answer for 4 s" in message for other in others), message
+        assert "RINGFENCE_OUTAGE_TIMEOUT" in message
+        assert OUTAGE - 1 < moment - pulled < OUTAGE + LATE
+
+
+def meet(url: str, world: int) -> float:
+    """As a script does that knows nothing but the place of rank 0."""
+    assert "MASTER_ADDR" not in os.environ
+    rank, seconds = int(os.environ["RANK"]), timedelta(seconds=20)
+    dist.init_process_group("ringfence", init_method=url, rank=rank, world_size=world, timeout=seconds)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.item()
+
+
+def test_workers_that_have_only_the_stores_address_listen_where_others_reach_them(hosts: Hosts) -> None:
+    world = len(SIDES)
+    prefixes = [[*hosts.prefix(SIDES[rank]), "env", "-u", "MASTER_ADDR", f"RANK={rank}"] for rank in range(world)]
+    with Pool(prefixes) as pool:
+        url = f"tcp://{ADDRESSES['near']}:29500"
+        assert pool.check(meet, world, None, (url, world)) == [float(world)] * world

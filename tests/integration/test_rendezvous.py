@@ -1,0 +1,76 @@
+"""torchrun's c10d rendezvous unpickles what anybody may write: a worker that finds itself under it says so."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringfence.rendezvous import backend_of
+from ringfence.settings import new_secret_file
+from tests.integration.test_readme import completed, environment, free_port
+
+SCRIPT = """
+import torch.distributed as dist
+dist.init_process_group("ringfence")
+dist.barrier()
+dist.destroy_process_group()
+"""
+WARNING = "torchrun's c10d rendezvous authenticates nobody"
+
+
+def started_by(torchrun: list[str], variables: dict[str, str], folder: Path) -> str:
+    """What torchrun and its two workers write."""
+    (folder / "script.py").write_text(SCRIPT)
+    new_secret_file(folder / "secret")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *torchrun, "script.py"]
+    settings = {**environment(folder), "RINGFENCE_SECRET_FILE": str(folder / "secret"), **variables}
+    done = completed(command, folder, settings)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ringfence: .* 2 workers, run ", done.stderr, re.M)
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("torchrun", "variables"),
+    [([], {}), (["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"], {}), ([], {"PET_STANDALONE": "1"})],
+    ids=["plain", "--rdzv-backend c10d", "PET_STANDALONE"],
+)
+def test_every_worker_under_an_open_rendezvous_warns(
+    torchrun: list[str], variables: dict[str, str], tmp_path: Path
+) -> None:
+    assert started_by(torchrun, variables, tmp_path).count(WARNING) == 2
+
+
+def test_a_static_rendezvous_is_not_warned_of(tmp_path: Path) -> None:
+    static = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    assert WARNING not in started_by(static, {"PET_STANDALONE": "0", "PET_RDZV_BACKEND": "static"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "expected"),
+    [
+        ("python train.py", {}, None),
+        ("python /usr/bin/torchrun --nproc-per-node 2 train.py", {}, "c10d"),
+        ("torchrun --nproc-per-node 2 train.py --master-port 5", {}, "c10d"),  # the script's own argument
+        ("torchrun --standalone train.py", {}, "c10d"),
+        ("torchrun --rdzv_backend=c10d --rdzv_endpoint=a:1 train.py", {}, "c10d"),
+        ("torchrun train.py", {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "a:1"}, "c10d"),
+        ("python -m torch.distributed.run --master-port 29500 train.py", {}, "static"),
+        ("python -u -m torch.distributed.run --nnodes 2 --node-rank 0 --master-addr a train.py", {}, "static"),
+        ("torchrun train.py", {"PET_MASTER_PORT": "29500"}, "static"),
+        ("torchrun --nnodes 1:4 --rdzv-backend etcd --rdzv-endpoint a:1 train.py", {}, "etcd"),
+        ("torchrun --no-such-flag", {}, None),
+    ],
+)
+def test_the_launcher_is_read_as_torchrun_reads_it(
+    command: str, variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert backend_of(command.split()) == expected

@@ -1,0 +1,171 @@
+"""The start of a session: whatever fails between the settings and the loop, no key is kept and the others hear of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringfence import session
+from ringfence.errors import RingfenceError
+from tests.held import keys_held
+from tests.integration.test_faults_fork import in_a_child, sockets
+from tests.integration.test_join_policy import Site, environments
+from tests.pool import Pool
+
+SECONDS = 60.0  # nobody may need this long to learn that another has failed
+
+
+def begin(path: str, rank: int) -> None:
+    store = dist.FileStore(path, 2)
+    dist.init_process_group("ringfence", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=SECONDS))
+
+
+def frames_of(error: BaseException | None) -> Iterator[FrameType]:
+    while error is not None:
+        entry = error.__traceback__
+        while entry is not None:
+            yield entry.tb_frame
+            entry = entry.tb_next
+        error = error.__cause__ or error.__context__
+
+
+# -- failures after the join -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def another_table() -> Iterator[None]:
+    """Rank 0 proposes a schedule table of a version that nobody knows."""
+    proposal = session.Session.table.to_bytes()
+    with patch.object(session.Session, "table", type("Table", (), {"to_bytes": lambda self: b"\x09" + proposal[1:]})()):
+        yield
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """A machine that may open no more files, when the links are set up."""
+    with patch.object(session, "TcpNetwork", side_effect=OSError(24, "Too many open files")):
+        yield
+
+
+@contextmanager
+def no_timer() -> Iterator[None]:
+    """The same a moment later, when the loop runs already."""
+    with patch.object(session.Session, "_limit_age", side_effect=OSError(24, "Too many open files")):
+        yield
+
+
+FAILURES = {"table": (another_table, 0), "network": (no_descriptors, 1), "timer": (no_timer, 1)}  # and at which rank
+
+
+def fail_to_start(path: str, kind: str) -> tuple[int, str, Counter[str], float]:
+    """The rank that this worker takes; how its group ends, after how long, and which keys its error keeps until then."""
+    rank = dist.FileStore(f"{path}-ranks", 2).add("next", 1) - 1
+    prepare, where = FAILURES[kind]
+    began, kept = time.monotonic(), None
+    try:
+        with prepare() if rank == where else nullcontext():
+            begin(path, rank)
+        dist.all_reduce(torch.ones(3))
+    except Exception as error:
+        kept = error
+    seconds, held = time.monotonic() - began, keys_held()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return rank, f"{type(kept).__name__}: {kept}", held, seconds
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_failure_after_the_join_keeps_no_key_and_reaches_the_others(tmp_path: Path, kind: str) -> None:
+    with Pool() as fresh:
+        ends = fresh.check(fail_to_start, 2, backend=None, args=(str(tmp_path / "store"), kind))
+    errors = {rank: error for rank, error, _, _ in ends}
+    for rank, error, held, seconds in ends:
+        assert "Error: " in error and seconds < SECONDS / 2, f"rank {rank}: {error} after {seconds:.1f} s"
+        if rank == 1 or kind == "table":  # rank 0's group has formed otherwise, and has TLS keys until it is destroyed
+            assert not held, f"rank {rank} keeps {held}: {error}"
+    if kind != "table":
+        assert "Too many open files" in errors[1]
+    if kind == "network":
+        assert "worker 1 reported" in errors[0] and "Too many open files" in errors[0]
+
+
+# -- credentials that cannot be used -----------------------------------------------------------------------------------
+
+
+def look_for_key(variables: dict[str, str], key: bytes) -> tuple[str, list[str], Counter[str]]:
+    """A start with these settings: its error, the frames of it that have the key's bytes, the keys that are held."""
+    with patch.dict(os.environ, variables):
+        try:
+            dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=2)
+        except RingfenceError as error:
+            kept = error
+    found = [
+        f"{frame.f_code.co_name}: {name}"
+        for frame in frames_of(kept)
+        if frame.f_code is not look_for_key.__code__
+        for name, value in frame.f_locals.items()
+        if isinstance(value, bytes | bytearray) and key in value
+    ]
+    return str(kept), found, keys_held()
+
+
+@pytest.mark.parametrize("kind", ["secret without its newline", "key of another certificate"])
+def test_the_error_of_an_unusable_credential_keeps_no_key(tmp_path: Path, kind: str) -> None:
+    if kind.startswith("secret"):
+        key = secrets.token_hex(32).encode()
+        file = tmp_path / "run.secret"
+        file.touch(0o600)
+        file.write_bytes(key)
+        variables = {"RINGFENCE_SECRET_FILE": str(file)}
+    else:
+        site = Site(tmp_path)
+        first, second = (environments(site, "certificate")[rank] for rank in range(2))
+        variables = first | {"RINGFENCE_KEY_FILE": second["RINGFENCE_KEY_FILE"]}
+        key = Path(second["RINGFENCE_KEY_FILE"]).read_bytes()
+    with Pool() as fresh:
+        ((error, found, held),) = fresh.check(look_for_key, 1, backend=None, args=(variables, key))
+    assert error and not found and not held, error
+
+
+# -- forks in between --------------------------------------------------------------------------------------------------
+
+
+def fork_at_the_start(path: str) -> list[tuple[str, Counter[str], int]]:
+    """Fork before the join and after it, as another thread of the script might: what the children hold."""
+    rank = dist.FileStore(f"{path}-ranks", 2).add("next", 1) - 1
+    found = []
+    before = sockets()
+
+    def forking(name: str) -> Any:
+        genuine = getattr(session, name)
+
+        def call(*arguments: Any) -> Any:
+            found.append((name, in_a_child(keys_held), len(in_a_child(sockets) - before)))
+            return genuine(*arguments)
+
+        return patch.object(session, name, call)
+
+    with forking("listen"), forking("TcpNetwork"), forking("Loop"):
+        begin(path, rank)
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_child_that_is_forked_between_settings_and_loop_holds_nothing(tmp_path: Path) -> None:
+    with Pool() as fresh:
+        for found in fresh.check(fork_at_the_start, 2, backend=None, args=(str(tmp_path / "store"),)):
+            assert [name for name, _, _ in found] == ["listen", "TcpNetwork", "Loop"]
+            assert all(not held and not open for _, held, open in found), found

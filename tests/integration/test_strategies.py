@@ -1,0 +1,149 @@
+"""Every strategy trains over ringfence as it does over Gloo, with loader workers forked and no Gloo group underneath."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from tests.integration import strategies_checkpoint, strategies_replicated, strategies_sharded
+from tests.integration.strategies import Strategy, no_gloo
+from tests.pool import Failure, Pool, values
+
+REPLICATED = strategies_replicated
+SHARDED = strategies_sharded
+STRATEGIES: dict[Strategy, int] = {  # with the size of the world
+    REPLICATED.ddp: 2,
+    REPLICATED.ddp_several_buckets: 4,
+    REPLICATED.ddp_static_graph: 2,
+    REPLICATED.ddp_bucket_view: 2,
+    REPLICATED.ddp_find_unused: 2,
+    REPLICATED.ddp_join: 2,
+    REPLICATED.ddp_no_sync: 2,
+    REPLICATED.ddp_sparse_embeddings: 2,
+    REPLICATED.ddp_batch_norm_buffers: 2,
+    REPLICATED.ddp_fp16_hook: 2,
+    REPLICATED.ddp_power_sgd: 2,
+    REPLICATED.ddp_compiled: 2,
+    REPLICATED.ddp_compiled_by_inductor: 2,
+    REPLICATED.zero: 2,
+    SHARDED.fsdp2: 2,
+    SHARDED.fsdp2_own_divisor: 2,
+    SHARDED.fsdp2_compiled: 2,
+    SHARDED.fsdp1: 2,
+    SHARDED.tensor_parallel: 2,
+    SHARDED.tensor_parallel_of_shards: 2,
+    SHARDED.dtensor: 2,
+    SHARDED.hsdp: 4,
+    SHARDED.mesh_of_data_and_tensor_parallel: 4,
+    SHARDED.pipeline_gpipe: 4,
+    SHARDED.pipeline_1f1b: 4,
+    SHARDED.pipeline_interleaved: 2,
+}
+TIMEOUT = 120
+RELATIVE = 1e-3  # the order of additions differs between backends, and training amplifies it
+
+
+def guarded(function: Any, *args: Any) -> Any:
+    """Run a function in a worker in which nobody can make a Gloo group."""
+    assert dist.group.WORLD.name() == "ringfence"
+    with no_gloo():
+        return function(*args)
+
+
+def train_over(pool: Pool, backend: str, strategy: Any, world: int, *args: Any) -> list[Any]:
+    """What each rank's run of a strategy returned; over ringfence under guard."""
+    if backend == "ringfence":
+        return pool.run(guarded, world, backend, (strategy, *args), TIMEOUT)
+    return pool.run(strategy, world, backend, args, TIMEOUT)
+
+
+@pytest.fixture(scope="session")
+def gloo_losses() -> dict[Strategy, list[list[float]]]:
+    """What Gloo's runs gave, each run once."""
+    return {}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
+def test_losses_equal_those_on_gloo(
+    pool: Pool, backend: str, strategy: Strategy, gloo_losses: dict[Strategy, list[list[float]]]
+) -> None:
+    world = STRATEGIES[strategy]
+    if strategy not in gloo_losses:
+        gloo_losses[strategy] = values(train_over(pool, "gloo", strategy, world))
+    reference = gloo_losses[strategy]
+    assert all(math.isfinite(loss) for losses in reference for loss in losses)
+    assert len(set(reference[-1])) > 1
+    if backend != "gloo":
+        for losses, expected in zip(values(train_over(pool, backend, strategy, world)), reference, strict=True):
+            assert losses == pytest.approx(expected, rel=RELATIVE)
+
+
+def test_power_sgd_with_several_buckets_works_or_raises_on_every_rank(pool: Pool) -> None:
+    # Stock Gloo hangs here, so there is nothing to compare with.
+    results = train_over(pool, "ringfence", REPLICATED.ddp_power_sgd_several_buckets, 2)
+    assert not any(isinstance(result, Failure) and result.type in ("Hang", "Death") for result in results)
+    assert len({isinstance(result, Failure) for result in results}) == 1
+
+
+@pytest.mark.parametrize("asynchronously", [False, True], ids=["save", "async_save"])
+def test_a_checkpoint_of_four_is_loaded_by_two(pool: Pool, backend: str, tmp_path: Path, asynchronously: bool) -> None:
+    saved = values(train_over(pool, backend, strategies_checkpoint.save, 4, str(tmp_path), asynchronously))
+    loaded = values(train_over(pool, backend, strategies_checkpoint.load, 2, str(tmp_path)))
+    for weights, losses in loaded:
+        assert weights == pytest.approx(saved[0], rel=1e-12)
+        assert losses[0] == pytest.approx(loaded[0][1][0], rel=RELATIVE)
+
+
+def ask_for(backend: str) -> list[str]:
+    """Every way to ask for a group of another backend; what was given."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("all",), backend_override={"all": backend})
+    groups = [dist.new_group(backend=backend), dist.new_subgroups(2, backend=backend)[0], mesh.get_group("all")]
+    for group in groups:
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [2.0] * 3
+    return [str(group.name()) for group in groups]
+
+
+@pytest.mark.parametrize("asked", ["gloo", "cpu:gloo", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:ringfence"])
+def test_no_group_that_a_script_asks_for_is_gloos(pool: Pool, asked: str) -> None:
+    assert pool.check(guarded, 2, "ringfence", (ask_for, asked), renew=True) == [["ringfence"] * 3] * 2
+
+
+def by_new_group() -> None:
+    dist.new_group()
+
+
+DIST2 = "torch.distributed._dist2"  # an experiment that ended with torch 2.13
+
+
+def by_dist2() -> None:
+    import_module(DIST2)._gloo_factory(dist.HashStore(), 0, 1, timedelta(seconds=5), torch.device("cpu"))
+
+
+def by_the_binding() -> None:
+    torch._C._distributed_c10d.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=5))
+
+
+WAYS = (by_new_group, by_the_binding, *((by_dist2,) if find_spec(DIST2) else ()))
+
+
+def make_group_under_guard(make: Callable[[], None]) -> None:
+    with no_gloo():
+        make()
+
+
+@pytest.mark.parametrize("make", WAYS, ids=lambda make: make.__name__)
+def test_the_guard_against_gloo_fires(pool: Pool, make: Callable[[], None]) -> None:
+    results = pool.run(make_group_under_guard, 2, "gloo", (make,))
+    assert [result.type for result in results] == ["GlooForbidden"] * 2

@@ -1,0 +1,99 @@
+"""A user's own command fetches the token; what it prints is judged, and what goes wrong with it is named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ringfence import keys
+from ringfence.admission.binding import Binding
+from ringfence.admission.policy import Evidence, Policy, judge
+from ringfence.admission.proofs.token import TokenProver, TokenVerifier, nonce_of
+from ringfence.errors import ConfigurationError, EvidenceError
+from ringfence.evidence.token_command import fetch_with
+from ringfence.keys import PROOF_LIMIT_BYTES
+from tests.unit.admission_samples import worker
+from tests.unit.mint_token import ES384, NOW, claims, rules
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
+    binding = Binding(b"one connection")
+    signed = ES384.sign(claims(eat_nonce=nonce_of(binding.digest)))
+    program = f"import sys; print({signed!r} if sys.argv[-1] == {nonce_of(binding.digest)!r} else 'no')"
+    prover = TokenProver(fetch_with(python(program)))
+    policy = Policy((TokenVerifier(rules(), lambda: NOW),))
+    assert judge(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["/no/such/command"], "does not start: No such file"),
+        (python("import sys; sys.exit('password')"), "ended with 1; what it said is in this worker's log$"),
+        (python(""), "printed 0 bytes"),
+        (python(f"print('x' * {PROOF_LIMIT_BYTES})"), f"printed {PROOF_LIMIT_BYTES + 1} bytes"),
+    ],
+)
+def test_what_goes_wrong_is_named(command: list[str], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        fetch_with(command)("00")
+
+
+def test_a_command_that_never_ends_is_ended() -> None:
+    with pytest.raises(ConfigurationError, match="gave no token within"):
+        fetch_with(python("import threading; threading.Event().wait()"), seconds=0.3)("00")
+
+
+def test_what_the_command_says_stays_in_the_log_of_its_worker(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        fetch_with(python("import sys; sys.exit('the service\\nrefuses key-1234')"))("00")
+    assert "key-1234" not in str(caught.value)
+    assert r"ended with 1: 'the service\nrefuses key-1234'" in caplog.text
+
+
+def test_a_command_has_ended_before_its_peer_gives_up() -> None:
+    assert keys.TOKEN_SECONDS + keys.ADMISSION_SECONDS <= keys.EVIDENCE_SECONDS
+
+
+@pytest.mark.parametrize("status", [64, 78, 126, 127])
+def test_a_command_that_says_that_asking_again_does_not_help_is_believed(status: int) -> None:
+    with pytest.raises(EvidenceError, match=rf"ended with {status}.*RINGFENCE_TOKEN_COMMAND"):
+        fetch_with(python(f"raise SystemExit({status})"))("00")
+
+
+def test_a_command_that_does_not_start_is_hopeless_and_the_error_says_what_to_do() -> None:
+    with pytest.raises(EvidenceError, match=r"does not start: No such file.*set RINGFENCE_TOKEN_COMMAND"):
+        fetch_with(["/no/such/command"])("00")
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY])
+def test_a_machine_that_is_short_of_something_just_now_is_asked_again(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No fork, no descriptor: that passes, and must not end a run."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(ConfigurationError, match="does not start") as caught:
+        fetch_with(python(""))("00")
+    assert not isinstance(caught.value, EvidenceError)
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC])
+def test_a_command_that_nobody_can_run_is_hopeless(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(EvidenceError, match="does not start"):
+        fetch_with(python(""))("00")

@@ -1,0 +1,167 @@
+"""The wheels of scripts/wheels: their names and contents, and that both work in a virtualenv with nothing else of ours.
+
+Each virtualenv reads torch and the other dependencies from the one that runs the tests, which comes after its own packages.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ringfence import __version__
+from scripts import wheel_build
+from scripts.wheel_contents import check_wheel
+from tests.integration.test_readme import ROOT, completed
+
+COMPILED = f"ringfence-{__version__}-cp311-abi3-manylinux_2_28_{platform.machine()}.whl"
+PURE = f"ringfence-{__version__}-py3-none-any.whl"
+ARCHIVE = f"ringfence-{__version__}.tar.gz"
+WHEELS = {"compiled": COMPILED, "pure": PURE}
+
+
+def clean_environment(home: Path) -> dict[str, str]:
+    """What a user has who has set nothing for ringfence."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RINGFENCE_", "PYTHON"))}
+    return {**kept, "HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    done = completed(command, folder, clean_environment(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(ROOT / "scripts/wheels", "--out", folder, folder=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A virtualenv for each wheel."""
+    made = {}
+    for kind, wheel in WHEELS.items():
+        venv = tmp_path_factory.mktemp(kind) / "venv"
+        run(sys.executable, "-m", "venv", "--without-pip", venv, folder=built)
+        pip = (sys.executable, "-m", "pip", "--python", venv, "install", "--no-index", "--no-deps", "--no-compile")
+        run(*pip, built / wheel, folder=built)
+        (packages,) = venv.glob("lib/python*/site-packages")
+        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        made[kind] = venv
+    return made
+
+
+def test_a_build_makes_two_wheels_and_the_source_archive(built: Path) -> None:
+    assert {file.name for file in built.glob("ringfence*")} == {COMPILED, PURE, ARCHIVE}
+
+
+@pytest.mark.parametrize("kind", WHEELS)
+def test_a_wheel_holds_the_package_and_nothing_else(built: Path, kind: str) -> None:
+    with zipfile.ZipFile(built / WHEELS[kind]) as wheel:
+        names = set(wheel.namelist())
+    assert {"ringfence/py.typed", "ringfence/report/page.css", "ringfence/study/grids/default.toml"} <= names
+    assert {"ringfence/admission/roots/amd-milan.pem", f"ringfence-{__version__}.dist-info/licenses/LICENSE"} <= names
+    assert [name for name in names if name.endswith((".c", ".pyc")) or name.startswith(("tests/", "scripts/"))] == []
+    assert [name for name in names if name.endswith(".so")] == ["ringfence/dataplane/_core.abi3.so"] * (
+        kind == "compiled"
+    )
+
+
+def test_the_check_of_contents_finds_what_is_wrong(built: Path, tmp_path: Path) -> None:
+    """It says what was added, what is missing and what names a folder of the machine that built it."""
+    changed = tmp_path / PURE
+    with zipfile.ZipFile(built / PURE) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            if name != "ringfence/py.typed":
+                new.writestr(name, old.read(name) + (b"# in /somewhere/else" if name == "ringfence/keys.py" else b""))
+        new.writestr("ringfence/extra.py", "")
+    files = wheel_build.tracked_files()
+    assert list(check_wheel(built / PURE, files, "py3-none-any", {"/somewhere/"})) == []
+    assert sorted(check_wheel(changed, files, "py2-none-any", {"/somewhere/"})) == [
+        f"{PURE}: RECORD has another digest of ringfence/keys.py",
+        f"{PURE}: RECORD: ringfence/extra.py is missing",
+        f"{PURE}: RECORD: ringfence/py.typed should not be there",
+        f"{PURE}: ringfence/extra.py should not be there",
+        f"{PURE}: ringfence/keys.py names /somewhere/ of this machine",
+        f"{PURE}: ringfence/py.typed is missing",
+        f"{PURE}: the name should end with py2-none-any",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machine", "chosen"),
+    [(f"manylinux_2_28_{platform.machine()}", COMPILED), (f"musllinux_1_2_{platform.machine()}", PURE)],
+    ids=["fits", "does not fit"],
+)
+def test_pip_prefers_the_compiled_wheel_where_it_fits(built: Path, tmp_path: Path, machine: str, chosen: str) -> None:
+    options = ["--no-index", "--no-deps", "--find-links", str(built), "--dest", str(tmp_path)]
+    options += ["--only-binary", ":all:", "--platform", machine, "--python-version", "3.13"]
+    run(sys.executable, "-m", "pip", "download", *options, "ringfence", folder=tmp_path)
+    assert [file.name for file in tmp_path.glob("ringfence*")] == [chosen]
+
+
+@pytest.mark.parametrize("kind", WHEELS)
+def test_the_command_works_from_an_installed_wheel(installed: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    command = installed[kind] / "bin/ringfence"
+    assert "usage: ringfence" in run(command, "--help", folder=tmp_path)
+    assert "gpt2" in run(command, "plan", "--model", "gpt2", "--hardware", "tdx-100g", folder=tmp_path)
+
+
+WORKER = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("ringfence", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
+tensor = torch.arange(10_000.0)
+dist.all_reduce(tensor)
+import ringfence
+from ringfence.dataplane import choice as core
+print(ringfence.__file__, core.COMPILED, torch.equal(tensor, 2 * torch.arange(10_000.0)))
+dist.destroy_process_group()
+"""
+
+
+def test_workers_from_both_wheels_form_a_group(installed: dict[str, Path], tmp_path: Path) -> None:
+    """Rank 0 is installed from the compiled wheel, rank 1 from the pure one."""
+    run(installed["pure"] / "bin/ringfence", "secret", "new", "run.secret", folder=tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    environment = clean_environment(tmp_path) | {"RINGFENCE_SECRET_FILE": "run.secret", "RINGFENCE_RUN_ID": "wheels"}
+    started = [
+        subprocess.Popen(
+            [installed[kind] / "bin/python", "-c", WORKER, str(rank), port],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, kind in enumerate(WHEELS)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for output, (kind, venv) in zip(said, installed.items(), strict=True):
+        file, compiled, right = output.split()[-3:]
+        assert Path(file).is_relative_to(venv) and (compiled, right) == (str(kind == "compiled"), "True"), said
+
+
+@pytest.mark.long
+def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path, full: bool) -> None:
+    """Bounded, it builds only the wheel that needs no compiler."""
+    epoch = wheel_build.time_of_sources()
+    again = wheel_build.build_archive(wheel_build.tracked_files(), tmp_path, epoch)
+    assert again.read_bytes() == (built / ARCHIVE).read_bytes()
+    for kind in WHEELS if full else ("pure",):
+        wheel = wheel_build.build_wheel(again, tmp_path, kind, epoch)
+        assert wheel.read_bytes() == (built / WHEELS[kind]).read_bytes()

@@ -1,0 +1,137 @@
+"""Nothing but judge() makes an Admitted, and nothing but an Admitted gets into a roster."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from ringfence import keys
+from ringfence.admission.entry import Listing
+from ringfence.admission.policy import Admitted, Evidence, Policy, judge
+from ringfence.admission.roster import roster_digest, seal
+from ringfence.errors import AdmissionError
+from tests.unit.admission_samples import Worker, worker
+
+
+def listing(one: Worker) -> Listing:
+    return Listing(one.entry, 1, bytes(32), one.shared.endorse(one.entry, bytes(32)))
+
+
+def world(size: int) -> list[Listing]:
+    return [listing(worker(rank, size)) for rank in range(size)]
+
+
+def test_nobody_else_makes_an_admitted() -> None:
+    entry = worker(1).entry
+    with pytest.raises(TypeError, match=r"only policy\.judge"):
+        Admitted(entry, "shared secret", object())
+    admitted = judge(worker(0).policy, listing(worker(1)))
+    for copier in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="never pickled or copied"):
+            copier(admitted)
+    with pytest.raises(AttributeError):
+        admitted.entry = entry  # type: ignore[misc]
+
+
+def test_an_endorsed_listing_is_admitted_and_a_changed_one_is_not() -> None:
+    good = listing(worker(1))
+    policy = worker(0).policy
+    assert judge(policy, good).entry == worker(1).entry
+    changed = (
+        replace(good, entry=replace(good.entry, public_key=bytes(32))),
+        replace(good, entry=replace(good.entry, rank=2)),
+        replace(good, entry=replace(good.entry, port=1)),
+        replace(good, proof_digest=b"\1" * 32),
+        replace(good, endorsement=bytes(32)),
+        replace(good, endorsement=b""),
+        listing(worker(1, secret=keys.Secret(bytes(range(32))))),
+    )
+    for bad in changed:
+        with pytest.raises(AdmissionError, match="not endorsed"):
+            judge(policy, bad)
+
+
+class Surprised:
+    """A verifier whose library raises what it never announced."""
+
+    kind = 1
+    name = "surprise"
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def content(self) -> bytes:
+        return b""
+
+    def verify(self, evidence: Evidence) -> None:
+        raise self._error
+
+    def verify_listing(self, listing: Listing) -> None:
+        raise self._error
+
+
+class PanicException(BaseException):
+    """As Rust's panics arrive in Python."""
+
+
+@pytest.mark.parametrize("error", [KeyError(1), RecursionError(), OverflowError(), PanicException("index")])
+def test_whatever_a_library_raises_over_a_strangers_bytes_is_a_refusal(error: BaseException) -> None:
+    shown = listing(worker(1))
+    with pytest.raises(AdmissionError, match=rf"cannot be judged \({type(error).__name__}\)"):
+        judge(Policy((Surprised(error),)), shown)
+    assert (
+        judge(Policy((Surprised(error), worker(0).shared)), shown).how == "shared secret"
+    )  # the next rule is still asked
+
+
+def test_an_interrupt_is_nobodys_evidence() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        judge(Policy((Surprised(KeyboardInterrupt()),)), listing(worker(1)))
+
+
+def test_a_kind_that_the_policy_does_not_name_is_refused() -> None:
+    with pytest.raises(AdmissionError, match=r"kind 7.*accepts: shared secret"):
+        judge(worker(0).policy, replace(listing(worker(1)), kind=7))
+
+
+def test_a_policy_of_nothing_admits_nobody() -> None:
+    with pytest.raises(AdmissionError):
+        judge(Policy(()), listing(worker(1)))
+
+
+def test_the_policy_digest_says_nothing_of_the_secret() -> None:
+    assert worker(0).policy.digest == worker(0, secret=keys.Secret(bytes(range(32)))).policy.digest
+
+
+def test_a_roster_is_complete_ordered_and_of_one_world() -> None:
+    own = worker(0, 3)
+    roster = seal(own.policy, own.entry, world(3), 1, b"table")
+    assert [entry.rank for entry in roster.entries] == [0, 1, 2]
+    wrong = (
+        world(3)[:2],
+        [*world(3), listing(worker(3, 4))],
+        list(reversed(world(3))),
+        [*world(3)[:2], listing(worker(1, 3))],
+        [*world(3)[:2], listing(worker(2, 3, generation="4"))],
+        [*world(3)[:2], listing(worker(2, 4))],
+    )
+    for listings in wrong:
+        with pytest.raises(AdmissionError):
+            seal(own.policy, own.entry, listings, 1, b"table")
+
+
+def test_the_roster_digest_covers_everything() -> None:
+    policy, changed = bytes(32), replace(world(3)[2], proof_digest=b"\1" * 32)
+    base = roster_digest(policy, world(3), 1, b"table")
+    others = {
+        roster_digest(b"\1" * 32, world(3), 1, b"table"),
+        roster_digest(policy, world(3), 2, b"table"),
+        roster_digest(policy, world(3), 1, b"tables"),
+        roster_digest(policy, world(2), 1, b"table"),
+        roster_digest(policy, [*world(3)[:2], changed], 1, b"table"),
+    }
+    assert len(others) == 5
+    assert base not in others

@@ -1,0 +1,350 @@
+"""Whole worlds in memory: everyone ends with the same roster and secret, or nobody begins."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+
+import pytest
+
+from ringfence import keys
+from ringfence.admission.entry import Listing
+from ringfence.admission.messages import Acknowledge, Entries, Failure, Go, Message, Waiting, Welcome
+from ringfence.admission.policy import Policy, judge
+from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.admission.proofs.token import TokenVerifier
+from ringfence.admission.roster import seal
+from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, is_below, parent_of
+from ringfence.errors import AdmissionError, ProtocolError
+from tests.unit.admission_samples import SUITES, Worker, worker
+from tests.unit.mint_token import NOW, rules
+
+
+class World:
+    """Trees joined by queues; edges come up in random order, messages keep their order on each edge."""
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.workers = [worker(rank, size) for rank in range(size)]
+        self.trees = [tree_of(each) for each in self.workers]
+        self.edges: dict[tuple[int, int], deque[Message]] = {}
+        self.sent = 0
+        self.random = random.Random(seed)
+
+    def send(self, sender: int, outgoing: list[Outgoing]) -> None:
+        for peer, message in outgoing:
+            self.edges.setdefault((sender, peer), deque()).append(message)
+            self.sent += 1
+
+    def connect(self, child: int) -> None:
+        parent = parent_of(child)
+        assert parent is not None
+        digest = bytes([child % 256]) * 32
+        self.trees[parent].attach_child(self.workers[child].entry, digest, SharedSecret.kind)
+        self.send(child, self.trees[child].attach_parent(self.workers[parent].entry, digest))
+
+    def step(self) -> bool:
+        ready = [edge for edge, queue in self.edges.items() if queue]
+        if not ready:
+            return False
+        sender, receiver = self.random.choice(ready)
+        self.send(receiver, self.trees[receiver].receive(sender, self.edges[sender, receiver].popleft()))
+        return True
+
+    def run(self, absent: frozenset[int] = frozenset()) -> None:
+        self.send(0, self.trees[0].begin())
+        children = [rank for rank in range(1, len(self.trees)) if rank not in absent]
+        self.random.shuffle(children)
+        for child in children:
+            self.connect(child)
+            while self.random.random() < 0.5 and self.step():
+                pass
+        self.settle()
+
+    def settle(self) -> None:
+        """Until nothing is under way."""
+        while self.step():
+            pass
+
+
+def tree_of(one: Worker) -> Tree:
+    terms = Terms(keys.Secret(bytes([one.entry.rank % 256]) * 32), f"table of {one.entry.rank}".encode(), SUITES)
+    return Tree(one.entry, one.policy, one.shared, terms)
+
+
+def endorsed(one: Worker, digest: bytes) -> Listing:
+    return Listing(one.entry, 1, digest, one.shared.endorse(one.entry, digest))
+
+
+@pytest.mark.parametrize("size", [*range(1, 24), 64, 85, 86])
+def test_everyone_gets_the_same_epoch_from_rank_0(size: int) -> None:
+    world = World(size, seed=size)
+    world.run()
+    assert {tree.phase for tree in world.trees} == {Phase.GO}
+    epochs = [tree.epoch for tree in world.trees]
+    assert all(epoch is not None for epoch in epochs)
+    assert {epoch.roster.digest for epoch in epochs if epoch} == {epochs[0].roster.digest if epochs[0] else b""}
+    assert {epoch.table for epoch in epochs if epoch} == {b"table of 0"}
+    assert all(epoch.epoch_secret == keys.Secret(bytes(32)) for epoch in epochs if epoch)
+
+
+@pytest.mark.parametrize("fresh", range(6))
+def test_a_secret_that_rank_0_draws_twice_gives_another_epoch_key(fresh: int) -> None:
+    """Rank 0 draws the epoch secret, but every worker's own public key is in what the epoch key derives from."""
+    drawn = []
+    for attempt in range(2):
+        world = World(6)
+        if attempt:  # all other workers repeat their keys, too
+            changed = worker(fresh, 6, public_key=bytes([7] * 32))
+            world.workers[fresh], world.trees[fresh] = changed, tree_of(changed)
+        world.run()
+        epochs = [tree.epoch for tree in world.trees if tree.epoch is not None]
+        assert len(epochs) == 6
+        drawn.append({keys.epoch_key(each.epoch_secret, each.roster.digest).reveal() for each in epochs})
+        assert all(each.epoch_secret == keys.Secret(bytes(32)) for each in epochs)
+    assert len(drawn[0]) == len(drawn[1]) == 1 and drawn[0] != drawn[1]
+
+
+def test_a_worker_pays_for_its_neighbours_and_not_for_the_world() -> None:
+    for size in (21, 85, 128):
+        world = World(size)
+        world.run()
+        depth = 0
+        rank: int | None = size - 1
+        while rank:
+            rank, depth = parent_of(rank), depth + 1
+        # Each entry climbs at most `depth` edges; a roster, an acknowledgement and a go cross each edge once.
+        assert world.sent <= (size - 1) * (depth + 3)
+        assert max(len(children_of(rank, size)) for rank in range(size)) == keys.TREE_FANOUT
+
+
+@pytest.mark.parametrize("absent", [1, 4, 9, 20])
+def test_nobody_begins_while_one_is_missing_and_all_learn_who(absent: int) -> None:
+    world = World(21)
+    below = frozenset(rank for rank in range(21) if is_below(rank, absent))
+    world.run(absent=frozenset({absent}))
+    assert all(tree.phase is Phase.GATHER for tree in world.trees)
+    world.send(0, world.trees[0].report())
+    world.settle()
+    for rank in set(range(21)) - below:
+        waiting = world.trees[rank].waiting
+        assert waiting is not None
+        assert set(waiting.ranks) == below
+        assert waiting.missing == len(below)
+
+
+def test_who_was_late_is_called_missing_no_more() -> None:
+    world = World(21)
+    world.run(absent=frozenset({20}))
+    world.send(0, world.trees[0].report())
+    world.settle()
+    assert all(tree.waiting == Waiting(1, (20,)) for tree in world.trees[:20])
+    world.connect(20)
+    world.settle()
+    assert {(tree.phase, tree.waiting) for tree in world.trees} == {(Phase.GO, None)}
+
+
+def test_the_shape_of_the_tree() -> None:
+    for size in (1, 2, 5, 6, 100):
+        seen = [child for rank in range(size) for child in children_of(rank, size)]
+        assert seen == list(range(1, size))
+        assert all(parent_of(child) == rank for rank in range(size) for child in children_of(rank, size))
+    assert is_below(22, 1)
+    assert is_below(1, 1)
+    assert not is_below(2, 1)
+    assert not is_below(1, 5)
+
+
+# -- faults ---------------------------------------------------------------------------------------------------------
+
+
+def root_with_child(size: int = 3) -> Tree:
+    tree = tree_of(worker(0, size))
+    tree.begin()
+    tree.attach_child(worker(1, size).entry, bytes(32), SharedSecret.kind)
+    return tree
+
+
+def test_two_workers_with_one_rank_end_the_epoch_and_both_are_named() -> None:
+    tree = root_with_child()
+    with pytest.raises(AdmissionError, match=r"two workers claim rank 1: .*10.0.0.7:20001.* and .*10.0.0.9:20001"):
+        tree.attach_child(worker(1, 3, host="10.0.0.9", public_key=bytes(32)).entry, bytes(32), SharedSecret.kind)
+
+
+def test_a_worker_cannot_be_attached_twice() -> None:
+    with pytest.raises(ProtocolError, match="attached twice"):
+        root_with_child().attach_child(worker(1, 3).entry, b"\1" * 32, SharedSecret.kind)
+
+
+def test_a_child_speaks_only_for_its_own_subtree() -> None:
+    with pytest.raises(ProtocolError, match="not below it"):
+        root_with_child().receive(1, Entries((endorsed(worker(2, 3), bytes(32)),)))
+
+
+def test_a_child_lists_itself_by_the_kind_of_proof_that_it_showed() -> None:
+    """Here evidence that endorses nothing would do for a listing, and the child was let in by the secret, or by that."""
+    bare = TokenVerifier(rules(), lambda: NOW)
+    one = worker(0, 3)
+    listed = replace(endorsed(worker(1, 3), bytes(32)), kind=bare.kind, endorsement=b"")
+    policy = Policy((one.shared, bare))
+    assert judge(policy, listed).how == bare.name
+    for kind, says in ((one.shared.kind, "otherwise than it showed itself"), (bare.kind, None)):
+        tree = Tree(one.entry, policy, one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
+        tree.begin()
+        tree.attach_child(worker(1, 3).entry, bytes(32), kind)
+        if says is None:
+            assert tree.receive(1, Entries((listed,))) == []
+        else:
+            with pytest.raises(AdmissionError, match=says):
+                tree.receive(1, Entries((listed,)))
+
+
+def test_a_child_lists_itself_as_it_showed_itself() -> None:
+    with pytest.raises(AdmissionError, match="otherwise than it showed itself"):
+        root_with_child().receive(1, Entries((endorsed(worker(1, 3, public_key=bytes(32)), bytes(32)),)))
+    with pytest.raises(AdmissionError, match="otherwise than it showed itself"):
+        root_with_child().receive(1, Entries((endorsed(worker(1, 3), b"\1" * 32),)))
+
+
+def test_an_entry_that_is_not_endorsed_ends_the_epoch() -> None:
+    forged = replace(endorsed(worker(5, 8), bytes(32)), endorsement=bytes(32))
+    with pytest.raises(AdmissionError, match="rank 5 is not endorsed"):
+        root_with_child(8).receive(1, Entries((forged,)))
+
+
+def leaf() -> Tree:
+    tree = tree_of(worker(1, 2))
+    tree.begin()
+    tree.attach_parent(worker(0, 2).entry, bytes(32))
+    return tree
+
+
+def welcome(own: Worker, parent: Worker) -> Welcome:
+    listings = (endorsed(parent, bytes(32)), endorsed(own, bytes(32)))
+    return Welcome(1, keys.Secret(bytes(32)), b"", listings)
+
+
+def test_a_worker_finds_itself_and_its_parent_verbatim_in_the_roster() -> None:
+    assert leaf().receive(0, welcome(worker(1, 2), worker(0, 2)))
+    for own, parent in ((worker(1, 2, port=9), worker(0, 2)), (worker(1, 2), worker(0, 2, public_key=bytes(32)))):
+        with pytest.raises(AdmissionError, match="as it showed itself"):
+            leaf().receive(0, welcome(own, parent))
+
+
+def test_a_parent_finds_its_children_verbatim_in_the_roster() -> None:
+    tree = tree_of(worker(1, 6))
+    tree.begin()
+    tree.attach_parent(worker(0, 6).entry, bytes(32))
+    tree.attach_child(worker(5, 6).entry, bytes(32), SharedSecret.kind)
+    listings = tuple(endorsed(worker(r, 6, port=9) if r == 5 else worker(r, 6), bytes(32)) for r in range(6))
+    with pytest.raises(AdmissionError, match="does not show rank 5 as it showed itself"):
+        tree.receive(0, Welcome(1, keys.Secret(bytes(32)), b"", listings))
+
+
+BARE = TokenVerifier(rules(), lambda: NOW)  # a proof that endorses nothing: anybody can list anybody by it
+
+
+@pytest.mark.parametrize("lie", ["digest", "kind"])
+@pytest.mark.parametrize("about", [1, 5], ids=["itself", "its child"])
+def test_a_worker_finds_its_own_proof_and_its_childrens_in_the_roster(about: int, lie: str) -> None:
+    """Or at first contact it would be blamed for what somebody above has listed in its name."""
+    one = worker(1, 6)
+    tree = Tree(one.entry, Policy((one.shared, BARE)), one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
+    tree.begin()
+    tree.attach_parent(worker(0, 6).entry, bytes(32))
+    tree.attach_child(worker(5, 6).entry, bytes(32), SharedSecret.kind)
+    listings = [endorsed(worker(rank, 6), bytes(32)) for rank in range(6)]
+    if lie == "digest":
+        listings[about] = endorsed(worker(about, 6), b"\1" * 32)
+    else:
+        listings[about] = replace(listings[about], kind=BARE.kind, endorsement=b"")
+    with pytest.raises(AdmissionError, match=f"does not list rank {about} by the proof that it showed"):
+        tree.receive(0, Welcome(1, keys.Secret(bytes(32)), b"", tuple(listings)))
+
+
+def test_an_unknown_suite_is_refused() -> None:
+    with pytest.raises(AdmissionError, match="cipher suite 9"):
+        leaf().receive(0, replace(welcome(worker(1, 2), worker(0, 2)), suite=9))
+
+
+def test_another_roster_digest_is_refused() -> None:
+    tree = leaf()
+    tree.receive(0, welcome(worker(1, 2), worker(0, 2)))
+    with pytest.raises(AdmissionError, match="holds another roster"):
+        tree.receive(0, Go(bytes(32)))
+
+
+def test_a_failure_ends_the_join_and_names_its_reporter() -> None:
+    with pytest.raises(AdmissionError, match="rank 7 ended the join: no"):
+        leaf().receive(0, Failure(7, "no"))
+
+
+def test_messages_out_of_place_are_errors() -> None:
+    entry_list = Entries((endorsed(worker(1, 2), bytes(32)),))
+    for message in (entry_list, Acknowledge(bytes(32)), Go(bytes(32))):
+        with pytest.raises(ProtocolError, match="which gathers entries"):
+            leaf().receive(0, message)
+    for message in (Waiting(1, (2,)), welcome(worker(1, 2), worker(0, 2)), Go(bytes(32)), Acknowledge(bytes(32))):
+        with pytest.raises(ProtocolError, match="its child, sent"):
+            root_with_child().receive(1, message)
+    tree = leaf()
+    tree.receive(0, welcome(worker(1, 2), worker(0, 2)))
+    for message in (Waiting(1, (2,)), welcome(worker(1, 2), worker(0, 2)), Acknowledge(bytes(32))):
+        with pytest.raises(ProtocolError, match="which waits for the go"):
+            tree.receive(0, message)
+
+
+def test_there_is_one_parent() -> None:
+    with pytest.raises(ProtocolError, match="second parent"):
+        leaf().attach_parent(worker(0, 2).entry, bytes(32))
+    with pytest.raises(ProtocolError, match="second parent"):
+        tree_of(worker(0, 2)).attach_parent(worker(1, 2).entry, bytes(32))
+
+
+# -- the size of a world ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_world_smaller_than_the_policy_allows_does_not_begin(rank: int) -> None:
+    one = worker(rank, 2)
+    policy = replace(one.policy, min_workers=3)
+    tree = Tree(one.entry, policy, one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
+    with pytest.raises(
+        AdmissionError, match=rf"rank {rank} was told that the run has 2 workers.* at least 3.*min_workers"
+    ):
+        tree.begin()
+    with pytest.raises(AdmissionError, match="at least 3"):
+        seal(policy, one.entry, welcome(worker(1, 2), worker(0, 2)).listings, 1, b"")
+
+
+def test_workers_that_judge_by_different_policies_do_not_share_an_epoch() -> None:
+    """Neighbours compare policies in their hellos. Whoever got past that by a neighbour's lie is found by the roster."""
+    world = World(6)
+    one = world.workers[5]
+    stricter = replace(one.policy, max_epoch_age=60)
+    world.trees[5] = Tree(one.entry, stricter, one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
+    with pytest.raises(AdmissionError, match="rank 5 holds another roster than rank 1"):
+        world.run()
+    assert not any(tree.phase is Phase.GO for tree in world.trees)
+
+
+def test_a_world_as_small_as_the_policy_allows_begins() -> None:
+    one = worker(0, 2)
+    Tree(one.entry, replace(one.policy, min_workers=2), one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES)).begin()
+
+
+def test_workers_that_ask_for_different_sizes_have_different_policies() -> None:
+    policy = worker(0).policy
+    assert len({replace(policy, min_workers=size).digest for size in (1, 2, 1000)}) == 3
+    assert len({replace(policy, max_epoch_age=age).digest for age in (None, 60, 3600)}) == 3
+    assert len({replace(policy, key_agreement=each).digest for each in keys.KEY_AGREEMENTS}) == 2
+
+
+def test_a_worker_can_say_whom_it_waits_for() -> None:
+    tree = leaf()
+    assert tree.awaited() == "rank 1 waits for the roster from its parent, rank 0"
+    tree.receive(0, welcome(worker(1, 2), worker(0, 2)))
+    assert tree.awaited() == "rank 1 waits for the go from its parent, rank 0"
+    root = root_with_child(2)
+    root.receive(1, Entries((endorsed(worker(1, 2), bytes(32)),)))
+    assert root.awaited() == "rank 0 waits for rank 1 to acknowledge the roster"

@@ -1,0 +1,209 @@
+"""The vectors of spec/admission.md: made by the code, and by a second reading of the spec with the standard library."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import keys
+from ringfence.admission.binding import Role, bind, proof_digest
+from ringfence.admission.entry import Listing
+from ringfence.admission.messages import (
+    HANDSHAKE,
+    HEADER_BYTES,
+    TREE,
+    Acknowledge,
+    Admit,
+    Entries,
+    Failure,
+    Go,
+    Message,
+    Proof,
+    Reason,
+    Refuse,
+    Waiting,
+    Welcome,
+    decode,
+    encode,
+)
+from ringfence.admission.peer_verification import Showing
+from ringfence.admission.roster import roster_digest
+from ringfence.control import Abort, Bye
+from tests.unit.admission_samples import SECRET, Worker, fixed_bytes, worker
+
+FILE = Path(__file__).parents[1] / "vectors" / "admission.json"
+EXPORTER = fixed_bytes("exporter")
+EPOCH_SECRET = keys.Secret(fixed_bytes("epoch secret"))
+TABLE = b"table"
+SHOWN_AT = 1_800_000_000
+
+
+def from_code() -> dict[str, Any]:
+    """What the implementation makes of two workers in a world of two."""
+    parent, child = worker(0, 2), worker(1, 2)
+    up = bind(Role.CHILD, child.hello, parent.hello, child.entry.tls_key_digest, parent.entry.tls_key_digest, EXPORTER)
+    down = bind(
+        Role.PARENT, parent.hello, child.hello, parent.entry.tls_key_digest, child.entry.tls_key_digest, EXPORTER
+    )
+    shown = proof_digest(1, up, child.shared.prove(up))
+    listings = tuple(_listing(each, digest) for each, digest in ((parent, bytes(32)), (child, shown)))
+    digest = roster_digest(child.policy.digest, listings, 1, TABLE)
+    return {
+        "secret": SECRET.reveal().hex(),
+        "exporter": EXPORTER.hex(),
+        "epoch secret": EPOCH_SECRET.reveal().hex(),
+        "table": TABLE.hex(),
+        "admission key": keys.admission_key(SECRET, "run-7").reveal().hex(),
+        "policy digest": child.policy.digest.hex(),
+        "entries": [parent.entry.encode().hex(), child.entry.encode().hex()],
+        "entry digests": [parent.entry.digest.hex(), child.entry.digest.hex()],
+        "hello digests": [parent.hello.digest.hex(), child.hello.digest.hex()],
+        "child's binding": {"preimage": up.preimage.hex(), "digest": up.digest.hex()},
+        "parent's binding": {"preimage": down.preimage.hex(), "digest": down.digest.hex()},
+        "child's proof": child.shared.prove(up).hex(),
+        "parent's proof": parent.shared.prove(down).hex(),
+        "child's proof digest": shown.hex(),
+        "child's showing": Showing.of((Proof(1, child.shared.prove(up)), up), SHOWN_AT).encode().hex(),
+        "parent's showing": Showing.of((Proof(1, parent.shared.prove(down)), down), SHOWN_AT).encode().hex(),
+        "listings": [listing.encode().hex() for listing in listings],
+        "roster digest": digest.hex(),
+        "epoch key": keys.epoch_key(EPOCH_SECRET, digest).reveal().hex(),
+        "frames": {type(each).__name__: encode(each).hex() for each in _messages(child, up.digest, listings, digest)},
+    }
+
+
+def _listing(one: Worker, digest: bytes) -> Listing:
+    return Listing(one.entry, 1, digest, one.shared.endorse(one.entry, digest))
+
+
+def _messages(child: Worker, binding: bytes, listings: tuple[Listing, ...], digest: bytes) -> list[Message]:
+    return [
+        child.hello,
+        Proof(1, binding[:32]),
+        Admit(),
+        Refuse(Reason.GENERATION, "rank 0 is of generation 3, its peer of generation 2"),
+        Entries(listings[1:]),
+        Waiting(2, (5, 7)),
+        Welcome(1, EPOCH_SECRET, TABLE, listings),
+        Acknowledge(digest),
+        Go(digest),
+        Failure(3, "no"),
+        Abort(1, -1, 2, "all_reduce #7", "tag mismatch"),
+        Bye(1),
+    ]
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Any:
+    return json.loads(FILE.read_text())
+
+
+def test_the_code_makes_the_vectors(vectors: Any) -> None:
+    assert from_code() == vectors
+
+
+def test_every_frame_of_the_vectors_parses_and_comes_back(vectors: Any) -> None:
+    types = {**HANDSHAKE, **TREE, Abort.TYPE: Abort, Bye.TYPE: Bye}
+    assert {types[bytes.fromhex(frame)[0]].__name__ for frame in vectors["frames"].values()} == set(vectors["frames"])
+    for frame in map(bytes.fromhex, vectors["frames"].values()):
+        assert int.from_bytes(frame[1:HEADER_BYTES], "big") == len(frame) - HEADER_BYTES
+        assert encode(decode(types, frame[0], frame[HEADER_BYTES:])) == frame
+
+
+# -- the spec, read again -------------------------------------------------------------------------------------------
+
+
+def label(name: str) -> bytes:
+    return b"ringfence/1 " + name.encode() + b"\0"
+
+
+def digest(name: str, *parts: bytes) -> bytes:
+    return hashlib.sha256(label(name) + b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
+
+def mac(key: bytes, name: str, *parts: bytes) -> bytes:
+    return hmac.new(key, digest(name, *parts), "sha256").digest()
+
+
+def hkdf(salt: bytes, key: bytes, info: bytes) -> bytes:
+    extracted = hmac.new(salt, key, "sha256").digest()
+    return hmac.new(extracted, info + b"\1", "sha256").digest()
+
+
+def text(value: str) -> bytes:
+    return len(value).to_bytes(2, "big") + value.encode()
+
+
+def entry(rank: int) -> bytes:
+    numbers = rank.to_bytes(4, "big") + (2).to_bytes(4, "big")
+    public_keys = fixed_bytes(f"x25519 {rank}") + fixed_bytes(f"tls {rank}")
+    return text("run-7") + text("3") + numbers + public_keys + text("10.0.0.7") + (20000 + rank).to_bytes(2, "big")
+
+
+# Any number of workers, any age, hybrid key agreement.
+POLICY = digest("policy", (1).to_bytes(4, "big"), bytes(8), b"\0\6hybrid", b"\1", b"shared secret")
+
+
+def hello(rank: int) -> bytes:
+    return b"RFA\1" + entry(rank) + POLICY + b"\1\1" + b"\1\1"
+
+
+def preimage(role: int, prover: int, verifier: int) -> bytes:
+    return b"".join(
+        (
+            label("binding"),
+            bytes([role]),
+            prover.to_bytes(4, "big"),
+            verifier.to_bytes(4, "big"),
+            digest("entry", entry(prover)),
+            fixed_bytes(f"tls {prover}"),
+            fixed_bytes(f"tls {verifier}"),
+            digest("hello digest", hello(prover)),
+            digest("hello digest", hello(verifier)),
+            hashlib.sha256(EXPORTER).digest(),
+        )
+    )
+
+
+def test_a_second_reading_of_the_spec_makes_the_same_vectors(vectors: Any) -> None:
+    key = hkdf(b"run-7", SECRET.reveal(), label("admission key"))
+    up, down = preimage(0, 1, 0), preimage(1, 0, 1)
+    proof = mac(key, "secret proof", hashlib.sha512(up).digest())
+    shown = digest("proof digest", b"\1", up, proof)
+    listings = [
+        entry(rank) + b"\1" + each + (32).to_bytes(4, "big") + mac(key, "entry proof", entry(rank), each)
+        for rank, each in ((0, bytes(32)), (1, shown))
+    ]
+    roster = digest("roster", POLICY, b"\1", TABLE, *listings)
+    expected = {
+        "admission key": key,
+        "policy digest": POLICY,
+        "child's proof": proof,
+        "parent's proof": mac(key, "secret proof", hashlib.sha512(down).digest()),
+        "child's proof digest": shown,
+        "roster digest": roster,
+        "epoch key": hkdf(roster, EPOCH_SECRET.reveal(), label("aes-256-gcm epoch key")),
+    }
+    for covered, name in ((up, "child"), (down, "parent")):
+        made = mac(key, "secret proof", hashlib.sha512(covered).digest())
+        expected[f"{name}'s showing"] = b"\1" + SHOWN_AT.to_bytes(8, "big") + covered + (32).to_bytes(4, "big") + made
+    assert {name: value.hex() for name, value in expected.items()} == {name: vectors[name] for name in expected}
+    assert vectors["entries"] == [entry(0).hex(), entry(1).hex()]
+    assert vectors["child's binding"]["preimage"] == up.hex()
+    assert vectors["parent's binding"]["digest"] == hashlib.sha512(down).hexdigest()
+    assert vectors["listings"] == [each.hex() for each in listings]
+    body = (
+        b"\1"
+        + EPOCH_SECRET.reveal()
+        + len(TABLE).to_bytes(4, "big")
+        + TABLE
+        + (2).to_bytes(4, "big")
+        + b"".join(listings)
+    )
+    assert vectors["frames"]["Welcome"] == (b"\x12" + len(body).to_bytes(4, "big") + body).hex()
+    assert vectors["frames"]["Hello"] == (b"\1" + len(hello(1)).to_bytes(4, "big") + hello(1)).hex()

@@ -1,0 +1,273 @@
+"""What a schedule costs a worker: steps, messages, links, and messages that follow each other; and who chooses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.collectives import Action, Buffer, Collective, Schedule, ScheduleId, Table, build, choose
+from ringfence.errors import ProtocolError
+from tests.unit.interpreter import links, messages, received, sent
+from tests.unit.test_collectives import ROOTED, Case
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+LARGEST = 16384
+
+make = build.__wrapped__  # past the cache, which would keep thousands of schedules alive
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache() -> Iterator[None]:
+    """Schedules of the largest groups are not kept for the tests to come."""
+    yield
+    build.cache_clear()
+
+
+class Bound(NamedTuple):
+    """At most, for one worker in a group of P whose size has L = log2 P bits, rounded up."""
+
+    messages: Callable[[int, int], int]  # sent
+    links: Callable[[int, int], int]
+    steps: Callable[[int, int], int]
+    depth: Callable[[int, int], int]  # messages that follow each other, in the whole group
+
+
+BOUNDS = {
+    ScheduleId.ALL_REDUCE_RING: Bound(
+        lambda p, n: 2 * p - 2, lambda p, n: 2, lambda p, n: 4 * p - 3, lambda p, n: 2 * p - 2
+    ),
+    ScheduleId.ALL_REDUCE_DOUBLING: Bound(
+        lambda p, n: n + 1, lambda p, n: n + 1, lambda p, n: 2 * n + 2, lambda p, n: n + 1
+    ),
+    ScheduleId.ALL_REDUCE_TREE: Bound(lambda p, n: 3, lambda p, n: 3, lambda p, n: 6, lambda p, n: 2 * n),
+    ScheduleId.REDUCE_SCATTER_RING: Bound(
+        lambda p, n: p - 1, lambda p, n: 2, lambda p, n: 2 * p - 1, lambda p, n: p - 1
+    ),
+    ScheduleId.REDUCE_SCATTER_BRUCK: Bound(
+        lambda p, n: n, lambda p, n: 2 * n, lambda p, n: p + 2 * n + 1, lambda p, n: n
+    ),
+    ScheduleId.ALL_GATHER_RING: Bound(lambda p, n: p - 1, lambda p, n: 2, lambda p, n: 2 * p - 1, lambda p, n: p - 1),
+    ScheduleId.ALL_GATHER_BRUCK: Bound(lambda p, n: n, lambda p, n: 2 * n, lambda p, n: p + 2 * n + 1, lambda p, n: n),
+    ScheduleId.BROADCAST_BINOMIAL: Bound(lambda p, n: n, lambda p, n: n, lambda p, n: n, lambda p, n: n),
+    ScheduleId.BROADCAST_CHAIN: Bound(lambda p, n: 1, lambda p, n: 2, lambda p, n: 2, lambda p, n: p - 1),
+    ScheduleId.BROADCAST_TREE: Bound(lambda p, n: 2, lambda p, n: 3, lambda p, n: 3, lambda p, n: n),
+    ScheduleId.REDUCE_BINOMIAL: Bound(lambda p, n: 1, lambda p, n: n, lambda p, n: n + 1, lambda p, n: n),
+    ScheduleId.REDUCE_CHAIN: Bound(lambda p, n: 1, lambda p, n: 2, lambda p, n: 2, lambda p, n: p - 1),
+    ScheduleId.REDUCE_TREE: Bound(lambda p, n: 1, lambda p, n: 3, lambda p, n: 3, lambda p, n: n),
+    ScheduleId.GATHER_BINOMIAL: Bound(lambda p, n: 1, lambda p, n: n, lambda p, n: p + n, lambda p, n: n),
+    ScheduleId.GATHER_DIRECT: Bound(lambda p, n: 1, lambda p, n: p - 1, lambda p, n: p, lambda p, n: 1),
+    ScheduleId.SCATTER_BINOMIAL: Bound(lambda p, n: n, lambda p, n: n, lambda p, n: p + n, lambda p, n: n),
+    ScheduleId.SCATTER_DIRECT: Bound(lambda p, n: p - 1, lambda p, n: p - 1, lambda p, n: p, lambda p, n: 1),
+    ScheduleId.ALL_TO_ALL_BRUCK: Bound(
+        lambda p, n: n, lambda p, n: 2 * n, lambda p, n: 3 * p + 2 * n, lambda p, n: n
+    ),
+    ScheduleId.ALL_TO_ALL_DIRECT: Bound(
+        lambda p, n: p - 1, lambda p, n: p - 1, lambda p, n: 2 * p - 1, lambda p, n: 1
+    ),
+    ScheduleId.BARRIER: Bound(lambda p, n: n, lambda p, n: 2 * n, lambda p, n: 2 * n, lambda p, n: n),
+    ScheduleId.GROUP_OPENING: Bound(lambda p, n: n, lambda p, n: n, lambda p, n: 2 * n, lambda p, n: 2 * n),
+}  # fmt: skip
+
+
+def check_bounds(schedule: Schedule, identifier: ScheduleId) -> None:
+    bound, size = BOUNDS[identifier], schedule.size
+    bits = (size - 1).bit_length()
+    where = f"{schedule.name}, rank {schedule.rank} of {size}"
+    assert messages(schedule) <= bound.messages(size, bits), where
+    assert len(links(schedule)) <= bound.links(size, bits), where
+    assert len(schedule.steps) <= max(1, bound.steps(size, bits)), where  # alone, one copies at most
+    assert schedule.rank not in links(schedule), where
+
+
+def check_form(schedule: Schedule) -> None:
+    """What the runtime takes for granted."""
+    for peer in links(schedule):
+        for names in (sent(schedule, peer), received(schedule, peer)):
+            labels = [label for label, _ in names]
+            assert len(set(labels)) == len(labels), "a label twice between the same two"
+    for place in schedule.chunks:
+        assert place.parts == 1 or place.buffer == Buffer.SCRATCH
+        if place.buffer == Buffer.SCRATCH:
+            assert place.part + place.parts <= len(schedule.scratch)
+    for place in schedule.scratch:
+        assert place.buffer != Buffer.SCRATCH
+    check_forwarding(schedule)
+
+
+def check_forwarding(schedule: Schedule) -> None:
+    """Whoever sends what another sealed has received that very chunk, and it is what the step waits for."""
+    for index, step in enumerate(schedule.steps):
+        if step.action != Action.SEND or step.origin in (-1, schedule.rank):
+            continue
+        waits = {d.step for d in schedule.dependencies[index] if d.by_segment}
+        sources = [schedule.steps[w] for w in waits if schedule.steps[w].action == Action.RECV]
+        assert [(s.chunk, s.label, s.origin) for s in sources] == [(step.chunk, step.label, step.origin)]
+
+
+@pytest.mark.parametrize("identifier", ScheduleId, ids=lambda i: i.name.lower())
+def test_bounds_and_form_up_to_64(identifier: ScheduleId) -> None:
+    random = Random(identifier)
+    for size in range(1, 65):
+        ranks = range(size) if size <= 16 else {0, 1, size - 1, size // 2, random.randrange(size)}
+        root = random.randrange(size) if identifier in ROOTED else 0
+        for rank in ranks:
+            schedule = make(identifier, size, rank, root, random.random() < 0.5)
+            check_bounds(schedule, identifier)
+            check_form(schedule)
+
+
+@pytest.mark.parametrize("identifier", ScheduleId, ids=lambda i: i.name.lower())
+def test_messages_that_follow_each_other(identifier: ScheduleId) -> None:
+    random = Random(identifier)
+    for size in (2, 3, 4, 5, 8, 11, 16, 31, 32, 33):
+        world = Case(identifier, size, random, length=1).run(random, segments=1)
+        assert world.depth() <= BOUNDS[identifier].depth(size, (size - 1).bit_length()), f"{identifier.name} of {size}"
+
+
+LOGARITHMIC = [i for i in ScheduleId if not i.name.endswith(("RING", "DIRECT", "BRUCK"))]
+
+
+@pytest.mark.parametrize("identifier", LOGARITHMIC, ids=lambda i: i.name.lower())
+def test_a_world_of_257(identifier: ScheduleId) -> None:
+    random = Random(identifier)
+    case = Case(identifier, 257, random, root=100 if identifier in ROOTED else 0, length=2)
+    case.run(random)
+    case.check()
+
+
+@pytest.mark.parametrize("kind", Collective, ids=lambda k: k.name.lower())
+@pytest.mark.parametrize("size", [100, 1025, LARGEST])
+def test_what_is_chosen_in_large_groups(kind: Collective, size: int) -> None:
+    """One rank and some of its peers: within bounds, and they send each other what the other expects."""
+    random = Random(size)
+    root = size // 3 if kind in (Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER) else 0
+    rank = random.randrange(size)
+    chosen = {choose(kind, size, rank, root, bytes_, Table()).identifier for bytes_ in (0, MIB, 64 * MIB, GIB)}
+    for identifier in map(ScheduleId, chosen):
+        schedule = build(identifier, size, rank, root, False, True)  # from the cache
+        check_bounds(schedule, identifier)
+        if len(schedule.steps) > LARGEST:  # seconds for each peer; the smaller groups have shown the same form
+            continue
+        for peer in random.sample(sorted(links(schedule)), k=min(3, len(links(schedule)))):
+            there = make(identifier, size, peer, root)
+            assert sent(schedule, peer) == received(there, rank)
+            assert received(schedule, peer) == sent(there, rank)
+
+
+@pytest.mark.parametrize("kind", Collective, ids=lambda k: k.name.lower())
+@pytest.mark.parametrize("bytes_", [0, 4 * KIB, MIB])
+def test_small_tensors_cost_few_messages_in_the_largest_group(kind: Collective, bytes_: int) -> None:
+    schedule = choose(kind, LARGEST, 7, 0, bytes_, Table())
+    assert messages(schedule) <= 15
+    assert len(links(schedule)) <= 28
+
+
+def test_reduce_scatter_needs_two_slices_of_scratch() -> None:
+    for size in (3, 4, 16):
+        assert len(build(ScheduleId.REDUCE_SCATTER_RING, size, 1).scratch) <= 2
+
+
+# -- the choice -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "bytes_", "chosen"),
+    [
+        (Collective.ALL_REDUCE, 4, 4 * KIB, ScheduleId.ALL_REDUCE_DOUBLING),
+        (Collective.ALL_REDUCE, 4, 25 * MIB, ScheduleId.ALL_REDUCE_RING),
+        (Collective.ALL_REDUCE, LARGEST, 25 * MIB, ScheduleId.ALL_REDUCE_TREE),
+        (Collective.ALL_REDUCE, LARGEST, GIB, ScheduleId.ALL_REDUCE_RING),
+        (Collective.REDUCE_SCATTER, 2, 4 * KIB, ScheduleId.REDUCE_SCATTER_RING),
+        (Collective.REDUCE_SCATTER, 8, 4 * KIB, ScheduleId.REDUCE_SCATTER_BRUCK),
+        (Collective.REDUCE_SCATTER, 8, MIB, ScheduleId.REDUCE_SCATTER_RING),
+        (Collective.ALL_GATHER, 3, 4 * KIB, ScheduleId.ALL_GATHER_RING),
+        (Collective.ALL_GATHER, 4, 4 * KIB, ScheduleId.ALL_GATHER_BRUCK),
+        (Collective.ALL_GATHER, 4, MIB, ScheduleId.ALL_GATHER_RING),
+        (Collective.BROADCAST, 8, 4 * KIB, ScheduleId.BROADCAST_BINOMIAL),
+        (Collective.BROADCAST, 8, 25 * MIB, ScheduleId.BROADCAST_CHAIN),
+        (Collective.BROADCAST, 2, 25 * MIB, ScheduleId.BROADCAST_BINOMIAL),
+        (Collective.BROADCAST, 65, GIB, ScheduleId.BROADCAST_TREE),
+        (Collective.REDUCE, 8, 4 * KIB, ScheduleId.REDUCE_BINOMIAL),
+        (Collective.REDUCE, 8, 25 * MIB, ScheduleId.REDUCE_CHAIN),
+        (Collective.REDUCE, 65, GIB, ScheduleId.REDUCE_TREE),
+        (Collective.GATHER, 8, 4 * KIB, ScheduleId.GATHER_BINOMIAL),
+        (Collective.GATHER, 8, MIB, ScheduleId.GATHER_DIRECT),
+        (Collective.GATHER, 17, MIB, ScheduleId.GATHER_BINOMIAL),
+        (Collective.SCATTER, 17, 17 * MIB, ScheduleId.SCATTER_DIRECT),
+        (Collective.SCATTER, 17, MIB, ScheduleId.SCATTER_BINOMIAL),
+        (Collective.ALL_TO_ALL, 8, 4 * KIB, ScheduleId.ALL_TO_ALL_DIRECT),
+        (Collective.ALL_TO_ALL, 32, 32 * KIB, ScheduleId.ALL_TO_ALL_BRUCK),
+        (Collective.ALL_TO_ALL, 32, MIB, ScheduleId.ALL_TO_ALL_DIRECT),
+        (Collective.BARRIER, 5, 0, ScheduleId.BARRIER),
+        (Collective.GROUP_OPENING, 5, 32, ScheduleId.GROUP_OPENING),
+    ],
+)
+def test_the_table_of_today(kind: Collective, size: int, bytes_: int, chosen: ScheduleId) -> None:
+    for rank in {0, size // 2, size - 1} if size < LARGEST else {7}:
+        assert choose(kind, size, rank, 0, bytes_, Table()).identifier == chosen
+
+
+def test_an_uneven_all_to_all_is_direct() -> None:
+    assert choose(Collective.ALL_TO_ALL, 32, 3, 0, 64, Table(), even=False).name == "all_to_all_direct"
+
+
+def test_the_table_decides() -> None:
+    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table(small=0, ring_slice=16)).name == "all_reduce_ring"
+    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table(small=0)).name == "all_reduce_tree"
+
+
+def test_a_schedule_is_made_once() -> None:
+    first = choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table())
+    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 4096, Table()) is first
+    assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table(), average=True) is not first
+
+
+@pytest.mark.parametrize(("rank", "root"), [(4, 0), (-1, 0), (0, 4), (0, -1)])
+def test_ranks_outside_the_group_are_refused(rank: int, root: int) -> None:
+    with pytest.raises(ValueError, match="not in a group of 4"):
+        choose(Collective.BROADCAST, 4, rank, root, 64, Table())
+
+
+def test_identifiers_on_the_wire_stay() -> None:
+    assert [(i.name.lower(), i.value) for i in ScheduleId] == [
+        *(("all_reduce_ring", 1), ("all_reduce_doubling", 2), ("all_reduce_tree", 3)),
+        *(("reduce_scatter_ring", 4), ("reduce_scatter_bruck", 5), ("all_gather_ring", 6), ("all_gather_bruck", 7)),
+        *(("broadcast_binomial", 8), ("broadcast_chain", 9), ("broadcast_tree", 10)),
+        *(("reduce_binomial", 11), ("reduce_chain", 12), ("reduce_tree", 13)),
+        *(("gather_binomial", 14), ("gather_direct", 15), ("scatter_binomial", 16), ("scatter_direct", 17)),
+        *(("all_to_all_bruck", 18), ("all_to_all_direct", 19), ("barrier", 20), ("group_opening", 21)),
+    ]
+
+
+thresholds = st.lists(st.integers(0, 2**64 - 1), min_size=8, max_size=8)
+
+
+@given(thresholds)
+def test_a_table_survives_its_encoding(values: list[int]) -> None:
+    table = Table(*values)
+    assert Table.from_bytes(table.to_bytes()) == table
+
+
+@given(st.binary(max_size=80) | st.binary(min_size=65, max_size=65))
+def test_whatever_is_parsed_encodes_to_the_same_bytes(encoded: bytes) -> None:
+    try:
+        table = Table.from_bytes(encoded)
+    except ProtocolError:
+        return
+    assert table.to_bytes() == encoded
+
+
+@pytest.mark.parametrize("encoded", [b"", b"\1", Table().to_bytes() + b"\0", Table().to_bytes()[:-1]])
+def test_a_table_of_the_wrong_length_is_refused(encoded: bytes) -> None:
+    with pytest.raises(ProtocolError, match="bytes"):
+        Table.from_bytes(encoded)
+
+
+def test_a_table_of_another_version_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="version 2"):
+        Table.from_bytes(b"\2" + Table().to_bytes()[1:])

@@ -1,0 +1,150 @@
+"""First contact: who was let in by evidence is judged again, by whoever it opens a link with, from the proof itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence import keys
+from ringfence.admission.binding import PREIMAGE_BYTES, Binding
+from ringfence.admission.peer_verification import Acquaintances, Showing
+from ringfence.admission.policy import Policy
+from ringfence.admission.proofs import snp
+from ringfence.admission.roster import seal
+from ringfence.admission.tree import Listing, parent_of
+from ringfence.errors import AdmissionError, ProtocolError
+from tests.unit import snp_mint
+from tests.unit.admission_samples import fixed_bytes, worker
+from tests.unit.contact_samples import LIES, NOW, PATIENCE, TECHNOLOGIES, Circle, Lie, binding_of, circle, report
+
+SIZE = 7  # ranks 5 and 6 are children of rank 1, the others of rank 0
+KEYS = [fixed_bytes(f"key {rank}") for rank in range(SIZE)]
+
+
+@pytest.fixture(scope="module")
+def made() -> Circle:
+    return circle(KEYS)
+
+
+@pytest.mark.parametrize("name", TECHNOLOGIES)
+def test_everybody_passes_with_everybody(name: str) -> None:
+    made = circle(KEYS, TECHNOLOGIES[name]())
+    for own in range(SIZE):
+        known = made.acquaintances(own)
+        for rank in set(range(SIZE)) - {own}:
+            known.judge(rank, made.showings[rank].encode())
+            assert known.judged(rank)
+
+
+def test_two_agree_on_whether_they_have_met(made: Circle) -> None:
+    sides = [made.acquaintances(rank) for rank in range(SIZE)]
+    due = {(one, two) for one in range(SIZE) for two in range(SIZE) if sides[one].due(two)}
+    assert due == {(two, one) for one, two in due}
+    related = {(rank, parent_of(rank)) for rank in range(1, SIZE)}
+    assert {(one, two) for one, two in due if one > two} == {
+        (one, two) for one in range(SIZE) for two in range(one) if (one, two) not in related
+    }
+
+
+def test_who_has_a_key_that_signs_has_been_judged_with_the_roster() -> None:
+    """A secret and a certificate endorse the entry itself: there is nothing more that a proof could say to others."""
+    workers = [worker(rank, SIZE) for rank in range(SIZE)]
+    shared = workers[0].shared
+    listings = [Listing(each.entry, 1, bytes(32), shared.endorse(each.entry, bytes(32))) for each in workers]
+    roster = seal(Policy((shared,)), workers[0].entry, listings, 1, b"")
+    known = Acquaintances(Policy((shared,)), roster, 5, None, NOW, PATIENCE)
+    assert not any(known.due(rank) for rank in range(SIZE))
+    liar = replace(workers[5].entry, public_key=bytes(32))  # what a parent would have to list
+    forged = replace(listings[5], entry=liar)
+    with pytest.raises(AdmissionError, match="rank 5 is not endorsed"):
+        seal(Policy((shared,)), workers[0].entry, [*listings[:5], forged, *listings[6:]], 1, b"")
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda each: each.__name__)
+def test_lies_in_the_tree_are_found_out(lie: Lie) -> None:
+    mixed = circle(KEYS)
+    shown = lie(mixed)
+    with pytest.raises(AdmissionError, match=rf"worker 5, which worker 1 let in, does not belong.*{LIES[lie]}"):
+        mixed.acquaintances(4).judge(5, shown.encode())
+    assert not mixed.acquaintances(4).judged(5)
+
+
+def test_another_proof_than_the_one_that_the_roster_lists_is_refused(made: Circle) -> None:
+    """However good: the roster is what all agreed on."""
+    fresh = replace(made.showings[5], proof=report(made.showings[5].binding.digest, key=None))
+    assert fresh.proof != made.showings[5].proof
+    with pytest.raises(AdmissionError, match="not the one that the roster lists"):
+        made.acquaintances(4).judge(5, fresh.encode())
+
+
+def test_rank_0_shows_what_it_showed_to_a_child(made: Circle) -> None:
+    for child, fine in ((1, True), (4, True), (5, False)):
+        binding = binding_of(made.entries, 0, shown_to=child)
+        showing = Showing(snp.KIND, NOW, binding, report(binding.digest))
+        known = made.acquaintances(6, made.showings[6])
+        if fine:
+            known.judge(0, showing.encode())
+        else:
+            with pytest.raises(AdmissionError, match="for rank 5"):
+                known.judge(0, showing.encode())
+
+
+@pytest.mark.parametrize("at", [NOW - PATIENCE - 302, NOW + 302], ids=["before", "after"])
+def test_a_proof_counts_as_of_when_the_run_formed(made: Circle, at: float) -> None:
+    """Not at any other time: nobody may say that it was shown when its certificate was still good."""
+    with pytest.raises(AdmissionError, match="not shown while this run formed"):
+        made.acquaintances(4).judge(5, replace(made.showings[5], at=int(at)).encode())
+
+
+def test_a_certificate_that_has_expired_since_is_no_reason(made: Circle) -> None:
+    """Credentials are judged once an epoch: a group that is made later must not end the run."""
+    known = made.acquaintances(4)
+    vm = snp_mint.foundry()
+    known._policy = Policy((snp.SnpVerifier(vm.rules, lambda: NOW + 10**9, known=vm.roots),))
+    known.judge(5, made.showings[5].encode())
+
+
+def test_every_flipped_bit_of_what_a_proof_covers_is_refused(made: Circle) -> None:
+    known, showing = made.acquaintances(4), made.showings[5]
+    for place in range(PREIMAGE_BYTES):
+        preimage = bytearray(showing.binding.preimage)
+        preimage[place] ^= 1 << (place % 8)
+        with pytest.raises(AdmissionError):
+            known.judge(5, replace(showing, binding=Binding(bytes(preimage))).encode())
+
+
+@given(
+    st.builds(
+        Showing,
+        st.integers(0, 255),
+        st.integers(0, 2**64 - 1),
+        st.binary(min_size=PREIMAGE_BYTES, max_size=PREIMAGE_BYTES).map(Binding),
+        st.binary(max_size=300),
+    ),
+    st.binary(min_size=1, max_size=3),
+)
+def test_a_showing_reads_as_it_was_written_and_nothing_else_does(showing: Showing, more: bytes) -> None:
+    data = showing.encode()
+    assert Showing.decode(data) == showing
+    assert len(data) <= keys.SHOWING_BYTES
+    for wrong in (data + more, data[: -len(more)]):
+        with pytest.raises(ProtocolError):
+            Showing.decode(wrong)
+
+
+@given(st.binary(max_size=600))
+def test_whatever_is_shown_is_refused_by_name(data: bytes) -> None:
+    with pytest.raises(AdmissionError, match="worker 5, which worker 1 let in"):
+        circle_once().acquaintances(4).judge(5, data)
+
+
+_ONCE: list[Circle] = []
+
+
+def circle_once() -> Circle:
+    if not _ONCE:
+        _ONCE.append(circle(KEYS))
+    return _ONCE[0]

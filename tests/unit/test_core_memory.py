@@ -1,0 +1,372 @@
+"""Memory that goes away: tensors that are resized under a call, and views that outlive what they show.
+
+Under scripts/sanitize the address sanitizer stops every test here that reads or writes freed memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.two_tensor import TwoTensor
+
+from ringfence.backend.binding import Staging
+from ringfence.collectives import Collective
+from ringfence.dataplane import _core, buffers, choice
+from ringfence.dataplane.request import Operation
+from ringfence.errors import AbortedError, RingfenceError, TensorChangedError
+from ringfence.link import seal
+from ringfence.link.frames import Call
+from tests.unit.runtime_calls import KINDS, TABLES, Bound, bind, transfer
+from tests.world import World, all_reduce, broadcast
+
+COUNT = 300_000  # several segments on each of three workers
+
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "emptied": lambda tensor: tensor.untyped_storage().resize_(0),
+    "made larger": lambda tensor: tensor.untyped_storage().resize_(2 * tensor.untyped_storage().nbytes()),
+    "made larger as a tensor": lambda tensor: tensor.resize_(2 * tensor.numel()),
+    "moved to shared memory": lambda tensor: tensor.share_memory_(),
+}
+
+
+def settle(world: World) -> None:
+    world.run([Operation(Call(0), float("inf"))])
+
+
+def step(world: World, rounds: int) -> None:
+    for _ in range(rounds):
+        for engine in world.engines:
+            engine.run_ready()
+        world.wires.deliver(None)
+
+
+def warm_world(size: int, **options: Any) -> World:
+    """One whose links are open."""
+    world = World(size, **options)
+    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(4))) for rank in range(size)])
+    return world
+
+
+def assert_blamed(world: World, operations: list[Any], culprit: int, what: str, only_sends: int = -1) -> None:
+    """The culprit says what its program did and what to do, the others that it was the culprit; nobody succeeds.
+
+    But one that only sends: it may have done so before.
+    """
+    settle(world)
+    for rank, operation in enumerate(operations):
+        assert operation.done, f"rank {rank} waits for ever"
+        if rank == only_sends != culprit and operation.error is None:
+            continue
+        if rank == culprit:
+            assert isinstance(operation.error, TensorChangedError), operation.error
+            assert str(operation.error).startswith(f"worker {culprit}: {what} #")
+            assert "the storage of one of its tensors was" in str(operation.error)
+            assert "Wait for the call to end (work.wait())" in str(operation.error)
+        else:
+            assert isinstance(operation.error, AbortedError), operation.error
+            assert f"worker {culprit} reported RingfenceError: worker {culprit}: {what} #" in str(operation.error)
+
+
+# -- tensors that change under a call ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("rounds", [0, 3, 5, 7])
+def test_a_tensor_changed_during_an_all_reduce_fails_it_everywhere(change: str, rounds: int) -> None:
+    world = warm_world(3, capacity=1 << 16)
+    tensors = [torch.ones(COUNT) for _ in range(3)]
+    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(3)]
+    step(world, rounds)
+    assert not operations[1].done
+    CHANGES[change](tensors[1])
+    assert_blamed(world, operations, 1, "all_reduce")
+
+
+def buffers_of(bound: Bound) -> list[torch.Tensor]:
+    return [tensor for tensors in bound.operation.keep.values() for tensor in tensors]
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Collective.BARRIER], ids=lambda kind: kind.name)
+def test_no_collective_begins_on_memory_that_is_gone(kind: Collective, table: str) -> None:
+    world = World(3, table=TABLES[table])
+    bound = [bind(kind, world.groups[rank], 5000) for rank in range(3)]
+    for rank, each in enumerate(bound):
+        world.submit(world.groups[rank], each.operation)
+    for tensor in buffers_of(bound[1]):
+        tensor.untyped_storage().resize_(0)
+    settle(world)
+    assert isinstance(bound[1].operation.error, TensorChangedError)
+    assert f"worker 1: {kind.name.lower()} #1" in str(bound[1].operation.error)
+    assert all(isinstance(each.operation.error, RingfenceError | None) for each in bound)
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype"), [(dist.ReduceOp.AVG, torch.float32), (dist.ReduceOp.MAX, torch.int16)], ids=["avg", "max"]
+)
+@pytest.mark.parametrize("rounds", [0, 2, 4])
+def test_a_reduction_by_torch_is_refused_memory_that_is_gone(operation: Any, dtype: torch.dtype, rounds: int) -> None:
+    world = World(2, capacity=1 << 16)
+    tensors = [torch.ones(COUNT, dtype=dtype) for _ in range(2)]
+    operations = [
+        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank], operation=operation))
+        for rank in range(2)
+    ]
+    step(world, rounds)
+    tensors[0].untyped_storage().resize_(0)
+    assert_blamed(world, operations, 0, "all_reduce")
+
+
+@pytest.mark.parametrize("culprit", [0, 1], ids=["sender", "receiver"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tensor_changed_during_a_transfer_fails_it_on_both_sides(change: str, culprit: int) -> None:
+    world = World(2, capacity=1 << 16)
+    tensors = [torch.ones(COUNT) for _ in range(2)]
+    operations = [transfer(tensor) for tensor in tensors]
+    world.engines[0].send(world.groups[0], operations[0], 1)
+    world.engines[1].receive(world.groups[1], operations[1], 0)
+    while not all(each.position for each in operations):
+        step(world, 1)
+    assert all(each.position < each.segments for each in operations)
+    CHANGES[change](tensors[culprit])
+    assert_blamed(world, operations, culprit, "send/recv")
+
+
+@pytest.mark.parametrize(
+    ("owner", "half", "kind"),
+    [
+        (seal.Sealer, "seal_into", Collective.ALL_REDUCE),
+        (seal.Opener, "open_into", Collective.ALL_TO_ALL),
+        (seal.OriginKeys, "seal_into", Collective.BROADCAST),
+        (seal.OriginKeys, "open_into", Collective.BROADCAST),
+    ],
+    ids=["sealer", "opener", "seal_as_origin", "open_from_origin"],
+)
+def test_what_a_cipher_did_to_memory_that_went_meanwhile_leads_to_nothing(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, half: str, kind: Collective
+) -> None:
+    """Ciphers give up the interpreter's lock, so the program can run in between: nothing is sent, no result is given."""
+    world = warm_world(3)
+    bound = [bind(kind, world.groups[rank], COUNT) for rank in range(3)]
+    tensors = [(rank, tensor) for rank, each in enumerate(bound) for tensor in buffers_of(each)]
+    genuine, changed = getattr(owner, half), []
+
+    def whose(view: memoryview) -> list[tuple[int, torch.Tensor]]:
+        at = buffers.address_of(view) if len(view) else 0
+        return [each for each in tensors if each[1].data_ptr() <= at < each[1].data_ptr() + each[1].nbytes]
+
+    def changing(self: Any, *arguments: Any) -> None:
+        genuine(self, *arguments)
+        for rank, tensor in whose(arguments[-2 if half == "seal_into" else -1]):
+            if not changed:
+                changed.append(rank)
+                tensor.untyped_storage().resize_(0)
+
+    monkeypatch.setattr(owner, half, changing)
+    operations = [world.submit(world.groups[rank], each.operation) for rank, each in enumerate(bound)]
+    settle(world)
+    (culprit,) = changed
+    assert_blamed(world, operations, culprit, kind.name.lower(), only_sends=0 if kind is Collective.BROADCAST else -1)
+
+
+def test_an_interrupted_open_wipes_nothing_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = warm_world(2)
+    tensors = [torch.ones(COUNT) for _ in range(2)]
+
+    def interrupted(self: Any, *arguments: Any) -> None:
+        del arguments
+        tensors[1].untyped_storage().resize_(0)
+        raise KeyboardInterrupt
+
+    for owner in (seal.Opener, seal.OriginKeys):
+        monkeypatch.setattr(owner, "open_into", interrupted)
+    operations = [world.submit(world.groups[rank], broadcast(world.groups[rank], tensors[rank])) for rank in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        settle(world)
+    assert not operations[1].done
+
+
+@pytest.mark.parametrize("copied", ["before", "after"])
+def test_a_tensor_that_is_copied_is_not_touched_once_it_is_gone(copied: str) -> None:
+    """torch itself does not look: its copy_ crashes."""
+    whole = torch.ones(1000, 2)
+    stage = Staging()
+    stage.in_place(whole[:, 0])
+    copy = getattr(stage, copied)
+    copy()
+    whole.untyped_storage().resize_(0)
+    with pytest.raises(TensorChangedError, match="resized from 8000 to 0 bytes"):
+        copy()
+
+
+def test_a_tensor_without_memory_of_its_own_is_copied_by_its_class() -> None:
+    pair = TwoTensor(torch.ones(3, 4).t(), torch.ones(3, 4).t())
+    stage = Staging()
+    flat = stage.in_place(pair)
+    for copy in (stage.before, stage.after):
+        assert copy is not None
+        copy()
+    assert flat.tolist() == [1.0] * 12 and bool(pair.a.eq(1).all())
+
+
+def test_a_tensor_may_change_when_its_call_has_ended() -> None:
+    world = World(2)
+    tensors = [torch.ones(COUNT) for _ in range(2)]
+    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)])
+    assert bool(tensors[0].eq(2).all())
+    tensors[0].untyped_storage().resize_(0)
+    others = [torch.ones(COUNT) for _ in range(2)]
+    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], others[rank])) for rank in range(2)])
+    assert bool(others[0].eq(2).all())
+
+
+def test_another_storage_for_the_tensor_leaves_the_call_its_memory() -> None:
+    world = World(2)
+    tensors = [torch.ones(COUNT) for _ in range(2)]
+    mine = tensors[0].view(-1)
+    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
+    tensors[0].set_(torch.zeros(3).untyped_storage(), 0, (3,))
+    world.run(operations)
+    assert [operation.error for operation in operations] == [None, None]
+    assert bool(mine.eq(2).all()) and tensors[0].tolist() == [0.0] * 3
+
+
+# -- views that are kept -------------------------------------------------------------------------------------------------
+
+WATCHED = (
+    "seal_into",
+    "tag",
+    "open_into",
+    "check",
+    "send",
+    "recv_into",
+    "combine_bytes",
+    "divide_bytes",
+    "as_tensor",
+    "wipe",
+)
+
+
+class Profiler:
+    """Keeps every local that the data plane hands to Python, and a view of each view, as a profiler may."""
+
+    def __init__(self) -> None:
+        self.views: list[memoryview] = []
+        self.copies: list[memoryview] = []
+        self.tensors: list[torch.Tensor] = []
+        self.seen: set[str] = set()
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        name = frame.f_code.co_name
+        if name not in WATCHED or event not in ("call", "return"):
+            return
+        self.seen.add(name)
+        for each in (*frame.f_locals.values(), argument):
+            if isinstance(each, memoryview):
+                self.views.append(each)
+                self.copies.append(each[:])
+            elif isinstance(each, torch.Tensor):
+                self.tensors.append(each)
+
+
+@pytest.fixture
+def profiler() -> Iterator[Profiler]:
+    kept = Profiler()
+    sys.setprofile(kept)
+    try:
+        yield kept
+    finally:
+        sys.setprofile(None)
+
+
+def work_of_all_kinds() -> None:
+    world = World(3)
+    for dtype, operation in ((torch.float32, dist.ReduceOp.AVG), (torch.int16, dist.ReduceOp.MAX)):
+        tensors = [torch.ones(COUNT, dtype=dtype) for _ in range(3)]
+        calls = [all_reduce(world.groups[rank], tensors[rank], operation=operation) for rank in range(3)]
+        world.run([world.submit(world.groups[rank], each) for rank, each in enumerate(calls)])
+    tensors = [torch.ones(COUNT) for _ in range(3)]
+    world.run([world.submit(world.groups[rank], broadcast(world.groups[rank], tensors[rank])) for rank in range(3)])
+    sent, received = transfer(torch.ones(COUNT)), transfer(torch.ones(COUNT))
+    world.engines[0].send(world.groups[0], sent, 1)
+    world.engines[1].receive(world.groups[1], received, 0)
+    world.run([sent, received])
+
+
+def test_whoever_keeps_a_view_keeps_its_memory_or_nothing(profiler: Profiler) -> None:
+    work_of_all_kinds()
+    sys.setprofile(None)
+    gc.collect()
+    assert {"seal_into", "tag", "open_into", "check", "send", "recv_into"} <= profiler.seen
+    assert len(profiler.views) > 100 < len(profiler.copies)
+    released = 0
+    for view in (*profiler.views, *profiler.copies):
+        try:
+            owner = view.obj
+        except ValueError:
+            released += 1  # with the call that it was for
+            continue
+        assert owner is not None, "a view of memory that nobody keeps alive"
+        if len(view):
+            assert view[0] == view[0] and view[-1] == view[-1]  # the address sanitizer looks at this
+            if not view.readonly:
+                view[0] = view[-1] = 0
+    assert not choice.COMPILED or released > len(profiler.views) / 2, "views for the ciphers end with the call"
+    assert not any(len(tensor) and bool(tensor.ne(tensor).any()) for tensor in profiler.tensors)
+
+
+def test_a_view_of_a_segment_outlives_it() -> None:
+    for pool in (_core.Pool(0), buffers.Pool(0)):
+        segment = pool.take()
+        view = segment.view[10:20]
+        view[:] = b"0123456789"
+        pool.give(segment)
+        del segment, pool
+        gc.collect()
+        assert bytes(view) == b"0123456789"
+
+
+def test_a_segment_that_somebody_has_a_view_of_is_not_used_again() -> None:
+    """A frame that is written goes back to the pool; this one is still looked at."""
+    here, there = socket.socketpair()
+    with here, there:
+        pool = _core.Pool()
+        end = _core.End(deque(), set(), pool)
+        end.stream, end.writable = here, True
+        made = []
+        for kept in ([], [memoryview], []):
+            segment = pool.take()
+            views = [view(segment) for view in kept]
+            end.put(b"frame", segment)
+            del segment
+            assert end.flush()
+            made.append(pool.made)
+            del views
+        assert made == [1, 1, 2]
+
+
+def test_a_view_of_a_tensor_keeps_its_memory() -> None:
+    view = buffers.as_bytes(torch.full((COUNT,), 7, dtype=torch.uint8))[5:]
+    gc.collect()
+    assert bytes(view[:3]) == b"\7\7\7"
+    assert buffers.lease_of(view) is not None
+    assert buffers.lease_of(memoryview(bytearray(1))) is None
+
+
+def test_a_run_is_collected_with_the_views_that_it_holds() -> None:
+    """The collector may not clear a memoryview that is in use, even if all that uses it is garbage."""
+    for _ in range(3):
+        world = World(3)
+        for rank in range(3):
+            world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(COUNT)))
+        step(world, 4)
+        del world
+        gc.collect()

@@ -1,0 +1,239 @@
+"""Strangers at a worker's door, in memory: they cost one fixed-size read and their own connection, nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfence.collectives import Collective
+from ringfence.dataplane.request import Operation
+from ringfence.errors import AuthenticationError, ProtocolError
+from ringfence.keys import (
+    LINK_HELLO_SECONDS,
+    LINK_PENDING,
+    LINK_PENDING_PER_ADDRESS,
+    NONCE_BYTES,
+    Secret,
+)
+from ringfence.link.frames import Call
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, write_hello
+from ringfence.runtime.communicator import group_digest
+from ringfence.transport.in_memory import MemoryStream, Pipe
+from tests.unit.runtime_calls import everybody
+from tests.world import World
+
+NONCE = bytes(range(NONCE_BYTES))
+WORLD = group_digest("world", (0, 1, 2))
+
+
+def settle(world: World) -> None:
+    """Drive until nothing moves."""
+    world.run([Operation(Call(0), float("inf"))])
+
+
+def knock(world: World, data: bytes, address: int = 0) -> MemoryStream:
+    """Dial worker 1 and say something."""
+    stream = world.wires.connect(address, 1)
+    if data:
+        stream.send(memoryview(data))
+    settle(world)
+    return stream
+
+
+def answer(stream: MemoryStream) -> bytes | None:
+    """What came back: b"" is nothing yet, None is a closed door."""
+    buffer = bytearray(200)
+    try:
+        count = stream.recv_into(memoryview(buffer))
+    except BlockingIOError:
+        return b""
+    return bytes(buffer[:count]) if count else None
+
+
+def still_works(world: World) -> None:
+    assert all(engine.failure is None for engine in world.engines)
+    bound = everybody(world, Collective.ALL_REDUCE, 100)
+    world.run([each.operation for each in bound])
+    assert all(each.operation.done and each.right() for each in bound)
+
+
+def hello(world: World, **changes: object) -> bytes:
+    greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)._replace(**changes)  # type: ignore[arg-type]
+    return write_hello(world.engines[0].epoch_key, greeting)
+
+
+@pytest.mark.parametrize("data", [b"\0" * HELLO_BYTES, b"GET / HTTP/1.1\r\n" * 100, b"\xff" * 100_000], ids=len)
+def test_garbage_is_shown_the_door_without_a_word(data: bytes) -> None:
+    world = World(3)
+    stream = knock(world, data)
+    assert answer(stream) is None and not world.engines[1].gate.doorways
+    still_works(world)
+
+
+def test_no_more_is_read_from_a_stranger_than_a_hello() -> None:
+    world = World(3)
+    stream = knock(world, hello(world) + bytes(1000))
+    assert len(answer(stream) or b"") == REPLY_BYTES
+    left = len(stream.outgoing.delivered) + len(stream.outgoing.written)
+    assert left >= 1000 - CONFIRM_BYTES
+    still_works(world)
+
+
+@pytest.mark.parametrize("words", ["none", "half a hello", "a hello"])
+def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
+    world = World(3)
+    data = {"none": b"", "half a hello": hello(world)[:50], "a hello": hello(world)}[words]
+    stream = knock(world, data)
+    answer(stream)
+    assert world.engines[1].next_deadline() == LINK_HELLO_SECONDS
+    world.wait(LINK_HELLO_SECONDS - 0.1)
+    assert len(world.engines[1].gate.doorways) == 1
+    world.wait(0.1)
+    settle(world)
+    assert not world.engines[1].gate.doorways and answer(stream) is None
+    still_works(world)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"receiver": 2}, {"sender": 3}, {"sender": 2**32 - 1}, {"lane": 3}, {"lane": 2}],
+    ids=["for another worker", "from nobody", "from far beyond", "in no lane", "an introduction that nobody needs"],
+)
+def test_a_hello_that_does_not_fit_is_shown_the_door(changes: dict[str, int]) -> None:
+    world = World(3)
+    stream = knock(world, hello(world, **changes))
+    assert answer(stream) is None and not world.engines[1].gate.doorways
+    still_works(world)
+
+
+def test_a_hello_of_another_epoch_is_shown_the_door() -> None:
+    world = World(3)
+    stream = knock(world, write_hello(Secret(bytes(32)), Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)))
+    assert answer(stream) is None
+    still_works(world)
+
+
+def test_a_replayed_hello_gets_a_fresh_reply_and_no_further() -> None:
+    world = World(3)
+    heard: dict[tuple[int, int], bytes] = {}
+
+    def listen(pipe: Pipe, data: bytes) -> bytes:
+        heard[pipe.sender, pipe.receiver] = heard.get((pipe.sender, pipe.receiver), b"") + data
+        return data
+
+    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    world.run([each.operation for each in bound], listen)
+    forth, back = heard[0, 1], heard[1, 0]
+    greeting, confirm = forth[:HELLO_BYTES], forth[HELLO_BYTES : HELLO_BYTES + CONFIRM_BYTES]
+    links = {rank: len(group.inboxes) for rank, group in world.groups.items()}
+    stream = knock(world, greeting)
+    reply = answer(stream)
+    assert reply is not None and len(reply) == REPLY_BYTES and reply not in back
+    stream.send(memoryview(confirm))  # the confirmation of then, for the reply of now
+    settle(world)
+    assert answer(stream) is None
+    assert {rank: len(group.inboxes) for rank, group in world.groups.items()} == links
+    still_works(world)
+
+
+@pytest.mark.parametrize("strangers", [1, 7], ids=["one address", "many addresses"])
+def test_a_flood_displaces_itself_and_lets_workers_in(strangers: int) -> None:
+    world = World(3)
+    engine = world.engines[1]
+    for number in range(200):
+        world.wires.connect(100 + number % strangers, 1)
+        assert len(engine.gate.doorways) <= LINK_PENDING
+        for address in {doorway.address for doorway in engine.gate.doorways}:
+            same = [doorway for doorway in engine.gate.doorways if doorway.address == address]
+            assert len(same) <= LINK_PENDING_PER_ADDRESS
+    still_works(world)
+    world.wait(LINK_HELLO_SECONDS)
+    assert not engine.gate.doorways
+
+
+def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> None:
+    """Where every pending connection has said a hello, the oldest goes; a worker that dials is the newest."""
+    world = World(3)
+    engine, greeting = world.engines[1], hello(world)
+    streams = []
+    for number in range(LINK_PENDING + 20):
+        world.now = number / 1000  # each is a moment younger than the last
+        streams.append(knock(world, greeting, 100 + number % 7))
+        assert len(engine.gate.doorways) <= LINK_PENDING
+    assert all(doorway.known for doorway in engine.gate.doorways)
+    heard = [answer(stream) for stream in streams]
+    assert all(len(reply or b"") == REPLY_BYTES for reply in heard), "a replayed hello is answered, once"
+    open_now = [answer(stream) == b"" for stream in streams]
+    assert sorted(open_now) == open_now and sum(open_now) == LINK_PENDING, "the oldest were displaced"
+    knock(world, b"", 100)
+    assert sum(not doorway.known for doorway in engine.gate.doorways) == 1
+    newest = knock(world, greeting, 100)
+    assert all(doorway.known for doorway in engine.gate.doorways), "whoever has said no hello goes first"
+    assert len(answer(newest) or b"") == REPLY_BYTES
+    still_works(world)
+    world.wait(LINK_HELLO_SECONDS)
+    assert not engine.gate.doorways
+
+
+def shake_hands(world: World, sender: int, group: bytes) -> MemoryStream:
+    """A connection of `sender`, which holds its keys, to worker 1."""
+    greeting = Hello(sender, 1, Lane.COLLECTIVE, group, NONCE)
+    stream = knock(world, world.engines[sender].hello_bytes(greeting), sender)
+    reply = answer(stream)
+    assert reply is not None and len(reply) == REPLY_BYTES
+    secrets = world.engines[sender].link_secrets(1, greeting, reply[:NONCE_BYTES])
+    assert reply[NONCE_BYTES:] == secrets.acceptor_confirms
+    stream.send(memoryview(secrets.dialler_confirms))
+    settle(world)
+    return stream
+
+
+def test_a_member_of_the_world_does_not_get_into_a_group_it_is_not_in() -> None:
+    world = World(3)
+    pair = world.add_group("pair", (0, 1))
+    stream = shake_hands(world, 2, pair[1].digest)
+    assert answer(stream) is None and not pair[1].inboxes
+    still_works(world)
+
+
+def test_the_epochs_key_alone_does_not_make_a_dialler() -> None:
+    """Worker 2 says it is worker 0: it can make the hello, and not the confirmation."""
+    world = World(3)
+    greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)
+    stream = knock(world, hello(world), 2)
+    reply = answer(stream)
+    assert reply is not None
+    guess = world.engines[2].link_secrets(1, greeting, reply[:NONCE_BYTES])
+    assert guess.acceptor_confirms != reply[NONCE_BYTES:]
+    stream.send(memoryview(guess.dialler_confirms))
+    settle(world)
+    assert answer(stream) is None and not world.groups[1].inboxes
+    still_works(world)
+
+
+def test_a_second_link_where_there_is_one_ends_the_epoch() -> None:
+    world = World(3)
+    still_works(world)
+    shake_hands(world, 0, WORLD)
+    failure = world.engines[1].failure
+    assert isinstance(failure, ProtocolError) and "worker 0 dialled the same link twice" in str(failure)
+
+
+def test_whoever_answers_for_a_worker_must_hold_its_key() -> None:
+    world = World(2)
+    bound = everybody(world, Collective.ALL_REDUCE, 10)
+
+    def answer_falsely(pipe: Pipe, data: bytes) -> bytes:
+        return data if pipe.sender == 0 else data[:-1] + bytes([data[-1] ^ 1])
+
+    world.run([each.operation for each in bound], answer_falsely)
+    assert isinstance(bound[0].operation.error, AuthenticationError)
+    assert "worker 1 does not hold its key" in str(bound[0].operation.error)
+
+
+def test_who_dials_with_a_key_of_low_order_is_shown_the_door() -> None:
+    """Everybody knows what it agrees on: zero."""
+    world = World(3)
+    world.engines[1]._public_keys = [bytes(32), *world.engines[1]._public_keys[1:]]
+    stream = knock(world, hello(world))
+    assert answer(stream) is None
+    assert world.engines[1].failure is None and not world.engines[1].gate.doorways

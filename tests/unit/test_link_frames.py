@@ -1,0 +1,156 @@
+"""The layouts of a link. Invariant: whatever is parsed re-encodes to identical bytes, or is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ringfence.errors import AuthenticationError, ProtocolError
+from ringfence.keys import SEGMENT_BYTES, Secret
+from ringfence.link.frames import (
+    FORWARD_OVERHEAD,
+    HEADER_BYTES,
+    HOP_OVERHEAD,
+    Call,
+    Header,
+    Type,
+    frame_bytes,
+    pack_header,
+    read_header,
+)
+from ringfence.link.hello import HELLO_BYTES, Hello, Lane, link_secrets, read_hello, write_hello
+from ringfence.link.segments import segment_bytes, segment_count
+from tests.unit.flips import flips
+
+EPOCH_KEY = Secret(bytes(range(32)))
+OTHER = Secret(bytes(range(64, 96)))
+
+u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+calls = st.builds(Call, *[st.integers(0, 255)] * 4, root=u32, elements=u64, tag=st.integers(-(2**63), 2**63 - 1))
+headers = st.builds(
+    Header,
+    type=st.sampled_from([int(kind) for kind in Type]),
+    generation=u32,
+    step=u32,
+    unused=st.just(0),
+    length=st.integers(0, SEGMENT_BYTES),
+    label=u32,
+    segment=u32,
+    origin=u32,
+    sequence=u64,
+    counter=u64,
+    instance=st.binary(min_size=16, max_size=16),
+    call=calls.map(Call.pack),
+)
+hellos = st.builds(Hello, u32, u32, st.sampled_from(list(Lane)), *[st.binary(min_size=32, max_size=32)] * 2)
+
+
+# -- headers and calls -------------------------------------------------------------------------------------------------
+
+
+@given(headers)
+def test_a_header_comes_back_as_it_went(header: Header) -> None:
+    data = pack_header(*header)
+    assert len(data) == HEADER_BYTES and read_header(data) == header
+    assert Call.unpack(header.call).pack() == header.call
+    assert frame_bytes(header) - header.length == (FORWARD_OVERHEAD if header.type == Type.FORWARD else HOP_OVERHEAD)
+
+
+@given(headers)
+@settings(max_examples=20)
+def test_a_header_with_a_flipped_bit_is_refused_or_means_exactly_itself(header: Header) -> None:
+    for changed in flips(pack_header(*header)):
+        try:
+            other = read_header(changed)
+        except ProtocolError:
+            continue
+        assert pack_header(*other) == changed and other != header
+
+
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_random_bytes_are_no_header_or_mean_exactly_themselves(data: bytes) -> None:
+    try:
+        header = read_header(data)
+    except ProtocolError:
+        return
+    assert pack_header(*header) == data and header.length <= SEGMENT_BYTES
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 0), (0, 8), (1, 1), (2, 1), (3, 1), (12, 1), (15, 1), (16, 1), (17, 9)])
+def test_headers_that_no_sender_writes_are_refused(at: int, value: int) -> None:
+    data = bytearray(HEADER_BYTES)
+    data[0] = Type.HOP
+    read_header(bytes(data))
+    data[at] = value
+    with pytest.raises(ProtocolError):
+        read_header(bytes(data))
+
+
+# -- segments ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 64 << 20))
+@example(0)
+@example(128 << 10)
+@example((128 << 10) + 1)
+@example(2 << 20)
+@example((2 << 20) + 1)
+def test_segments_cover_a_chunk_and_cut_no_element(length: int) -> None:
+    each, count = segment_bytes(length), segment_count(length)
+    assert 0 < each <= SEGMENT_BYTES and each % 16 == 0
+    assert (count - 1) * each < max(length, 1) <= count * each
+    assert count <= max(4, -(-length // SEGMENT_BYTES))
+
+
+# -- opening a connection ----------------------------------------------------------------------------------------------
+
+
+@given(hellos)
+def test_a_hello_comes_back_as_it_went(hello: Hello) -> None:
+    data = write_hello(EPOCH_KEY, hello)
+    assert len(data) == HELLO_BYTES and read_hello(EPOCH_KEY, data) == hello
+
+
+@given(hellos)
+@settings(max_examples=3)
+def test_a_hello_with_a_flipped_bit_is_refused(hello: Hello) -> None:
+    for changed in flips(write_hello(EPOCH_KEY, hello)):
+        with pytest.raises(AuthenticationError):
+            read_hello(EPOCH_KEY, changed)
+
+
+@given(st.binary(max_size=2 * HELLO_BYTES))
+def test_random_bytes_are_no_hello(data: bytes) -> None:
+    with pytest.raises(AuthenticationError):
+        read_hello(EPOCH_KEY, data)
+
+
+@given(hellos)
+def test_a_hello_of_another_epoch_is_refused(hello: Hello) -> None:
+    with pytest.raises(AuthenticationError):
+        read_hello(OTHER, write_hello(EPOCH_KEY, hello))
+
+
+def test_a_hello_for_a_lane_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(AuthenticationError, match="another version"):
+        read_hello(EPOCH_KEY, write_hello(EPOCH_KEY, Hello(0, 1, max(Lane) + 1, bytes(32), bytes(32))))
+
+
+def test_every_input_changes_every_secret_of_a_link() -> None:
+    hello = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
+    one = bytes([1] * 32)
+    variants = [
+        link_secrets(EPOCH_KEY, bytes(32), hello, bytes(32)),
+        link_secrets(OTHER, bytes(32), hello, bytes(32)),
+        link_secrets(EPOCH_KEY, one, hello, bytes(32)),
+        link_secrets(EPOCH_KEY, bytes(32), hello, one),
+        *(
+            link_secrets(EPOCH_KEY, bytes(32), hello._replace(**change), bytes(32))
+            for change in ({"sender": 2}, {"receiver": 2}, {"lane": 1}, {"group": one}, {"nonce": one})
+        ),
+    ]
+    seen = [
+        each for v in variants for each in (v.forth.reveal(), v.back.reveal(), v.acceptor_confirms, v.dialler_confirms)
+    ]
+    assert len(set(seen)) == len(seen) == 4 * len(variants)

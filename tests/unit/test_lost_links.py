@@ -1,0 +1,401 @@
+"""Links that are cut where nobody is at fault, or where nobody looks: they are dialled again, or the cut is noticed."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+import torch
+
+from ringfence.dataplane.request import CollectiveOperation, Operation
+from ringfence.errors import AuthenticationError, PeerLostError
+from ringfence.keys import (
+    LINK_HELLO_SECONDS,
+    LINK_PENDING_PER_ADDRESS,
+    LINK_REDIAL_SECONDS,
+    NONCE_BYTES,
+    SUSPICION_SECONDS,
+)
+from ringfence.link.frames import HOP_OVERHEAD
+from ringfence.link.hello import Hello, Lane
+from ringfence.transport.in_memory import Pipe
+from tests.unit.runtime_calls import transfer
+from tests.unit.test_doorway import shake_hands
+from tests.unit.test_runtime_failures import settle
+from tests.world import World, all_reduce, broadcast
+
+
+def begin(world: World, rank: int) -> CollectiveOperation:
+    """A broadcast of ones from worker 0, as one worker sees it."""
+    group = world.groups[rank]
+    return world.submit(group, broadcast(group, torch.full((4,), 1.0 - rank), 0, 1e9))
+
+
+def right(operation: Operation, result: torch.Tensor) -> bool:
+    return operation.done and operation.error is None and bool((result == 1).all())
+
+
+def drive_until_answered(world: World, acceptor: int = 1) -> None:
+    """This worker has answered a hello, and the answer lies in the dialler's socket."""
+    while not any(doorway.known for doorway in world.engines[acceptor].gate.doorways):
+        world.wires.deliver()
+        for engine in world.engines:
+            engine.run_ready()
+    world.wires.deliver()
+
+
+def answered() -> tuple[World, list[Operation], torch.Tensor]:
+    """Both have begun a broadcast and have come so far; what they began, and where its result will be."""
+    world = World(2)
+    operations = [begin(world, rank) for rank in range(2)]
+    result = operations[1].keep
+    drive_until_answered(world)
+    return world, operations, result
+
+
+# -- a worker that was stopped: by a signal, with its machine, or by a call that keeps the interpreter's lock --------------
+
+
+def begin_onward(world: World, rank: int) -> CollectiveOperation:
+    """A broadcast of ones from worker 1 of three, as one worker sees it: the link from 1 to 2 is not there yet."""
+    group = world.groups[rank]
+    return world.submit(group, broadcast(group, torch.full((4,), float(rank == 1)), 1, 1e9))
+
+
+def opened() -> World:
+    """Three workers whose group is open: the links of its tree are there."""
+    world = World(3)
+    world.run([begin(world, rank) for rank in range(3)])
+    return world
+
+
+def sent_onward() -> World:
+    """Workers 0 and 1 have ended that broadcast; worker 2 has not begun it."""
+    world = opened()
+    sent = [begin_onward(world, rank) for rank in (0, 1)]
+    settle(world)
+    assert all(each.done for each in sent)
+    return world
+
+
+def begun_in_a_group_that_the_other_lacks() -> tuple[World, CollectiveOperation]:
+    """Rank 0 has begun a broadcast in a group that rank 1 has not made yet: without rank 1 it has no keys."""
+    world = World(2)
+    world.groups = {0: world.engines[0].add_group("late", (0, 1))}
+    sent = begin(world, 0)
+    settle(world)
+    assert not sent.done
+    return world, sent
+
+
+def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
+    world, operations, result = answered()
+    world.engines[0].run_ready()
+    world.wires.deliver()  # the confirmation is there, and nobody reads it
+    world.now += LINK_HELLO_SECONDS + 1
+    world.engines[1].expire()
+    world.run(operations)
+    assert all(engine.failure is None for engine in world.engines) and right(operations[1], result)
+
+
+def test_a_dialler_that_was_stopped_dials_again() -> None:
+    world, operations, result = answered()
+    world.engines[1].run_ready()  # it was not stopped, and has confirmed the link that it dialled itself
+    world.now += LINK_HELLO_SECONDS + 1
+    world.engines[1].expire()
+    world.wires.deliver()  # now it finds the answer, and that nobody waited for it
+    world.engines[0].run_ready()
+    world.wait(LINK_REDIAL_SECONDS * 4)
+    world.run(operations)
+    assert all(engine.failure is None for engine in world.engines) and right(operations[1], result)
+
+
+def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
+    world, operations, result = answered()
+    world.engines[0].run_ready()
+    world.now += 1  # the others come later: it is the oldest
+    hellos = [Hello(0, 1, Lane.COLLECTIVE, world.groups[0].digest, bytes([n]) * NONCE_BYTES) for n in range(256)]
+    for hello in hellos[: LINK_PENDING_PER_ADDRESS - 1]:
+        stream = world.wires.connect(0, 1)
+        stream.send(memoryview(world.engines[0].hello_bytes(hello)))
+    (honest,) = [doorway for doorway in world.engines[1].gate.doorways if doorway.known]
+    for pipe in [stream.outgoing for stream in world.wires.streams if stream.outgoing.reader is not honest]:
+        pipe.delivered += pipe.written
+        pipe.written.clear()
+    world.engines[1].run_ready()
+    assert all(doorway.known for doorway in world.engines[1].gate.doorways)
+    world.wires.deliver()
+    world.wires.connect(0, 1)  # one too many
+    assert honest in world.engines[1].gate.doorways
+    world.run(operations)
+    assert right(operations[1], result)
+
+
+# -- the end of a stream that only its sender has left ---------------------------------------------------------------------
+
+
+def test_a_link_that_nobody_took_up_is_noticed_by_its_dialler() -> None:
+    """All that was to be written has been, so that no further write finds out."""
+    world, operations, _ = answered()
+    world.engines[0].run_ready()
+    (doorway,) = world.engines[1].gate.doorways
+    doorway.close()
+    settle(world)
+    assert world.engines[0].failure is None, "an abort that explains it may be on its way"
+    world.wait(SUSPICION_SECONDS)
+    settle(world)
+    assert isinstance(world.engines[0].failure, PeerLostError) and "worker 1" in str(world.engines[0].failure)
+    assert operations[1].done and operations[1].error is not None
+
+
+def test_a_goodbye_that_nobody_misses_is_no_failure_and_a_later_call_names_who_said_it() -> None:
+    world = World(2)
+    world.run([begin(world, rank) for rank in range(2)])
+    world.engines[1].remove_group(world.groups[1])
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    settle(world)
+    assert world.engines[0].failure is None
+    late = begin(world, 0)
+    settle(world)
+    assert isinstance(late.error, PeerLostError) and "destroyed group 'world' while broadcast #2" in str(late.error)
+
+
+def test_who_leaves_without_having_made_a_group_is_named_by_who_began_in_it() -> None:
+    world, sent = begun_in_a_group_that_the_other_lacks()
+    world.engines[1].leave()
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    assert isinstance(sent.error, PeerLostError) and "worker 1 left the run" in str(sent.error)
+
+
+def test_a_first_collective_waits_for_whoever_makes_the_group_late() -> None:
+    world, sent = begun_in_a_group_that_the_other_lacks()
+    world.groups[1] = world.engines[1].add_group("late", (0, 1))
+    late = begin(world, 1)
+    result = late.keep
+    world.run([sent, late])
+    assert sent.done and sent.error is None and right(late, result)
+
+
+def test_who_leaves_without_having_begun_is_not_missed_by_who_only_sent_to_it() -> None:
+    world = sent_onward()
+    world.engines[2].leave()
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    assert world.engines[1].failure is None and world.engines[1].departed == {2}
+
+
+@pytest.mark.parametrize("lane", [Lane.COLLECTIVE, Lane.POINT_TO_POINT])
+def test_who_calls_for_a_group_that_its_peer_has_destroyed_is_told(lane: Lane) -> None:
+    """No link had been there to say goodbye on; it would have waited for its deadline."""
+    world = World(2)
+    other = world.add_group("other", (0, 1))
+    world.engines[1].remove_group(other[1])
+    call: Operation
+    if lane == Lane.COLLECTIVE:
+        call = world.submit(other[0], all_reduce(other[0], torch.ones(4), 1e9))
+    else:
+        call = transfer(torch.ones(4), deadline=1e9)
+        world.engines[0].send(other[0], call, 1)
+    settle(world)
+    assert isinstance(call.error, PeerLostError)
+    assert "worker 1 left the run or destroyed group 'other'" in str(call.error)
+    assert not world.engines[1].gate._parked and not world.engines[1].gate.doorways
+    assert all(stream.closing for stream in world.wires.streams)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
+def test_a_goodbye_where_this_worker_dialled_says_that_nothing_comes_by_another_link(waits: bool) -> None:
+    world = World(2)
+    world.run([begin(world, rank) for rank in range(2)])
+    group = world.groups[0]
+    late = broadcast(group, torch.ones(4), 1, 1e9)
+    if waits:
+        world.submit(group, late)
+    world.engines[1].remove_group(world.groups[1])
+    settle(world)
+    if not waits:
+        assert world.engines[0].failure is None
+        world.submit(group, late)
+        settle(world)
+    assert isinstance(late.error, PeerLostError)
+    assert "worker 1 left the run or destroyed group 'world'" in str(late.error)
+
+
+def test_who_leaves_with_a_link_at_work_is_said_to_have_left() -> None:
+    """Its link ends without a goodbye, as that of a handler that leaves does; the one on the control tree counts."""
+    for leaves_first in (True, False):
+        world = World(2)
+        world.run([begin(world, rank) for rank in range(2)])
+        waiting = begin(world, 1)
+        settle(world)
+        for link in world.groups[0].links():
+            link.close()
+        if leaves_first:
+            world.engines[0].leave()
+            settle(world)
+            world.wait(0.0)
+        else:
+            while world.wires.deliver():
+                pass
+            world.engines[1].run_ready()
+            world.engines[0].leave()
+            settle(world)
+        assert isinstance(waiting.error, PeerLostError) and "worker 0 left the run" in str(waiting.error)
+
+
+def test_who_leaves_is_not_missed_by_who_has_only_exchanged_with_it() -> None:
+    world = World(2)
+    received = transfer(torch.zeros(4))
+    world.engines[0].send(world.groups[0], transfer(torch.ones(4)), 1)
+    world.engines[1].receive(world.groups[1], received, 0)
+    settle(world)
+    assert received.done and received.error is None
+    for link in world.groups[0].links():
+        link.close()
+    world.engines[0].leave()
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    assert world.engines[1].failure is None and world.engines[1].departed == {0}
+
+
+def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_dials_again() -> None:
+    world = World(2)
+    engine, dial, dials = world.engines[0], world.engines[0].network.dial, 0
+
+    def run_out(link: Any) -> None:
+        nonlocal dials
+        dials += 1
+        if dials > 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        dial(link)
+
+    engine.network.dial = run_out  # type: ignore[method-assign]
+    world.wires.serve(1, lambda stream, address: stream.close())
+    waiting = begin(world, 0)
+    settle(world)
+    world.wait(LINK_REDIAL_SECONDS * 4)
+    assert dials == 2 and "worker 0: Too many open files. Raise the limit of open files" in str(waiting.error)
+
+
+def test_a_goodbye_is_believed_once_it_authenticates() -> None:
+    world = World(2)
+    world.run([begin(world, rank) for rank in range(2)])
+    world.engines[1].remove_group(world.groups[1])
+
+    def change(pipe: Pipe, data: bytes) -> bytes:
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    while world.wires.deliver(change):
+        pass
+    world.engines[0].run_ready()
+    failure = world.engines[0].failure
+    assert isinstance(failure, AuthenticationError) and "worker 1" in str(failure)
+
+
+# -- the end of who wrote before anybody read -------------------------------------------------------------------------------
+
+
+def test_what_was_written_on_a_new_link_arrives_although_its_sender_has_left() -> None:
+    world = sent_onward()
+    world.engines[1].leave()
+    settle(world)
+    late = begin_onward(world, 2)
+    result = late.keep
+    world.run([late])
+    assert right(late, result)
+    more = begin_onward(world, 2)
+    settle(world)
+    assert isinstance(more.error, PeerLostError) and "worker 1 left the run" in str(more.error)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
+def test_a_goodbye_that_overtakes_the_confirmation_is_no_failure(waits: bool) -> None:
+    """It comes by another connection."""
+    world = opened()
+    sent = begin_onward(world, 1)
+    late = begin_onward(world, 2) if waits else None
+    drive_until_answered(world, acceptor=2)
+    world.engines[1].run_ready()
+    assert sent.done
+    world.engines[1].leave()
+    world.engines[0].run_ready()  # passes the goodbye on
+    world.engines[2].run_ready()
+    assert world.engines[2].departed == {1}
+    late = late or begin_onward(world, 2)
+    result = late.keep
+    world.run([late])
+    assert right(late, result)
+
+
+def test_who_leaves_between_a_hello_and_its_confirmation_is_named() -> None:
+    world = World(2)
+    late = begin(world, 1)
+    settle(world)
+    hello = Hello(0, 1, Lane.COLLECTIVE, world.groups[0].digest, bytes(NONCE_BYTES))
+    stream = world.wires.connect(0, 1)
+    stream.send(memoryview(world.engines[0].hello_bytes(hello)))
+    settle(world)
+    world.engines[0].leave()
+    settle(world)
+    assert not late.done, "its confirmation may be on its way"
+    stream.close()
+    settle(world)
+    assert isinstance(late.error, PeerLostError) and "worker 0 left the run" in str(late.error)
+
+
+def test_early_diallers_that_do_not_fit_are_hung_up_on() -> None:
+    """Worker 2 dials a pair's group before worker 1 has made it; then worker 0 dials it twice."""
+    world = World(3)
+    pair = world.engines[0].add_group("pair", (0, 1))
+    stranger = shake_hands(world, 2, pair.digest)
+    world.engines[1].add_group("pair", (0, 1))
+    settle(world)
+    assert stranger.recv_into(memoryview(bytearray(1))) == 0 and world.engines[1].failure is None
+
+    other = world.engines[0].add_group("other", (0, 1))
+    twice = [shake_hands(world, 0, other.digest) for _ in range(3)]
+    world.engines[1].add_group("other", (0, 1))
+    settle(world)
+    assert "worker 0 dialled the same link twice" in str(world.engines[1].failure)
+    assert [stream.recv_into(memoryview(bytearray(1))) for stream in twice] == [0, 0, 0]
+
+
+# -- a receiver whose sender may have missed, in an outage, that it reads again ----------------------------------------------
+
+
+def prompted() -> tuple[World, CollectiveOperation]:
+    """Worker 1 waits for worker 0, which does not answer, and has sent it a frame for that."""
+    world = World(2)
+    world.run([begin(world, rank) for rank in range(2)])
+    inbox = world.groups[1].inboxes[0]
+    world.engines[1].on_outage(inbox)
+    assert inbox.sealer.counter == 0, "nothing waits for worker 0"
+    waiting = begin(world, 1)
+    world.engines[1].on_outage(inbox)
+    assert inbox.sealer.counter == 1
+    return world, waiting
+
+
+def test_a_sender_that_was_prompted_sends_on_and_hears_the_goodbye_behind_it() -> None:
+    world, waiting = prompted()
+    result = waiting.keep
+    world.run([begin(world, 0), waiting])
+    world.engines[1].leave()
+    settle(world)
+    assert right(waiting, result) and world.engines[0].failure is None
+    assert world.groups[0].outboxes[1].farewell
+
+
+def test_a_changed_prompt_does_not_authenticate() -> None:
+    world, waiting = prompted()
+
+    def change(pipe: Pipe, data: bytes) -> bytes:
+        return bytes([*data[:-1], data[-1] ^ 1]) if len(data) == HOP_OVERHEAD else data
+
+    world.run([begin(world, 0), waiting], change)
+    world.engines[1].leave()
+    settle(world)
+    assert isinstance(world.engines[0].failure, AuthenticationError)

@@ -1,0 +1,204 @@
+"""The policy file: what is read from it, what its digest covers, and what it says in plain words."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence import keys
+from ringfence.admission.proofs import kinds
+from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.errors import ConfigurationError, PolicyError
+from ringfence.policy.policy_file import PolicyFile
+from tests.certificates import Authority, now
+from tests.unit.admission_samples import SECRET, worker
+
+ONE, TWO = Authority("one"), Authority("two")
+FILES = {"ca.pem": ONE.pem, "copy.pem": b"\n" + ONE.pem, "two.pem": TWO.pem}
+SHARED = SharedSecret(SECRET, "run-7")
+
+SECRET_RULE = "[[admit]]\n[admit.secret]\n"
+CERTIFICATE_RULE = (
+    '[[admit]]\n[admit.certificate]\nca = "ca.pem"\ntrust_domain = "example.org"\nids = "spiffe://example.org/*"\n'
+)
+BOTH_RULE = CERTIFICATE_RULE + "[admit.secret]\n"
+
+
+def files(path: str, limit: int) -> bytes:
+    if path not in FILES:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+    return FILES[path][:limit]
+
+
+def read(text: str) -> PolicyFile:
+    return kinds.read(text.encode(), files)
+
+
+def policy(rules: str, head: str = "version = 1\n") -> PolicyFile:
+    return read(head + rules)
+
+
+def test_any_rule_admits_and_inside_a_rule_all_proofs_are_needed() -> None:
+    file = policy(BOTH_RULE + SECRET_RULE, 'version = 1\nmin_workers = 8\nmax_epoch_age = "24h"\n')
+    assert [[kind for kind, _ in rule.proofs] for rule in file.rules] == [["secret", "certificate"], ["secret"]]
+    assert (file.min_workers, file.max_epoch_age, file.kinds) == (8, 86400, ("secret", "certificate"))
+    judges = kinds.policy_of(file, now, SHARED)
+    assert [verifier.name for verifier in judges.verifiers] == ["shared secret and certificate", "shared secret"]
+    assert judges.kinds == (1, 7)
+    assert (judges.min_workers, judges.max_epoch_age) == (8, 86400)
+
+
+def test_the_order_of_proofs_in_a_rule_is_that_of_their_numbers() -> None:
+    """Cheap proofs are judged before dear ones, however the file is written."""
+    numbers = [kind.number for kind in kinds.KINDS.values()]
+    assert numbers == sorted(numbers)
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_a_policy_that_names_only_the_secret_is_the_policy_without_a_file() -> None:
+    assert kinds.digest_of(policy(SECRET_RULE)) == worker(0).policy.digest
+
+
+@pytest.mark.parametrize("rules", [SECRET_RULE, CERTIFICATE_RULE, BOTH_RULE, BOTH_RULE + SECRET_RULE])
+def test_the_digest_needs_no_secret_and_is_that_of_the_judge(rules: str) -> None:
+    file = policy(rules, 'version = 1\nmin_workers = 3\nmax_epoch_age = "7d"\n')
+    assert kinds.digest_of(file) == kinds.policy_of(file, now, SHARED).digest
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        CERTIFICATE_RULE + SECRET_RULE,
+        CERTIFICATE_RULE.replace("ca.pem", "copy.pem") + SECRET_RULE,
+        SECRET_RULE + SECRET_RULE + CERTIFICATE_RULE,
+        "# a comment\n" + SECRET_RULE + '[[admit]]\nnote = "those with certificates"\n' + CERTIFICATE_RULE[10:],
+        SECRET_RULE + CERTIFICATE_RULE.replace('"spiffe://example.org/*"', '["spiffe://example.org/*"]'),
+    ],
+    ids=["order", "file name", "twice", "comments and notes", "list"],
+)
+def test_what_does_not_change_the_judgement_does_not_change_the_digest(same: str) -> None:
+    assert kinds.digest_of(policy(same)) == kinds.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "version = 1\n" + SECRET_RULE,
+        "version = 1\n" + BOTH_RULE,
+        "version = 1\nmin_workers = 2\n" + SECRET_RULE + CERTIFICATE_RULE,
+        'version = 1\nmax_epoch_age = "1s"\n' + SECRET_RULE + CERTIFICATE_RULE,
+        "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("ca.pem", "two.pem"),
+        "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org/*", "example.org/**"),
+        "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org", "example.com"),
+        "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace('"ca.pem"', '["ca.pem", "two.pem"]'),
+    ],
+)
+def test_what_changes_the_judgement_changes_the_digest(other: str) -> None:
+    assert kinds.digest_of(read(other)) != kinds.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "the policy: version is missing"),
+        ("version = 2\n" + SECRET_RULE, "version must be a whole number from 1 to 1; it is 2"),
+        ("version = 1", "admit is missing"),
+        ("version = 1\nadmit = []", "admit must be one or more tables"),
+        ("version = 1\n[admit]\n[admit.secret]", "admit must be one or more tables"),
+        ("version = 1\n[[admit]]", "admit 1: a rule that asks for nothing would admit everybody"),
+        ('version = 1\n[[admit]]\nnote = "x"', "would admit everybody"),
+        ("version = 1\n[[admit]]\n[admit.secrets]", "admit 1: unknown key 'secrets'; known here: note, secret"),
+        ('version = 1\n[[admit]]\n[admit.secret]\nfile = "x"', "admit 1, secret: unknown key 'file'; known here: none"),
+        ("version = 1\nmin_worker = 2\n" + SECRET_RULE, "unknown key 'min_worker'; known here: version, min_workers"),
+        ("version = 1\nmin_workers = 0\n" + SECRET_RULE, "from 1 to"),
+        ("version = 1\nmax_epoch_age = 60\n" + SECRET_RULE, "a duration such as"),
+        ("version = 1\n" + SECRET_RULE * 65, "65 rules, and 64 are allowed"),
+        (
+            "version = 1\n" + CERTIFICATE_RULE.replace("ca.pem", "no.pem"),
+            "admit 1, certificate: ca: cannot read no.pem",
+        ),
+    ],
+)
+def test_what_is_refused(text: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        read(text)
+
+
+def test_a_judge_by_secret_must_hold_it() -> None:
+    with pytest.raises(ConfigurationError, match="set RINGFENCE_SECRET_FILE on every worker"):
+        kinds.policy_of(policy(BOTH_RULE), now, None)
+    assert kinds.policy_of(policy(CERTIFICATE_RULE), now, None).kinds == (2,)
+
+
+def test_no_word_of_the_secret_is_in_a_policy() -> None:
+    other = SharedSecret(keys.Secret(bytes(range(50, 82))), "run-7")
+    file = policy(BOTH_RULE)
+    assert kinds.policy_of(file, now, SHARED).digest == kinds.policy_of(file, now, other).digest
+
+
+@settings(deadline=None)
+@given(st.text(max_size=120))
+def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
+    for head in ("", "version = 1\n", "version = 1\n" + CERTIFICATE_RULE):
+        try:
+            assert isinstance(kinds.read((head + text).encode("utf-8", "surrogatepass"), files), PolicyFile)
+        except PolicyError:
+            continue
+
+
+# -- roots ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_reaches_a_judge_as_rules_and_a_clock_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judges of hardware take other roots as keyword arguments, for tests. What reads a policy passes none."""
+    for name, kind in kinds.KINDS.items():
+        if kind.verifier is None:
+            continue
+        parameters = list(inspect.signature(kind.verifier).parameters.values())
+        assert [each.name for each in parameters[:2]] == ["rules", "clock"]
+        for each in parameters[2:]:
+            assert each.kind is inspect.Parameter.KEYWORD_ONLY, f"{name}: {each.name}"
+            assert each.default is None, f"{name}: {each.name}"
+    passed: list[tuple[tuple[object, ...], dict[str, object]]] = []
+
+    def record(*positional: object, **named: object) -> SharedSecret:
+        passed.append((positional, named))
+        return SHARED
+
+    monkeypatch.setitem(kinds.KINDS, "certificate", replace(kinds.KINDS["certificate"], verifier=record))
+    file = policy(CERTIFICATE_RULE)
+    kinds.policy_of(file, now, None)
+    assert passed == [((file.rules[0].proofs[0][1], now), {})]
+
+
+def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
+    """All files that a policy can name, by kind. Of hardware: values to compare with, and what Intel and AMD have signed."""
+    taken = {
+        name: set(re.findall(r"table\.files?\(\"(\w+)\"", inspect.getsource(kind.read_rules)))
+        for name, kind in kinds.KINDS.items()
+    }
+    assert taken == {
+        "secret": set(),
+        "certificate": {"ca"},
+        "tdx": {"collateral"},
+        "snp": {"crl"},
+        "nvidia": {"golden"},
+        "token": {"keys"},
+    }
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_every_key_is_in_the_reference_under_its_table(kind: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
+    section = text.split(f"## `[admit.{kind}]`")[1].split("\n## ")[0]
+    source = inspect.getsource(kinds.KINDS[kind].read_rules)
+    forms = "text|texts|number|flag|duration|hexes|file|files|table|tables"
+    named = set(re.findall(rf'table\.(?:{forms})\(\s*"(\w+)"', source))
+    assert {name for name in named if f"`{name}`" not in section} == set()

@@ -1,0 +1,600 @@
+"""NVIDIA's devices: every recorded report verifies, every changed bit is refused, and a policy's file pins what may run."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from ringfence import keys
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Listing
+from ringfence.admission.policy import Evidence, Policy, judge
+from ringfence.admission.proofs import gpu_chain, kinds, nvidia, reference_values, spdm
+from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
+from ringfence.errors import AdmissionError, PolicyError
+from ringfence.policy.toml_table import parse
+from tests.certificates import ODD_FEATURE
+from tests.unit import mint_nvidia as mint
+from tests.unit.admission_samples import worker
+from tests.unit.flips import flips
+from tests.unit.nvidia_records import BAD_SIGNATURE, NOW, Record, pair, record, records, serialized
+
+RECORDS = records()
+BINDING = Binding(b"what two workers say of one connection")
+ROOT = mint.root()
+
+
+@cache
+def claims(one: Record) -> nvidia.Claims:
+    return nvidia.verify_report(one.gpu, one.nonce, NOW)
+
+
+def device_of(one: Record) -> gpu_chain.Device:
+    return gpu_chain.verify(one.gpu.chain, nvidia.pinned_root(), datetime.fromtimestamp(NOW, UTC))
+
+
+# -- recorded -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one", RECORDS, ids=lambda one: one.name)
+def test_every_recorded_report_verifies(one: Record) -> None:
+    found = claims(one)
+    assert found.vbios
+    assert (found.driver is None) == (found.model == "LS_10")
+    assert len(found.measurements) == (31 if found.model == "LS_10" else 64)
+
+
+def test_there_are_sixteen_of_three_models() -> None:
+    assert len(RECORDS) == 16
+    assert {claims(one).model for one in RECORDS} == {"GH100", "GB100", "LS_10"}
+
+
+def test_what_a_report_says_is_what_others_read_in_it() -> None:
+    found = claims(record("trustee_hopperAttestationReport.txt"))  # NVIDIA's service gave a token for its like
+    assert (found.driver, found.vbios) == ("550.90.07", "96.00.9F.00.01")
+    assert found.firmware_id.hex().startswith("f5c384aebb579217a2c66b17ed0f28e6")
+    assert found.measurements[10].hex().startswith("059b32e712a153f490dbfb7976a9e275")
+
+
+def test_nvidias_sample_of_a_bad_signature_is_refused() -> None:
+    with pytest.raises(AdmissionError, match="not signed by its attestation key"):
+        claims(pair(BAD_SIGNATURE))
+
+
+def test_every_flipped_bit_of_a_report_is_refused(full: bool) -> None:
+    one = record("hopper_evidence.json[0]")
+    device = device_of(one)
+    assert nvidia.claims_of(device, one.gpu.report, one.nonce)
+    for count, changed in enumerate(flips(one.gpu.report)):
+        if not full and count // 8 % 8 != count % 8:
+            continue  # a bit of every byte; --full: every bit
+        with pytest.raises(AdmissionError):
+            nvidia.claims_of(device, changed, one.nonce)
+
+
+def test_a_flipped_bit_of_a_certificate_is_refused(full: bool) -> None:
+    one = record("sdk_blackwellAttestationReport.txt")
+    for place, certificate in enumerate(one.gpu.chain):
+        for count, changed in enumerate(flips(certificate)):
+            if count % (8 if full else 61):
+                continue
+            chain = (*one.gpu.chain[:place], changed, *one.gpu.chain[place + 1 :])
+            with pytest.raises(AdmissionError):
+                nvidia.verify_report(replace(one.gpu, chain=chain), one.nonce, NOW)
+
+
+def test_the_byte_of_a_certificate_that_is_not_signed_must_be_zero() -> None:
+    one = record("sdk_blackwellAttestationReport.txt")
+    certificate = one.gpu.chain[2]
+    place = len(certificate) - len(x509.load_der_x509_certificate(certificate).signature) - 1
+    changed = certificate[:place] + b"\1" + certificate[place + 1 :]
+    chain = (*one.gpu.chain[:2], changed, *one.gpu.chain[3:])
+    with pytest.raises(AdmissionError, match="does not end with a whole byte"):
+        nvidia.verify_report(replace(one.gpu, chain=chain), one.nonce, NOW)
+
+
+def test_a_byte_that_a_driver_left_behind_is_trimmed_by_the_prover_and_refused_by_the_judge() -> None:
+    one = record("hopper_coco_report1.txt")
+    assert len(one.report) == len(one.gpu.report) + 1
+    assert claims(one)
+    with pytest.raises(AdmissionError, match="1 bytes after its signature"):
+        nvidia.verify_report(replace(one.gpu, report=one.report), one.nonce, NOW)
+
+
+def test_every_shorter_report_is_refused() -> None:
+    report = record("hopper_evidence.json[0]").gpu.report
+    for length in range(len(report)):
+        with pytest.raises(AdmissionError, match="ends early"):
+            spdm.read(report[:length])
+
+
+def test_another_nonce_is_refused() -> None:
+    one = record("hopper_evidence.json[0]")
+    with pytest.raises(AdmissionError, match="not made for this connection"):
+        nvidia.verify_report(one.gpu, hashlib.sha256(b"another").digest(), NOW)
+
+
+def test_before_its_certificates_a_report_is_refused() -> None:
+    one = record("sdk_blackwellAttestationReport.txt")
+    early = datetime(2022, 6, 1, tzinfo=UTC).timestamp()
+    with pytest.raises(AdmissionError, match=r"holds from 2023.*now is 2022"):
+        nvidia.verify_report(one.gpu, one.nonce, early)
+
+
+def test_another_devices_chain_is_refused() -> None:
+    one, two = serialized("multi_gpu_hopper.json")[:2]
+    with pytest.raises(AdmissionError, match="not signed by its attestation key"):
+        nvidia.verify_report(replace(one.gpu, chain=two.gpu.chain), one.nonce, NOW)
+    mixed = (one.gpu.chain[0], two.gpu.chain[1], *one.gpu.chain[2:])
+    with pytest.raises(AdmissionError, match="not one of NVIDIA's"):
+        nvidia.verify_report(replace(one.gpu, chain=mixed), one.nonce, NOW)
+
+
+def test_the_boot_roms_certificate_cannot_stand_for_the_report_key() -> None:
+    one = record("hopper_evidence.json[0]")
+    with pytest.raises(AdmissionError, match="not one that signs reports"):
+        nvidia.verify_report(replace(one.gpu, chain=one.gpu.chain[1:]), one.nonce, NOW)
+
+
+# -- golden values --------------------------------------------------------------------------------------------------
+
+
+def golden_of(*found: Record) -> tuple[reference_values.Golden, ...]:
+    return tuple({each.key: each for each in (claims(one).golden() for one in found)}.values())
+
+
+def judged(one: Record, rules: Rules) -> None:
+    """The policy's part of the verdict on a recorded report."""
+    nvidia._check(claims(one), rules)
+
+
+def test_measurements_of_one_driver_and_vbios_are_the_same_on_every_gpu() -> None:
+    first, *rest = [one for one in RECORDS if claims(one).driver == "590.12"]
+    rules = Rules(golden_of(first), protected_pcie=True)
+    assert len(rest) == 5
+    for one in rest:
+        judged(one, rules)
+
+
+def test_one_combination_does_not_admit_another() -> None:
+    gpus = [one for one in RECORDS if claims(one).driver]
+    for one in gpus:
+        for other in gpus:
+            if claims(one).golden().key != claims(other).golden().key:
+                with pytest.raises(AdmissionError, match=r"no golden values\. It has: G"):
+                    judged(one, Rules(golden_of(other), protected_pcie=True))
+
+
+def test_another_measurement_more_or_fewer_are_refused_by_number() -> None:
+    one = record("trustee_hopperAttestationReport.txt")
+    (good,) = golden_of(one)
+    judged(one, Rules((good,)))
+    without = {index: values for index, values in good.measurements.items() if index != 7}
+    cases = {
+        "measurement 31": good.measurements | {31: (bytes(48),)},
+        "measurement 7": without,
+        "measurement 65": good.measurements | {65: (bytes(48),)},
+    }
+    for reason, values in cases.items():
+        with pytest.raises(AdmissionError, match=reason + ":.*evidence measure"):
+            judged(one, Rules((replace(good, measurements=values),)))
+    judged(one, Rules((replace(good, measurements=good.measurements | {31: (bytes(48), *good.measurements[31])}),)))
+    with pytest.raises(AdmissionError, match="started with other firmware"):
+        judged(one, Rules((replace(good, firmware_ids=(bytes(48),)),)))
+
+
+def test_gpus_that_talk_in_the_clear_are_refused_unless_the_policy_says_otherwise() -> None:
+    one = record("hopper_evidence.json[0]")
+    assert claims(one).protected_pcie
+    with pytest.raises(AdmissionError, match=r"in the clear.*protected_pcie = true"):
+        judged(one, Rules(golden_of(one)))
+
+
+def test_a_held_certificate_verifies_and_a_policy_can_refuse_it() -> None:
+    one = record("hopper_evidence_cert_hold.json[0]")  # NVIDIA's service says: on hold. Nobody is asked here.
+    judged(one, Rules(golden_of(one)))
+    serial = claims(one).serials[1]
+    with pytest.raises(AdmissionError, match=f"{serial:X}.*revoked"):
+        judged(one, Rules(golden_of(one), revoked=frozenset({serial})))
+
+
+def test_what_one_rule_calls_revoked_all_rules_refuse() -> None:
+    """Any rule admits: one that does not repeat the serial number would admit what the other refuses."""
+    one = record("hopper_evidence_cert_hold.json[0]")
+    table = '[[admit]]\n[admit.nvidia]\ngolden = "golden.toml"\n'
+    text = f'version = 1\n{table}{table}gpus = 1\nrevoked = "{claims(one).serials[1]:X}"\n'
+    content = reference_values.write(claims(one).golden()).encode()
+    policy = kinds.read(text.encode(), lambda path, limit: content)
+    for rule in policy.rules:
+        rules = rule.proofs[0][1]
+        assert isinstance(rules, Rules)
+        with pytest.raises(AdmissionError, match="revoked"):
+            judged(one, rules)
+
+
+def test_a_switch_is_not_a_gpu() -> None:
+    switch = record("switch_evidence_ls10.json[0]")
+    with pytest.raises(AdmissionError, match="runs driver none"):
+        judged(switch, Rules(golden_of(RECORDS[0])))
+    with pytest.raises(AdmissionError, match="not a GPU"):
+        claims(switch).golden()
+
+
+@pytest.mark.parametrize("one", [one for one in RECORDS if "switch" not in one.name], ids=lambda one: one.name)
+def test_golden_values_are_written_and_read_back(one: Record) -> None:
+    found = claims(one).golden()
+    assert reference_values.read(reference_values.write(found).encode(), "the file") == found
+
+
+# -- the policy -----------------------------------------------------------------------------------------------------
+
+
+def rules_from(tmp_path: Path, text: str, *files: str) -> Rules:
+    for number, content in enumerate(files):
+        (tmp_path / f"{number}.toml").write_text(content)
+    return nvidia.read_rules(parse(text.encode(), lambda path, limit: (tmp_path / path).read_bytes()[:limit]))
+
+
+def test_a_table_of_the_policy_is_read(tmp_path: Path) -> None:
+    one, two = (reference_values.write(claims(each).golden()) for each in (RECORDS[0], RECORDS[1]))
+    text = 'golden = ["0.toml", "1.toml"]\ngpus = 8\nprotected_pcie = true\nrevoked = ["41AD48FF92CDC93D9A"]'
+    rules = rules_from(tmp_path, text, one, two)
+    assert (rules.gpus, rules.protected_pcie, rules.revoked) == (8, True, {0x41AD48FF92CDC93D9A})
+    swapped = rules_from(tmp_path, text.replace('"0.toml", "1.toml"', '"1.toml", "0.toml"'), one, two)
+    assert swapped.content() == rules.content()
+    assert swapped.explain() == rules.explain()
+    assert any("590.12" in line for line in rules.explain())
+    plain = rules_from(tmp_path, 'golden = "0.toml"', one)
+    assert (plain.gpus, plain.protected_pcie) == (None, False)
+
+
+def test_everything_in_the_rules_is_in_their_content() -> None:
+    first, second = golden_of(RECORDS[0], RECORDS[1])
+    base = Rules((first,), gpus=4)
+    others = [
+        Rules((second,), gpus=4),
+        Rules((first, second), gpus=4),
+        Rules((first,)),
+        Rules((first,), gpus=5),
+        Rules((first,), gpus=4, protected_pcie=True),
+        Rules((first,), gpus=4, revoked=frozenset({7})),
+        Rules((replace(first, firmware_ids=(bytes(48),)),), gpus=4),
+        Rules((replace(first, measurements=first.measurements | {3: (bytes(48),)}),), gpus=4),
+    ]
+    assert len({each.content() for each in (base, *others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("gpus = 8", "golden is missing"),
+        ('golden = "0.toml"\ngpus = 0', "whole number from 1 to 16"),
+        ('golden = "0.toml"\nroot = "my.pem"', "unknown key 'root'"),
+        ('golden = "0.toml"\nrevoked = "x"', "hexadecimal"),
+        ('golden = "0.toml"\nrevoked = "-1"', "hexadecimal"),
+        ('golden = ["0.toml", "1.toml"]', "two files"),
+        ('golden = "2.toml"', "measurements is missing"),
+        ('golden = "3.toml"', "numbers, 1 to 255"),
+        ('golden = "4.toml"', "96 hexadecimal digits"),
+        ('golden = "5.toml"', "unknown key 'mesurement'"),
+        ('golden = "6.toml"', "short word"),
+        ('golden = "7.toml"', "holds no measurement"),
+    ],
+)
+def test_what_a_policy_may_not_say(tmp_path: Path, text: str, reason: str) -> None:
+    good = reference_values.write(claims(RECORDS[0]).golden())
+    head = good.split("[measurements]")[0]
+    value = "0" * 96
+    files = (
+        good,
+        good,
+        head,
+        head + f'[measurements]\n01 = "{value}"',
+        head + '[measurements]\n1 = "00"',
+        "mesurement = 1\n" + good,
+        good.replace("GH100", "GH 100"),
+        head + "[measurements]\n",
+    )
+    with pytest.raises(PolicyError, match=reason):
+        rules_from(tmp_path, text, *files)
+
+
+def test_no_policy_reaches_the_root(tmp_path: Path) -> None:
+    """The pinned root is an argument that only code can hand in: no rule holds one, and no key of a table is read as one."""
+    assert "root" not in Rules.__dataclass_fields__
+    content = reference_values.write(claims(RECORDS[0]).golden())
+    for name in ("root", "roots", "ca", "trust", "anchor", "pinned_root"):
+        with pytest.raises(PolicyError, match=f"unknown key '{name}'"):
+            rules_from(tmp_path, f'golden = "0.toml"\n{name} = "mine.pem"', content)
+    device = mint.Device.under(ROOT)
+    verifier = NvidiaVerifier(Rules((minted_golden(device),)), lambda: mint.NOW)
+    with pytest.raises(AdmissionError, match="not one of NVIDIA's"):
+        verifier.verify(evidence(NvidiaProver(lambda nonce: [device.gpu(nonce)])))
+
+
+# -- minted ---------------------------------------------------------------------------------------------------------
+
+
+def minted_golden(device: mint.Device) -> reference_values.Golden:
+    found = nvidia.verify_report(device.gpu(bytes(32)), bytes(32), mint.NOW, root=ROOT.certificate)
+    return found.golden()
+
+
+def evidence(prover: NvidiaProver, binding: Binding = BINDING) -> Evidence:
+    return Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding)
+
+
+def verdict(*devices: mint.Device, gpus: int | None = None, rules: Rules | None = None) -> None:
+    """Judge a proof of freshly minted GPUs."""
+    rules = rules or Rules((minted_golden(mint.Device.under(ROOT)),), gpus=gpus)
+    verifier = NvidiaVerifier(rules, lambda: mint.NOW, root=ROOT.certificate)
+    admitted = judge(
+        Policy((verifier,)), evidence(NvidiaProver(lambda nonce: [device.gpu(nonce) for device in devices]))
+    )
+    assert admitted.how == "NVIDIA GPU attestation"
+
+
+def test_fresh_evidence_admits() -> None:
+    verdict(mint.Device.under(ROOT))
+    verdict(*(mint.Device.under(ROOT, number) for number in range(1, 4)), gpus=3)
+
+
+def test_a_proof_is_good_on_its_own_connection_only() -> None:
+    device = mint.Device.under(ROOT)
+    shown = evidence(NvidiaProver(lambda nonce: [device.gpu(nonce)]))
+    verifier = NvidiaVerifier(Rules((minted_golden(device),)), lambda: mint.NOW, root=ROOT.certificate)
+    verifier.verify(shown)
+    with pytest.raises(AdmissionError, match=r"rank 1: .*not made for this connection"):
+        verifier.verify(replace(shown, binding=Binding(b"another connection")))
+
+
+def test_gpus_are_counted_and_each_is_another() -> None:
+    one, two = mint.Device.under(ROOT), mint.Device.under(ROOT, 2)
+    with pytest.raises(AdmissionError, match="2 GPUs are shown where the policy asks for exactly 3"):
+        verdict(one, two, gpus=3)
+    with pytest.raises(AdmissionError, match="shown twice"):
+        verdict(one, one, gpus=2)
+    again = replace(one).boot()  # the same device, with a fresh key
+    with pytest.raises(AdmissionError, match="shown twice"):
+        verdict(one, again, gpus=2)
+
+
+def test_a_gpu_that_is_left_out_is_missed_only_where_the_policy_counts() -> None:
+    """A worker has two and presents one. Only `gpus` tells a verifier how many there are."""
+    one, two = (mint.Device.under(ROOT, number) for number in (1, 2))
+    verdict(one, two, gpus=2)
+    verdict(one)
+    with pytest.raises(AdmissionError, match="1 GPUs are shown where the policy asks for exactly 2"):
+        verdict(one, gpus=2)
+
+
+def test_one_bad_gpu_among_good_ones_is_refused() -> None:
+    bad = mint.Device.under(ROOT, 2)
+    bad.measurements[9] = bytes(48)
+    with pytest.raises(AdmissionError, match="in measurement 9:"):
+        verdict(mint.Device.under(ROOT), bad, mint.Device.under(ROOT, 3))
+
+
+def test_a_report_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
+    """The nonces of all GPUs come before the chain of the first."""
+    nonce, rules = nvidia.nonce_of(b"this one"), Rules((minted_golden(mint.Device.under(ROOT)),))
+    good = Gpu(mint.Device.under(ROOT).report(nonce), (b"no", b"certificates"))
+    bad = Gpu(mint.Device.under(ROOT).report(bytes(32)), (b"no", b"certificates"))
+    with pytest.raises(AdmissionError, match="not one of NVIDIA's"):
+        nvidia.verify(nvidia.encode([good]), rules, b"this one", mint.NOW, root=ROOT.certificate)
+    with pytest.raises(AdmissionError, match="a GPU answers another nonce"):
+        nvidia.verify(nvidia.encode([good, bad]), rules, b"this one", mint.NOW, root=ROOT.certificate)
+
+
+@pytest.mark.parametrize("mode", [b"", b"\0", b"\x56", b"\xab", b"\xaa\0", b"\x55\x55"])
+def test_a_protected_pcie_mode_that_nobody_knows_is_refused(mode: bytes) -> None:
+    device = mint.Device.under(ROOT)
+    device.opaque[spdm.PROTECTED_PCIE] = mode
+    with pytest.raises(AdmissionError, match="does not know"):
+        verdict(device)
+
+
+def test_a_worker_that_is_refused_hears_nothing_of_the_policy() -> None:
+    known = minted_golden(mint.Device.under(ROOT))
+    cases = ((Rules((known,), gpus=7), "exactly 7"), (Rules((replace(known, driver="999.99"),)), "999.99"))
+    for rules, secret in cases:
+        with pytest.raises(AdmissionError) as caught:
+            verdict(mint.Device.under(ROOT), rules=rules)
+        assert secret in str(caught.value)
+        assert secret not in caught.value.told
+
+
+def test_firmware_other_than_the_certified_is_refused() -> None:
+    device = mint.Device.under(ROOT)
+    device.opaque[20] = hashlib.sha384(b"other firmware").digest()
+    with pytest.raises(AdmissionError, match="other firmware than its key was certified for"):
+        verdict(device)
+
+
+def chain_with(device: mint.Device, **changes: object) -> Gpu:
+    return replace(device.gpu(bytes(32)), **changes)  # type: ignore[arg-type]
+
+
+def refused(gpu: Gpu, reason: str, now: float = mint.NOW, root: x509.Certificate = ROOT.certificate) -> None:
+    with pytest.raises(AdmissionError, match=reason):
+        nvidia.verify_report(gpu, bytes(32), now, root=root)
+
+
+def test_issuers_that_may_not_issue_are_refused() -> None:
+    top = mint.Device.under(ROOT)
+    provisioner, model = top.above
+
+    def gpu(rom_extensions: mint.Extensions) -> Gpu:
+        return replace(top, rom=provisioner.issue("GH100 A01 GSP BROM", rom_extensions)).boot().gpu(bytes(32))
+
+    assert nvidia.verify_report(gpu(mint.issuing()), bytes(32), mint.NOW, root=ROOT.certificate)
+    refused(gpu([]), "is used as an issuer and is none")
+    refused(gpu([(mint.usage(issues=True), True)]), "is used as an issuer and is none")
+    refused(gpu([(x509.BasicConstraints(ca=True, path_length=None), True)]), "is used as an issuer and is none")
+    refused(gpu([(x509.BasicConstraints(ca=False, path_length=None), True)]), "is used as an issuer and is none")
+    unknown = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"\5\0")
+    refused(gpu([*mint.issuing(), (unknown, True)]), "critical extension 1.2.3.4")
+    tight = model.issue("Test GH100 Provisioner ICA 1", mint.issuing(path_length=0))
+    rom = tight.issue("GH100 A01 GSP BROM", mint.issuing())
+    refused(replace(top, above=(tight, model), rom=rom).boot().gpu(bytes(32)), "so many issuers below")
+
+
+def test_leaves_of_the_wrong_form_are_refused() -> None:
+    top = mint.Device.under(ROOT)
+    assert top.rom is not None
+    rom = top.rom
+    good = top.leaf_extensions()
+    other_rom = mint.Device.under(ROOT).rom
+    assert other_rom is not None
+    firmware = top.firmware_id
+    oid = x509.ObjectIdentifier("2.23.133.5.4.1")
+    cases: list[tuple[mint.Extensions, str]] = [
+        ([*good[1:]], "not one that signs reports"),
+        ([*mint.issuing(), *good[1:]], "not one that signs reports"),
+        ([good[0], good[2]], "does not name one NVIDIA device"),
+        ([good[0], mint.device_name("AMD:GH100:1"), good[2]], "does not name one NVIDIA device"),
+        ([good[0], good[1]], "names no firmware"),
+        ([*good[:2], mint.device_id(other_rom.key.public_key(), firmware)], "belongs to another boot ROM"),
+        ([*good[:2], mint.device_id(rom.key.public_key(), firmware[:47])], "not a SHA-384 digest"),
+        ([*good[:2], (x509.UnrecognizedExtension(oid, b"\x30\x82\x00\x01"), False)], "malformed"),
+        ([*good[:2], (x509.UnrecognizedExtension(oid, b""), False)], "malformed"),
+    ]
+    for extensions, reason in cases:
+        refused(replace(top, leaf=rom.issue("GH100 A01 GSP FMC LF", extensions)).gpu(bytes(32)), reason)
+    expired = rom.issue("GH100 A01 GSP FMC LF", good, end=datetime(2026, 1, 1, tzinfo=UTC))
+    refused(replace(top, leaf=expired).gpu(bytes(32)), "to 2026-01-01, and now is 2026-11-01")
+
+
+NO_FIRMWARE, OTHER_FIRMWARE = bytes(48), hashlib.sha384(b"other firmware").digest()
+FIRMWARE = mint.Device.firmware_id
+
+
+def leaf_with(*said: tuple[x509.ExtensionType, bool]) -> Gpu:
+    """Of a device whose leaf says these things about its firmware."""
+    device = mint.Device.under(ROOT)
+    assert device.rom is not None
+    return replace(device, leaf=device.rom.issue("leaf", [*device.leaf_extensions()[:2], *said])).gpu(bytes(32))
+
+
+@pytest.mark.parametrize("flags", [None, bytes.fromhex("0080000001"), b"\0\0", b"\0"])
+def test_a_leaf_names_one_firmware_and_no_bad_state(flags: bytes | None) -> None:
+    for ids in ((FIRMWARE,), (FIRMWARE, NO_FIRMWARE)):
+        gpu = leaf_with(mint.tcb_info(*ids, flags=flags))
+        assert nvidia.verify_report(gpu, bytes(32), mint.NOW, root=ROOT.certificate).firmware_id == FIRMWARE
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ([mint.tcb_info(FIRMWARE, OTHER_FIRMWARE)], "names several firmwares"),
+        ([mint.tcb_info(FIRMWARE, NO_FIRMWARE, OTHER_FIRMWARE)], "names several firmwares"),
+        ([mint.tcb_info(FIRMWARE, flags=b"\0\x40")], "not secure, in recovery or under debug"),
+        ([mint.tcb_info(FIRMWARE, flags=b"\0\xa0")], "not secure, in recovery or under debug"),
+        ([mint.tcb_info(FIRMWARE, flags=bytes.fromhex("0090000001"))], "not secure, in recovery or under debug"),
+        ([mint.tcb_info(FIRMWARE, flags=b"")], "malformed"),
+        ([mint.tcb_info()], "names no firmware"),
+        ([mint.tcb_info(FIRMWARE[:47])], "not a SHA-384 digest"),
+    ],
+)
+def test_a_leaf_that_says_more_than_one_firmware_is_refused(
+    said: list[tuple[x509.ExtensionType, bool]], reason: str
+) -> None:
+    """The first is not enough: what stands beside it was started as well."""
+    refused(leaf_with(*said), reason)
+
+
+def test_a_leaf_that_says_its_firmware_in_two_ways_is_refused() -> None:
+    device = mint.Device.under(ROOT)
+    assert device.rom is not None
+    for said in (FIRMWARE, OTHER_FIRMWARE):
+        both = [*device.leaf_extensions(), mint.tcb_info(said)]
+        for extensions in (both, [*both[:2], both[3], both[2]]):
+            refused(
+                replace(device, leaf=device.rom.issue("leaf", extensions)).gpu(bytes(32)), "names several firmwares"
+            )
+
+
+def test_an_extension_that_the_library_trips_over_is_a_refusal() -> None:
+    top = mint.root()
+    device = mint.Device.under(top)
+    device.rom = device.above[0].issue("odd", [*mint.issuing(), (ODD_FEATURE, False)])
+    with pytest.raises(AdmissionError, match="not one of NVIDIA's: KeyError"):
+        gpu_chain.verify(device.boot().chain, top.certificate, mint.BEGIN)
+
+
+def test_chains_of_the_wrong_length_or_under_another_root_are_refused() -> None:
+    device = mint.Device.under(ROOT)
+    refused(chain_with(device, chain=()), "chain of 0 certificates")
+    refused(chain_with(device, chain=device.chain[:1]), "chain of 1 certificates")
+    refused(chain_with(device, chain=device.chain * 2), "chain of 8 certificates")
+    refused(chain_with(device, chain=device.chain[:3]), "not one of NVIDIA's")
+    refused(chain_with(device, chain=(b"", *device.chain[1:])), "not one of NVIDIA's")
+    refused(chain_with(device, chain=(bytes(2049), *device.chain[1:])), "of 2049 bytes")
+    refused(device.gpu(bytes(32)), "not one of NVIDIA's", root=mint.root().certificate)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"measurements": {2: bytes(48), 1: bytes(48)}}, "measurement 1 is out of order"),
+        ({"measurements": {}}, "not as many as it says"),
+        ({"measurements": {1: bytes(47)}}, "not a SHA-384 digest"),
+        ({"opaque": {6: b""}}, "VBIOS version is not a short text"),
+        ({"opaque": {6: bytes(8), 3: b""}}, "driver version is not a short text"),
+        ({"opaque": {6: b"\0\0\0\0\0\0\0\1"}}, "unknown form"),
+        ({"opaque": {3: b"570 \xff\0"}}, "driver version is not a short text"),
+    ],
+)
+def test_signed_nonsense_is_refused(changes: dict[str, object], reason: str) -> None:
+    device = replace(mint.Device.under(ROOT), **changes)  # type: ignore[arg-type]
+    refused(device.gpu(bytes(32)), reason)
+
+
+# -- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_share_certificates_on_the_wire_and_eight_fit_a_proof() -> None:
+    gpus = [one.gpu for one in serialized("multi_gpu_hopper.json")]
+    proof = nvidia.encode(gpus)
+    assert nvidia.decode(proof) == tuple(gpus)
+    certificates = {certificate for gpu in gpus for certificate in gpu.chain}
+    assert len(certificates) == 10  # two of each GPU's own, two that all share
+    lengths = 2 + 10 * 4 + 4 * 9
+    assert len(proof) == sum(map(len, certificates)) + sum(len(gpu.report) for gpu in gpus) + lengths
+    assert 2 * len(proof) <= keys.PROOF_LIMIT_BYTES
+
+
+def test_a_proof_has_one_form() -> None:
+    device = mint.Device.under(ROOT)
+    proof = nvidia.encode([device.gpu(bytes(32))])
+    assert nvidia.encode(nvidia.decode(proof)) == proof
+    head = 1 + sum(4 + len(each) for each in device.chain)
+    extra = bytes([5]) + proof[1:head] + (1).to_bytes(4, "big") + b"x" + proof[head:]
+    bad = {
+        "after the end": proof + b"\0",
+        "ends early": proof[:-1],
+        "not in order": extra,  # a certificate that nobody uses
+        "not there": proof[: head + 2] + b"\x04" + proof[head + 3 :],
+        "1 to 16 GPUs": b"\0\0",
+        "GPU proof is malformed: message ends early": b"",
+    }
+    for reason, changed in bad.items():
+        with pytest.raises(AdmissionError, match=reason):
+            nvidia.decode(changed)
+    with pytest.raises(AdmissionError, match="not in order"):
+        nvidia.decode(proof[: head + 2] + b"\1\0" + proof[head + 4 :])
+
+
+def test_a_listing_has_no_endorsement_and_is_taken_on_the_parents_word() -> None:
+    verifier = NvidiaVerifier(Rules((minted_golden(mint.Device.under(ROOT)),)), lambda: mint.NOW)
+    listing = Listing(worker(1).entry, nvidia.KIND, bytes(32), b"")
+    assert judge(Policy((verifier,)), listing).entry == worker(1).entry
+    assert NvidiaProver(lambda nonce: []).endorse(worker(1).entry, bytes(32)) == b""
+    with pytest.raises(AdmissionError, match="a GPU makes none"):
+        judge(Policy((verifier,)), replace(listing, endorsement=b"x"))

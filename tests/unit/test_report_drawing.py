@@ -1,0 +1,107 @@
+"""The pictures: nothing is cut off or lies over something else, the same numbers give the same bytes, ids are told apart."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
+from matplotlib.text import Text
+
+from ringfence.lab.report.drawing import chart_of, draw
+from ringfence.lab.report.figure import Figure
+from ringfence.lab.report.style import STYLE
+from tests.unit.report_samples import everything
+from tests.unit.test_report_figures import figures_of, study_of
+
+FIGURES = {figure.name: figure for figure in figures_of(study_of(everything())) if isinstance(figure, Figure)}
+FIGURES["foretold"] = Figure(
+    name="foretold",
+    chart="scatter",
+    title="Predicted against measured",
+    says="",
+    reading="",
+    numbers={
+        "plaintext Gloo": [{"measured": 0.001 * 3**n, "predicted": 0.0011 * 3**n} for n in range(7)],
+        "ringfence": [{"measured": 0.3, "predicted": 0.2, "scored": False}, {"measured": 0.3, "predicted": 0.31}],
+    },
+    cells=(),
+)
+SLACK = 1.0  # pixels
+
+
+def texts_of(picture: Picture) -> list[Text]:
+    found = [text for text in picture.findobj(Text) if isinstance(text, Text)]
+    return [text for text in found if text.get_visible() and text.get_text().strip()]
+
+
+def beyond(axes: Axes) -> set[Text]:
+    """Labels of ticks outside of what an axis shows: matplotlib makes them and does not draw them."""
+    found = set()
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        ticks = (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        found |= {label for tick in ticks if not low <= tick.get_loc() <= high for label in (tick.label1, tick.label2)}
+    return found
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_word_is_cut_off_and_the_legend_covers_nothing(name: str) -> None:
+    with plt.rc_context(STYLE):
+        picture = chart_of(FIGURES[name])(FIGURES[name].numbers)
+        picture.set_layout_engine("constrained")
+        picture.draw_without_rendering()
+        edge, renderer = picture.bbox, picture.canvas.get_renderer()  # type: ignore[attr-defined]
+        hidden = {text for axis in picture.axes if not axis.get_visible() for text in axis.findobj(Text)}
+        hidden |= {text for axis in picture.axes for text in beyond(axis)}
+        for text in texts_of(picture):
+            box = text.get_window_extent(renderer)
+            if text in hidden or box.width == 0:
+                continue
+            words = f"{text.get_text()!r} of {name}"
+            assert box.x0 >= edge.x0 - SLACK and box.x1 <= edge.x1 + SLACK, f"{words} leaves the picture sideways"
+            assert box.y0 >= edge.y0 - SLACK and box.y1 <= edge.y1 + SLACK, f"{words} leaves the picture"
+        for legend in picture.legends:
+            box = legend.get_window_extent(renderer)
+            for axis in picture.axes:
+                assert not axis.get_visible() or not box.overlaps(axis.get_tightbbox(renderer).padded(-SLACK))
+        plt.close(picture)
+
+
+def test_the_same_numbers_give_the_same_bytes(tmp_path: Path) -> None:
+    figure = FIGURES["models"]
+    found = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        draw(figure, folder)
+        found.append([(folder / f"models.{kind}").read_bytes() for kind in ("svg", "png")])
+    assert found[0] == found[1]
+
+
+def test_a_picture_inside_the_page_says_what_it_shows_and_shares_no_id(tmp_path: Path) -> None:
+    one, two = (draw(FIGURES[name], tmp_path) for name in ("ways-2", "ways-4"))
+    ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, two)]
+    assert not ids[0] & ids[1]
+    for svg, names in zip((one, two), ids, strict=True):
+        used = set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg))
+        assert used <= names
+        assert svg.startswith("<svg")
+        assert 'role="img"' in svg
+        assert not re.search(r"^<svg[^>]*\s(width|height)=", svg)
+    assert f'<desc id="ways-2-desc">{FIGURES["ways-2"].says}</desc>' in one
+
+
+@pytest.mark.parametrize("name", ["", "../ways", "ways 2", 'a"><b>', "Ways", "ways-\\g<1>", "ways-2\n"])
+def test_what_could_be_more_than_a_name_draws_nothing(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="names no figure"):
+        draw(replace(FIGURES["models"], name=name), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_chart_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match="pie"):
+        chart_of(Figure("x", "pie", "", "", "", {}, ()))

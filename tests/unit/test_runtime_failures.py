@@ -1,0 +1,316 @@
+"""How an epoch fails: loudly, on every worker, naming who and what; and nothing happens afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ringfence.collectives import Collective
+from ringfence.control import Closed, ControlMessage
+from ringfence.dataplane.request import CollectiveOperation, Operation
+from ringfence.errors import (
+    AbortedError,
+    AuthenticationError,
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+    RingfenceError,
+)
+from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
+from ringfence.link.frames import Call
+from ringfence.transport.in_memory import Pipe
+from tests.unit.runtime_calls import TABLES, Bound, bind, everybody
+from tests.world import World, all_reduce, broadcast
+
+
+def settle(world: World) -> None:
+    """Drive until nothing moves."""
+    world.run([Operation(Call(0), float("inf"))])
+
+
+def begin(world: World, rank: int, kind: Collective = Collective.ALL_REDUCE, **options: float) -> Bound:
+    bound = bind(kind, world.groups[rank], 10, **options)  # type: ignore[arg-type]
+    world.submit(world.groups[rank], bound.operation)
+    return bound
+
+
+def error_of(operation: Operation) -> RingfenceError:
+    assert operation.done and operation.error is not None, "it has not failed"
+    return operation.error
+
+
+def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
+    """It would agree on zero, with everybody."""
+    world = World(3)
+    for engine in world.engines:
+        engine._public_keys = [*engine._public_keys[:2], bytes(32)]
+    bound = [begin(world, rank) for rank in range(3)]
+    settle(world)
+    failures = [engine.failure for engine in world.engines]
+    assert any(isinstance(failure, AuthenticationError) for failure in failures[:2])
+    assert all("worker 2 has a key of low order" in str(error_of(each.operation)) for each in bound)
+
+
+# -- tampering ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("kind", [Collective.ALL_REDUCE, Collective.BROADCAST], ids=["all_reduce", "broadcast"])
+def test_a_flipped_bit_is_reported_by_its_victim_to_everybody(kind: Collective, table: str) -> None:
+    world = World(3, table=TABLES[table])
+    warm = everybody(world, kind, 10)
+    world.run([each.operation for each in warm])
+    bound = [bind(kind, world.groups[rank], 5000) for rank in range(3)]
+    for rank, each in enumerate(bound):
+        world.submit(world.groups[rank], each.operation)
+    struck: list[Pipe] = []
+
+    def flip(pipe: Pipe, data: bytes) -> bytes:
+        if struck:
+            return data
+        struck.append(pipe)
+        return data[:300] + bytes([data[300] ^ 4]) + data[301:]
+
+    world.run([each.operation for each in bound], flip)
+    settle(world)
+    victim = struck[0].receiver
+    for rank, each in enumerate(bound):
+        if each.operation.error is None:
+            assert each.right(), "it ended before the blow, with the right number"
+        elif rank == victim:
+            assert isinstance(each.operation.error, AuthenticationError)
+            assert f"worker {struck[0].sender}" in str(each.operation.error)
+        else:
+            assert isinstance(each.operation.error, AbortedError)
+            assert f"worker {victim} reported AuthenticationError" in str(each.operation.error)
+    assert isinstance(bound[victim].operation.error, AuthenticationError)
+
+
+# -- ranks that disagree -----------------------------------------------------------------------------------------------
+
+
+def tensor(count: int = 10, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.ones(count, dtype=dtype)
+
+
+def different_calls(world: World, what: str) -> tuple[CollectiveOperation, CollectiveOperation, str, str]:
+    here, there = world.groups[0], world.groups[1]
+    if what == "operation":
+        return all_reduce(here, tensor()), broadcast(there, tensor(), 0), "all_reduce #1", "broadcast #1"
+    if what == "count":
+        return all_reduce(here, tensor(10)), all_reduce(there, tensor(11)), "10 x int64", "11 x int64"
+    if what == "dtype":
+        short = tensor(20, torch.int32)
+        return all_reduce(here, tensor(10)), all_reduce(there, short), "10 x int64", "20 x int32"
+    other = torch.distributed.ReduceOp.MAX
+    return all_reduce(here, tensor()), all_reduce(there, tensor(), operation=other), "sum", "max"
+
+
+@pytest.mark.parametrize("what", ["operation", "count", "dtype", "reduction"])
+def test_ranks_in_different_collectives_get_both_named(what: str) -> None:
+    world = World(2)
+    one, other, mine, theirs = different_calls(world, what)
+    world.submit(world.groups[0], one)
+    world.submit(world.groups[1], other)
+    world.run([one, other])
+    errors = [error_of(one), error_of(other)]
+    (named,) = [error for error in errors if isinstance(error, MismatchError)]
+    assert mine in str(named) and theirs in str(named) and "worker 0" in str(named) and "worker 1" in str(named)
+    (told,) = [error for error in errors if isinstance(error, AbortedError)]
+    assert mine in str(told) and theirs in str(told)
+
+
+def test_different_roots_are_named_also_where_everybody_waits() -> None:
+    """Both expect the other to send: only the deadline ends it, and the abort carries what each was in."""
+    world = World(2)
+    one, other = broadcast(world.groups[0], tensor(), 1), broadcast(world.groups[1], tensor(), 0)
+    settle(world)
+    opened = [begin(world, rank) for rank in range(2)]
+    world.run([each.operation for each in opened])
+    world.submit(world.groups[0], one)
+    world.submit(world.groups[1], other)
+    settle(world)
+    assert not one.done and not other.done
+    world.now = 11.0
+    world.engines[0].expire()
+    settle(world)
+    assert isinstance(error_of(one), CollectiveTimeoutError)
+    told = str(error_of(other))
+    assert "root 1" in told and "root 0" in told and "worker 0 reported CollectiveTimeoutError" in told
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_names_whom_it_waited_for_and_fails_all() -> None:
+    world = World(4)
+    waiting = [begin(world, rank) for rank in (0, 1, 2)]
+    settle(world)
+    assert not any(each.operation.done for each in waiting)
+    world.wait(9.9)
+    assert not any(each.operation.done for each in waiting)
+    world.wait(0.2)
+    errors = [error_of(each.operation) for each in waiting]
+    assert any(isinstance(error, CollectiveTimeoutError) and "3" in str(error) for error in errors)
+    late = begin(world, 3)
+    settle(world)
+    assert isinstance(error_of(late.operation), AbortedError)
+
+
+def test_a_worker_that_is_merely_late_kills_nobody() -> None:
+    world = World(2)
+    early = begin(world, 0, deadline=100.0)
+    settle(world)
+    world.wait(60.0)
+    late = begin(world, 1, deadline=160.0)
+    world.run([early.operation, late.operation])
+    assert early.right() and late.right() and early.operation.error is None
+
+
+def test_the_next_deadline_is_the_soonest() -> None:
+    world = World(2)
+    assert world.engines[0].next_deadline() == float("inf") and not world.engines[0].busy()
+    begin(world, 0, deadline=30.0)
+    begin(world, 0, deadline=20.0)
+    assert world.engines[0].next_deadline() == 20.0 and world.engines[0].busy()
+
+
+# -- departures --------------------------------------------------------------------------------------------------------
+
+
+def test_leaving_after_the_work_is_done_is_no_failure() -> None:
+    world = World(3)
+    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    world.run([each.operation for each in bound])
+    for engine in world.engines:
+        engine.leave()
+    settle(world)
+    world.wait(5.0)
+    for each in bound:
+        assert each.right() and each.operation.error is None
+    again = begin(world, 1)
+    assert isinstance(error_of(again.operation), ProtocolError) and "left the run" in str(again.operation.error)
+
+
+@pytest.mark.parametrize("when", ["before the others begin", "while they wait"])
+def test_leaving_while_others_need_one_names_it(when: str) -> None:
+    world = World(3)
+    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    world.run([each.operation for each in bound])
+    waiting = [begin(world, rank) for rank in (0, 2)] if when == "while they wait" else []
+    settle(world)
+    world.engines[1].leave()
+    settle(world)
+    waiting = waiting or [begin(world, rank) for rank in (0, 2)]
+    settle(world)
+    errors = [error_of(each.operation) for each in waiting]
+    assert any(isinstance(error, PeerLostError) for error in errors)
+    assert all("worker 1 left the run" in str(error) for error in errors)
+
+
+def test_one_that_left_before_its_first_link_is_named() -> None:
+    world = World(3)
+    world.engines[2].leave()
+    settle(world)
+    waiting = [begin(world, rank) for rank in (0, 1)]
+    settle(world)
+    world.wait(SUSPICION_SECONDS)
+    settle(world)
+    assert all("worker 2" in str(error_of(each.operation)) for each in waiting)
+
+
+def test_a_connection_that_ends_without_goodbye_is_a_lost_worker_after_a_moment() -> None:
+    world = World(2)
+    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    world.run([each.operation for each in bound])
+    waiting = begin(world, 0)
+    for link in world.groups[1].links():
+        link.close()
+    settle(world)
+    assert not waiting.operation.done, "an abort that explains it may be on its way"
+    world.wait(SUSPICION_SECONDS)
+    assert isinstance(error_of(waiting.operation), PeerLostError) and "worker 1" in str(waiting.operation.error)
+
+
+def test_an_abort_says_more_than_the_end_of_a_connection() -> None:
+    world = World(2)
+    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    world.run([each.operation for each in bound])
+    waiting = begin(world, 0)
+    world.engines[1].fail(AuthenticationError("a made-up reason"), 0)
+    settle(world)
+    assert isinstance(error_of(waiting.operation), AbortedError) and "a made-up reason" in str(waiting.operation.error)
+
+
+def test_the_end_of_a_control_connection_without_goodbye_is_a_lost_worker() -> None:
+    world = World(3)
+    waiting = [begin(world, rank) for rank in (0, 1)]
+    (edge,) = [edge for edge in world.engines[0].edges if edge.peer == 2]
+    arrived: list[ControlMessage] = [Closed(after_bye=False, reason="reset")]
+    edge._arrived = arrived  # type: ignore[attr-defined]
+    world.engines[0].on_control(edge)
+    settle(world)
+    assert isinstance(error_of(waiting[0].operation), PeerLostError)
+    assert "worker 2 is gone" in str(error_of(waiting[1].operation))
+
+
+# -- afterwards --------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_failure_every_call_raises_what_it_was() -> None:
+    world = World(2)
+    world.engines[0].fail(PeerLostError("worker 1 is gone"), 1)
+    settle(world)
+    assert str(error_of(begin(world, 0).operation)) == "worker 1 is gone"
+    assert isinstance(error_of(begin(world, 1).operation), AbortedError)
+
+
+def test_a_late_worker_cannot_write_into_a_call_that_has_failed() -> None:
+    """The memory of a failed call is its caller's again: a frame that is opened into it would be a wrong number."""
+    world = World(3)
+    given_up = begin(world, 0, deadline=5.0)
+    settle(world)
+    mine = given_up.results[0].clone()
+    world.engines[0].edges = []  # nobody hears of it
+    world.now = 6.0
+    world.engines[0].expire()
+    assert isinstance(error_of(given_up.operation), CollectiveTimeoutError)
+    late = [begin(world, rank, deadline=50.0) for rank in (1, 2)]
+    settle(world)
+    assert torch.equal(given_up.results[0], mine)
+    for _ in range(LINK_DIALS):  # they dial again before they give it up
+        world.wait(SUSPICION_SECONDS)
+        settle(world)
+        assert torch.equal(given_up.results[0], mine)
+    assert all("worker 0" in str(error_of(each.operation)) for each in late)
+
+
+def test_what_waited_for_a_group_to_open_does_not_start_after_a_failure() -> None:
+    world = World(2)
+    bound = [begin(world, rank, Collective.ALL_GATHER) for rank in range(2)]
+    engine, group = world.engines[1], world.groups[1]
+    while not group._opened:
+        world.engines[0].run_ready()
+        world.wires.deliver()
+        while engine.ready and not group._opened:
+            next_up = engine.ready.popleft()
+            next_up.queued = False
+            next_up.work()
+    before = [tensor.clone() for tensor in bound[1].results]
+    engine.fail(PeerLostError("worker 0 is gone"), 0)
+    engine.run_ready()
+    assert all(torch.equal(*pair) for pair in zip(bound[1].results, before, strict=True))
+
+
+def test_a_mistake_of_our_own_ends_the_epoch_and_is_told() -> None:
+    world = World(2)
+    waiting = [begin(world, rank) for rank in range(2)]
+
+    def mistake() -> None:
+        raise ZeroDivisionError("oops")
+
+    world.engines[0].later(mistake)
+    settle(world)
+    assert "internal error ZeroDivisionError: oops" in str(error_of(waiting[0].operation))
+    assert "worker 0" in str(error_of(waiting[1].operation))

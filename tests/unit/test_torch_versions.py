@@ -1,0 +1,88 @@
+"""Which torch is refused, tested, or newer than what was tested; and the script that tests several."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from ringfence import torch_versions
+from scripts import torch_versions as script
+
+
+@pytest.mark.parametrize(
+    ("version", "too_old", "untested"),
+    [
+        ("2.9.1", True, False),
+        ("2.12.1+cu130", True, False),
+        ("2.13.0+cpu", False, False),
+        ("2.15.9", False, False),
+        ("2.16.0a0+git1234567", False, True),
+        ("3.0.0", False, True),
+    ],
+)
+def test_the_range_of_releases(version: str, too_old: bool, untested: bool) -> None:
+    assert torch_versions.too_old(version) is too_old
+    assert torch_versions.untested(version) is untested
+
+
+def test_what_is_no_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a version of torch"):
+        torch_versions.release("main")
+
+
+def test_the_texts_name_the_tested_range() -> None:
+    assert torch_versions.TESTED == "2.13 to 2.15"
+    assert torch_versions.INSTALL == 'python -m pip install "torch>=2.13,<2.16"'
+
+
+# -- scripts/torch-versions --------------------------------------------------------------------------------------------
+
+REPORT = """
+<testsuite>
+  <testcase classname="tests.integration.test_strategies" name="test_one" />
+  <testcase classname="tests.integration.test_strategies" name="test_two"><failure message="wrong">trace</failure></testcase>
+  <testcase classname="tests.integration.test_strategies" name="test_three"><skipped message="not here" /></testcase>
+  <testcase classname="tests.integration.test_readme" name="test_the_first_commands_train_a_model[ddp.py]" />
+</testsuite>
+"""
+
+
+def test_a_test_that_failed_or_was_skipped_has_not_passed() -> None:
+    cases = list(ElementTree.fromstring(REPORT).iter("testcase"))
+    parts = {name: script.counts(cases, tests) for name, tests in script.SET.items()}
+    assert parts == {
+        "`examples/ddp.py`": (1, 1),
+        "`examples/fsdp2.py`": (0, 0),
+        "`doctor`": (0, 0),
+        "conformance": (0, 0),
+        "strategies": (1, 3),
+    }
+    row = script.as_table([{"torch": "2.13.0", "python": "3.11.7", "parts": parts}]).splitlines()[-1]
+    assert row == "| 2.13.0 | 3.11.7 | passed | 0 of 0 | 0 of 0 | 0 of 0 | 1 of 3 |"
+
+
+def pinned(name: str) -> tuple[int, int]:
+    """The release of torch that a constraints file pins."""
+    lines = (script.ROOT / "scripts" / "constraints" / name).read_text().splitlines()
+    (version,) = [line.removeprefix("torch==") for line in lines if line.startswith("torch==")]
+    return torch_versions.release(version)
+
+
+def test_the_oldest_and_the_newest_release_are_the_ones_that_ci_installs() -> None:
+    assert (pinned("oldest.txt"), pinned("newest.txt")) == (torch_versions.OLDEST, torch_versions.NEWEST)
+
+
+def test_the_page_has_a_row_for_every_release_in_which_all_passed() -> None:
+    page = (script.ROOT / "docs" / "compatibility.md").read_text()
+    rows = re.findall(r"^\| (\d[^ ]*) \| [\d.]+ \| (.*) \|$", page, flags=re.MULTILINE)
+    assert {torch_versions.release(version) for version, _ in rows} == {
+        (major, minor)
+        for major in range(torch_versions.OLDEST[0], torch_versions.NEWEST[0] + 1)
+        for minor in range(torch_versions.OLDEST[1], torch_versions.NEWEST[1] + 1)
+    }
+    for version, cells in rows:
+        for cell in cells.split(" | "):
+            passed, _, count = cell.partition(" of ")
+            assert cell == "passed" or passed == count, f"torch {version}: {cell}"

@@ -1,0 +1,134 @@
+"""Evidence for several connections at once: one question to a device at a time, and none for who has hung up."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from ringfence.admission.binding import Binding, Role
+from ringfence.admission.entry import Entry
+from ringfence.admission.messages import Proof
+from ringfence.admission.proofs import nvidia, snp
+from ringfence.errors import ConfigurationError
+from ringfence.evidence import guest, nvml, tsm
+from ringfence.join.collect import Collector, Outcome
+from ringfence.join.failure_window import Drought
+from ringfence.join.peer import Peer
+from ringfence.transport.tls import Credentials, Tls, TlsStream
+from tests.unit.admission_samples import worker
+from tests.unit.nvml_driver import Driver
+from tests.unit.overlap import watched
+from tests.unit.test_collect import snp_kernel
+from tests.unit.test_evidence_nvml import ROOT, driver  # noqa: F401 - a fixture
+
+BINDING = Binding(b"one connection")
+
+
+def stranger() -> Peer:
+    near, far = socket.socketpair()
+    far.close()
+    return Peer(TlsStream(near, Tls(Credentials(), server=False)), worker(1).handshake(Role.CHILD), "somebody", 0.0)
+
+
+def outcomes(collector: Collector, count: int) -> dict[Peer, Outcome]:
+    found: dict[Peer, Outcome] = {}
+    while len(found) < count:
+        assert select.select([collector], [], [], 20)[0], "nothing was collected"
+        found.update(collector.finished())
+    return found
+
+
+class Asks:
+    """A prover that asks a device."""
+
+    kind = snp.KIND
+
+    def __init__(self, ask: Callable[[bytes], object]) -> None:
+        self._ask = ask
+
+    def prove(self, binding: Binding) -> bytes:
+        self._ask(binding.digest)
+        return b"a proof"
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return b""
+
+
+def check_that_who_hung_up_is_passed_over(device: threading.Lock, prover: Asks, questions: Callable[[], int]) -> None:
+    collector = Collector(prover)
+    waiting, gone = stranger(), stranger()
+    with device:  # it is busy with another question
+        collector.start(gone, BINDING)
+        collector.start(waiting, BINDING)
+        gone.stream.close()
+    found = outcomes(collector, 2)
+    assert isinstance(found[waiting], Proof)
+    assert isinstance(found[gone], ConfigurationError) and "nobody waits for this evidence" in str(found[gone])
+    assert questions() == 1
+    waiting.stream.close()
+    collector.close()
+
+
+def test_the_kernel_is_not_asked_for_who_has_hung_up() -> None:
+    kernel = snp_kernel()
+    prover = Asks(lambda data: guest.snp(data, kernel))
+    check_that_who_hung_up_is_passed_over(tsm._asking, prover, lambda: len(kernel.made))
+
+
+def test_gpus_are_not_asked_for_who_has_hung_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    asked = []
+    plain = driver.nvmlDeviceGetConfComputeGpuAttestationReport
+
+    def report(handle: object, out: object) -> int:
+        asked.append(handle)
+        return plain(handle, out)
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetConfComputeGpuAttestationReport", report)
+    prover = Asks(lambda data: nvml.collect(nvidia.nonce_of(data), nvml.load(), root=ROOT.certificate))
+    check_that_who_hung_up_is_passed_over(nvml._asking, prover, lambda: len(asked) // len(driver.devices))
+
+
+def test_the_kernel_is_asked_for_one_connection_after_the_other() -> None:
+    kernel = snp_kernel()
+    kernel.make_report, overlapped = watched(kernel.make_report)
+    collector = Collector(Asks(lambda data: guest.snp(data, kernel)))
+    peers = [stranger() for _ in range(4)]
+    for peer in peers:
+        collector.start(peer, BINDING)
+    assert all(isinstance(each, Proof) for each in outcomes(collector, 4).values())
+    assert not overlapped.is_set()
+    for peer in peers:
+        peer.stream.close()
+    collector.close()
+
+
+# -- giving up ------------------------------------------------------------------------------------------------------
+
+
+def test_a_drought_counts_from_the_first_of_failures_that_follow_each_other() -> None:
+    drought = Drought()
+    assert drought.failed(100.0, 101.0) == 0
+    assert drought.failed(102.0, 111.0) == 10
+    assert drought.failed(111.0, 131.5) == 30.5, "an attempt that takes long is an attempt all the same"
+
+
+def test_time_in_which_nothing_was_tried_does_not_count() -> None:
+    """A parent is asked for evidence when a child comes; the next may come minutes later."""
+    drought = Drought()
+    drought.failed(100.0, 101.0)
+    assert drought.failed(200.0, 201.0) == 0
+    assert drought.failed(202.0, 203.0) == 2
+
+
+def test_a_proof_ends_a_drought_also_if_its_peer_has_hung_up() -> None:
+    collector, gone = Collector(Asks(lambda _: None)), stranger()
+    collector.drought.failed(100.0, 101.0)
+    gone.stream.close()
+    collector.start(gone, BINDING)
+    assert isinstance(outcomes(collector, 1)[gone], Proof)
+    assert collector.drought.failed(103.0, 140.0) == 0
+    collector.close()

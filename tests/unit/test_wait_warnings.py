@@ -1,0 +1,117 @@
+"""What people are told of an operation that waits: before its timeout, once, and again when the wait has doubled."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ringfence.dataplane.request import CollectiveOperation, first_look
+from ringfence.errors import CollectiveTimeoutError
+from tests.unit.runtime_calls import transfer
+from tests.world import World, all_reduce
+
+Said = Callable[[], list[str]]
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Said:
+    """The warnings since it was last called."""
+    caplog.set_level(logging.WARNING, logger="ringfence")
+
+    def new() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return texts
+
+    return new
+
+
+def call(world: World, rank: int, timeout: float) -> CollectiveOperation:
+    """One worker calls an all-reduce."""
+    operation = all_reduce(world.groups[rank], torch.ones(5), world.now + timeout)
+    operation.timeout, operation.attention = timeout, world.now + first_look(timeout)
+    return world.submit(world.groups[rank], operation)
+
+
+def alone(timeout: float) -> World:
+    """Two workers, of which the first calls an all-reduce and the second does not come."""
+    world = World(2)
+    world.run([call(world, 0, timeout)])
+    return world
+
+
+def test_a_collective_that_waits_is_named_after_a_minute(said: Said) -> None:
+    world = alone(timeout=1800.0)
+    world.engines[0].names = ["this one", "node-b, 10.0.0.2:4000"]
+    world.wait(59.9)
+    assert said() == []
+    world.wait(0.1)
+    assert said() == [
+        "worker 0: all_reduce #1 has waited 60 s for worker 1 (node-b, 10.0.0.2:4000) in group 'world' "
+        "(5 x float32, sum); it fails after 1800 s"
+    ]
+
+
+def test_it_is_named_again_when_the_wait_has_doubled(said: Said) -> None:
+    world = alone(timeout=1800.0)
+    seconds = []
+    for _ in range(179):
+        world.wait(10.0)
+        seconds += [int(found[1]) for text in said() if (found := re.search(r"has waited (\d+) s", text))]
+    assert seconds == [60, 120, 240, 480, 960]
+
+
+def test_a_short_timeout_is_announced_at_its_half(said: Said) -> None:
+    world = alone(timeout=20.0)
+    world.wait(9.9)
+    assert said() == []
+    world.wait(0.1)
+    (text,) = said()
+    assert "all_reduce #1 has waited 10 s for worker 1" in text and "it fails after 20 s" in text
+    world.wait(10.0)
+    assert said() == []  # that is the timeout's to say
+    assert isinstance(world.engines[0].failure, CollectiveTimeoutError)
+
+
+def test_what_queues_behind_it_is_not_named(said: Said) -> None:
+    world = World(2)
+    for _ in range(20):
+        call(world, 0, 1800.0)
+    world.wait(60.0)
+    (text,) = said()
+    assert "all_reduce #1 has waited" in text
+
+
+def test_the_loop_wakes_up_in_time_to_say_so() -> None:
+    world = alone(timeout=1800.0)
+    assert world.engines[0].next_deadline() == 60.0
+    world.wait(60.0)
+    assert world.engines[0].next_deadline() == 120.0
+
+
+def test_nothing_is_said_of_what_has_ended(said: Said) -> None:
+    world = World(2)
+    early = call(world, 0, 1800.0)
+    world.wait(30.0)
+    late = call(world, 1, 1800.0)
+    world.run([early, late])
+    assert early.done and late.done
+    world.wait(300.0)
+    assert said() == []
+
+
+def test_a_recv_is_named_only_once_somebody_waits_for_it(said: Said) -> None:
+    world = World(2)
+    posted = transfer(torch.zeros(3), deadline=float("inf"))
+    world.engines[0].receive(world.groups[0], posted, 1)
+    world.run([posted])
+    world.wait(500.0)
+    assert said() == []
+    world.engines[0].limit(posted, world.now + 100.0, 100.0)
+    world.wait(50.0)
+    (text,) = said()
+    assert "send/recv #0 with tag 0 has waited 50 s for worker 1" in text
