@@ -1,7 +1,7 @@
 """`scripts/admission`: put the tables of what admission costs into docs/benchmark.md; --check says whether they are stale.
 
 They come from docs/results: admission.json, admission-certificate.json and admission-everybody.json are what `ringfence bench
-admission --json` printed, first-contact.json is what scripts/first_contact.py did. Nobody types a figure.
+admission --json` printed, first-contact.json is what scripts/peer_verification.py did. Nobody types a figure.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from ringfence.collectives import Action, ScheduleId, build
 from ringfence.lab.bench.machine import facts
 from ringfence.transport.in_memory import Pipe
-from tests.world import World
+from tests.memory_cluster import World
 
 
 def rounds(size: int) -> int:

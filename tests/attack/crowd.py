@@ -33,8 +33,8 @@ from ringfence.errors import PeerLostError, ProtocolError, RingfenceError
 from ringfence.join import join
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials, Tls
-from tests.attack.admission_strangers import channel_of
 from tests.attack.hostile import KINDS, RUN, Kind
+from tests.attack.unauthenticated_peer import channel_of
 from tests.integration.admitted_worker import FolderStore
 
 SIZE = 8

@@ -17,7 +17,7 @@ from ringfence.admission.proofs.certificate import CertificateProver, Certificat
 from ringfence.admission.proofs.secret import SharedSecret
 from tests.attack.expensive import chains
 from tests.certificates import Authority, now, spiffe
-from tests.unit import mint_nvidia, mint_token, snp_mint, tdx_mint
+from tests.unit import nvidia_mint, snp_mint, tdx_mint, token_mint
 
 GPUS = 4
 RUN = "crowd"
@@ -87,10 +87,10 @@ def by_snp() -> Kind:
 
 
 def by_nvidia() -> Kind:
-    top = mint_nvidia.root()
-    devices = [mint_nvidia.Device.under(top, number + 1) for number in range(GPUS)]
+    top = nvidia_mint.root()
+    devices = [nvidia_mint.Device.under(top, number + 1) for number in range(GPUS)]
     claims = [
-        nvidia.verify_report(each.gpu(bytes(32)), bytes(32), mint_nvidia.NOW, root=top.certificate) for each in devices
+        nvidia.verify_report(each.gpu(bytes(32)), bytes(32), nvidia_mint.NOW, root=top.certificate) for each in devices
     ]
     rules = nvidia.Rules((claims[0].golden(),))
     recorded = [each.gpu(bytes(32)) for each in devices]
@@ -99,19 +99,19 @@ def by_nvidia() -> Kind:
         nonce = nvidia.nonce_of(binding.digest)
         return nvidia.encode([nvidia.Gpu(each.report.replace(bytes(32), nonce, 1), each.chain) for each in recorded])
 
-    verifier = nvidia.NvidiaVerifier(rules, lambda: mint_nvidia.NOW, root=top.certificate)
+    verifier = nvidia.NvidiaVerifier(rules, lambda: nvidia_mint.NOW, root=top.certificate)
     prover = nvidia.NvidiaProver(lambda nonce: [each.gpu(nonce) for each in devices])
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
 
 def by_token() -> Kind:
-    verifier = token.TokenVerifier(mint_token.rules(), lambda: mint_token.NOW)
+    verifier = token.TokenVerifier(token_mint.rules(), lambda: token_mint.NOW)
     padding = ",".join(f'"{count}":0' for count in range(7000))
     header = f'{{"alg":"ES384","kid":"p384","typ":"JWT",{padding}}}'.encode()
-    hostile = token.encode(f"{mint_token.text(header)}.{mint_token.text(b'{}')}.{mint_token.text(bytes([1]) * 96)}", {})
+    hostile = token.encode(f"{token_mint.text(header)}.{token_mint.text(b'{}')}.{token_mint.text(bytes([1]) * 96)}", {})
 
     def fetch(nonce: str) -> bytes:
-        return mint_token.ES384.sign(mint_token.claims(eat_nonce=nonce)).encode()
+        return token_mint.ES384.sign(token_mint.claims(eat_nonce=nonce)).encode()
 
     return Kind(lambda rank: (Policy((verifier,)), token.TokenProver(fetch)), lambda binding: hostile)
 

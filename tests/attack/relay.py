@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-from tests.attack.seat import Seat, Strike
-from tests.attack.units import Wire
+from tests.attack.attacker import Seat, Strike
+from tests.attack.wire_messages import Wire
 
 HOST = "127.0.0.1"
 PORTS_EACH = 8  # a worker's range: its link listener takes the first, its admission listener another

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.collectives import Collective
 from ringfence.errors import RingfenceError
-from tests.attack.rounds import REDUCING, SEND, Watched, expected_of, in_lane, numbers
+from tests.attack.trials import REDUCING, SEND, Watched, expected_of, in_lane, numbers
 
 SECONDS = 3.0  # the timeout of every operation
 SMALL, LARGE = 40, 100_000  # elements; the large ones make several segments

@@ -9,7 +9,7 @@ from functools import cache
 
 from ringfence.admission.policy import Clock, Policy, Prover
 from ringfence.admission.proofs import nvidia, snp, tdx, token
-from tests.unit import mint_nvidia, mint_token, snp_mint, tdx_mint
+from tests.unit import nvidia_mint, snp_mint, tdx_mint, token_mint
 
 NAMES = ("tdx", "snp", "nvidia", "token")
 DAY = 86400
@@ -55,8 +55,8 @@ def technology(name: str) -> Technology:
 
 
 def _nvidia() -> Technology:
-    top = mint_nvidia.root()
-    devices = [mint_nvidia.Device.under(top, number) for number in (1, 2)]
+    top = nvidia_mint.root()
+    devices = [nvidia_mint.Device.under(top, number) for number in (1, 2)]
     root = top.certificate
     known = nvidia.verify_report(devices[0].gpu(bytes(32)), bytes(32), time.time(), root=root).golden()
     now, later = (
@@ -76,10 +76,10 @@ def _nvidia() -> Technology:
 def _token() -> Technology:
     def make(nonce: bytes) -> bytes:
         now = int(time.time())
-        claims = mint_token.claims(exp=now + 3600, nbf=now, iat=now, eat_nonce=nonce.decode())
-        return token.encode(mint_token.ES256.sign(claims), {})
+        claims = token_mint.claims(exp=now + 3600, nbf=now, iat=now, eat_nonce=nonce.decode())
+        return token.encode(token_mint.ES256.sign(claims), {})
 
-    now, later = (Policy((token.TokenVerifier(mint_token.rules(), clock),)) for clock in (time.time, _later(2 * 3600)))
+    now, later = (Policy((token.TokenVerifier(token_mint.rules(), clock),)) for clock in (time.time, _later(2 * 3600)))
     return Technology(
         kind=token.KIND,
         how="attestation token",

@@ -19,7 +19,7 @@ from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.tree import Outgoing, Phase
 from ringfence.errors import AdmissionError, PeerLostError, ProtocolError
 from ringfence.transport.tls import Credentials, Tls, _self_signed
-from tests.attack.admission_strangers import channel_of, tls_pair
+from tests.attack.unauthenticated_peer import channel_of, tls_pair
 from tests.unit.admission_samples import Worker, channels, converse, fixed_bytes, worker
 from tests.unit.test_admission_tree import World
 

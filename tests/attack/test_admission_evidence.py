@@ -21,9 +21,9 @@ from ringfence.join.parent import AddressBook
 from ringfence.join.peer import Peer
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.attack.admission_strangers import Stranger, channel_of, with_key
 from tests.attack.test_admission_states import GARBAGE, hangs_up
-from tests.integration.join_world import SECRET, Slow, SlowlyShown, World, slow_policy
+from tests.attack.unauthenticated_peer import Stranger, channel_of, with_key
+from tests.integration.join_cluster import SECRET, Slow, SlowlyShown, World, slow_policy
 from tests.unit.admission_samples import SUITES, worker
 
 RUN = "run-7"

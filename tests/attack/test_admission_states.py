@@ -36,8 +36,8 @@ from ringfence.join.parent import AddressBook
 from ringfence.runtime.engine import ABORT_CODES
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.attack.admission_strangers import Stranger, channel_of
-from tests.integration.join_world import SECRET, World
+from tests.attack.unauthenticated_peer import Stranger, channel_of
+from tests.integration.join_cluster import SECRET, World
 from tests.unit.admission_samples import SUITES, Worker, worker
 
 ONE_RUN = Settings(SECRET, run_id="run-7", generation="3")

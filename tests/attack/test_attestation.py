@@ -17,8 +17,8 @@ from ringfence.admission.policy import Policy, Prover, judge
 from ringfence.admission.proofs import snp, tdx
 from ringfence.errors import AdmissionError
 from ringfence.transport.tls import Credentials
-from tests.attack.admission_strangers import channel_of, tls_pair
 from tests.attack.technologies import NAMES, Make, prover, technology
+from tests.attack.unauthenticated_peer import channel_of, tls_pair
 from tests.unit import snp_mint, tdx_mint
 from tests.unit.admission_samples import SUITES, Tamper, converse, fixed_bytes, worker
 

@@ -20,9 +20,9 @@ from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.attack.admission_strangers import Stranger, channel_of, tls_pair
+from tests.attack.unauthenticated_peer import Stranger, channel_of, tls_pair
 from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, now, spiffe
-from tests.integration.join_world import World
+from tests.integration.join_cluster import World
 from tests.unit.admission_samples import SECRET, SUITES, Tamper, converse, fixed_bytes, worker
 
 AUTHORITY = Authority()

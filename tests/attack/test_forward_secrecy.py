@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Self
 
 from ringfence import keys
 from ringfence.admission.entry import format_address
-from tests.integration.join_world import SECRET, MemoryStore, World
+from tests.integration.join_cluster import SECRET, MemoryStore, World
 
 KEY_SHARE: Final = 51
 PRE_SHARED_KEY: Final = 41

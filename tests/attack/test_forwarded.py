@@ -19,8 +19,8 @@ from ringfence.errors import AuthenticationError
 from ringfence.keys import Secret
 from ringfence.link.frames import HEADER_BYTES, TAG_BYTES, Type
 from ringfence.transport.in_memory import Pipe
-from tests.attack.units import Kind, Tape
-from tests.world import World, broadcast
+from tests.attack.wire_messages import Kind, Tape
+from tests.memory_cluster import World, broadcast
 
 BLOCK = 16
 CHAIN = Table(small=64, chain_slice=32)  # 0 -> 1 -> 2 -> 3, sealed by rank 0

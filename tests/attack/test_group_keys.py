@@ -9,8 +9,8 @@ from ringfence import keys
 from ringfence.collectives import Table
 from ringfence.link.frames import HEADER_BYTES, Type
 from ringfence.transport.in_memory import Pipe
-from tests.attack.units import Kind, Tape
-from tests.world import World, broadcast
+from tests.attack.wire_messages import Kind, Tape
+from tests.memory_cluster import World, broadcast
 
 SIZE, HONEST = 4, 1
 ORIGIN_SEALS = Table(small=64, chain_slice=32)  # broadcasts are sealed once by their root and forwarded

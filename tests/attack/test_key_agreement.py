@@ -14,9 +14,9 @@ from ringfence.cli import checks
 from ringfence.errors import ConfigurationError, ProtocolError
 from ringfence.transport import tls
 from ringfence.transport.tls import Credentials
-from tests.attack.admission_strangers import tls_pair
+from tests.attack.unauthenticated_peer import tls_pair
 from tests.cli.command import ringfence
-from tests.integration.join_world import World
+from tests.integration.join_cluster import World
 
 CONFIGURATION = """\
 openssl_conf = all
@@ -32,8 +32,8 @@ SCRIPT = """\
 from OpenSSL import SSL
 from ringfence.transport import tls
 from tests.attack.test_key_agreement import left_to_openssl
-from tests.attack.admission_strangers import tls_pair
-from tests.integration.join_world import World
+from tests.attack.unauthenticated_peer import tls_pair
+from tests.integration.join_cluster import World
 
 one, two = tls_pair(left_to_openssl(), left_to_openssl())
 print(one.group, two.group)

@@ -11,11 +11,11 @@ import pytest
 from ringfence.link.frames import Type
 from ringfence.link.seal import Opener
 from ringfence.runtime.engine import Engine
-from tests.attack.blows import ATTACKS, flip_a_bit, truncate
-from tests.attack.memory import PASS, SEGMENT, Outcome, Scenario, play, small_segments
-from tests.attack.rounds import KINDS
-from tests.attack.seat import Attack, Strike
-from tests.attack.units import Kind
+from tests.attack.attacker import Attack, Strike
+from tests.attack.attacks import ATTACKS, flip_a_bit, truncate
+from tests.attack.memory_attacks import PASS, SEGMENT, Outcome, Scenario, play, small_segments
+from tests.attack.trials import KINDS
+from tests.attack.wire_messages import Kind
 
 TRIALS = 2_000
 ALL_TRIALS = 100_000

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from tests.attack.blows import ATTACKS, flip_a_bit
+from tests.attack.attacker import Attack, Recording, Strike
+from tests.attack.attacks import ATTACKS, flip_a_bit
 from tests.attack.relay import Relay
 from tests.attack.relayed_worker import SECONDS, Verdict, once_more, play, train
-from tests.attack.seat import Attack, Recording, Strike
 from tests.pool import Pool, values
 
 TRIALS = len(ATTACKS)  # each once

@@ -6,7 +6,7 @@ import time
 
 from ringfence.admission.proofs import kinds
 from ringfence.settings import Settings
-from tests.integration.join_world import SECRET, MemoryStore, World
+from tests.integration.join_cluster import SECRET, MemoryStore, World
 
 ONE_RUN = {"run_id": "run-7", "generation": "3"}
 

@@ -25,7 +25,7 @@ from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.link.hello import Hello, Lane, link_secrets, read_hello, write_hello
 from tests.certificates import Authority, now, spiffe
 from tests.unit.admission_samples import SUITES, fixed_bytes, worker
-from tests.unit.contact_samples import NOW, PATIENCE, Technology, binding_of, by_snp, entry_of
+from tests.unit.peer_verification_samples import NOW, PATIENCE, Technology, binding_of, by_snp, entry_of
 
 SIZE, LIAR, CHILD, OTHER = 6, 1, 5, 2  # rank 5 is the child of rank 1; ranks 1 to 4 are those of rank 0
 

@@ -18,7 +18,7 @@ from ringfence.cli import checks, doctor
 from ringfence.errors import ConfigurationError
 from ringfence.settings import Settings, load_secret
 from tests.cli.command import ringfence, unprivileged
-from tests.unit import mint_token
+from tests.unit import token_mint
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ claims = { ready = true }
 @pytest.mark.parametrize("mode", [None, 0o644, 0o755], ids=["missing", "not executable", "executable"])
 def test_a_token_command_that_cannot_be_run_is_found(tmp_path: Path, mode: int | None) -> None:
     (tmp_path / "policy.toml").write_text(TOKENS)
-    (tmp_path / "keys.json").write_bytes(mint_token.key_set(mint_token.ES256))
+    (tmp_path / "keys.json").write_bytes(token_mint.key_set(token_mint.ES256))
     command = tmp_path / "fetch-token"
     if mode is not None:
         command.touch(mode)

@@ -12,7 +12,7 @@ import pytest
 
 from ringfence.settings import Settings, load_secret
 from tests.cli.command import ringfence
-from tests.integration.join_world import World
+from tests.integration.join_cluster import World
 
 
 def test_a_new_secret_is_64_hex_digits_that_only_the_owner_reads(tmp_path: Path) -> None:

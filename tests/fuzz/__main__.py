@@ -91,7 +91,7 @@ def guided(name: str, progress: Progress, number: int) -> NoReturn:
     """libFuzzer, with the package's own bytecode instrumented. It never returns."""
     atheris = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["ringfence"]):
-        target: Target = importlib.import_module("tests.fuzz.catalogue").TARGETS[name]
+        target: Target = importlib.import_module("tests.fuzz.all_targets").TARGETS[name]
     folder = Path(tempfile.mkdtemp(prefix="ringfence-fuzz-"))
     corpus = folder / "corpus"
     corpus.mkdir()
@@ -123,7 +123,7 @@ def run(name: str, arguments: argparse.Namespace) -> None:
     progress = Progress(name, arguments.inputs, arguments.finds)
     if arguments.engine == "atheris":
         guided(name, progress, arguments.number)
-    target = importlib.import_module("tests.fuzz.catalogue").TARGETS[name]
+    target = importlib.import_module("tests.fuzz.all_targets").TARGETS[name]
     mutate(target, progress, arguments.number)
     progress.say()
 
@@ -161,7 +161,7 @@ def main() -> int:
     if arguments.target != "all" and not arguments.list:
         run(arguments.target, arguments)
         return 0
-    names = list(importlib.import_module("tests.fuzz.catalogue").TARGETS)
+    names = list(importlib.import_module("tests.fuzz.all_targets").TARGETS)
     if arguments.list:
         print("\n".join(names))
         return 0

@@ -26,7 +26,7 @@ from ringfence.transport import tls
 from tests.attack import hostile
 from tests.attack.expensive import chains, large_exponent_key, many_names
 from tests.certificates import Authority
-from tests.unit import mint_token
+from tests.unit import token_mint
 from tests.unit.admission_samples import channels, worker
 
 BINDING = Binding(b"a binding")
@@ -142,11 +142,11 @@ def _tokens() -> list[bytes]:
             b'"' + b"\\u0041" * 950 + b'"',
         )
     ]
-    body, signature = mint_token.text(b"[" * 60_000), mint_token.text(bytes([1]) * 96)
-    found = [token.encode(f"{mint_token.text(head)}.{mint_token.text(b'{}')}.{signature}", {}) for head in heads]
-    plain = mint_token.text(b'{"alg":"ES384","kid":"p384"}')
+    body, signature = token_mint.text(b"[" * 60_000), token_mint.text(bytes([1]) * 96)
+    found = [token.encode(f"{token_mint.text(head)}.{token_mint.text(b'{}')}.{signature}", {}) for head in heads]
+    plain = token_mint.text(b'{"alg":"ES384","kid":"p384"}')
     good = f"{plain}.{body}.{signature}"
-    short = f"{mint_token.text(heads[0])}.e30.{signature}"
+    short = f"{token_mint.text(heads[0])}.e30.{signature}"
     return [*found, token.encode(good, {}), token.encode(short, {f"s{place}": "a.b.c" for place in range(64)})]
 
 

@@ -17,7 +17,7 @@ from ringfence.policy.policy_file import explain
 from ringfence.policy.toml_table import parse
 from tests.certificates import Authority
 from tests.fuzz.target import Target
-from tests.unit import mint_token, nvidia_records, snp_mint, tdx_records
+from tests.unit import nvidia_records, snp_mint, tdx_records, token_mint
 
 REFUSED = (PolicyError,)
 READERS = {"tdx": tdx.read_rules, "snp": snp.read_rules, "nvidia": nvidia.read_rules, "token": token.read_rules}
@@ -70,7 +70,7 @@ def _files() -> dict[str, bytes]:
     return {
         "ca.pem": Authority().pem,
         "golden.toml": _golden()[0],
-        "keys.json": mint_token.key_set(*mint_token.SIGNERS),
+        "keys.json": token_mint.key_set(*token_mint.SIGNERS),
         "collateral.json": (tdx_records.FOLDER / tdx_records.RECORDS["dstack"].collateral_file).read_bytes(),
     }
 
@@ -131,7 +131,7 @@ def _read_golden(data: bytes) -> None:
 
 
 def _key_sets() -> list[bytes]:
-    return [mint_token.key_set(*mint_token.SIGNERS), (nvidia_records.FOLDER / "nras_recovered_jwks.json").read_bytes()]
+    return [token_mint.key_set(*token_mint.SIGNERS), (nvidia_records.FOLDER / "nras_recovered_jwks.json").read_bytes()]
 
 
 def _read_keys(data: bytes) -> None:

@@ -11,8 +11,8 @@ from ringfence.admission.proofs import certificate, gpu_chain, nvidia, snp, spdm
 from ringfence.errors import AdmissionError
 from tests.certificates import Authority, now, spiffe
 from tests.fuzz.target import Target
-from tests.unit import mint_nvidia, mint_token, nvidia_records, snp_records, tdx_records
-from tests.unit.mint_token import ES256, claims, rules
+from tests.unit import nvidia_mint, nvidia_records, snp_records, tdx_records, token_mint
+from tests.unit.token_mint import ES256, claims, rules
 
 REFUSED = (AdmissionError,)
 JSON_WORDS = (
@@ -95,10 +95,10 @@ def _read_spdm(data: bytes) -> None:
 
 @cache
 def _gpu() -> tuple[nvidia.Rules, bytes, x509.Certificate, bytes]:
-    top = mint_nvidia.root()
-    device = mint_nvidia.Device.under(top)
+    top = nvidia_mint.root()
+    device = nvidia_mint.Device.under(top)
     gpu = device.gpu(nvidia.nonce_of(bytes(64)))
-    found = nvidia.verify_report(gpu, nvidia.nonce_of(bytes(64)), mint_nvidia.NOW, root=top.certificate)
+    found = nvidia.verify_report(gpu, nvidia.nonce_of(bytes(64)), nvidia_mint.NOW, root=top.certificate)
     return nvidia.Rules((found.golden(),)), nvidia.encode([gpu]), top.certificate, device.report(bytes(32))
 
 
@@ -109,7 +109,7 @@ def _gpu_proofs() -> list[bytes]:
 
 def _judge_gpu(data: bytes) -> None:
     wanted, good, top, _ = _gpu()
-    nvidia.verify(data, wanted, bytes(64), mint_nvidia.NOW, root=top)
+    nvidia.verify(data, wanted, bytes(64), nvidia_mint.NOW, root=top)
     assert data == good, "another proof was believed"
 
 
@@ -164,30 +164,30 @@ def _signed(header: bytes, body: bytes) -> bytes:
 @cache
 def _tokens() -> list[bytes]:
     answers = [(nvidia_records.FOLDER / name).read_bytes() for name in nvidia_records.TOKENS]
-    fresh = [token.encode(signer.sign(claims()), {}) for signer in mint_token.SIGNERS]
+    fresh = [token.encode(signer.sign(claims()), {}) for signer in token_mint.SIGNERS]
     return fresh + [token.encode(*token.read_answer(each)) for each in answers]
 
 
 def _judge_token(data: bytes) -> None:
     """Also with the recorded tokens' own keys, at their time."""
-    token.verify(data, rules(), mint_token.NONCE, mint_token.NOW)
+    token.verify(data, rules(), token_mint.NONCE, token_mint.NOW)
     assert data in _tokens(), "a changed token was believed"
 
 
 def _header_and_claims() -> list[bytes]:
     header = b'{"alg": "ES256", "kid": "p256", "typ": "JWT"}'
-    inner = mint_token.json.dumps(claims(submods={"cpu0": {"x": [1, {"y": None}]}}, aud=["me"])).encode()
-    return [b"\0" + header, b"\1" + inner, b"\1" + mint_token.json.dumps(claims()).encode()]
+    inner = token_mint.json.dumps(claims(submods={"cpu0": {"x": [1, {"y": None}]}}, aud=["me"])).encode()
+    return [b"\0" + header, b"\1" + inner, b"\1" + token_mint.json.dumps(claims()).encode()]
 
 
 def _judge_signed(data: bytes) -> None:
     """A service that is believed signs whatever claims, or whatever header, the input says."""
     good = b'{"alg": "ES256", "kid": "p256"}'
     proof = _signed(data[1:], b"{}") if data[:1] == b"\0" else _signed(good, data[1:])
-    found = token.verify(proof, rules(), mint_token.NONCE, mint_token.NOW).claims
-    assert found["iss"] == mint_token.ISSUER
+    found = token.verify(proof, rules(), token_mint.NONCE, token_mint.NOW).claims
+    assert found["iss"] == token_mint.ISSUER
     assert found["ready"] is True
-    assert mint_token.NONCE in str(found["eat_nonce"])
+    assert token_mint.NONCE in str(found["eat_nonce"])
 
 
 def _answers() -> list[bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.catalogue import TARGETS
+from tests.fuzz.all_targets import TARGETS
 from tests.fuzz.mutate import inputs
 from tests.fuzz.target import Target
 

@@ -26,7 +26,7 @@ from ringfence.evidence import nvml
 from ringfence.join import join
 from ringfence.settings import Settings
 from tests.integration.admitted_worker import FolderStore, goodbye
-from tests.unit import mint_nvidia as mint
+from tests.unit import nvidia_mint as mint
 from tests.unit.nvml_driver import Driver
 
 GPUS = 2

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from ringfence.admission.proofs import nvidia, reference_values
 from tests.integration.admitted_worker import ROOT, run_workers
 from tests.integration.token_service import signer_in
-from tests.unit import mint_nvidia
-from tests.unit.mint_token import ISSUER, key_set
+from tests.unit import nvidia_mint
+from tests.unit.token_mint import ISSUER, key_set
 
 PATIENCE = 8.0  # a worker that waits for others, all of whom it refuses, waits so long
 
@@ -30,16 +30,16 @@ def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 # -- GPUs -----------------------------------------------------------------------------------------------------------
 
 
-def write_gpu_policy(folder: Path, top: mint_nvidia.Issuer) -> None:
+def write_gpu_policy(folder: Path, top: nvidia_mint.Issuer) -> None:
     """It asks for two GPUs of one kind."""
-    gpu = mint_nvidia.Device.under(top).gpu(bytes(32))
-    claims = nvidia.verify_report(gpu, bytes(32), mint_nvidia.NOW, root=top.certificate)
+    gpu = nvidia_mint.Device.under(top).gpu(bytes(32))
+    claims = nvidia.verify_report(gpu, bytes(32), nvidia_mint.NOW, root=top.certificate)
     (folder / "gpu.toml").write_text(reference_values.write(claims.golden()))
     (folder / "policy.toml").write_text('version = 1\n[[admit]]\n[admit.nvidia]\ngolden = "gpu.toml"\ngpus = 2\n')
 
 
 def run_gpu_workers(folder: Path, hows: Sequence[str], seconds: float = 30.0) -> list[dict[str, Any]]:
-    top = mint_nvidia.root()
+    top = nvidia_mint.root()
     write_gpu_policy(folder, top)
     (folder / "root.pem").write_bytes(top.certificate.public_bytes(Encoding.PEM))
     (folder / "root.key").write_bytes(pem(top.key))

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ringfence.admission.tree import children_of
 from ringfence.errors import RingfenceError
-from tests.integration.bell import Bell
+from tests.integration.process_signal import Bell
 from tests.pool import Failure, Pool, values
 
 WORLD = 4

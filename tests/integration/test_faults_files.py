@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.integration.join_world import World
+from tests.integration.join_cluster import World
 from tests.pool import Failure, Pool
 
 SHORT = 1  # the worker that is short of descriptors

@@ -23,9 +23,9 @@ from ringfence.admission.tree import Tree
 from ringfence.errors import RingfenceError
 from ringfence.join import Membership, listen
 from ringfence.settings import Settings
-from tests.held import CONTROL, keys_held
-from tests.integration.join_world import World
+from tests.integration.join_cluster import World
 from tests.integration.test_join_policy import Site, environments
+from tests.key_audit import CONTROL, keys_held
 from tests.pool import Pool
 
 WORLD = 3

@@ -29,7 +29,7 @@ from ringfence.join.provers import policy_of
 from ringfence.join.refusals import Refusals
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.integration.join_world import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
+from tests.integration.join_cluster import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
 from tests.unit.admission_samples import worker
 
 

@@ -16,13 +16,13 @@ from ringfence.admission.proofs import bundle, certificate, nvidia, tdx
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
 from ringfence.settings import Settings
 from tests.certificates import HOUR, Authority, spiffe
-from tests.integration.join_world import World
-from tests.unit import mint_nvidia, tdx_mint
+from tests.integration.join_cluster import World
+from tests.unit import nvidia_mint, tdx_mint
 
 TODAY = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 AUTHORITY = Authority(start=TODAY - HOUR, end=TODAY + HOUR)
-GPU_ROOT = mint_nvidia.root()
-GPUS = [mint_nvidia.Device.under(GPU_ROOT, number) for number in (1, 2)]
+GPU_ROOT = nvidia_mint.root()
+GPUS = [nvidia_mint.Device.under(GPU_ROOT, number) for number in (1, 2)]
 BY_ALL = "certificate and TDX and NVIDIA GPU attestation"
 
 

@@ -26,7 +26,7 @@ from ringfence.settings import Settings, _check_unshared, load_credential, load_
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import run_workers
-from tests.integration.join_world import World
+from tests.integration.join_cluster import World
 
 TODAY = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 

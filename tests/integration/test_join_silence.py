@@ -25,9 +25,9 @@ from ringfence.errors import AdmissionError
 from ringfence.join import join, loop
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
-from tests.integration.join_world import SECRET, MemoryStore, World
+from tests.integration.join_cluster import SECRET, MemoryStore, World
 from tests.integration.test_admit_by_gpu_and_token import write_gpu_policy
-from tests.unit import mint_nvidia
+from tests.unit import nvidia_mint
 from tests.unit.admission_samples import worker
 from tests.unit.nvml_driver import Driver
 
@@ -46,7 +46,7 @@ from datetime import timedelta
 from torch.distributed import TCPStore
 from ringfence.join import join
 from ringfence.settings import Settings
-from tests.integration.join_world import SECRET
+from tests.integration.join_cluster import SECRET
 store = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -111,7 +111,7 @@ def test_a_store_that_ends_as_its_worker_does_leaves_the_worker_its_error(
 class Stuck(Driver):
     """A driver that is not ready until it is told so."""
 
-    def __init__(self, root: mint_nvidia.Issuer) -> None:
+    def __init__(self, root: nvidia_mint.Issuer) -> None:
         super().__init__(root)
         self.may_answer = threading.Event()
 
@@ -124,7 +124,7 @@ def test_a_driver_that_does_not_answer_ends_a_join_at_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker asks how many GPUs there are before it dials, to know which of its rules it can satisfy."""
-    top = mint_nvidia.root()
+    top = nvidia_mint.root()
     driver = Stuck(top)
     monkeypatch.setattr(pynvml, "nvmlLib", driver)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ringfence.errors import RingfenceError
-from tests.integration.bell import Bell
-from tests.integration.hosts import ADDRESSES, Hosts
+from tests.integration.netns import ADDRESSES, Hosts
+from tests.integration.process_signal import Bell
 from tests.pool import Pool, values
 
 SIDES = {0: "near", 1: "near", 2: "far", 3: "far"}  # where each rank lives

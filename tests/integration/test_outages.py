@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.errors import RingfenceError
 from ringfence.transport.outage import TcpState
-from tests.integration.bell import Bell
-from tests.integration.hosts import ADDRESSES, PLACES, Hosts
+from tests.integration.netns import ADDRESSES, PLACES, Hosts
+from tests.integration.process_signal import Bell
 from tests.pool import Pool, values
 
 SOON = 5.0  # seconds from the return of the network to the next step

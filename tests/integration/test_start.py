@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from ringfence import session
 from ringfence.errors import RingfenceError
-from tests.held import keys_held
 from tests.integration.test_faults_fork import in_a_child, sockets
 from tests.integration.test_join_policy import Site, environments
+from tests.key_audit import keys_held
 from tests.pool import Pool
 
 SECONDS = 60.0  # nobody may need this long to learn that another has failed

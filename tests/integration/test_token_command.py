@@ -17,7 +17,7 @@ from ringfence.errors import ConfigurationError, EvidenceError
 from ringfence.evidence.token_command import fetch_with
 from ringfence.keys import PROOF_LIMIT_BYTES
 from tests.unit.admission_samples import worker
-from tests.unit.mint_token import ES384, NOW, claims, rules
+from tests.unit.token_mint import ES384, NOW, claims, rules
 
 
 def python(program: str) -> list[str]:

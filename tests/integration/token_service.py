@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from tests.unit.mint_token import ISSUER, Signer
+from tests.unit.token_mint import ISSUER, Signer
 
 
 def signer_in(path: Path) -> Signer:

@@ -8,7 +8,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from tests.unit import mint_nvidia as mint
+from tests.unit import nvidia_mint as mint
 
 
 class Driver:

@@ -15,7 +15,7 @@ from ringfence.dataplane.request import POINT_TO_POINT, CollectiveOperation
 from ringfence.link.frames import Call
 from ringfence.runtime.communicator import Group
 from ringfence.runtime.point_to_point import Transfer
-from tests.world import World
+from tests.memory_cluster import World
 
 TABLES = {
     "as shipped": Table(),

@@ -18,7 +18,7 @@ from ringfence.admission.roster import seal
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, is_below, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 from tests.unit.admission_samples import SUITES, Worker, worker
-from tests.unit.mint_token import NOW, rules
+from tests.unit.token_mint import NOW, rules
 
 
 class World:

@@ -21,7 +21,7 @@ from ringfence.dataplane.program import _heirs
 from ringfence.errors import ConfigurationError
 from ringfence.link.frames import FRAME_BYTES
 from ringfence.link.segments import segment_count
-from tests.world import World, all_reduce, broadcast
+from tests.memory_cluster import World, all_reduce, broadcast
 
 if not choice.COMPILED:
     from ringfence.dataplane import _core

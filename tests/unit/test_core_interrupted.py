@@ -16,7 +16,7 @@ from ringfence.errors import AbortedError, PeerLostError, ProtocolError
 from ringfence.keys import GENERATION_SHIFT, SUSPICION_SECONDS, Secret
 from ringfence.link import seal
 from ringfence.link.seal import OriginKeys, Sealer
-from tests.world import World, all_reduce
+from tests.memory_cluster import World, all_reduce
 
 COUNT = 600_000
 

@@ -24,8 +24,8 @@ from ringfence.dataplane.request import Operation
 from ringfence.errors import AbortedError, RingfenceError, TensorChangedError
 from ringfence.link import seal
 from ringfence.link.frames import Call
+from tests.memory_cluster import World, all_reduce, broadcast
 from tests.unit.runtime_calls import KINDS, TABLES, Bound, bind, transfer
-from tests.world import World, all_reduce, broadcast
 
 COUNT = 300_000  # several segments on each of three workers
 

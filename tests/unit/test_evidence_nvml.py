@@ -14,7 +14,7 @@ from ringfence.admission.policy import Evidence, Policy, judge
 from ringfence.admission.proofs.nvidia import NvidiaProver, NvidiaVerifier, Rules, verify_report
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import nvml
-from tests.unit import mint_nvidia as mint
+from tests.unit import nvidia_mint as mint
 from tests.unit.admission_samples import worker
 from tests.unit.nvml_driver import Driver
 from tests.unit.overlap import watched

@@ -11,7 +11,7 @@ import torch
 
 from ringfence.dataplane.request import CollectiveOperation
 from ringfence.errors import ProtocolError
-from tests.world import World, all_reduce
+from tests.memory_cluster import World, all_reduce
 
 
 @pytest.fixture(autouse=True)

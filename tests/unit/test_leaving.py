@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.world import World, all_reduce
+from tests.memory_cluster import World, all_reduce
 
 LEAVER = 2
 

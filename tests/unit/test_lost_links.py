@@ -20,10 +20,10 @@ from ringfence.keys import (
 from ringfence.link.frames import HOP_OVERHEAD
 from ringfence.link.hello import Hello, Lane
 from ringfence.transport.in_memory import Pipe
+from tests.memory_cluster import World, all_reduce, broadcast
 from tests.unit.runtime_calls import transfer
-from tests.unit.test_doorway import shake_hands
+from tests.unit.test_pending import shake_hands
 from tests.unit.test_runtime_failures import settle
-from tests.world import World, all_reduce, broadcast
 
 
 def begin(world: World, rank: int) -> CollectiveOperation:

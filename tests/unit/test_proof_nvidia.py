@@ -20,7 +20,7 @@ from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier,
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.toml_table import parse
 from tests.certificates import ODD_FEATURE
-from tests.unit import mint_nvidia as mint
+from tests.unit import nvidia_mint as mint
 from tests.unit.admission_samples import worker
 from tests.unit.flips import flips
 from tests.unit.nvidia_records import BAD_SIGNATURE, NOW, Record, pair, record, records, serialized

@@ -15,9 +15,9 @@ from ringfence.admission.proofs import jose, token
 from ringfence.admission.proofs.token import Rules, TokenProver, TokenVerifier
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.toml_table import parse
-from tests.unit import mint_token as mint
+from tests.unit import token_mint as mint
 from tests.unit.admission_samples import worker
-from tests.unit.mint_token import ES256, ES384, ISSUER, NONCE, NOW, RS256, claims, rules
+from tests.unit.token_mint import ES256, ES384, ISSUER, NONCE, NOW, RS256, claims, rules
 
 FOLDER = Path(__file__).parents[1] / "evidence" / "nvidia"
 RECORDED_NONCE = "931d8dd0add203ac3d8b4fbde75e115278eefcdceac5b87671a748f32364dfcb"

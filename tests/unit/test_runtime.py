@@ -8,8 +8,8 @@ import torch
 from ringfence.collectives import Buffer, Collective
 from ringfence.dataplane.request import PASS_BYTES
 from ringfence.keys import GENERATION_SHIFT, SEGMENT_BYTES
+from tests.memory_cluster import World, all_reduce
 from tests.unit.runtime_calls import KINDS, TABLES, bind, everybody, operation
-from tests.world import World, all_reduce
 
 TURN = 1 << GENERATION_SHIFT
 ONE_PASS = PASS_BYTES // 8  # elements of int64

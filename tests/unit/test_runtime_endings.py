@@ -19,10 +19,10 @@ from ringfence.link.hello import Hello, LinkSecrets
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.progress import Loop, _Waker
 from ringfence.transport.tcp import TcpNetwork
-from tests.held import fingerprints, keys_held
+from tests.key_audit import fingerprints, keys_held
+from tests.memory_cluster import World, all_reduce, broadcast
 from tests.unit.runtime_calls import transfer
 from tests.unit.test_runtime_failures import begin, settle
-from tests.world import World, all_reduce, broadcast
 
 
 def drive(world: World, times: int = 300) -> None:

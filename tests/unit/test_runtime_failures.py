@@ -20,8 +20,8 @@ from ringfence.errors import (
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
 from ringfence.transport.in_memory import Pipe
+from tests.memory_cluster import World, all_reduce, broadcast
 from tests.unit.runtime_calls import TABLES, Bound, bind, everybody
-from tests.world import World, all_reduce, broadcast
 
 
 def settle(world: World) -> None:

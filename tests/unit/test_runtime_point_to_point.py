@@ -12,8 +12,8 @@ from ringfence.errors import AbortedError, AuthenticationError, MismatchError, P
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import Type
 from ringfence.runtime.point_to_point import Exchange, Transfer
+from tests.memory_cluster import World
 from tests.unit.runtime_calls import bind, transfer
-from tests.world import World
 
 
 def send(world: World, source: int, target: int, tensor: torch.Tensor, tag: int = 0) -> Transfer:

@@ -11,8 +11,8 @@ import torch
 
 from ringfence.dataplane.request import CollectiveOperation, first_look
 from ringfence.errors import CollectiveTimeoutError
+from tests.memory_cluster import World, all_reduce
 from tests.unit.runtime_calls import transfer
-from tests.world import World, all_reduce
 
 Said = Callable[[], list[str]]
 

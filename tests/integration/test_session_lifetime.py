@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence.errors import MismatchError, RingfenceError
-from tests.held import CONTROL, fingerprints, keys_held
+from tests.key_audit import CONTROL, fingerprints, keys_held
 from tests.pool import Failure, Pool, values
 
 AGE = 2  # seconds

@@ -18,7 +18,17 @@ from ringfence.admission.tree import Listing, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 from tests.unit import snp_mint
 from tests.unit.admission_samples import fixed_bytes, worker
-from tests.unit.contact_samples import LIES, NOW, PATIENCE, TECHNOLOGIES, Circle, Lie, binding_of, circle, report
+from tests.unit.peer_verification_samples import (
+    LIES,
+    NOW,
+    PATIENCE,
+    TECHNOLOGIES,
+    Circle,
+    Lie,
+    binding_of,
+    circle,
+    report,
+)
 
 SIZE = 7  # ranks 5 and 6 are children of rank 1, the others of rank 0
 KEYS = [fixed_bytes(f"key {rank}") for rank in range(SIZE)]

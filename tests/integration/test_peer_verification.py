@@ -24,12 +24,12 @@ from ringfence.admission.proofs import bundle, snp
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError
 from ringfence.join import Membership
-from tests.integration.join_world import SECRET, World
+from tests.integration.join_cluster import SECRET, World
 from tests.integration.test_admit_by_gpu_and_token import POLICY, pem
 from tests.integration.token_service import signer_in
 from tests.pool import Pool, values
 from tests.unit import snp_mint
-from tests.unit.mint_token import key_set
+from tests.unit.token_mint import key_set
 
 SIZE = 6
 

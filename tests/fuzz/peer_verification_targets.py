@@ -10,7 +10,7 @@ from ringfence.admission.peer_verification import Acquaintances, Showing
 from ringfence.errors import AdmissionError
 from tests.fuzz.target import Target
 from tests.unit.admission_samples import fixed_bytes
-from tests.unit.contact_samples import Circle, circle
+from tests.unit.peer_verification_samples import Circle, circle
 
 SIZE = 6
 _AT = slice(1, 9)  # when it was shown, which a worker may choose within the time in which the run formed

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import HEADER_BYTES, Type, pack_header
-from tests.attack.seat import Attack, Recording, Seat
-from tests.attack.units import Kind, Unit, Wire
+from tests.attack.attacker import Attack, Recording, Seat
+from tests.attack.wire_messages import Kind, Unit, Wire
 
 # -- changing what is there -----------------------------------------------------------------------------------------
 

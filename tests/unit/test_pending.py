@@ -18,8 +18,8 @@ from ringfence.link.frames import Call
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, write_hello
 from ringfence.runtime.communicator import group_digest
 from ringfence.transport.in_memory import MemoryStream, Pipe
+from tests.memory_cluster import World
 from tests.unit.runtime_calls import everybody
-from tests.world import World
 
 NONCE = bytes(range(NONCE_BYTES))
 WORLD = group_digest("world", (0, 1, 2))

@@ -13,10 +13,10 @@ from ringfence.errors import AbortedError, MismatchError, RingfenceError
 from ringfence.keys import Secret
 from ringfence.link.frames import FORWARD_OVERHEAD
 from ringfence.transport.in_memory import Pipe
-from tests.attack.rounds import KINDS, Round, Watched, submit
-from tests.attack.seat import Attack, Recording, Seat, Strike
-from tests.attack.units import Wire
-from tests.world import World
+from tests.attack.attacker import Attack, Recording, Seat, Strike
+from tests.attack.trials import KINDS, Round, Watched, submit
+from tests.attack.wire_messages import Wire
+from tests.memory_cluster import World
 
 SEGMENT = 256
 PASS = 4 * SEGMENT

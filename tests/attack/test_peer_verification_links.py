@@ -15,9 +15,9 @@ from ringfence.link.evidence_frame import NO_GROUP, seal_showing
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.runtime import acceptor
 from ringfence.transport.in_memory import MemoryStream, Pipe
-from tests.attack.test_first_contact import SIZE, added_up, honest
-from tests.unit.test_doorway import answer, settle
-from tests.world import World
+from tests.attack.test_peer_verification import SIZE, added_up, honest
+from tests.memory_cluster import World
+from tests.unit.test_pending import answer, settle
 
 NONCE = bytes(range(NONCE_BYTES))
 

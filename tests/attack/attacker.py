@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.attack.units import Kind, Place, Unit, Wire
+from tests.attack.wire_messages import Kind, Place, Unit, Wire
 
 Recording = dict[tuple[Place, bool], list[Unit]]  # of another run: what each direction of each connection carried
 Blow = Callable[["Seat", Wire, Unit], bytes | None]

@@ -1,4 +1,4 @@
-"""Measure what first contact costs two workers: `python -m scripts.first_contact > docs/results/first-contact.json`.
+"""Measure what first contact costs two workers: `python -m scripts.peer_verification > docs/results/first-contact.json`.
 
 Two engines in memory open their first link, once under a policy that asks for evidence and once without: the difference is
 the CPU time of both ends, judging included, and the bytes on the wire in both directions. Evidence is minted under the tests'
@@ -17,8 +17,8 @@ import torch
 from ringfence.admission.peer_verification import Acquaintances
 from ringfence.lab.bench.machine import facts
 from ringfence.transport.in_memory import Pipe
-from tests.unit.contact_samples import TECHNOLOGIES, Technology, circle
-from tests.world import World, broadcast
+from tests.memory_cluster import World, broadcast
+from tests.unit.peer_verification_samples import TECHNOLOGIES, Technology, circle
 
 ROUNDS = 31
 SIZE = 3  # ranks 1 and 2 never met: both are children of rank 0

@@ -16,7 +16,7 @@ from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import snp, tdx, token
 from ringfence.admission.roster import Roster, seal
 from ringfence.admission.tree import parent_of
-from tests.unit import mint_token, snp_mint, tdx_mint
+from tests.unit import snp_mint, tdx_mint, token_mint
 from tests.unit.admission_samples import SUITES, fixed_bytes, worker
 
 NOW = int(time.time())
@@ -45,11 +45,11 @@ def by_tdx() -> Technology:
 
 
 def by_token() -> Technology:
-    judge = token.TokenVerifier(mint_token.rules(), time.time)
+    judge = token.TokenVerifier(token_mint.rules(), time.time)
 
     def make(binding: Binding) -> bytes:
-        claims = mint_token.claims(eat_nonce=token.nonce_of(binding.digest), iat=NOW, nbf=NOW, exp=NOW + 600)
-        return token.encode(mint_token.ES384.sign(claims), {})
+        claims = token_mint.claims(eat_nonce=token.nonce_of(binding.digest), iat=NOW, nbf=NOW, exp=NOW + 600)
+        return token.encode(token_mint.ES384.sign(claims), {})
 
     return Technology(token.KIND, Policy((judge,)), make)
 

@@ -13,8 +13,8 @@ from ringfence.errors import AbortedError, AdmissionError, AuthenticationError, 
 from ringfence.link.frames import Type
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
 from ringfence.transport.in_memory import Pipe
-from tests.unit.contact_samples import LIES, Circle, Lie, circle
-from tests.world import World, all_reduce
+from tests.memory_cluster import World, all_reduce
+from tests.unit.peer_verification_samples import LIES, Circle, Lie, circle
 
 SIZE = 6
 

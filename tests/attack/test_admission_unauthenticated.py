@@ -22,8 +22,8 @@ from ringfence.join import Membership, refusals
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials, TlsStream, _self_signed
-from tests.attack.admission_strangers import Stranger, channel_of, with_key
-from tests.integration.join_world import SECRET, MemoryStore, World
+from tests.attack.unauthenticated_peer import Stranger, channel_of, with_key
+from tests.integration.join_cluster import SECRET, MemoryStore, World
 from tests.unit.admission_samples import Worker, worker
 
 ONE_RUN = Settings(SECRET, run_id="run-7", generation="3")
