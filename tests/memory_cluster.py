@@ -41,7 +41,7 @@ class MemoryEdge:
 
 
 class World:
-    """Engines of one epoch, driven by hand. Time stands still unless a test moves it."""
+    """Engines of one session, driven by hand. Time stands still unless a test moves it."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class World:
         draw = random.Random(seed)
         private = [X25519PrivateKey.from_private_bytes(draw.randbytes(32)) for _ in range(size)]
         public = [key.public_key().public_bytes_raw() for key in private]
-        epoch_key = Secret(draw.randbytes(32))
+        session_key = Secret(draw.randbytes(32))
         edges = self._tree()
         acquaintances = introduce(public) if introduce else [None] * size
         self.engines = [
             Engine(
                 rank,
                 size,
-                epoch_key,
+                session_key,
                 private[rank],
                 public,
                 self.wires.network(rank),

@@ -1,8 +1,8 @@
-"""The control plane: what two neighbours in the admission tree tell each other while the epoch runs.
+"""The control plane: what two neighbours in the admission tree tell each other while the session runs.
 
-The TLS connections of admission stay open for it. Two messages exist: one that ends the epoch and one that says
+The TLS connections of admission stay open for it. Two messages exist: one that ends the session and one that says
 goodbye. The end of a connection without a goodbye is a failure. A neighbour whose join ended before the go came to it still
-says so in a message of the tree, and that ends the epoch too.
+says so in a message of the tree, and that ends the session too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_ADMITTED: Final = 7  # the code of an AdmissionError
 
 @dataclass(frozen=True)
 class Abort:
-    """The epoch is over: who says so, whom it suspects (-1: nobody), what it had pending, why. Text is escaped."""
+    """The session is over: who says so, whom it suspects (-1: nobody), what it had pending, why. Text is escaped."""
 
     TYPE: ClassVar[int] = 32
 

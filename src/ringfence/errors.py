@@ -12,7 +12,7 @@ RingfenceError
  │   └─ MismatchError        they verify, and say that the ranks run different collectives
  ├─ PeerLostError            a worker is gone
  ├─ CollectiveTimeoutError   a deadline passed
- └─ AbortedError             another worker reported a failure, this one was interrupted, or the epoch is too old
+ └─ AbortedError             another worker reported a failure, this one was interrupted, or the session is too old
 
 All derive from RuntimeError, which is what torch.distributed raises, so existing handlers keep working.
 """
@@ -77,4 +77,4 @@ class CollectiveTimeoutError(RingfenceError):
 
 
 class AbortedError(RingfenceError):
-    """The epoch was aborted: by another worker's report, by an interruption, or at max_epoch_age."""
+    """The session was aborted: by another worker's report, by an interruption, or at max_session_age."""

@@ -1,13 +1,13 @@
 """The key schedule: every label, every key, every limit of the protocol, in one file.
 
     shared secret ──► admission key (per run)                                  proofs at admission
-    epoch secret ──► epoch key ──┬► hello key                                  first message on a link
+    session secret ──► session key ──┬► hello key                                  first message on a link
                                  └► connection secret (with X25519 and both nonces)
                                        ├► sender → receiver: key, IV, ratchet
                                        ├► receiver → sender: key, IV, ratchet
                                        └► confirmation keys
-    epoch key, a draw of every member, group digest ──► group instance secret
-                                 └► origin key per sender and generation       sealed once, forwarded
+    session key, a draw of every member, group digest ──► group instance secret
+                                 └► origin key per sender and key phase       sealed once, forwarded
 
 HKDF-SHA-256 and HMAC-SHA-256 come from `cryptography`; nothing here is a primitive of our own.
 """
@@ -36,8 +36,8 @@ NONCE_BYTES: Final = 32  # freshness in hellos, not the AEAD nonce
 DIGEST_BYTES: Final = 32
 
 SEGMENT_BYTES: Final = 256 * 1024  # the most that is sealed as one piece
-GENERATION_SHIFT: Final = 20  # a key seals at most 2**20 segments
-COUNTER_LIMIT: Final = 1 << 52  # so that a generation fits the 32 bits it has in a header
+KEY_PHASE_SHIFT: Final = 20  # a key seals at most 2**20 segments
+COUNTER_LIMIT: Final = 1 << 52  # so that a key phase fits the 32 bits it has in a header
 
 TREE_FANOUT: Final = 4  # children of a worker in the admission tree
 ADMISSION_SECONDS: Final = 10.0  # for one stranger to finish its handshake, or to say the right hello
@@ -98,7 +98,7 @@ PROOF_DIGEST: Final = _label("proof digest")
 POLICY: Final = _label("policy")
 STORE_KEY: Final = _label("store key")
 TLS_EXPORTER: Final = b"EXPORTER-ringfence-1-admission"
-EPOCH_KEY: Final = _label("aes-256-gcm epoch key")
+SESSION_KEY: Final = _label("aes-256-gcm session key")
 LINK_HELLO: Final = _label("aes-256-gcm link hello")
 LINK_SECRET: Final = _label("aes-256-gcm link secret")
 LINK_FORTH: Final = _label("aes-256-gcm link sender to receiver")
@@ -195,15 +195,15 @@ def secret_fingerprint(shared: Secret) -> str:
     return digest(SECRET_FINGERPRINT, shared.reveal())[:8].hex()
 
 
-def epoch_key(epoch_secret: Secret, roster_digest: bytes) -> Secret:
-    """The root of an epoch's link keys: nobody has it who does not have this very roster."""
-    return derive(epoch_secret, salt=roster_digest, info=EPOCH_KEY)
+def session_key(session_secret: Secret, roster_digest: bytes) -> Secret:
+    """The root of a session's link keys: nobody has it who does not have this very roster."""
+    return derive(session_secret, salt=roster_digest, info=SESSION_KEY)
 
 
-def group_secret(epoch_key: Secret, draws: bytes, group_digest: bytes) -> Secret:
+def group_secret(session_key: Secret, draws: bytes, group_digest: bytes) -> Secret:
     """The instance secret of a group, from the XOR of what its members drew (spec/link.md, section 6).
 
-    The epoch key covers every worker's own public key, and a group digest names one group of an epoch: so no worker's keys
+    The session key covers every worker's own public key, and a group digest names one group of a session: so no worker's keys
     repeat, whatever the others draw. Whoever is outside the group does not know it if one member's draw is random.
     """
-    return derive(Secret(draws), salt=epoch_key.reveal(), info=GROUP_SECRET + group_digest)
+    return derive(Secret(draws), salt=session_key.reveal(), info=GROUP_SECRET + group_digest)

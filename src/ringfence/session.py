@@ -1,4 +1,4 @@
-"""A worker's session: one epoch from admission to goodbye, shared by all process groups of the process."""
+"""A worker's session: one session from admission to goodbye, shared by all process groups of the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OPEN_FILES = 1 << 16  # of a worker in a large world, if the system allows it; 
 
 
 class Session:
-    """The engine of one epoch and the loop that drives it."""
+    """The engine of one session and the loop that drives it."""
 
     engine_type: type[Engine] = Engine
     table: Table = Table()  # the proposal of rank 0; what the roster brings counts
@@ -75,7 +75,7 @@ class Session:
         start.engine = self.engine = self.engine_type(
             rank=member.rank,
             world_size=member.world_size,
-            epoch_key=member.epoch_key,
+            session_key=member.session_key,
             private_key=member.link_private_key,
             public_keys=[entry.public_key for entry in member.roster.entries],
             network=self.network,
@@ -101,7 +101,7 @@ class Session:
             slow = "" if choice.COMPILED else f"\nthe data plane is not the compiled one: {info.why_not()}"
             announce(
                 f"{size} worker{'s' if size > 1 else ''}, run {settings.run_id}, generation "
-                f"{settings.generation}, epoch {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
+                f"{settings.generation}, session {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
                 f"{_how_admitted(member)}{slow}"
             )
             _warn_of_a_run_without_a_name(settings.run_id, {entry.host for entry in member.roster.entries})
@@ -151,16 +151,16 @@ class Session:
         """Who was judged long ago may have lost what it was judged by. So the policy may say how long a judgement lasts.
 
         Every worker keeps the time by its own clock, which goes on while the machine is suspended; the first one to reach it
-        ends the epoch for all.
+        ends the session for all.
         """
-        if member.max_epoch_age is None:
+        if member.max_session_age is None:
             return None
-        age = member.max_epoch_age
+        age = member.max_session_age
         return Alarm("ringfence age", member.judged_at + age, lambda: self._expire(age))
 
     def _expire(self, age: int) -> None:
         text = (
-            f"this epoch has reached {age} s, the policy's max_epoch_age: all workers must be judged again. "
+            f"this session has reached {age} s, the policy's max_session_age: all workers must be judged again. "
             "Destroy the process group and initialise it anew, with a higher RINGFENCE_GENERATION"
         )
         with contextlib.suppress(ProtocolError):  # this worker is leaving already

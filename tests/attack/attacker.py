@@ -36,7 +36,7 @@ class Strike:
     at: int = 0
     draw: Random = field(default_factory=Random)
     other_run: Recording = field(default_factory=dict)  #        other workers, other keys
-    other_generation: Recording = field(default_factory=dict)  # the same run, another epoch
+    other_generation: Recording = field(default_factory=dict)  # the same run, another session
 
 
 class Seat:

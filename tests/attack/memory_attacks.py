@@ -61,12 +61,12 @@ class Scenario:
         capacity = draw.choice((1 << 22, 1 << 22, 300))
         return cls(size, draw.randrange(len(TABLES)), capacity, draw.random() < 0.5, rounds)
 
-    def world(self, seed: int, epoch: int = 0) -> World:
-        """The same seed gives the same workers' keys; another epoch gives another epoch key."""
+    def world(self, seed: int, session: int = 0) -> World:
+        """The same seed gives the same workers' keys; another session gives another session key."""
         world = World(self.size, seed, TABLES[self.table], self.capacity)
-        if epoch:
+        if session:
             for engine in world.engines:
-                engine.epoch_key = Secret(Random(epoch).randbytes(32))
+                engine.session_key = Secret(Random(session).randbytes(32))
         return world
 
 
@@ -138,10 +138,10 @@ class Outcome:
         return type(self.errors[0]).__name__ if self.errors else "no effect"
 
 
-def play(scenario: Scenario, seed: int, strike: Strike = NOBODY, epoch: int = 0) -> Outcome:
+def play(scenario: Scenario, seed: int, strike: Strike = NOBODY, session: int = 0) -> Outcome:
     """One trial: a fresh world, its rounds under attack, and the judgement."""
     draw = Random(seed)
-    world = scenario.world(seed, epoch)
+    world = scenario.world(seed, session)
     groups = [list(world.groups.values()), list(world.add_group("twin", range(scenario.size)).values())]
     seat = MemorySeat(world, strike)
     watched: list[Watched] = []

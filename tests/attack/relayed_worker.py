@@ -62,7 +62,7 @@ def play(seed: int) -> Verdict:
 
 
 def once_more() -> str:
-    """Whether this worker knows by now that the epoch is over."""
+    """Whether this worker knows by now that the session is over."""
     try:
         dist.barrier()
     except RingfenceError as error:

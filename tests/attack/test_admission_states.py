@@ -203,8 +203,8 @@ def test_a_worker_that_fails_before_it_has_the_go_says_so_to_those_who_have_begu
         connection = connect()
         liar = Liar(1, lambda: Stranger(connection, credentials, server=False), credentials)
         stranger = liar.come_to(Phase.ACKED)
-        assert liar.tree.epoch is not None
-        stranger.say(Acknowledge(liar.tree.epoch.roster.digest), Failure(1, "KeyboardInterrupt"))
+        assert liar.tree.session is not None
+        stranger.say(Acknowledge(liar.tree.session.roster.digest), Failure(1, "KeyboardInterrupt"))
         connection.shutdown(socket.SHUT_WR)
         (member,) = world.members()
         (edge,) = member.edges
@@ -246,7 +246,7 @@ def test_garbage_in_every_state_ends_the_connection_and_nothing_else(state: Stat
     [(0, Phase.GATHER), (0, Phase.ACKED), (1, Phase.GATHER), (1, Phase.SEALED)],
     ids=["a child gathers", "a child acknowledges", "a parent gathers", "a parent seals"],
 )
-def test_garbage_from_an_admitted_worker_ends_the_epoch_at_once_and_names_it(
+def test_garbage_from_an_admitted_worker_ends_the_session_at_once_and_names_it(
     rank: int, phase: Phase, garbage: bytes
 ) -> None:
     with victim(rank, timeout=20.0) as (world, connect):
@@ -271,14 +271,14 @@ def test_the_liar_is_a_worker_if_it_does_not_stop() -> None:
         done.start()
         done.join(10)
         assert liar.tree.phase is Phase.ACKED
-        assert liar.tree.epoch is not None
+        assert liar.tree.session is not None
         stranger = liar._stranger
-        (entry,) = [each for each in liar.tree.epoch.roster.entries if each.rank == 1]
+        (entry,) = [each for each in liar.tree.session.roster.entries if each.rank == 1]
         assert entry == liar.own.entry
         acknowledge = liar.tree._acknowledge_if_all()[0].message
         stranger.say(acknowledge)
         (member,) = world.members()
-        assert member.roster.digest == liar.tree.epoch.roster.digest
+        assert member.roster.digest == liar.tree.session.roster.digest
         assert encode(acknowledge)[5:] == member.roster.digest
         world.close()
         connection.close()

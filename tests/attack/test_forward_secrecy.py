@@ -100,7 +100,7 @@ def recorded_join() -> tuple[bytes, Greeting, Greeting, list[bytes]]:
         world.start([0, 1])
         members = world.members()
         (taken,) = tap.taken
-        hidden = [members[0].epoch_key.reveal()]
+        hidden = [members[0].session_key.reveal()]
         hidden += [entry.public_key for entry in members[0].roster.entries]
         hidden += [keys.admission_key(SECRET, "none").reveal(), SECRET.reveal()]
         return (
@@ -112,7 +112,7 @@ def recorded_join() -> tuple[bytes, Greeting, Greeting, list[bytes]]:
 
 
 def test_a_recorded_join_is_not_opened_by_the_secret_that_leaks_later() -> None:
-    """The epoch's secret crosses the wire under keys of which both halves were drawn for this connection, and nothing stored
+    """The session's secret crosses the wire under keys of which both halves were drawn for this connection, and nothing stored
     takes part: neither a key file nor an earlier session. So what opens the recording died with the two workers.
     """
     joins = [recorded_join() for _ in range(2)]

@@ -33,16 +33,16 @@ def scenario(number: int) -> Scenario:
 
 
 @cache
-def clean(number: int, seed: int, epoch: int = 0) -> Outcome:
+def clean(number: int, seed: int, session: int = 0) -> Outcome:
     """The same scenario with nobody at the wire: how many units it has, and what an attacker may have recorded."""
-    return play(scenario(number), seed, epoch=epoch)
+    return play(scenario(number), seed, session=session)
 
 
 def attacked(trial: int, attacks: tuple[Attack, ...] = ATTACKS) -> tuple[Attack, Outcome]:
     """One trial, wholly determined by its number."""
     draw = Random(f"trial {trial}")
     number, attack = draw.randrange(SCENARIOS), draw.choice(attacks)
-    here, there = clean(number, seed=1), clean(number, seed=2, epoch=1)
+    here, there = clean(number, seed=1), clean(number, seed=2, session=1)
     strike = Strike(attack, draw.randrange(here.units), draw, here.recording, there.recording)
     return attack, play(scenario(number), 2, strike)
 

@@ -35,7 +35,7 @@ def all_reduce() -> float:
 
 
 def stranger_hello(sender: int, receiver: int) -> bytes:
-    """Well formed to the last byte, by somebody who is not of this epoch and has no key of it."""
+    """Well formed to the last byte, by somebody who is not of this session and has no key of it."""
     hello = Hello(sender, receiver, Lane.COLLECTIVE, os.urandom(32), os.urandom(keys.NONCE_BYTES))
     return write_hello(keys.Secret(os.urandom(32)), hello)
 
@@ -67,7 +67,7 @@ def test_a_stranger_that_dials_a_link_is_shown_the_door_without_a_word(pool: Poo
 
 
 def test_a_stranger_that_says_it_is_a_worker_is_shown_the_door(pool: Pool) -> None:
-    """It names ranks that exist and holds keys of another epoch: one MAC is checked, and that is all it costs."""
+    """It names ranks that exist and holds keys of another session: one MAC is checked, and that is all it costs."""
     expected = values(pool.run(all_reduce, WORLD))
     addresses = values(pool.start(link_addresses, WORLD).wait(60))[0]
     for receiver, address in enumerate(addresses):

@@ -107,7 +107,7 @@ class Flip:
 
 @pytest.mark.parametrize("forth", [True, False], ids=["the dialler's", "the acceptor's"])
 @pytest.mark.parametrize("place", [0, 16, 90, 400], ids=["type", "length", "kind", "proof"])
-def test_a_proof_that_is_changed_on_the_wire_ends_the_epoch(place: int, forth: bool) -> None:
+def test_a_proof_that_is_changed_on_the_wire_ends_the_session(place: int, forth: bool) -> None:
     flip = Flip(place, forth)
     world = World(SIZE, introduce=honest)
     operations, tensors = added_up(world)

@@ -90,7 +90,7 @@ def test_an_introduction_that_is_cut_while_it_is_written_is_tried_again(after: i
     assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
 
 
-def test_introductions_that_are_cut_every_time_end_the_epoch_by_name() -> None:
+def test_introductions_that_are_cut_every_time_end_the_session_by_name() -> None:
     world = World(SIZE, introduce=honest)
     tear(world, FORTH + 40, ConnectionResetError, times=LINK_DIALS)
     operations, _ = added_up(world)

@@ -29,7 +29,7 @@ def halves(least: int, sizes: tuple[int, ...] = (2, 2)) -> list[World]:
 
 
 def test_without_a_minimum_a_store_can_split_the_job_in_two() -> None:
-    """The attack, where nothing stands against it: all four are admitted, in two epochs. It is why min_workers exists."""
+    """The attack, where nothing stands against it: all four are admitted, in two sessions. It is why min_workers exists."""
     one, two = halves(least=1)
     assert one.members()[0].roster.digest != two.members()[0].roster.digest
     one.close()

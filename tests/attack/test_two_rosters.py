@@ -148,18 +148,18 @@ class Split:
         trees[CHILD].receive(LIAR, Go(ack.message.roster_digest))
 
     def roster(self, rank: int) -> Roster:
-        epoch = self.trees[rank].epoch
-        assert epoch is not None
-        return epoch.roster
+        session = self.trees[rank].session
+        assert session is not None
+        return session.roster
 
-    def epoch_key(self, rank: int) -> keys.Secret:
-        """Of the epoch that this worker is in. The liar has been told all that this is made of."""
-        return keys.epoch_key(secret_of(0), self.roster(rank).digest)
+    def session_key(self, rank: int) -> keys.Secret:
+        """Of the session that this worker is in. The liar has been told all that this is made of."""
+        return keys.session_key(secret_of(0), self.roster(rank).digest)
 
     def link(self, worker: int, private: X25519PrivateKey, peer: bytes, hello: Hello) -> tuple[bytes, bytes]:
-        """Both keys of a link in the epoch of `worker`, as who holds this private key derives them."""
+        """Both keys of a link in the session of `worker`, as who holds this private key derives them."""
         shared = private.exchange(X25519PublicKey.from_public_bytes(peer))
-        secrets = link_secrets(self.epoch_key(worker), shared, hello, fixed_bytes("acceptor"))
+        secrets = link_secrets(self.session_key(worker), shared, hello, fixed_bytes("acceptor"))
         return secrets.forth.reveal(), secrets.back.reveal()
 
 
@@ -203,7 +203,7 @@ def test_workers_that_hold_one_roster_have_each_others_own_keys(means: Callable[
     assert split.roster(CHILD).entries[CHILD] == split.true[CHILD]
     assert split.roster(CHILD).digest != above[0].digest
     with pytest.raises(AuthenticationError):
-        read_hello(split.epoch_key(OTHER), write_hello(split.epoch_key(CHILD), hello(CHILD, OTHER)))
+        read_hello(split.session_key(OTHER), write_hello(split.session_key(CHILD), hello(CHILD, OTHER)))
 
 
 @ALL

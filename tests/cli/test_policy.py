@@ -174,7 +174,7 @@ TCB = "bootloader = 0\ntee = 0\nsnp = 0\nmicrocode = 0\n"
 
 def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
     note = 'note = "the cluster in Turin"\n'
-    text = CERTIFICATE.replace("[[admit]]\n", 'min_workers = 8\nmax_epoch_age = "36h"\n[[admit]]\n' + note)
+    text = CERTIFICATE.replace("[[admit]]\n", 'min_workers = 8\nmax_session_age = "36h"\n[[admit]]\n' + note)
     write(tmp_path, text + "[admit.secret]\n[[admit]]\n[admit.secret]\n")
     lines = ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout.splitlines()
     assert lines[0] == "A worker is admitted if it meets any of 2 rules:"

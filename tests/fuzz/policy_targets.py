@@ -36,7 +36,7 @@ minimum_tcb.turin = { fmc = 1, bootloader = 4, tee = 0, snp = 24, microcode = 21
 """
 TEXT = """version = 1
 min_workers = 8
-max_epoch_age = "24h"
+max_session_age = "24h"
 
 [[admit]]
 note = "trainers"

@@ -16,7 +16,7 @@ from ringfence.link.frames import Call, Type
 from tests.fuzz.target import Target
 from tests.unit.admission_samples import SUITES, Worker, channels, converse, worker
 
-EPOCH_KEY = keys.Secret(bytes(32))
+SESSION_KEY = keys.Secret(bytes(32))
 WORLD = 4
 
 
@@ -37,22 +37,22 @@ def _read_header(data: bytes) -> None:
 
 
 def _hellos() -> list[bytes]:
-    return [hello.write_hello(EPOCH_KEY, hello.Hello(1, 2, lane, bytes(32), bytes(range(32)))) for lane in hello.Lane]
+    return [hello.write_hello(SESSION_KEY, hello.Hello(1, 2, lane, bytes(32), bytes(range(32)))) for lane in hello.Lane]
 
 
 def _read_hello(data: bytes) -> None:
-    """As it came, and as a member of the epoch could have sent it: with a MAC that fits."""
+    """As it came, and as a member of the session could have sent it: with a MAC that fits."""
     size = hello.HELLO_BYTES - keys.DIGEST_BYTES
     body = data[:size].ljust(size, b"\0")
-    fitting = body + keys.mac(keys.expand(EPOCH_KEY, keys.LINK_HELLO), keys.LINK_HELLO, body)
+    fitting = body + keys.mac(keys.expand(SESSION_KEY, keys.LINK_HELLO), keys.LINK_HELLO, body)
     if data != fitting:
         try:
-            hello.read_hello(EPOCH_KEY, data)
+            hello.read_hello(SESSION_KEY, data)
         except AuthenticationError:
             pass
         else:
-            raise AssertionError("a hello without the epoch's MAC was read")
-    assert hello.write_hello(EPOCH_KEY, hello.read_hello(EPOCH_KEY, fitting)) == fitting
+            raise AssertionError("a hello without the session's MAC was read")
+    assert hello.write_hello(SESSION_KEY, hello.read_hello(SESSION_KEY, fitting)) == fitting
 
 
 # -- admission ------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def _tree(data: bytes) -> None:
     cutter.feed(data[1:])
     while (message := cutter.next()) is not None:
         tree.receive(1 if is_root else 0, message)
-        assert tree.epoch is None or [entry.rank for entry in tree.epoch.roster.entries] == list(range(WORLD))
+        assert tree.session is None or [entry.rank for entry in tree.session.roster.entries] == list(range(WORLD))
 
 
 def _bundles() -> list[bytes]:

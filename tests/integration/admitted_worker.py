@@ -76,7 +76,7 @@ def goodbye(member: Membership) -> dict[str, str]:
     for edge in member.edges:
         edge.send(Bye(member.rank))
         edge.close()
-    key = keys.digest(b"test", member.epoch_key.reveal()).hex()
+    key = keys.digest(b"test", member.session_key.reveal()).hex()
     return {"by": member.admitted_by, "roster": member.roster.digest.hex(), "key": key}
 
 

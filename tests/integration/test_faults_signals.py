@@ -38,7 +38,7 @@ def shared_clock() -> float:
 
 
 def in_a_collective(asynchronous: bool) -> End:
-    """All wait for rank 0, which waits for the end of the epoch; the victim is interrupted meanwhile."""
+    """All wait for rank 0, which waits for the end of the session; the victim is interrupted meanwhile."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tensor = torch.ones(10)
     dist.all_reduce(tensor)

@@ -34,12 +34,12 @@ from tests.unit.admission_samples import worker
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_everyone_comes_back_with_the_same_epoch(size: int) -> None:
+def test_everyone_comes_back_with_the_same_session(size: int) -> None:
     with World(size) as world:
         world.start(reversed(range(size)))
         members = world.members()
         assert len({member.roster.digest for member in members}) == 1
-        assert all(member.epoch_key == members[0].epoch_key for member in members)
+        assert all(member.session_key == members[0].session_key for member in members)
         assert {member.table for member in members} == {b"table of 0"}
         assert {member.admitted_by for member in members} == {"shared secret"}
         assert {member.suite for member in members} == {keys.SUITE_AES_256_GCM}
@@ -60,18 +60,18 @@ def test_a_world_of_one_opens_no_socket_and_asks_no_store() -> None:
     assert world.store.lookups == 0
 
 
-def test_two_epochs_share_nothing() -> None:
+def test_two_sessions_share_nothing() -> None:
     with World(2) as one, World(2) as two:
         one.start([0, 1])
         two.start([0, 1])
-        assert one.members()[0].epoch_key != two.members()[0].epoch_key
+        assert one.members()[0].session_key != two.members()[0].session_key
         assert one.members()[0].roster.digest != two.members()[0].roster.digest
         entries = [entry for world in (one, two) for entry in world.members()[0].roster.entries]
         assert len({entry.public_key for entry in entries}) == len(entries)
         assert len({entry.tls_key_digest for entry in entries}) == len(entries)
 
 
-def test_the_epochs_secret_is_drawn_and_not_derived() -> None:
+def test_the_sessions_secret_is_drawn_and_not_derived() -> None:
     """In both joins all that is stored, and all that goes into the roster, is the same, to this worker's own keys."""
     credentials, private_key = Credentials(), X25519PrivateKey.generate()
     public_key = private_key.public_key().public_bytes_raw()
@@ -82,15 +82,15 @@ def test_the_epochs_secret_is_drawn_and_not_derived() -> None:
         for _ in range(2)
     )
     assert one.roster.digest == two.roster.digest
-    assert one.epoch_key != two.epoch_key
+    assert one.session_key != two.session_key
 
 
 def test_a_membership_shows_no_secret() -> None:
     with World(2) as world:
         world.start([0, 1])
         member = world.members()[0]
-        assert member.epoch_key.reveal().hex() not in repr(member)
-        assert repr(member.epoch_key.reveal()) not in repr(member)
+        assert member.session_key.reveal().hex() not in repr(member)
+        assert repr(member.session_key.reveal()) not in repr(member)
 
 
 def test_the_control_edges_have_keepalive_and_a_limit_on_silence() -> None:
@@ -105,7 +105,7 @@ def test_the_control_edges_have_keepalive_and_a_limit_on_silence() -> None:
                 assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
 
 
-def test_the_admission_listener_closes_when_the_epoch_begins() -> None:
+def test_the_admission_listener_closes_when_the_session_begins() -> None:
     with World(2) as world:
         world.start([0, 1])
         world.members()
@@ -273,7 +273,7 @@ def test_another_world_size_is_refused_and_both_are_named() -> None:
     assert "count 2 and 3 workers" in two.error(0)
 
 
-def test_two_workers_with_one_rank_end_the_epoch_for_all() -> None:
+def test_two_workers_with_one_rank_end_the_session_for_all() -> None:
     world, double = World(3), None
     world.start([0, 1])
     world.store.wait_for_address()
@@ -337,7 +337,7 @@ def _join_in_process(pipe: Connection, store_file: str, rank: int, size: int) ->
     from torch.distributed import FileStore
 
     member = join(FileStore(store_file, size), rank, size, Settings(SECRET), ("127.0.0.1", 1), 30.0, b"")
-    pipe.send((member.roster.digest, keys.digest(b"test", member.epoch_key.reveal())))
+    pipe.send((member.roster.digest, keys.digest(b"test", member.session_key.reveal())))
     pipe.recv()
     for edge in member.edges:
         edge.send(Bye(rank))

@@ -41,7 +41,7 @@ def said(pair: Pool, *each: Mapping[str, str | None]) -> list[str]:
 def test_rank_0_names_run_and_generation(pair: Pool) -> None:
     name = {"RINGFENCE_RUN_ID": "ablation 7", "RINGFENCE_GENERATION": "3"}
     first, second = said(pair, {**HERE, **name}, {**THERE, **name})
-    assert re.search(r"ringfence: 2 workers, run ablation 7, generation 3, epoch [0-9a-f]{8}, AES-256-GCM, ", first)
+    assert re.search(r"ringfence: 2 workers, run ablation 7, generation 3, session [0-9a-f]{8}, AES-256-GCM, ", first)
     assert "ringfence: 2 workers" not in second
     assert WARNING not in first + second
 

@@ -1,4 +1,4 @@
-"""Epochs on processes: one ends everywhere when its age is reached; a change of membership is a new one with new keys."""
+"""Sessions on processes: one ends everywhere when its age is reached; a change of membership is a new one with new keys."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.key_audit import CONTROL, fingerprints, keys_held
 from tests.pool import Failure, Pool, values
 
 AGE = 2  # seconds
-POLICY = f'version = 1\nmax_epoch_age = "{AGE}s"\n\n[[admit]]\n[admit.secret]\n'
+POLICY = f'version = 1\nmax_session_age = "{AGE}s"\n\n[[admit]]\n[admit.secret]\n'
 
 
 @pytest.fixture
 def aged(tmp_path: Path) -> dict[str, str]:
-    """The environment of workers whose policy limits the age of an epoch."""
+    """The environment of workers whose policy limits the age of a session."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
     return {"RINGFENCE_POLICY": str(policy)}
@@ -63,9 +63,9 @@ def leave_and_look_for_threads() -> tuple[list[str], list[str]]:
     return before, [thread.name for thread in threading.enumerate()]
 
 
-def epoch() -> tuple[str, float]:
-    """What tells epochs apart, and that this one works."""
-    key = session().engine.epoch_key.reveal()
+def session_and_sum() -> tuple[str, float]:
+    """What tells sessions apart, and that this one works."""
+    key = session().engine.session_key.reveal()
     return hashlib.sha256(key).hexdigest(), all_reduce()
 
 
@@ -79,13 +79,13 @@ def wait_for_the_death_of(rank: int) -> None:
 
 
 @pytest.mark.parametrize("work", [all_reduce_for_ever, all_reduce_after_the_age], ids=["busy", "idle"])
-def test_an_epoch_that_is_too_old_ends_on_every_worker_and_says_what_to_do(
+def test_a_session_that_is_too_old_ends_on_every_worker_and_says_what_to_do(
     pool: Pool, aged: dict[str, str], work: Any
 ) -> None:
     for result in pool.run(work, 3, env=aged, renew=True):
         assert isinstance(result, Failure), result
         assert result.type == "AbortedError", result
-        assert f"this epoch has reached {AGE} s, the policy's max_epoch_age" in result.message
+        assert f"this session has reached {AGE} s, the policy's max_session_age" in result.message
         assert "Destroy the process group and initialise it anew" in result.message
 
 
@@ -107,16 +107,16 @@ def boot_time_timers() -> list[float]:
     return left
 
 
-def test_after_it_ended_the_same_workers_form_a_new_epoch(pool: Pool, aged: dict[str, str]) -> None:
-    old = values(pool.run(epoch, 3, env=aged, renew=True))
+def test_after_it_ended_the_same_workers_form_a_new_session(pool: Pool, aged: dict[str, str]) -> None:
+    old = values(pool.run(session_and_sum, 3, env=aged, renew=True))
     assert all(isinstance(result, Failure) for result in pool.start(all_reduce_for_ever, 3).wait(60))
-    new = values(pool.run(epoch, 3, env=aged, renew=True))
+    new = values(pool.run(session_and_sum, 3, env=aged, renew=True))
     assert len(set(old)) == len(set(new)) == 1
     assert old[0][0] != new[0][0]
     assert old[0][1] == new[0][1] == 3
 
 
-def test_an_epoch_that_ends_in_time_leaves_no_clock_behind(pool: Pool, aged: dict[str, str]) -> None:
+def test_a_session_that_ends_in_time_leaves_no_clock_behind(pool: Pool, aged: dict[str, str]) -> None:
     for before, after in values(pool.run(leave_and_look_for_threads, 2, env=aged, renew=True)):
         assert "ringfence age" in before
         assert "ringfence age" not in after
@@ -147,9 +147,9 @@ def busy_links() -> list[Any]:
 
 
 def roots() -> frozenset[int]:
-    """Fingerprints of what all links of this epoch derive from."""
+    """Fingerprints of what all links of this session derive from."""
     engine = session().engine
-    return fingerprints([engine.epoch_key.reveal(), *engine._shared.values()])
+    return fingerprints([engine.session_key.reveal(), *engine._shared.values()])
 
 
 def leave_and_look_for_keys() -> tuple[set[str], set[str]]:
@@ -187,13 +187,13 @@ def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
     return failure, failed, ends, set(keys_held(known))
 
 
-def test_who_leaves_an_epoch_holds_no_key_of_it(pool: Pool) -> None:
+def test_who_leaves_a_session_holds_no_key_of_it(pool: Pool) -> None:
     for before, after in values(pool.run(leave_and_look_for_keys, 3, renew=True)):
         assert before == {"Secret", "X25519PrivateKey", "AESGCM", "bytes", *CONTROL}
         assert not after
 
 
-def test_an_epoch_that_failed_has_no_key_left_but_those_that_say_goodbye(pool: Pool) -> None:
+def test_a_session_that_failed_has_no_key_left_but_those_that_say_goodbye(pool: Pool) -> None:
     for failure, failed, ends, left in values(pool.run(fail_and_look_for_keys, 3, renew=True)):
         assert MismatchError.__name__ in failure
         assert failed <= CONTROL
@@ -204,23 +204,23 @@ def test_an_epoch_that_failed_has_no_key_left_but_those_that_say_goodbye(pool: P
 # -- membership -------------------------------------------------------------------------------------------------------
 
 
-def test_a_change_of_membership_is_a_new_epoch(pool: Pool) -> None:
+def test_a_change_of_membership_is_a_new_session(pool: Pool) -> None:
     """Four workers, one dies, three go on in the next generation, and four again in the one after."""
     with pool.fresh() as own:
-        found = [values(own.run(epoch, 4))]
+        found = [values(own.run(session_and_sum, 4))]
         for result in own.start(wait_for_the_death_of, 4, (3,)).wait(60):
             assert isinstance(result, Failure)
-        found += [values(own.run(epoch, size)) for size in (3, 4)]
+        found += [values(own.run(session_and_sum, size)) for size in (3, 4)]
         for size, results in zip((4, 3, 4), found, strict=True):
             assert len(set(results)) == 1
             assert results[0][1] == size
-        assert len({results[0][0] for results in found}) == 3, "an epoch's keys came back"
+        assert len({results[0][0] for results in found}) == 3, "a session's keys came back"
 
 
 def test_a_worker_of_an_older_generation_does_not_come_back(pool: Pool) -> None:
-    """It looks where its own generation met, finds nobody, and the new epoch does not wait for it to be let in."""
+    """It looks where its own generation met, finds nobody, and the new session does not wait for it to be let in."""
     with pool.fresh() as own:
-        values(own.run(epoch, 2))
+        values(own.run(session_and_sum, 2))
         stale = {"RINGFENCE_GENERATION": str(own.generation)}
         results = own.join("ringfence", 2, seconds=3, env=[{}, stale], renew=True)
         assert [type(result) for result in results] == [Failure, Failure]

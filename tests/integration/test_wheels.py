@@ -159,9 +159,9 @@ def test_workers_from_both_wheels_form_a_group(installed: dict[str, Path], tmp_p
 @pytest.mark.long
 def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path, full: bool) -> None:
     """Bounded, it builds only the wheel that needs no compiler."""
-    epoch = wheel_build.time_of_sources()
-    again = wheel_build.build_archive(wheel_build.tracked_files(), tmp_path, epoch)
+    session = wheel_build.time_of_sources()
+    again = wheel_build.build_archive(wheel_build.tracked_files(), tmp_path, session)
     assert again.read_bytes() == (built / ARCHIVE).read_bytes()
     for kind in WHEELS if full else ("pure",):
-        wheel = wheel_build.build_wheel(again, tmp_path, kind, epoch)
+        wheel = wheel_build.build_wheel(again, tmp_path, kind, session)
         assert wheel.read_bytes() == (built / WHEELS[kind]).read_bytes()

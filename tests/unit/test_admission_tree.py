@@ -77,20 +77,22 @@ def endorsed(one: Worker, digest: bytes) -> Listing:
 
 
 @pytest.mark.parametrize("size", [*range(1, 24), 64, 85, 86])
-def test_everyone_gets_the_same_epoch_from_rank_0(size: int) -> None:
+def test_everyone_gets_the_same_session_from_rank_0(size: int) -> None:
     world = World(size, seed=size)
     world.run()
     assert {tree.phase for tree in world.trees} == {Phase.GO}
-    epochs = [tree.epoch for tree in world.trees]
-    assert all(epoch is not None for epoch in epochs)
-    assert {epoch.roster.digest for epoch in epochs if epoch} == {epochs[0].roster.digest if epochs[0] else b""}
-    assert {epoch.table for epoch in epochs if epoch} == {b"table of 0"}
-    assert all(epoch.epoch_secret == keys.Secret(bytes(32)) for epoch in epochs if epoch)
+    sessions = [tree.session for tree in world.trees]
+    assert all(session is not None for session in sessions)
+    assert {session.roster.digest for session in sessions if session} == {
+        sessions[0].roster.digest if sessions[0] else b""
+    }
+    assert {session.table for session in sessions if session} == {b"table of 0"}
+    assert all(session.session_secret == keys.Secret(bytes(32)) for session in sessions if session)
 
 
 @pytest.mark.parametrize("fresh", range(6))
-def test_a_secret_that_rank_0_draws_twice_gives_another_epoch_key(fresh: int) -> None:
-    """Rank 0 draws the epoch secret, but every worker's own public key is in what the epoch key derives from."""
+def test_a_secret_that_rank_0_draws_twice_gives_another_session_key(fresh: int) -> None:
+    """Rank 0 draws the session secret, but every worker's own public key is in what the session key derives from."""
     drawn = []
     for attempt in range(2):
         world = World(6)
@@ -98,10 +100,10 @@ def test_a_secret_that_rank_0_draws_twice_gives_another_epoch_key(fresh: int) ->
             changed = worker(fresh, 6, public_key=bytes([7] * 32))
             world.workers[fresh], world.trees[fresh] = changed, tree_of(changed)
         world.run()
-        epochs = [tree.epoch for tree in world.trees if tree.epoch is not None]
-        assert len(epochs) == 6
-        drawn.append({keys.epoch_key(each.epoch_secret, each.roster.digest).reveal() for each in epochs})
-        assert all(each.epoch_secret == keys.Secret(bytes(32)) for each in epochs)
+        sessions = [tree.session for tree in world.trees if tree.session is not None]
+        assert len(sessions) == 6
+        drawn.append({keys.session_key(each.session_secret, each.roster.digest).reveal() for each in sessions})
+        assert all(each.session_secret == keys.Secret(bytes(32)) for each in sessions)
     assert len(drawn[0]) == len(drawn[1]) == 1 and drawn[0] != drawn[1]
 
 
@@ -165,7 +167,7 @@ def root_with_child(size: int = 3) -> Tree:
     return tree
 
 
-def test_two_workers_with_one_rank_end_the_epoch_and_both_are_named() -> None:
+def test_two_workers_with_one_rank_end_the_session_and_both_are_named() -> None:
     tree = root_with_child()
     with pytest.raises(AdmissionError, match=r"two workers claim rank 1: .*10.0.0.7:20001.* and .*10.0.0.9:20001"):
         tree.attach_child(worker(1, 3, host="10.0.0.9", public_key=bytes(32)).entry, bytes(32), SharedSecret.kind)
@@ -206,7 +208,7 @@ def test_a_child_lists_itself_as_it_showed_itself() -> None:
         root_with_child().receive(1, Entries((endorsed(worker(1, 3), b"\1" * 32),)))
 
 
-def test_an_entry_that_is_not_endorsed_ends_the_epoch() -> None:
+def test_an_entry_that_is_not_endorsed_ends_the_session() -> None:
     forged = replace(endorsed(worker(5, 8), bytes(32)), endorsement=bytes(32))
     with pytest.raises(AdmissionError, match="rank 5 is not endorsed"):
         root_with_child(8).receive(1, Entries((forged,)))
@@ -317,11 +319,11 @@ def test_a_world_smaller_than_the_policy_allows_does_not_begin(rank: int) -> Non
         seal(policy, one.entry, welcome(worker(1, 2), worker(0, 2)).listings, 1, b"")
 
 
-def test_workers_that_judge_by_different_policies_do_not_share_an_epoch() -> None:
+def test_workers_that_judge_by_different_policies_do_not_share_a_session() -> None:
     """Neighbours compare policies in their hellos. Whoever got past that by a neighbour's lie is found by the roster."""
     world = World(6)
     one = world.workers[5]
-    stricter = replace(one.policy, max_epoch_age=60)
+    stricter = replace(one.policy, max_session_age=60)
     world.trees[5] = Tree(one.entry, stricter, one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
     with pytest.raises(AdmissionError, match="rank 5 holds another roster than rank 1"):
         world.run()
@@ -336,7 +338,7 @@ def test_a_world_as_small_as_the_policy_allows_begins() -> None:
 def test_workers_that_ask_for_different_sizes_have_different_policies() -> None:
     policy = worker(0).policy
     assert len({replace(policy, min_workers=size).digest for size in (1, 2, 1000)}) == 3
-    assert len({replace(policy, max_epoch_age=age).digest for age in (None, 60, 3600)}) == 3
+    assert len({replace(policy, max_session_age=age).digest for age in (None, 60, 3600)}) == 3
     assert len({replace(policy, key_agreement=each).digest for each in keys.KEY_AGREEMENTS}) == 2
 
 

@@ -23,7 +23,7 @@ from ringfence.errors import AdmissionError, ProtocolError
 from tests.unit.admission_samples import SECRET, SUITES, worker
 
 ATTACH, END = "attach", "end"  # between messages on a wire: the handshake is done; the connection is over
-DEAD, FAILED, ALARMED = "dead", "failed", "alarmed"  # how a worker's part ends otherwise than in its epoch
+DEAD, FAILED, ALARMED = "dead", "failed", "alarmed"  # how a worker's part ends otherwise than in its session
 
 
 class Watched(SharedSecret):
@@ -51,10 +51,10 @@ def clone(tree: Tree) -> Tree:
 
 def held(tree: Tree) -> tuple[Any, ...]:
     """All that a tree acts on."""
-    epoch = tree.epoch.roster.digest if tree.epoch else None
+    session = tree.session.roster.digest if tree.session else None
     listings = tuple(sorted((rank, each.entry.digest) for rank, each in tree._listings.items()))
     parts = (frozenset(tree._children), listings, frozenset(tree._acknowledged), tree.waiting)
-    return tree.phase, tree._attached, epoch, *parts
+    return tree.phase, tree._attached, session, *parts
 
 
 # -- honest workers, one of which may die -----------------------------------------------------------------------------
@@ -199,18 +199,20 @@ def explore(first: World, deaths: bool) -> Iterator[tuple[World, bool]]:
 def check(world: World, watched: Watched) -> None:
     """What must hold in every state."""
     for tree in world.trees:
-        if tree.epoch is not None:
-            assert set(tree.epoch.roster.entries) <= watched.passed, "a worker in a roster that nobody judged"
+        if tree.session is not None:
+            assert set(tree.session.roster.entries) <= watched.passed, "a worker in a roster that nobody judged"
     if any(tree.phase is Phase.GO for tree in world.trees):
-        digests = {tree.epoch.roster.digest if tree.epoch else None for tree in world.trees}
-        assert len(digests) == 1 and None not in digests, "an epoch began that not everyone holds"
+        digests = {tree.session.roster.digest if tree.session else None for tree in world.trees}
+        assert len(digests) == 1 and None not in digests, "a session began that not everyone holds"
 
 
 SHAPES = [(4, 1), (4, 2), (4, 3), (1, 3), (1, 4), (2, 4), (2, 5)]
 
 
 @pytest.mark.parametrize(("fanout", "size"), SHAPES)
-def test_every_order_ends_with_everybody_in_one_epoch(fanout: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_order_ends_with_everybody_in_one_session(
+    fanout: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keys, "TREE_FANOUT", fanout)
     watched, ends = Watched(), 0
     for world, quiet in explore(new_world(size, watched, reports=int(size < 5)), deaths=False):
@@ -309,7 +311,7 @@ def letters(tree: Tree) -> Iterator[tuple[str, Message]]:
     yield "the roster, its child's key swapped", with_one(listing(5, public_key=bytes(32)))
     yield "the roster, its parent's key swapped", with_one(listing(0, public_key=bytes(32)))
     yield "another roster", with_one(listing(3, port=9))
-    digest = tree.epoch.roster.digest if tree.epoch else b"\1" * 32
+    digest = tree.session.roster.digest if tree.session else b"\1" * 32
     for kind in (Acknowledge, Go):
         yield f"{kind.__name__} of it", kind(digest)
         yield f"{kind.__name__} of another", kind(bytes(32))
@@ -324,7 +326,7 @@ def honest_between() -> tuple[Tree, Watched]:
 
 
 @pytest.mark.parametrize("attached", ["parent", "parent and child"])
-def test_a_lying_neighbour_brings_nobody_into_an_epoch_that_was_not_agreed(attached: str) -> None:
+def test_a_lying_neighbour_brings_nobody_into_a_session_that_was_not_agreed(attached: str) -> None:
     first, watched = honest_between()
     first.attach_parent(worker(0, SIZE).entry, digest_of(1))
     if attached == "parent and child":
@@ -340,21 +342,21 @@ def test_a_lying_neighbour_brings_nobody_into_an_epoch_that_was_not_agreed(attac
                 try:
                     after.receive(peer, message)
                 except (AdmissionError, ProtocolError):
-                    continue  # the epoch is lost, loudly; any other exception fails this test
+                    continue  # the session is lost, loudly; any other exception fails this test
                 assert set(after._listings) <= {1, 5}, f"{name}: rank {peer} spoke for somebody who is not below it"
                 if after.phase is Phase.GO:
                     assert (peer, name) == (0, "Go of it"), path
                 if after._acknowledged != tree._acknowledged:
                     assert (peer, name) == (5, "Acknowledge of it"), path
-                if after.epoch is not tree.epoch:
+                if after.session is not tree.session:
                     assert (peer, name) in ((0, "the roster"), (0, "another roster")), path
                 if held(after) not in seen:
                     seen.add(held(after))
                     branches.append((after, (*path, (peer, name))))
     assert tried > 50
     for tree, path in branches:
-        if tree.epoch is not None:
-            assert set(tree.epoch.roster.entries) <= watched.passed
+        if tree.session is not None:
+            assert set(tree.session.roster.entries) <= watched.passed
         if tree.phase is Phase.GO:
             began += 1
             assert (5, "Acknowledge of it") in path, "it began, and its child had not agreed"
@@ -368,7 +370,7 @@ def test_a_worker_takes_nothing_while_it_checks_the_roster_and_has_acknowledged_
     roster = dict(letters(first))["the roster"]
     passed_on = first.take(0, roster)
     assert passed_on == [Outgoing(5, roster)], "its children have it at once"
-    assert (first.phase, first.epoch, watched.passed) == (Phase.CHECK, None, set())
+    assert (first.phase, first.session, watched.passed) == (Phase.CHECK, None, set())
     for name, message in letters(first):
         for peer in (0, 5):
             with pytest.raises((AdmissionError, ProtocolError)):

@@ -38,7 +38,7 @@ from tests.unit.admission_samples import SECRET, Worker, fixed_bytes, worker
 
 FILE = Path(__file__).parents[1] / "vectors" / "admission.json"
 EXPORTER = fixed_bytes("exporter")
-EPOCH_SECRET = keys.Secret(fixed_bytes("epoch secret"))
+SESSION_SECRET = keys.Secret(fixed_bytes("session secret"))
 TABLE = b"table"
 SHOWN_AT = 1_800_000_000
 
@@ -56,7 +56,7 @@ def from_code() -> dict[str, Any]:
     return {
         "secret": SECRET.reveal().hex(),
         "exporter": EXPORTER.hex(),
-        "epoch secret": EPOCH_SECRET.reveal().hex(),
+        "session secret": SESSION_SECRET.reveal().hex(),
         "table": TABLE.hex(),
         "admission key": keys.admission_key(SECRET, "run-7").reveal().hex(),
         "policy digest": child.policy.digest.hex(),
@@ -72,7 +72,7 @@ def from_code() -> dict[str, Any]:
         "parent's showing": Showing.of((Proof(1, parent.shared.prove(down)), down), SHOWN_AT).encode().hex(),
         "listings": [listing.encode().hex() for listing in listings],
         "roster digest": digest.hex(),
-        "epoch key": keys.epoch_key(EPOCH_SECRET, digest).reveal().hex(),
+        "session key": keys.session_key(SESSION_SECRET, digest).reveal().hex(),
         "frames": {type(each).__name__: encode(each).hex() for each in _messages(child, up.digest, listings, digest)},
     }
 
@@ -89,7 +89,7 @@ def _messages(child: Worker, binding: bytes, listings: tuple[Listing, ...], dige
         Refuse(Reason.GENERATION, "rank 0 is of generation 3, its peer of generation 2"),
         Entries(listings[1:]),
         Waiting(2, (5, 7)),
-        Welcome(1, EPOCH_SECRET, TABLE, listings),
+        Welcome(1, SESSION_SECRET, TABLE, listings),
         Acknowledge(digest),
         Go(digest),
         Failure(3, "no"),
@@ -187,7 +187,7 @@ def test_a_second_reading_of_the_spec_makes_the_same_vectors(vectors: Any) -> No
         "parent's proof": mac(key, "secret proof", hashlib.sha512(down).digest()),
         "child's proof digest": shown,
         "roster digest": roster,
-        "epoch key": hkdf(roster, EPOCH_SECRET.reveal(), label("aes-256-gcm epoch key")),
+        "session key": hkdf(roster, SESSION_SECRET.reveal(), label("aes-256-gcm session key")),
     }
     for covered, name in ((up, "child"), (down, "parent")):
         made = mac(key, "secret proof", hashlib.sha512(covered).digest())
@@ -199,7 +199,7 @@ def test_a_second_reading_of_the_spec_makes_the_same_vectors(vectors: Any) -> No
     assert vectors["listings"] == [each.hex() for each in listings]
     body = (
         b"\1"
-        + EPOCH_SECRET.reveal()
+        + SESSION_SECRET.reveal()
         + len(TABLE).to_bytes(4, "big")
         + TABLE
         + (2).to_bytes(4, "big")

@@ -13,7 +13,7 @@ import torch
 from ringfence.collectives.schedule import Action, Step
 from ringfence.dataplane import _core, choice
 from ringfence.errors import AbortedError, PeerLostError, ProtocolError
-from ringfence.keys import GENERATION_SHIFT, SUSPICION_SECONDS, Secret
+from ringfence.keys import KEY_PHASE_SHIFT, SUSPICION_SECONDS, Secret
 from ringfence.link import seal
 from ringfence.link.seal import OriginKeys, Sealer
 from tests.memory_cluster import World, all_reduce
@@ -171,7 +171,7 @@ def test_a_frame_that_is_waiting_to_be_refused_is_not_read_over() -> None:
 
 def test_whoever_interrupts_a_ratchet_gets_a_counter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     sealer = Sealer(Secret(bytes(32)))
-    sealer.counter = (1 << GENERATION_SHIFT) - 1
+    sealer.counter = (1 << KEY_PHASE_SHIFT) - 1
     nonces: list[bytes] = [sealer._nonce()]
     genuine = seal._cipher
 
@@ -182,5 +182,5 @@ def test_whoever_interrupts_a_ratchet_gets_a_counter_of_its_own(monkeypatch: pyt
 
     monkeypatch.setattr(seal, "_cipher", interrupted)
     nonces.append(sealer._nonce())
-    assert sealer.counter == (1 << GENERATION_SHIFT) + 2 and sealer.generation == 1
+    assert sealer.counter == (1 << KEY_PHASE_SHIFT) + 2 and sealer.key_phase == 1
     assert len(set(nonces[1:])) == 2

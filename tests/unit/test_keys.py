@@ -126,8 +126,8 @@ def test_hkdf_is_rfc_5869() -> None:
 def test_keys_are_bound_to_run_and_roster() -> None:
     shared = Secret(MATERIAL)
     assert keys.admission_key(shared, "run 1") != keys.admission_key(shared, "run 2")
-    assert keys.epoch_key(shared, bytes(32)) != keys.epoch_key(shared, bytes([1] * 32))
-    assert keys.epoch_key(shared, bytes(32)) != keys.epoch_key(Secret(bytes(32)), bytes(32))
+    assert keys.session_key(shared, bytes(32)) != keys.session_key(shared, bytes([1] * 32))
+    assert keys.session_key(shared, bytes(32)) != keys.session_key(Secret(bytes(32)), bytes(32))
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_keys_are_bound_to_run_and_roster() -> None:
 
 def test_limits_fit_the_cipher_and_the_header() -> None:
     """AES-GCM's security bound is about (blocks under a key)**2 / 2**128; below 2**-50 it is nobody's worry."""
-    blocks = (keys.SEGMENT_BYTES // 16 + 8) << keys.GENERATION_SHIFT
+    blocks = (keys.SEGMENT_BYTES // 16 + 8) << keys.KEY_PHASE_SHIFT
     assert blocks**2 < 2 ** (128 - 50)
-    assert keys.COUNTER_LIMIT >> keys.GENERATION_SHIFT <= 2**32
+    assert keys.COUNTER_LIMIT >> keys.KEY_PHASE_SHIFT <= 2**32
     assert keys.TAG_BYTES == 16 and keys.IV_BYTES == 12 and keys.KEY_BYTES == 32

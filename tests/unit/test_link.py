@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
-from ringfence.keys import COUNTER_LIMIT, GENERATION_SHIFT, SEGMENT_BYTES, TAG_BYTES, Secret
+from ringfence.keys import COUNTER_LIMIT, KEY_PHASE_SHIFT, SEGMENT_BYTES, TAG_BYTES, Secret
 from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.hello import Hello, Lane, link_secrets
 from ringfence.link.seal import Opener, OriginKeys, Sealer, instance_identifier
 from ringfence.transport import fork
 from tests.unit.flips import flips
 
-EPOCH_KEY = Secret(bytes(range(32)))
+SESSION_KEY = Secret(bytes(range(32)))
 SECRET = Secret(bytes(range(32, 64)))
 OTHER = Secret(bytes(range(64, 96)))
-TURN = 1 << GENERATION_SHIFT  # the first counter of generation 1
+TURN = 1 << KEY_PHASE_SHIFT  # the first counter of key phase 1
 
 
 # -- one direction of a connection -------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def refused(opener: Opener, header: bytes, sealed: bytes) -> None:
 
 
 def sealer_at(counter: int) -> Sealer:
-    """A sealer that has come this far; no further than the first frame of generation 1, which steps the key."""
+    """A sealer that has come this far; no further than the first frame of key phase 1, which steps the key."""
     sealer = Sealer(SECRET)
     sealer.counter = counter
     return sealer
@@ -120,26 +120,26 @@ def test_a_frame_opens_at_its_own_place_only(sealed_at: int, opened_at: int) -> 
 
 def test_a_frame_is_worth_nothing_in_another_direction_or_connection() -> None:
     hello = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
-    first = link_secrets(EPOCH_KEY, bytes(32), hello, bytes(32))
-    again = link_secrets(EPOCH_KEY, bytes(32), hello, bytes([1] * 32))
+    first = link_secrets(SESSION_KEY, bytes(32), hello, bytes(32))
+    again = link_secrets(SESSION_KEY, bytes(32), hello, bytes([1] * 32))
     sealed = seal(Sealer(first.forth), b"header", b"text")
     for secret in (first.back, again.forth, again.back):
         refused(Opener(secret), b"header", sealed)
     assert opened(Opener(first.forth), b"header", sealed) == b"text"
 
 
-# -- nonces, counters, generations -------------------------------------------------------------------------------------
+# -- nonces, counters, key phases -------------------------------------------------------------------------------------
 
 
 def nonce_and_key(secret: Secret, counter: int) -> tuple[bytes, bytes]:
     """By the specification, from the beginning each time."""
-    for _ in range(counter >> GENERATION_SHIFT):
+    for _ in range(counter >> KEY_PHASE_SHIFT):
         secret = keys.expand(secret, keys.RATCHET)
     material = keys.expand(secret, keys.SEGMENT_KEY, 44).reveal()
     return (int.from_bytes(material[32:], "big") ^ counter).to_bytes(12, "big"), material[:32]
 
 
-@pytest.mark.parametrize("start", [0, TURN - 4], ids=["at first", "across a generation"])
+@pytest.mark.parametrize("start", [0, TURN - 4], ids=["at first", "across a key phase"])
 def test_no_nonce_is_used_twice_under_a_key(start: int) -> None:
     sealer = sealer_at(start)
     used = set()
@@ -167,13 +167,13 @@ def test_a_counter_is_spent_also_where_sealing_or_opening_fails() -> None:
 
 def test_both_ends_step_their_keys_together_and_announce_it() -> None:
     sealer, opener = sealer_at(TURN - 2), opener_at(TURN - 2)
-    generations = []
+    key_phases = []
     for number in range(5):
-        assert sealer.upcoming_generation() == opener.upcoming_generation()
-        generations.append(sealer.upcoming_generation())
+        assert sealer.upcoming_key_phase() == opener.upcoming_key_phase()
+        key_phases.append(sealer.upcoming_key_phase())
         text = bytes([number]) * 10
         assert opened(opener, b"header", seal(sealer, b"header", text)) == text
-    assert generations == [0, 0, 1, 1, 1]
+    assert key_phases == [0, 0, 1, 1, 1]
     assert sealer.counter == TURN + 3
 
 
@@ -191,7 +191,7 @@ def test_the_step_is_one_way() -> None:
     assert AESGCM(key).decrypt(nonce, after, b"header") == b"late"
 
 
-def test_the_first_frame_of_a_generation_does_not_open_under_the_old_key() -> None:
+def test_the_first_frame_of_a_key_phase_does_not_open_under_the_old_key() -> None:
     sealed = seal(sealer_at(TURN), b"header", b"text")
     _, old = nonce_and_key(SECRET, 0)
     new_nonce, new = nonce_and_key(SECRET, TURN)
@@ -255,12 +255,12 @@ def test_every_flipped_bit_of_a_forwarded_segment_is_refused_and_wiped() -> None
         assert target == bytes(9)
 
 
-def test_origin_keys_change_with_the_generation() -> None:
+def test_origin_keys_change_with_the_key_phase() -> None:
     origin, reader = OriginKeys(SECRET, 3), OriginKeys(SECRET, 0)
     origin.counter = TURN - 1
     for _ in range(2):
         counter, sealed = forwarded(origin)
-        info = keys.ORIGIN + (3).to_bytes(4, "big") + (counter >> GENERATION_SHIFT).to_bytes(8, "big")
+        info = keys.ORIGIN + (3).to_bytes(4, "big") + (counter >> KEY_PHASE_SHIFT).to_bytes(8, "big")
         nonce, key = nonce_and_key(keys.expand(SECRET, info), counter % TURN)
         nonce = (int.from_bytes(nonce, "big") ^ (counter - counter % TURN)).to_bytes(12, "big")
         assert AESGCM(key).decrypt(nonce, sealed, b"header") == b"forwarded"

@@ -23,7 +23,7 @@ from ringfence.link.hello import HELLO_BYTES, Hello, Lane, link_secrets, read_he
 from ringfence.link.segments import segment_bytes, segment_count
 from tests.unit.flips import flips
 
-EPOCH_KEY = Secret(bytes(range(32)))
+SESSION_KEY = Secret(bytes(range(32)))
 OTHER = Secret(bytes(range(64, 96)))
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -31,7 +31,7 @@ calls = st.builds(Call, *[st.integers(0, 255)] * 4, root=u32, elements=u64, tag=
 headers = st.builds(
     Header,
     type=st.sampled_from([int(kind) for kind in Type]),
-    generation=u32,
+    key_phase=u32,
     step=u32,
     unused=st.just(0),
     length=st.integers(0, SEGMENT_BYTES),
@@ -108,45 +108,45 @@ def test_segments_cover_a_chunk_and_cut_no_element(length: int) -> None:
 
 @given(hellos)
 def test_a_hello_comes_back_as_it_went(hello: Hello) -> None:
-    data = write_hello(EPOCH_KEY, hello)
-    assert len(data) == HELLO_BYTES and read_hello(EPOCH_KEY, data) == hello
+    data = write_hello(SESSION_KEY, hello)
+    assert len(data) == HELLO_BYTES and read_hello(SESSION_KEY, data) == hello
 
 
 @given(hellos)
 @settings(max_examples=3)
 def test_a_hello_with_a_flipped_bit_is_refused(hello: Hello) -> None:
-    for changed in flips(write_hello(EPOCH_KEY, hello)):
+    for changed in flips(write_hello(SESSION_KEY, hello)):
         with pytest.raises(AuthenticationError):
-            read_hello(EPOCH_KEY, changed)
+            read_hello(SESSION_KEY, changed)
 
 
 @given(st.binary(max_size=2 * HELLO_BYTES))
 def test_random_bytes_are_no_hello(data: bytes) -> None:
     with pytest.raises(AuthenticationError):
-        read_hello(EPOCH_KEY, data)
+        read_hello(SESSION_KEY, data)
 
 
 @given(hellos)
-def test_a_hello_of_another_epoch_is_refused(hello: Hello) -> None:
+def test_a_hello_of_another_session_is_refused(hello: Hello) -> None:
     with pytest.raises(AuthenticationError):
-        read_hello(OTHER, write_hello(EPOCH_KEY, hello))
+        read_hello(OTHER, write_hello(SESSION_KEY, hello))
 
 
 def test_a_hello_for_a_lane_that_does_not_exist_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="another version"):
-        read_hello(EPOCH_KEY, write_hello(EPOCH_KEY, Hello(0, 1, max(Lane) + 1, bytes(32), bytes(32))))
+        read_hello(SESSION_KEY, write_hello(SESSION_KEY, Hello(0, 1, max(Lane) + 1, bytes(32), bytes(32))))
 
 
 def test_every_input_changes_every_secret_of_a_link() -> None:
     hello = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
     one = bytes([1] * 32)
     variants = [
-        link_secrets(EPOCH_KEY, bytes(32), hello, bytes(32)),
+        link_secrets(SESSION_KEY, bytes(32), hello, bytes(32)),
         link_secrets(OTHER, bytes(32), hello, bytes(32)),
-        link_secrets(EPOCH_KEY, one, hello, bytes(32)),
-        link_secrets(EPOCH_KEY, bytes(32), hello, one),
+        link_secrets(SESSION_KEY, one, hello, bytes(32)),
+        link_secrets(SESSION_KEY, bytes(32), hello, one),
         *(
-            link_secrets(EPOCH_KEY, bytes(32), hello._replace(**change), bytes(32))
+            link_secrets(SESSION_KEY, bytes(32), hello._replace(**change), bytes(32))
             for change in ({"sender": 2}, {"receiver": 2}, {"lane": 1}, {"group": one}, {"nonce": one})
         ),
     ]

@@ -110,7 +110,7 @@ def test_a_proof_counts_as_of_when_the_run_formed(made: Circle, at: float) -> No
 
 
 def test_a_certificate_that_has_expired_since_is_no_reason(made: Circle) -> None:
-    """Credentials are judged once an epoch: a group that is made later must not end the run."""
+    """Credentials are judged once a session: a group that is made later must not end the run."""
     known = made.acquaintances(4)
     vm = snp_mint.foundry()
     known._policy = Policy((snp.SnpVerifier(vm.rules, lambda: NOW + 10**9, known=vm.roots),))

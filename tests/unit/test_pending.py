@@ -58,7 +58,7 @@ def still_works(world: World) -> None:
 
 def hello(world: World, **changes: object) -> bytes:
     greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)._replace(**changes)  # type: ignore[arg-type]
-    return write_hello(world.engines[0].epoch_key, greeting)
+    return write_hello(world.engines[0].session_key, greeting)
 
 
 @pytest.mark.parametrize("data", [b"\0" * HELLO_BYTES, b"GET / HTTP/1.1\r\n" * 100, b"\xff" * 100_000], ids=len)
@@ -105,7 +105,7 @@ def test_a_hello_that_does_not_fit_is_shown_the_door(changes: dict[str, int]) ->
     still_works(world)
 
 
-def test_a_hello_of_another_epoch_is_shown_the_door() -> None:
+def test_a_hello_of_another_session_is_shown_the_door() -> None:
     world = World(3)
     stream = knock(world, write_hello(Secret(bytes(32)), Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)))
     assert answer(stream) is None
@@ -195,7 +195,7 @@ def test_a_member_of_the_world_does_not_get_into_a_group_it_is_not_in() -> None:
     still_works(world)
 
 
-def test_the_epochs_key_alone_does_not_make_a_dialler() -> None:
+def test_the_sessions_key_alone_does_not_make_a_dialler() -> None:
     """Worker 2 says it is worker 0: it can make the hello, and not the confirmation."""
     world = World(3)
     greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)
@@ -210,7 +210,7 @@ def test_the_epochs_key_alone_does_not_make_a_dialler() -> None:
     still_works(world)
 
 
-def test_a_second_link_where_there_is_one_ends_the_epoch() -> None:
+def test_a_second_link_where_there_is_one_ends_the_session() -> None:
     world = World(3)
     still_works(world)
     shake_hands(world, 0, WORLD)

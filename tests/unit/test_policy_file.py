@@ -46,13 +46,13 @@ def policy(rules: str, head: str = "version = 1\n") -> PolicyFile:
 
 
 def test_any_rule_admits_and_inside_a_rule_all_proofs_are_needed() -> None:
-    file = policy(BOTH_RULE + SECRET_RULE, 'version = 1\nmin_workers = 8\nmax_epoch_age = "24h"\n')
+    file = policy(BOTH_RULE + SECRET_RULE, 'version = 1\nmin_workers = 8\nmax_session_age = "24h"\n')
     assert [[kind for kind, _ in rule.proofs] for rule in file.rules] == [["secret", "certificate"], ["secret"]]
-    assert (file.min_workers, file.max_epoch_age, file.kinds) == (8, 86400, ("secret", "certificate"))
+    assert (file.min_workers, file.max_session_age, file.kinds) == (8, 86400, ("secret", "certificate"))
     judges = kinds.policy_of(file, now, SHARED)
     assert [verifier.name for verifier in judges.verifiers] == ["shared secret and certificate", "shared secret"]
     assert judges.kinds == (1, 7)
-    assert (judges.min_workers, judges.max_epoch_age) == (8, 86400)
+    assert (judges.min_workers, judges.max_session_age) == (8, 86400)
 
 
 def test_the_order_of_proofs_in_a_rule_is_that_of_their_numbers() -> None:
@@ -68,7 +68,7 @@ def test_a_policy_that_names_only_the_secret_is_the_policy_without_a_file() -> N
 
 @pytest.mark.parametrize("rules", [SECRET_RULE, CERTIFICATE_RULE, BOTH_RULE, BOTH_RULE + SECRET_RULE])
 def test_the_digest_needs_no_secret_and_is_that_of_the_judge(rules: str) -> None:
-    file = policy(rules, 'version = 1\nmin_workers = 3\nmax_epoch_age = "7d"\n')
+    file = policy(rules, 'version = 1\nmin_workers = 3\nmax_session_age = "7d"\n')
     assert kinds.digest_of(file) == kinds.policy_of(file, now, SHARED).digest
 
 
@@ -93,7 +93,7 @@ def test_what_does_not_change_the_judgement_does_not_change_the_digest(same: str
         "version = 1\n" + SECRET_RULE,
         "version = 1\n" + BOTH_RULE,
         "version = 1\nmin_workers = 2\n" + SECRET_RULE + CERTIFICATE_RULE,
-        'version = 1\nmax_epoch_age = "1s"\n' + SECRET_RULE + CERTIFICATE_RULE,
+        'version = 1\nmax_session_age = "1s"\n' + SECRET_RULE + CERTIFICATE_RULE,
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("ca.pem", "two.pem"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org/*", "example.org/**"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org", "example.com"),
@@ -118,7 +118,7 @@ def test_what_changes_the_judgement_changes_the_digest(other: str) -> None:
         ('version = 1\n[[admit]]\n[admit.secret]\nfile = "x"', "admit 1, secret: unknown key 'file'; known here: none"),
         ("version = 1\nmin_worker = 2\n" + SECRET_RULE, "unknown key 'min_worker'; known here: version, min_workers"),
         ("version = 1\nmin_workers = 0\n" + SECRET_RULE, "from 1 to"),
-        ("version = 1\nmax_epoch_age = 60\n" + SECRET_RULE, "a duration such as"),
+        ("version = 1\nmax_session_age = 60\n" + SECRET_RULE, "a duration such as"),
         ("version = 1\n" + SECRET_RULE * 65, "65 rules, and 64 are allowed"),
         (
             "version = 1\n" + CERTIFICATE_RULE.replace("ca.pem", "no.pem"),

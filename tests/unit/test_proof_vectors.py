@@ -34,7 +34,7 @@ def from_code(key: bytes, leaf: bytes, authority: bytes) -> dict[str, Any]:
     prover, shared, entry = CertificateProver(credential), SharedSecret(SECRET, "run-7"), worker(1).entry
     both = bundle.Together([prover, shared])
     verifier = CertificateVerifier(rules, now)
-    limited = Policy((verifier, bundle.All([verifier, shared])), min_workers=8, max_epoch_age=86400)
+    limited = Policy((verifier, bundle.All([verifier, shared])), min_workers=8, max_session_age=86400)
     return {
         "key": key.hex(),
         "certificate": leaf.hex(),

@@ -7,11 +7,11 @@ import torch
 
 from ringfence.collectives import Buffer, Collective
 from ringfence.dataplane.request import PASS_BYTES
-from ringfence.keys import GENERATION_SHIFT, SEGMENT_BYTES
+from ringfence.keys import KEY_PHASE_SHIFT, SEGMENT_BYTES
 from tests.memory_cluster import World, all_reduce
 from tests.unit.runtime_calls import KINDS, TABLES, bind, everybody, operation
 
-TURN = 1 << GENERATION_SHIFT
+TURN = 1 << KEY_PHASE_SHIFT
 ONE_PASS = PASS_BYTES // 8  # elements of int64
 
 
@@ -216,7 +216,7 @@ def test_every_link_of_a_world_steps_its_keys_in_the_middle_of_work() -> None:
         group.origin.counter = TURN - 2
     for _ in range(5):
         check(world, Collective.ALL_REDUCE, 10)
-    assert [end.generation for end in (*sealers, *openers)] == [1] * 6
+    assert [end.key_phase for end in (*sealers, *openers)] == [1] * 6
     assert world.groups[0].origin.counter > TURN
 
 

@@ -32,7 +32,7 @@ def drive(world: World, times: int = 300) -> None:
         world.wires.deliver()
 
 
-def test_a_dial_that_was_due_when_the_epoch_failed_is_not_made() -> None:
+def test_a_dial_that_was_due_when_the_session_failed_is_not_made() -> None:
     """It would read the tensor of a call that has raised, and whose caller has gone on."""
     world = World(3)
     world.run([world.submit(world.groups[rank], broadcast(world.groups[rank], torch.ones(4))) for rank in range(3)])
@@ -113,7 +113,7 @@ def test_an_operation_whose_end_is_interrupted_still_ends(when: str) -> None:
     assert told == ["first", "second"] and not engine.unfinished
 
 
-def test_a_submission_that_is_interrupted_ends_with_the_epoch() -> None:
+def test_a_submission_that_is_interrupted_ends_with_the_session() -> None:
     """It may be another thread's, which waits for it."""
     world = World(2)
     engine, call, times = world.engines[0], all_reduce(world.groups[0], torch.ones(4)), 0
@@ -210,7 +210,7 @@ def test_a_forked_child_holds_no_key() -> None:
     world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(9))) for rank in range(2)])
     engine = world.engines[0]
     engine.forget()  # what the fork hook calls in the child
-    assert engine.epoch_key.reveal() == b"" and not engine.groups and not engine._shared
+    assert engine.session_key.reveal() == b"" and not engine.groups and not engine._shared
     assert engine._private_key is None
 
 
@@ -307,7 +307,7 @@ def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
 
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork"])
 def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
-    """Nonces are on the wire: with the result of X25519 and the epoch's key, a recorded link can be opened."""
+    """Nonces are on the wire: with the result of X25519 and the session's key, a recorded link can be opened."""
     world = World(2)
     secrets: list[LinkSecrets] = []
     record_secrets(world.engines[0], secrets)
@@ -317,7 +317,7 @@ def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
     for engine in world.engines:
         engine.remove_group(groups[1][engine.rank])
     own = world.engines[0]
-    roots = fingerprints([own.epoch_key.reveal(), *own._shared.values()])
+    roots = fingerprints([own.session_key.reveal(), *own._shared.values()])
     links = fingerprints(half.reveal() for each in secrets for half in (each.forth, each.back))
     secrets.clear()
     assert len(roots) == 2 and len(links) >= 4

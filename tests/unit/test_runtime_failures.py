@@ -1,4 +1,4 @@
-"""How an epoch fails: loudly, on every worker, naming who and what; and nothing happens afterwards."""
+"""How a session fails: loudly, on every worker, naming who and what; and nothing happens afterwards."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_what_waited_for_a_group_to_open_does_not_start_after_a_failure() -> Non
     assert all(torch.equal(*pair) for pair in zip(bound[1].results, before, strict=True))
 
 
-def test_a_mistake_of_our_own_ends_the_epoch_and_is_told() -> None:
+def test_a_mistake_of_our_own_ends_the_session_and_is_told() -> None:
     world = World(2)
     waiting = [begin(world, rank) for rank in range(2)]
 

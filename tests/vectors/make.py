@@ -31,10 +31,10 @@ def fixed(name: str, length: int = 32) -> bytes:
     return keys.digest(b"ringfence test vector\0", name.encode())[:length]
 
 
-EPOCH_KEY = keys.epoch_key(Secret(fixed("epoch secret")), fixed("roster digest"))
+SESSION_KEY = keys.session_key(Secret(fixed("session secret")), fixed("roster digest"))
 DRAWS = [fixed(f"draw of worker {rank}") for rank in RANKS]
 JOINED = bytes(a ^ b ^ c for a, b, c in zip(*DRAWS, strict=True))
-INSTANCE = keys.group_secret(EPOCH_KEY, JOINED, GROUP)
+INSTANCE = keys.group_secret(SESSION_KEY, JOINED, GROUP)
 
 
 def private(rank: int) -> X25519PrivateKey:
@@ -48,7 +48,7 @@ def connect(dialler: int, acceptor: int, lane: Lane) -> tuple[Hello, bytes, byte
     hello = Hello(dialler, acceptor, lane, group, fixed(f"dialler's nonce, {place}"))
     shared = private(dialler).exchange(private(acceptor).public_key())
     nonce = fixed(f"acceptor's nonce, {place}")
-    return hello, shared, nonce, link_secrets(EPOCH_KEY, shared, hello, nonce)
+    return hello, shared, nonce, link_secrets(SESSION_KEY, shared, hello, nonce)
 
 
 def frame(sealer: Sealer, kind: Type, call: Call, plaintext: bytes = b"", **fields: Any) -> bytes:
@@ -72,9 +72,9 @@ def header_bytes(
     counter: int = 0,
     instance: bytes = GROUP[:16],
 ) -> bytes:
-    generation = sealer.upcoming_generation()
+    key_phase = sealer.upcoming_key_phase()
     return pack_header(
-        kind, generation, step, 0, length, label, segment, origin, sequence, counter, instance, call.pack()
+        kind, key_phase, step, 0, length, label, segment, origin, sequence, counter, instance, call.pack()
     )
 
 
@@ -93,19 +93,19 @@ def connection(dialler: int, acceptor: int, lane: Lane) -> dict[str, Any]:
         "acceptor_public_key": private(acceptor).public_key().public_bytes_raw().hex(),
         "dialler_nonce": hello.nonce.hex(),
         "acceptor_nonce": nonce.hex(),
-        "hello": write_hello(EPOCH_KEY, hello).hex(),
+        "hello": write_hello(SESSION_KEY, hello).hex(),
         "x25519": shared.hex(),
         "forth": secrets.forth.reveal().hex(),
         "back": secrets.back.reveal().hex(),
         "reply": (nonce + secrets.acceptor_confirms).hex(),
         "confirm": secrets.dialler_confirms.hex(),
-        "forth_generation_0": key_and_iv(secrets.forth),
-        "forth_generation_1": key_and_iv(keys.expand(secrets.forth, keys.RATCHET)),
+        "forth_key_phase_0": key_and_iv(secrets.forth),
+        "forth_key_phase_1": key_and_iv(keys.expand(secrets.forth, keys.RATCHET)),
     }
 
 
 def hop_frames() -> list[dict[str, Any]]:
-    """Frames of worker 0 to worker 1: the first two of a connection, the last of a generation, the first of the next, BYE."""
+    """Frames of worker 0 to worker 1: the first two of a connection, the last of a key phase, the first of the next, BYE."""
     sealer = Sealer(connect(0, 1, Lane.COLLECTIVE)[3].forth)
     instance = instance_identifier(INSTANCE, GROUP)
     opening = Call(Collective.GROUP_OPENING, schedule=ScheduleId.GROUP_OPENING)
@@ -119,7 +119,7 @@ def hop_frames() -> list[dict[str, Any]]:
         found.append({"counter": counter, "frame": sealed.hex()})
 
     reduced(0, 0)
-    sealer.counter = (1 << keys.GENERATION_SHIFT) - 1  # as if the frames between had been sent
+    sealer.counter = (1 << keys.KEY_PHASE_SHIFT) - 1  # as if the frames between had been sent
     reduced(1, 6)
     reduced(1, 7)
     found.append({"counter": sealer.counter, "frame": frame(sealer, Type.BYE, Call(0)).hex()})
@@ -142,7 +142,7 @@ def forwarded() -> dict[str, Any]:
     secret = keys.expand(INSTANCE, keys.ORIGIN + bytes(4) + bytes(8))
     tag = bytes(sealed[-keys.TAG_BYTES :])
     return {
-        "origin_generation_0": key_and_iv(secret),
+        "origin_key_phase_0": key_and_iv(secret),
         "plaintext": PLAINTEXT.hex(),
         "origin_counter": counter,
         "first_hop": {"counter": 5, "frame": (header + sealed + first.tag(header + tag)).hex()},
@@ -178,10 +178,10 @@ def vectors() -> dict[str, Any]:
     assert len(GROUP) == keys.DIGEST_BYTES and HEADER_BYTES == 88
     return {
         "specification": "spec/link.md",
-        "epoch": {
-            "epoch_secret": fixed("epoch secret").hex(),
+        "session": {
+            "session_secret": fixed("session secret").hex(),
             "roster_digest": fixed("roster digest").hex(),
-            "epoch_key": EPOCH_KEY.reveal().hex(),
+            "session_key": SESSION_KEY.reveal().hex(),
         },
         "group": {
             "name": NAME,

@@ -68,7 +68,7 @@ def test_every_label_of_a_link_is_in_the_text() -> None:
     defined = {
         value
         for name, value in vars(keys).items()
-        if name.startswith(("LINK_", "EPOCH_", "ORIGIN", "GROUP", "RATCHET", "SEGMENT_KEY"))
+        if name.startswith(("LINK_", "SESSION_", "ORIGIN", "GROUP", "RATCHET", "SEGMENT_KEY"))
         and isinstance(value, bytes)
     }
     assert written == defined
@@ -76,7 +76,7 @@ def test_every_label_of_a_link_is_in_the_text() -> None:
 
 def test_limits() -> None:
     assert f"{keys.SEGMENT_BYTES:,}" in SPEC and f"{FRAME_BYTES:,}" in SPEC
-    assert f"generation = counter >> {keys.GENERATION_SHIFT}" in SPEC
+    assert f"key_phase = counter >> {keys.KEY_PHASE_SHIFT}" in SPEC
     assert keys.COUNTER_LIMIT == 2**52 and "2^52" in SPEC
     assert PASS_BYTES == 2 << 20 and f"counts segments from {_SEGMENTS_OF_A_PASS} p" in FLAT
     assert keys.LINK_HELLO_SECONDS == 10 and keys.LINK_PENDING == 256 and keys.LINK_PENDING_PER_ADDRESS == 128

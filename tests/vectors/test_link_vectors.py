@@ -51,10 +51,10 @@ def digest(purpose: str, *parts: bytes) -> bytes:
 # -- sections 2 to 6 ---------------------------------------------------------------------------------------------------
 
 
-def epoch_key() -> bytes:
-    epoch = VECTORS["epoch"]
-    secret, roster = bytes.fromhex(epoch["epoch_secret"]), bytes.fromhex(epoch["roster_digest"])
-    return hkdf(secret, roster, label("aes-256-gcm epoch key"))
+def session_key() -> bytes:
+    session = VECTORS["session"]
+    secret, roster = bytes.fromhex(session["session_secret"]), bytes.fromhex(session["roster_digest"])
+    return hkdf(secret, roster, label("aes-256-gcm session key"))
 
 
 def group_digest() -> bytes:
@@ -68,7 +68,7 @@ def draws() -> bytes:
 
 
 def instance_secret() -> bytes:
-    return hkdf(draws(), epoch_key(), label("aes-256-gcm group instance secret") + group_digest())
+    return hkdf(draws(), session_key(), label("aes-256-gcm group instance secret") + group_digest())
 
 
 def instance() -> bytes:
@@ -85,7 +85,7 @@ def link_secret(link: dict[str, Any]) -> bytes:
     shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(link["acceptor_public_key"])))
     salt = bytes.fromhex(link["dialler_nonce"] + link["acceptor_nonce"])
     place = pack(">BII", link["lane"], link["dialler"], link["acceptor"]) + group_of(link)
-    return hkdf(shared + epoch_key(), salt, label("aes-256-gcm link secret") + place)
+    return hkdf(shared + session_key(), salt, label("aes-256-gcm link secret") + place)
 
 
 def direction(link: int, way: str) -> bytes:
@@ -101,24 +101,24 @@ def key_and_iv(secret: bytes) -> tuple[bytes, bytes]:
 def seal(secret: bytes, counter: int, plaintext: bytes, authenticated: bytes) -> bytes:
     for _ in range(counter >> 20):
         secret = expand(secret, label("aes-256-gcm ratchet"))
-    return seal_in_generation(secret, counter, plaintext, authenticated)
+    return seal_in_key_phase(secret, counter, plaintext, authenticated)
 
 
-def seal_in_generation(secret: bytes, counter: int, plaintext: bytes, authenticated: bytes) -> bytes:
+def seal_in_key_phase(secret: bytes, counter: int, plaintext: bytes, authenticated: bytes) -> bytes:
     key, iv = key_and_iv(secret)
     nonce = bytes(a ^ b for a, b in zip(iv, counter.to_bytes(12, "big"), strict=True))
     return AESGCM(key).encrypt(nonce, plaintext, authenticated)
 
 
-def origin_secret(rank: int, generation: int) -> bytes:
-    return expand(instance_secret(), label("aes-256-gcm origin") + pack(">IQ", rank, generation))
+def origin_secret(rank: int, key_phase: int) -> bytes:
+    return expand(instance_secret(), label("aes-256-gcm origin") + pack(">IQ", rank, key_phase))
 
 
 def header(
-    kind: int, generation: int, step: int, length: int, tag: int, segment: int, origin: int, *rest: int | bytes
+    kind: int, key_phase: int, step: int, length: int, tag: int, segment: int, origin: int, *rest: int | bytes
 ) -> bytes:
     sequence, counter, where, call = rest
-    hop = pack(">BBBBIII", kind, 0, 0, 0, generation, step, 0)
+    hop = pack(">BBBBIII", kind, 0, 0, 0, key_phase, step, 0)
     return hop + pack(">IIIIQQ16s24s", length, tag, segment, origin, sequence, counter, where, call)
 
 
@@ -136,8 +136,8 @@ def test_the_file_is_what_the_package_prints() -> None:
     assert printed.stdout == FILE.read_text()
 
 
-def test_epoch_and_group() -> None:
-    assert epoch_key().hex() == VECTORS["epoch"]["epoch_key"]
+def test_session_and_group() -> None:
+    assert session_key().hex() == VECTORS["session"]["session_key"]
     assert group_digest().hex() == VECTORS["group"]["digest"]
     assert instance_secret().hex() == VECTORS["group"]["instance_secret"]
     assert instance().hex() == VECTORS["group"]["instance"]
@@ -148,7 +148,7 @@ def test_connections(number: int) -> None:
     link = VECTORS["connections"][number]
     body = pack(">4sBBBBII", b"RFL1", 1, 1, link["lane"], 0, link["dialler"], link["acceptor"])
     body += group_of(link) + bytes.fromhex(link["dialler_nonce"])
-    hello_key = expand(epoch_key(), label("aes-256-gcm link hello"))
+    hello_key = expand(session_key(), label("aes-256-gcm link hello"))
     hello = body + hmac_sha256(hello_key, digest("aes-256-gcm link hello", body))
     assert len(hello) == 112 and hello.hex() == link["hello"]
     secret = link_secret(link)
@@ -156,12 +156,12 @@ def test_connections(number: int) -> None:
     assert link["confirm"] == expand(secret, label("aes-256-gcm link confirm dialler")).hex()
     assert link["forth"] == direction(number, "forth").hex()
     assert link["back"] == direction(number, "back").hex()
-    for generation in range(2):
+    for key_phase in range(2):
         forth = direction(number, "forth")
-        if generation:
+        if key_phase:
             forth = expand(forth, label("aes-256-gcm ratchet"))
         key, iv = key_and_iv(forth)
-        assert link[f"forth_generation_{generation}"] == {"key": key.hex(), "iv": iv.hex()}
+        assert link[f"forth_key_phase_{key_phase}"] == {"key": key.hex(), "iv": iv.hex()}
 
 
 def test_frames_sealed_for_a_hop() -> None:
@@ -187,11 +187,11 @@ def test_frames_sealed_for_a_hop() -> None:
 def test_a_frame_forwarded_over_two_hops() -> None:
     found = VECTORS["forwarded"]
     key, iv = key_and_iv(origin_secret(0, 0))
-    assert found["origin_generation_0"] == {"key": key.hex(), "iv": iv.hex()}
+    assert found["origin_key_phase_0"] == {"key": key.hex(), "iv": iv.hex()}
     common = (32, 0, 0, 0, 2, 3, instance(), call(3, dtype=7, schedule=6, elements=24))
     first, second = header(2, 0, 0, *common), header(2, 0, 1, *common)
     assert first[16:] == second[16:]
-    sealed = seal_in_generation(origin_secret(0, 0), 3, bytes.fromhex(found["plaintext"]), first[16:])
+    sealed = seal_in_key_phase(origin_secret(0, 0), 3, bytes.fromhex(found["plaintext"]), first[16:])
     for hop, link, head, counter in (("first_hop", 0, first, 5), ("second_hop", 1, second, 9)):
         tag = seal(direction(link, "forth"), counter, b"", head + sealed[-16:])
         assert found[hop] == {"counter": counter, "frame": (head + sealed + tag).hex()}

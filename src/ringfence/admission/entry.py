@@ -1,4 +1,4 @@
-"""An entry: what a worker is known by for one epoch; and a listing: an entry as it stands in the roster."""
+"""An entry: what a worker is known by for one session; and a listing: an entry as it stands in the roster."""
 
 from __future__ import annotations
 

@@ -205,12 +205,12 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Down: the whole roster, the cipher suite, the schedule table and the epoch's secret."""
+    """Down: the whole roster, the cipher suite, the schedule table and the session's secret."""
 
     TYPE: ClassVar[int] = 18
 
     suite: int
-    epoch_secret: keys.Secret
+    session_secret: keys.Secret
     table: bytes
     listings: tuple[Listing, ...]
 
@@ -223,7 +223,7 @@ class Welcome:
         return b"".join(
             (
                 encoding.number(self.suite, 1),
-                self.epoch_secret.reveal(),
+                self.session_secret.reveal(),
                 encoding.blob(self.table),
                 encoding.number(len(self.listings), 4),
                 *(listing.encode() for listing in self.listings),
@@ -259,14 +259,14 @@ class Acknowledge:
 
 @dataclass(frozen=True)
 class Go(Acknowledge):
-    """Down: everyone holds the roster with this digest; the epoch has begun."""
+    """Down: everyone holds the roster with this digest; the session has begun."""
 
     TYPE: ClassVar[int] = 20
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Either way: the epoch will not begin, and why. From an admitted worker, so it is believed."""
+    """Either way: the session will not begin, and why. From an admitted worker, so it is believed."""
 
     TYPE: ClassVar[int] = 21
 

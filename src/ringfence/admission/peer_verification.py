@@ -61,7 +61,7 @@ class Acquaintances:
 
     It lives as long as the run, so it keeps no key of the policy.
 
-    Credentials are judged once an epoch: a proof counts as of when it was shown, and that was while the run formed. So
+    Credentials are judged once a session: a proof counts as of when it was shown, and that was while the run formed. So
     `formed` says when that ended, and `patience` how long it may have taken, in seconds.
     """
 

@@ -84,7 +84,7 @@ class Policy:
 
     verifiers: tuple[Verifier, ...]
     min_workers: int = 1  # a store that lies must not split a job into smaller worlds
-    max_epoch_age: int | None = None  # seconds until everyone must be admitted anew
+    max_session_age: int | None = None  # seconds until everyone must be admitted anew
     key_agreement: str = keys.KEY_AGREEMENTS[0]  # how TLS may agree on keys
 
     @property
@@ -95,10 +95,10 @@ class Policy:
     def digest(self) -> bytes:
         """Equal on two workers only if they would judge alike."""
         rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
-        return policy_digest(rules, self.min_workers, self.max_epoch_age, self.key_agreement)
+        return policy_digest(rules, self.min_workers, self.max_session_age, self.key_agreement)
 
     def without_keys(self) -> Policy:
-        """What is left to judge by when the epoch has begun: a run of days must not hold what admits to the next one."""
+        """What is left to judge by when the session has begun: a run of days must not hold what admits to the next one."""
         return replace(self, verifiers=tuple(without_key(verifier) for verifier in self.verifiers))
 
 
@@ -107,10 +107,10 @@ def without_key(verifier: Verifier) -> Verifier:
 
 
 def policy_digest(
-    rules: Iterable[tuple[int, bytes]], min_workers: int, max_epoch_age: int | None, key_agreement: str
+    rules: Iterable[tuple[int, bytes]], min_workers: int, max_session_age: int | None, key_agreement: str
 ) -> bytes:
     """Over the kind and the content of each rule. Their order does not matter to anybody, so it is not in it."""
-    parts = [encoding.number(min_workers, 4), encoding.number(max_epoch_age or 0, 8), encoding.text(key_agreement)]
+    parts = [encoding.number(min_workers, 4), encoding.number(max_session_age or 0, 8), encoding.text(key_agreement)]
     for kind, content in sorted(set(rules)):
         parts += [encoding.number(kind, 1), content]
     return keys.digest(keys.POLICY, *parts)

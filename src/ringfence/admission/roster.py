@@ -1,4 +1,4 @@
-"""The roster: the admitted workers of one epoch, complete, in order, under one digest."""
+"""The roster: the admitted workers of one session, complete, in order, under one digest."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The tree that admits: entries travel up, the roster and the epoch's secret travel down. One worker's part, no I/O.
+"""The tree that admits: entries travel up, the roster and the session's secret travel down. One worker's part, no I/O.
 
     GATHER   entries come up and are passed on; rank 0 says now and then who is missing
     CHECK    the roster has come from above (rank 0: is complete) and was sent down; now this worker judges it
     SEALED   it is in order; acknowledgements come up
     ACKED    everyone below holds it; waiting for rank 0's go
-    GO       the epoch has begun
+    GO       the session has begun
 
 A worker has at most TREE_FANOUT children and the tree is logarithmically deep, so nobody pays for the
 size of the world. The roster is the exception: everybody judges all of it. So it is passed on first, and a whole tree
@@ -62,7 +62,7 @@ class Phase(Enum):
     CHECK = "checks the roster"
     SEALED = "waits for acknowledgements"
     ACKED = "waits for the go"
-    GO = "has begun its epoch"
+    GO = "has begun its session"
 
 
 class Side(Enum):
@@ -79,27 +79,27 @@ class Outgoing(NamedTuple):
 class Terms:
     """What rank 0 decides for everyone; another worker's are not used."""
 
-    epoch_secret: keys.Secret
+    session_secret: keys.Secret
     table: bytes
     suites: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Epoch:
+class AgreedSession:
     """What a worker comes back with."""
 
     roster: Roster
     suite: int
     table: bytes
-    epoch_secret: keys.Secret
+    session_secret: keys.Secret
 
 
 class Tree:
-    """Feed it admitted edges and their messages; send what it returns. AdmissionError means that the epoch is lost."""
+    """Feed it admitted edges and their messages; send what it returns. AdmissionError means that the session is lost."""
 
     def __init__(self, own: Entry, policy: Policy, prover: Prover, terms: Terms) -> None:
         self.phase = Phase.GATHER
-        self.epoch: Epoch | None = None
+        self.session: AgreedSession | None = None
         self._own = own
         self._policy = policy
         self._prover = prover
@@ -132,7 +132,7 @@ class Tree:
         return self._pass_up(list(self._listings.values()))
 
     def attach_child(self, entry: Entry, its_proof_digest: bytes, kind: int) -> None:
-        """A child and this worker have admitted each other, by a proof of this kind. Two that hold one rank end the epoch."""
+        """A child and this worker have admitted each other, by a proof of this kind. Two that hold one rank end the session."""
         if self.phase is not Phase.GATHER and entry.rank not in self._children:
             raise ProtocolError(f"rank {entry.rank} came to rank {self._own.rank}, which {self.phase.value}")
         known = self._children.setdefault(entry.rank, (entry, kind, its_proof_digest))
@@ -170,7 +170,7 @@ class Tree:
             return []
         roster = self._seal(welcome)
         self._find_neighbours(roster)
-        self.epoch = Epoch(roster, welcome.suite, welcome.table, welcome.epoch_secret)
+        self.session = AgreedSession(roster, welcome.suite, welcome.table, welcome.session_secret)
         self.phase = Phase.SEALED
         return self._acknowledge_if_all()
 
@@ -206,11 +206,11 @@ class Tree:
         return self._waiting
 
     def forget(self) -> None:
-        """Hold no secret of an epoch any more, whoever still has this tree."""
-        for holder in (self._terms, self._unchecked, self.epoch):
+        """Hold no secret of a session any more, whoever still has this tree."""
+        for holder in (self._terms, self._unchecked, self.session):
             if holder is not None:
-                holder.epoch_secret.forget()
-        self._unchecked = self.epoch = None
+                holder.session_secret.forget()
+        self._unchecked = self.session = None
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Tree:
         if len(self._listings) < self._own.world_size:
             return []
         listings = tuple(self._listings[rank] for rank in range(self._own.world_size))
-        return self._pass_down(Welcome(self._terms.suites[0], self._terms.epoch_secret, self._terms.table, listings))
+        return self._pass_down(Welcome(self._terms.suites[0], self._terms.session_secret, self._terms.table, listings))
 
     def _pass_down(self, welcome: Welcome) -> list[Outgoing]:
         """Those who get it were admitted by this worker; whether it is in order each of them finds out for itself."""
@@ -315,10 +315,10 @@ class Tree:
                 raise AdmissionError(f"the roster does not list rank {rank} by the proof that it showed")
 
     def _acknowledge_if_all(self) -> list[Outgoing]:
-        assert self.epoch is not None
+        assert self.session is not None
         if len(self._acknowledged) < len(children_of(self._own.rank, self._own.world_size)):
             return []
-        digest = self.epoch.roster.digest
+        digest = self.session.roster.digest
         if self._parent is None:
             self.phase = Phase.GO
             return self._down(Go(digest))
@@ -326,8 +326,8 @@ class Tree:
         return [Outgoing(self._parent, Acknowledge(digest))]
 
     def _check_digest(self, peer: int, digest: bytes) -> None:
-        assert self.epoch is not None
-        if digest != self.epoch.roster.digest:
+        assert self.session is not None
+        if digest != self.session.roster.digest:
             raise AdmissionError(f"rank {peer} holds another roster than rank {self._own.rank}")
 
     def _down(self, message: Message) -> list[Outgoing]:

@@ -36,7 +36,7 @@ class RingfenceProcessGroup(CollectiveMethods, TransferMethods):
 
 
 def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
-    """What init_process_group calls. The first group of a process is admitted; the others live in its epoch.
+    """What init_process_group calls. The first group of a process is admitted; the others live in its session.
 
     Others come here only beside a default group of another backend. Then none of them is the run: the last one ends it.
     """

@@ -140,7 +140,7 @@ def run_check(options: argparse.Namespace) -> int:
         found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "not_genuine": wrong}
         limits = {
             "min_workers": policy.min_workers,
-            "max_epoch_age": policy.max_epoch_age,
+            "max_session_age": policy.max_session_age,
             "key_agreement": policy.key_agreement,
         }
         print(json.dumps({**found, "in_order": in_order, **limits}))

@@ -11,7 +11,7 @@ HEAD: Final = """\
 # workers with different policies refuse each other. `ringfence policy explain` says in words whom this admits.
 version = 1
 # min_workers = 8          # a run of fewer workers does not begin, so that nobody can split it
-# max_epoch_age = "24h"    # after which all workers must be judged again
+# max_session_age = "24h"    # after which all workers must be judged again
 # key_agreement = "any"    # if some machine has no post-quantum key agreement; by default all need it
 """
 

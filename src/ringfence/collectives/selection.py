@@ -93,7 +93,7 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Draft], None]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Thresholds, the same on every worker of an epoch because they travel with the roster."""
+    """Thresholds, the same on every worker of a session because they travel with the roster."""
 
     small: int = 512 * KIB  #         the whole, up to which few messages matter more than few bytes
     ring_slice: int = 32 * KIB  #     a worker's slice, from which a ring is worth its O(P) steps

@@ -30,7 +30,7 @@
 #define INSTANCE_BYTES 16
 #define CALL_AT 64
 #define CALL_BYTES 24
-#define GENERATION_SHIFT 20
+#define KEY_PHASE_SHIFT 20
 #define SEGMENT_BYTES (256 * 1024)
 #define FRAME_BYTES (HEADER_BYTES + SEGMENT_BYTES + 2 * TAG_BYTES)
 #define NO_ORIGIN 0xFFFFFFFFu
@@ -1480,7 +1480,7 @@ static void write_header(Run *self, int index, Py_ssize_t position, int type, ui
     Step *step = &self->program->steps[index];
     memcpy(at, self->header, HEADER_BYTES);
     at[0] = (unsigned char)type;
-    put32(at + 4, (uint32_t)(counter >> GENERATION_SHIFT));
+    put32(at + 4, (uint32_t)(counter >> KEY_PHASE_SHIFT));
     put32(at + 8, step->ordinal);
     put32(at + 16, (uint32_t)length);
     put32(at + 20, step->label);
@@ -1495,7 +1495,7 @@ static int frame_for_hop(End *link, Step *step, uint64_t counter, Segment *segme
     unsigned char covered[HEADER_BYTES + TAG_BYTES];
     memset(link->hop, 0, HOP_BYTES);
     link->hop[0] = FORWARD;
-    put32(link->hop + 4, (uint32_t)(counter >> GENERATION_SHIFT));
+    put32(link->hop + 4, (uint32_t)(counter >> KEY_PHASE_SHIFT));
     put32(link->hop + 8, step->ordinal);
     memcpy(covered, link->hop, HOP_BYTES);
     memcpy(covered + HOP_BYTES, segment->at + HOP_BYTES, HEADER_BYTES - HOP_BYTES);
@@ -2172,7 +2172,7 @@ static int core_exec(PyObject *module) {
     State *state = PyModule_GetState(module);
     if (intern_names(state) || import_used(state) || make_types(module, state))
         return -1;
-    PyObject *layout = Py_BuildValue("iiiiiii", INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT, GENERATION_SHIFT, FRAME_BYTES);
+    PyObject *layout = Py_BuildValue("iiiiiii", INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT, KEY_PHASE_SHIFT, FRAME_BYTES);
     if (layout == NULL || PyModule_AddObject(module, "LAYOUT", layout) < 0) {
         Py_XDECREF(layout);
         return -1;

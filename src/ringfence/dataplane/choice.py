@@ -16,7 +16,7 @@ from ringfence.dataplane import endpoint, execution, info
 from ringfence.dataplane.buffers import Pool as PythonPool
 from ringfence.dataplane.buffers import scratch
 from ringfence.errors import ConfigurationError
-from ringfence.keys import GENERATION_SHIFT, TAG_BYTES
+from ringfence.keys import KEY_PHASE_SHIFT, TAG_BYTES
 from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES, HOP_BYTES
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What the compiled plane adds by itself; all else it leaves to torch. The numbers are those of _core.c.
 _ADDERS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 4, torch.bfloat16: 5}
 _INTERFACE = 3
-_LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, GENERATION_SHIFT, FRAME_BYTES)
+_LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, KEY_PHASE_SHIFT, FRAME_BYTES)
 
 
 def _load() -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.collectives.schedule import Action, Step
 from ringfence.dataplane.buffers import Segment, as_tensor, divide, lease_of
 from ringfence.errors import AuthenticationError
-from ringfence.keys import GENERATION_SHIFT, TAG_BYTES
+from ringfence.keys import KEY_PHASE_SHIFT, TAG_BYTES
 from ringfence.link.frames import (
     FORWARD_OVERHEAD,
     HEADER_BYTES,
@@ -214,7 +214,7 @@ class Run:
             view,
             0,
             _HOP,
-            sealer.counter >> GENERATION_SHIFT,
+            sealer.counter >> KEY_PHASE_SHIFT,
             self.program.ordinals[index],
             0,
             length,
@@ -237,7 +237,7 @@ class Run:
         payload = self._bytes(step.chunk, position)
         counter = self._group.origin.take()
         header = self._header(
-            _FORWARD, index, position, len(payload), sealer.counter >> GENERATION_SHIFT, step.origin, counter
+            _FORWARD, index, position, len(payload), sealer.counter >> KEY_PHASE_SHIFT, step.origin, counter
         )
         end = len(payload) + HOP_OVERHEAD
         segment.view[:HEADER_BYTES] = header
@@ -249,16 +249,16 @@ class Run:
     def _forward(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
         """Pass on what was received: the ciphertext stays as it came, the hop's part of the header is written anew."""
         length = len(self._bytes(self.program.steps[index].chunk, position))
-        hop = self._header(_FORWARD, index, position, 0, sealer.counter >> GENERATION_SHIFT, 0, 0)[:HOP_BYTES]
+        hop = self._header(_FORWARD, index, position, 0, sealer.counter >> KEY_PHASE_SHIFT, 0, 0)[:HOP_BYTES]
         segment.view[:HOP_BYTES] = hop
         return _tag_for_hop(segment.view, length + HOP_OVERHEAD, sealer)
 
     def _header(
-        self, kind: int, index: int, position: int, length: int, generation: int, origin: int, counter: int
+        self, kind: int, index: int, position: int, length: int, key_phase: int, origin: int, counter: int
     ) -> bytes:
         return pack_header(
             kind,
-            generation,
+            key_phase,
             self.program.ordinals[index],
             0,
             length,
@@ -281,10 +281,10 @@ class Run:
         step = self.program.steps[index]
         position = self.done[index]
         length = len(self._bytes(step.chunk, position))
-        generation = opener.counter >> GENERATION_SHIFT
+        key_phase = opener.counter >> KEY_PHASE_SHIFT
         if step.origin < 0:
-            return self._header(_HOP, index, position, length, generation, NO_ORIGIN, 0), length + HOP_OVERHEAD
-        header = self._header(_FORWARD, index, position, length, generation, step.origin, 0)
+            return self._header(_HOP, index, position, length, key_phase, NO_ORIGIN, 0), length + HOP_OVERHEAD
+        header = self._header(_FORWARD, index, position, length, key_phase, step.origin, 0)
         return header, length + FORWARD_OVERHEAD
 
     def open_next(self, index: int, header: bytes, frame: memoryview, segment: Segment, opener: Opener) -> bool:

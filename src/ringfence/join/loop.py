@@ -262,7 +262,7 @@ class _Climb:
 
     @contextlib.contextmanager
     def _blame(self, peer: Peer) -> Iterator[None]:
-        """A stranger's fault costs the stranger; a neighbour's ends the epoch."""
+        """A stranger's fault costs the stranger; a neighbour's ends the session."""
         try:
             yield
         except (ProtocolError, PeerLostError) as error:
@@ -538,22 +538,22 @@ class _Climb:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _membership(self) -> Membership:
-        epoch = self._tree.epoch
-        assert epoch is not None
+        session = self._tree.session
+        assert session is not None
         for peer in self._edges.values():
             self._forget(peer)
         return Membership(
             rank=self._entry.rank,
             world_size=self._entry.world_size,
-            roster=epoch.roster,
-            epoch_key=keys.epoch_key(epoch.epoch_secret, epoch.roster.digest),
+            roster=session.roster,
+            session_key=keys.session_key(session.session_secret, session.roster.digest),
             link_private_key=self._private_key,
-            suite=epoch.suite,
-            table=epoch.table,
+            suite=session.suite,
+            table=session.table,
             key_agreement=" and ".join(sorted({peer.stream.tls.group or "" for peer in self._edges.values()})),
             edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
-            acquaintances=self._acquaintances(epoch.roster),
-            max_epoch_age=self._policy.max_epoch_age,
+            acquaintances=self._acquaintances(session.roster),
+            max_session_age=self._policy.max_session_age,
             judged_at=boot_seconds() if self._judged_at is None else self._judged_at,
         )
 

@@ -14,19 +14,19 @@ from ringfence.control import Abort, ControlEdge
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """A worker's place in one epoch. Nothing else opens the runtime's door."""
+    """A worker's place in one session. Nothing else opens the runtime's door."""
 
     rank: int
     world_size: int
     roster: Roster  #                   worker r is roster.entries[r]
-    epoch_key: keys.Secret
+    session_key: keys.Secret
     link_private_key: X25519PrivateKey = field(repr=False)
     suite: int
     table: bytes = field(repr=False)  # rank 0's schedule table
     key_agreement: str  #               for people: the groups by which it agreed on keys with its neighbours
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
     acquaintances: Acquaintances | None = field(repr=False)  # who is judged at first contact, if anybody is
-    max_epoch_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
+    max_session_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
     judged_at: float = 0.0  #           boot_seconds() of the first judgement, which is the oldest
 
     @property
@@ -35,7 +35,7 @@ class Membership:
         return self.roster.admitted[self.rank].how
 
     def give_up(self, reason: str) -> None:
-        """This worker cannot go on after its join: tell the neighbours why, so that the epoch ends on every worker."""
+        """This worker cannot go on after its join: tell the neighbours why, so that the session ends on every worker."""
         for edge in self.edges:  # nothing is sent on one that is closed
             edge.send(Abort(self.rank, -1, 0, "", f"it failed to start: {reason}"))
             edge.close()
@@ -44,6 +44,6 @@ class Membership:
         """Hold no key and no connection any more, whoever still has this object."""
         for edge in self.edges:
             edge.abandon()
-        self.epoch_key.forget()
+        self.session_key.forget()
         object.__setattr__(self, "link_private_key", None)
         object.__setattr__(self, "acquaintances", None)

@@ -64,7 +64,7 @@ class Call(NamedTuple):
 
 class Header(NamedTuple):
     type: int
-    generation: int
+    key_phase: int
     step: int
     unused: int
     length: int

@@ -1,6 +1,6 @@
 """How two rostered workers open a connection in one round trip (spec/link.md).
 
-    dialler  -> hello    who, whom, which group and lane, a nonce, a MAC under an epoch key    112 bytes
+    dialler  -> hello    who, whom, which group and lane, a nonce, a MAC under a session key    112 bytes
     acceptor -> reply    a nonce, a confirmation                                                64 bytes
     dialler  -> confirm  a confirmation; frames follow in the same flight                       32 bytes
 
@@ -51,7 +51,7 @@ class LinkSecrets(NamedTuple):
     dialler_confirms: bytes
 
 
-def write_hello(epoch_key: Secret, hello: Hello) -> bytes:
+def write_hello(session_key: Secret, hello: Hello) -> bytes:
     body = _HELLO.pack(
         _MAGIC,
         keys.VERSION,
@@ -62,27 +62,27 @@ def write_hello(epoch_key: Secret, hello: Hello) -> bytes:
         hello.group,
         hello.nonce,
     )
-    return body + _hello_mac(epoch_key, body)
+    return body + _hello_mac(session_key, body)
 
 
-def read_hello(epoch_key: Secret, data: bytes) -> Hello:
+def read_hello(session_key: Secret, data: bytes) -> Hello:
     """The hello, or AuthenticationError: nothing is read from it before its MAC is checked."""
     body, received = data[: _HELLO.size], data[_HELLO.size :]
-    if not keys.same(received, _hello_mac(epoch_key, body)):
+    if not keys.same(received, _hello_mac(session_key, body)):
         raise AuthenticationError("a stranger dialled: its hello does not authenticate")
     magic, version, suite, lane, sender, receiver, group, nonce = _HELLO.unpack(body)
     hello = Hello(sender, receiver, lane, group, nonce)
     known = (magic, version, suite) == (_MAGIC, keys.VERSION, keys.SUITE_AES_256_GCM) and lane in tuple(Lane)
-    if not known or write_hello(epoch_key, hello) != data:
+    if not known or write_hello(session_key, hello) != data:
         raise AuthenticationError("a hello is of another version")
     return hello
 
 
-def link_secrets(epoch_key: Secret, x25519: bytes, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
-    """Both nonces make it fresh, X25519 binds it to the two workers, the epoch key to this roster."""
+def link_secrets(session_key: Secret, x25519: bytes, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
+    """Both nonces make it fresh, X25519 binds it to the two workers, the session key to this roster."""
     place = bytes([hello.lane]) + hello.sender.to_bytes(4, "big") + hello.receiver.to_bytes(4, "big") + hello.group
     secret = keys.derive(
-        Secret(x25519 + epoch_key.reveal()), salt=hello.nonce + acceptor_nonce, info=keys.LINK_SECRET + place
+        Secret(x25519 + session_key.reveal()), salt=hello.nonce + acceptor_nonce, info=keys.LINK_SECRET + place
     )
     return LinkSecrets(
         forth=keys.expand(secret, keys.LINK_FORTH),
@@ -92,5 +92,5 @@ def link_secrets(epoch_key: Secret, x25519: bytes, hello: Hello, acceptor_nonce:
     )
 
 
-def _hello_mac(epoch_key: Secret, body: bytes) -> bytes:
-    return keys.mac(keys.expand(epoch_key, keys.LINK_HELLO), keys.LINK_HELLO, body)
+def _hello_mac(session_key: Secret, body: bytes) -> bytes:
+    return keys.mac(keys.expand(session_key, keys.LINK_HELLO), keys.LINK_HELLO, body)

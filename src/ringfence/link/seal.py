@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
-from ringfence.keys import COUNTER_LIMIT, GENERATION_SHIFT, IV_BYTES, KEY_BYTES, Secret
+from ringfence.keys import COUNTER_LIMIT, IV_BYTES, KEY_BYTES, KEY_PHASE_SHIFT, Secret
 
 Buffer = bytes | bytearray | memoryview
 
@@ -29,32 +29,32 @@ def wipe(target: memoryview) -> None:
 class _Direction:
     """The state both ends of one direction keep in step."""
 
-    __slots__ = ("_cipher", "_iv", "_secret", "counter", "generation")
+    __slots__ = ("_cipher", "_iv", "_secret", "counter", "key_phase")
 
     def __init__(self, secret: Secret) -> None:
         self.counter = 0
-        self.generation = 0
+        self.key_phase = 0
         self._secret = secret
         self._cipher, self._iv = _cipher(secret)
 
     def _nonce(self) -> bytes:
-        """The next nonce; steps the key first where a generation ends, so take it before looking at the cipher."""
+        """The next nonce; steps the key first where a key phase ends, so take it before looking at the cipher."""
         counter = self.counter
         if counter >= COUNTER_LIMIT:
             raise ProtocolError("a connection has used up its counters")
         self.counter = counter + 1  # first of all: whoever interrupts what follows must not get it again
-        if counter >> GENERATION_SHIFT != self.generation:
-            self._ratchet(counter >> GENERATION_SHIFT)
+        if counter >> KEY_PHASE_SHIFT != self.key_phase:
+            self._ratchet(counter >> KEY_PHASE_SHIFT)
         return (self._iv ^ counter).to_bytes(IV_BYTES, "big")
 
-    def _ratchet(self, generation: int) -> None:
+    def _ratchet(self, key_phase: int) -> None:
         secret = keys.expand(self._secret, keys.RATCHET)
         cipher, iv = _cipher(secret)
-        self._secret, self._cipher, self._iv, self.generation = secret, cipher, iv, generation
+        self._secret, self._cipher, self._iv, self.key_phase = secret, cipher, iv, key_phase
 
-    def upcoming_generation(self) -> int:
-        """The key generation of the next frame, which its header announces."""
-        return self.counter >> GENERATION_SHIFT
+    def upcoming_key_phase(self) -> int:
+        """The key phase of the next frame, which its header announces."""
+        return self.counter >> KEY_PHASE_SHIFT
 
     def forget(self) -> None:
         """The connection is over. Emptied in place: whoever still holds this object holds no key, and is refused."""
@@ -152,7 +152,7 @@ class OriginKeys:
             raise AuthenticationError("a forwarded segment does not authenticate") from None
 
     def _cipher(self, origin: int, counter: int) -> tuple[AESGCM, int]:
-        place = (origin, counter >> GENERATION_SHIFT)
+        place = (origin, counter >> KEY_PHASE_SHIFT)
         found = self._ciphers.get(place)
         if found is None:
             if self._instance is None:

@@ -2,7 +2,7 @@
 
     version = 1
     min_workers = 8
-    max_epoch_age = "24h"
+    max_session_age = "24h"
 
     [[admit]]                  # any one rule admits
     [admit.certificate]        # inside a rule all proofs are needed
@@ -55,7 +55,7 @@ class PolicyFile:
 
     rules: tuple[Rule, ...]
     min_workers: int = 1
-    max_epoch_age: int | None = None  # seconds
+    max_session_age: int | None = None  # seconds
     key_agreement: str = KEY_AGREEMENTS[0]
 
     @property
@@ -86,8 +86,8 @@ def explain(policy: PolicyFile) -> list[str]:
         ]
     if policy.min_workers > 1:
         lines.append(f"A run has at least {policy.min_workers} workers, or it does not begin.")
-    if policy.max_epoch_age is not None:
-        lines.append(f"After {_words(policy.max_epoch_age)} all workers must be judged again.")
+    if policy.max_session_age is not None:
+        lines.append(f"After {_words(policy.max_session_age)} all workers must be judged again.")
     if policy.key_agreement != KEY_AGREEMENTS[0]:
         lines += [
             "Workers may agree on keys without post-quantum cryptography (key_agreement): whoever records their",
@@ -108,14 +108,14 @@ def read_policy(text: bytes, read: Read, kinds: Mapping[str, ReadRules], where: 
     root = parse(text, read, where)
     root.number("version", least=VERSION, most=VERSION)
     min_workers = root.number("min_workers", 1, least=1, most=WORKERS)
-    max_epoch_age = root.duration("max_epoch_age", None)
+    max_session_age = root.duration("max_session_age", None)
     key_agreement = root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS)
     tables = root.tables("admit")
     if len(tables) > RULES:
         raise root.error(f"{len(tables)} rules, and {RULES} are allowed")
     rules = tuple(_rule(table, kinds) for table in tables)
     root.done()
-    return PolicyFile(rules, min_workers, max_epoch_age, key_agreement)
+    return PolicyFile(rules, min_workers, max_session_age, key_agreement)
 
 
 def _rule(table: Table, kinds: Mapping[str, ReadRules]) -> Rule:

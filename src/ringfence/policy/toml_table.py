@@ -20,6 +20,8 @@ POLICY_BYTES: Final = 1 << 20  # of the policy itself
 FILE_BYTES: Final = 4 << 20  # of a file that it names
 TEXT_CHARACTERS: Final = 4096
 
+RENAMED: Final = {"max_epoch_age": "max_session_age"}  # keys of older policies, and what they are called now
+
 Read = Callable[[str, int], bytes]  # path as written in the policy, most bytes to read; raises OSError
 D = TypeVar("D")
 
@@ -191,6 +193,10 @@ class Table:
         """Nothing may be there that was not asked for, here and in the tables inside."""
         unknown = [name for name in self._values if name not in self._known]
         if unknown:
+            if renamed := RENAMED.get(unknown[0]):
+                raise PolicyError(
+                    f"{self.where}: the key {shown(unknown[0])} is called {shown(renamed)} now: rename it"
+                )
             known = ", ".join(self._known) or "none"
             raise PolicyError(f"{self.where}: unknown key {shown(unknown[0])}; known here: {known}")
         for table in self._inner:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """Who comes to one worker in one epoch, and whom it calls on, until a link has them."""
+    """Who comes to one worker in one session, and whom it calls on, until a link has them."""
 
     def __init__(self, engine: Engine, acquaintances: Acquaintances | None) -> None:
         self.acquaintances = acquaintances

@@ -176,7 +176,7 @@ class Group:
 
         def finished() -> None:
             self._active.remove(run)
-            instance = keys.group_secret(self.engine.epoch_key, bytes(self._drawn), self.digest)
+            instance = keys.group_secret(self.engine.session_key, bytes(self._drawn), self.digest)
             wipe(memoryview(self._drawn))
             self.origin = self.engine.origin_keys(instance, self.rank)
             self.instance = instance_identifier(instance, self.digest)

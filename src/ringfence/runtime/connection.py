@@ -178,7 +178,7 @@ class Link(choice.End):
     def control_frame(self, kind: Type, call: bytes, sequence: int = 0) -> memoryview:
         """A frame without payload."""
         header = pack_header(
-            kind, self.sealer.upcoming_generation(), 0, 0, 0, 0, 0, NO_ORIGIN, sequence, 0, self.group.digest[:16], call
+            kind, self.sealer.upcoming_key_phase(), 0, 0, 0, 0, 0, NO_ORIGIN, sequence, 0, self.group.digest[:16], call
         )
         frame = bytearray(HOP_OVERHEAD)
         frame[:HEADER_BYTES] = header

@@ -1,7 +1,7 @@
-"""The engine: one worker's part in one epoch. Its groups and links, what is unfinished, and how it fails.
+"""The engine: one worker's part in one session. Its groups and links, what is unfinished, and how it fails.
 
 It owns no thread and no socket: whoever drives it (`loop.Loop` over TCP, a test over memory) calls `run_ready` when
-streams changed and `expire` when time passed. A failure of any link ends the epoch, here and, through the control
+streams changed and `expire` when time passed. A failure of any link ends the session, here and, through the control
 edges, on every other worker.
 """
 
@@ -97,13 +97,13 @@ class _Task:
 
 
 class Engine:
-    """One worker in one epoch."""
+    """One worker in one session."""
 
     def __init__(
         self,
         rank: int,
         world_size: int,
-        epoch_key: Secret,
+        session_key: Secret,
         private_key: X25519PrivateKey,
         public_keys: Sequence[bytes],
         network: Network,
@@ -117,7 +117,7 @@ class Engine:
     ) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.epoch_key = epoch_key
+        self.session_key = session_key
         self.network = network
         self.table = table
         self.edges = list(edges)
@@ -276,7 +276,7 @@ class Engine:
                     self._broken(link, error)
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException as error:  # a mistake of ours must end the epoch, not the thread that drives it
+            except BaseException as error:  # a mistake of ours must end the session, not the thread that drives it
                 failure = RingfenceError(f"worker {self.rank}: internal error {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self.fail(failure, self.rank)
@@ -354,17 +354,17 @@ class Engine:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def hello_bytes(self, hello: Hello) -> bytes:
-        return write_hello(self.epoch_key, hello)
+        return write_hello(self.session_key, hello)
 
     def link_secrets(self, worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
         shared = self._shared.get(worker)
         if shared is None:
             shared = self._shared[worker] = self._agree(worker)
-        return link_secrets(self.epoch_key, shared, hello, acceptor_nonce)
+        return link_secrets(self.session_key, shared, hello, acceptor_nonce)
 
     def _agree(self, worker: int) -> bytes:
         if self._private_key is None:
-            raise ProtocolError("the keys of this epoch are forgotten")
+            raise ProtocolError("the keys of this session are forgotten")
         try:
             return self._private_key.exchange(X25519PublicKey.from_public_bytes(self._public_keys[worker]))
         except ValueError:  # a point of low order: the result would be zero, whoever it is agreed with
@@ -396,7 +396,7 @@ class Engine:
             self.after(0.0 if link.worker in self.departed else SUSPICION_SECONDS, judge)
 
     def fail(self, error: RingfenceError, suspect: int = -1, heard_from: Edge | None = None) -> None:
-        """End the epoch: every unfinished operation raises, every other worker is told, nothing more is sent."""
+        """End the session: every unfinished operation raises, every other worker is told, nothing more is sent."""
         if self.failure is None:
             self.failure = error
             if heard_from is None:
@@ -414,7 +414,7 @@ class Engine:
         )
 
     def _wind_down(self) -> None:
-        """What the end of an epoch entails. Done again it does the rest, in case an interrupt came in between.
+        """What the end of a session entails. Done again it does the rest, in case an interrupt came in between.
 
         Links are closed before operations end: from then on their memory is the caller's again.
         """
@@ -526,12 +526,12 @@ class Engine:
         self.edges.clear()
 
     def _forget_keys(self) -> None:
-        """An epoch's keys end with it, or what was recorded of it could be opened by who reads this process later.
+        """A session's keys end with it, or what was recorded of it could be opened by who reads this process later.
 
         Emptied where they lie: process groups, operations and C code that was interrupted still hold these objects.
         """
         for group in (*self.groups.values(), *self._removed):
             group.forget()
-        self.epoch_key = Secret(b"")
+        self.session_key = Secret(b"")
         self._private_key = None
         self._shared.clear()

@@ -3,7 +3,7 @@
     dialler   hello, lane 2 ─►  ◄─ reply   confirm, its proof ─►  judged   ◄─ the acceptor's   judged; links are dialled
 
 It has a connection of its own, once for each worker that is dialled, so that links carry nothing but frames of collectives
-and transfers, and cost what they cost before. Who does not pass ends the epoch, on every worker and by name.
+and transfers, and cost what they cost before. Who does not pass ends the session, on every worker and by name.
 """
 
 from __future__ import annotations

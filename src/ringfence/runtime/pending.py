@@ -94,7 +94,7 @@ class Doorway:
             self._admit(received)
 
     def _answer(self, received: bytes) -> None:
-        hello = read_hello(self.engine.epoch_key, received)
+        hello = read_hello(self.engine.session_key, received)
         if hello.receiver != self.engine.rank or not 0 <= hello.sender < self.engine.world_size:
             raise AuthenticationError("a hello for somebody else")
         if hello.lane == Lane.INTRODUCTION:
@@ -130,7 +130,7 @@ class Doorway:
         self.engine.gate.admitted(self, stream, self._hello, secrets)
 
     def _introduce(self, incoming: Incoming) -> None:
-        """A worker of the roster shows its proof. What is wrong from here on is no stranger's doing: it ends the epoch."""
+        """A worker of the roster shows its proof. What is wrong from here on is no stranger's doing: it ends the session."""
         assert self._hello is not None and self._secrets is not None and self.stream is not None
         known = self.engine.gate.acquaintances
         assert known is not None

@@ -204,7 +204,7 @@ class Exchange(Link):
         view = segment.view
         header = pack_header(
             Type.PAYLOAD,
-            self.sealer.upcoming_generation(),
+            self.sealer.upcoming_key_phase(),
             0,
             0,
             len(payload),

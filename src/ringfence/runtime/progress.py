@@ -124,7 +124,7 @@ class Loop:
         self._waker.wake()
 
     def wait(self, operation: Operation, seconds: float = float("inf")) -> bool:
-        """Wait for the end of an operation, driving if nobody does. Whatever interrupts it aborts the epoch."""
+        """Wait for the end of an operation, driving if nobody does. Whatever interrupts it aborts the session."""
         if operation.done:
             return True
         try:
@@ -173,7 +173,7 @@ class Loop:
             else:
                 self._drive(enough, limit)
         except BaseException as error:
-            # What it interrupted is half done: nobody may drive on before the epoch has ended.
+            # What it interrupted is half done: nobody may drive on before the session has ended.
             failure = self._interruption(error)
             self._asked.appendleft(lambda: self.engine.fail(failure, self.engine.rank))
             raise
@@ -182,7 +182,7 @@ class Loop:
         return AbortedError(f"worker {self.engine.rank} was interrupted ({type(error).__name__})")
 
     def abort(self, error: AbortedError) -> None:
-        """End the epoch from outside the loop."""
+        """End the session from outside the loop."""
         self.ask(lambda: self.engine.fail(error, self.engine.rank))
         self.wake()
 
@@ -214,7 +214,7 @@ class Loop:
             engine.expire()
 
     def _do_what_was_asked(self) -> None:
-        """What is interrupted stays: done again when the epoch has failed, it ends as all does then."""
+        """What is interrupted stays: done again when the session has failed, it ends as all does then."""
         asked = self._asked
         while asked:
             try:

@@ -1,6 +1,6 @@
 """TLS 1.3 for admission and control: keeps strangers from reading along; who the peer is, admission decides.
 
-The certificates are self-signed and made for one epoch, so TLS proves only that the peer holds the key it shows. That
+The certificates are self-signed and made for one session, so TLS proves only that the peer holds the key it shows. That
 key's digest and the connection's exporter go into the binding that admission's proofs cover.
 """
 
@@ -34,7 +34,7 @@ _NOT_AFTER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.
 
 
 class Credentials:
-    """This process's TLS key for one epoch; never stored. `hybrid`: no connection without post-quantum key agreement.
+    """This process's TLS key for one session; never stored. `hybrid`: no connection without post-quantum key agreement.
 
     ConfigurationError if this machine's OpenSSL cannot do that.
     """

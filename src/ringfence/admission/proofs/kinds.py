@@ -71,13 +71,13 @@ def _with_what_others_list(file: PolicyFile, where: str) -> PolicyFile:
 def digest_of(file: PolicyFile) -> bytes:
     """The digest of the policy that `policy_of` makes, without a secret or a clock."""
     rules = [_content(rule) for rule in file.rules]
-    return policy_digest(rules, file.min_workers, file.max_epoch_age, file.key_agreement)
+    return policy_digest(rules, file.min_workers, file.max_session_age, file.key_agreement)
 
 
 def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Policy:
     """The judge that a policy file describes."""
     verifiers = tuple(bundle.all_of(_verifiers(rule, clock, shared)) for rule in file.rules)
-    return Policy(verifiers, file.min_workers, file.max_epoch_age, file.key_agreement)
+    return Policy(verifiers, file.min_workers, file.max_session_age, file.key_agreement)
 
 
 def _verifiers(rule: Rule, clock: Clock, shared: SharedSecret | None) -> list[Verifier]:

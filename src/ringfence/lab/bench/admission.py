@@ -90,7 +90,7 @@ def admit(
     seed: int = 0,
     say: Callable[[str], None] = lambda what: None,
 ) -> Cost:
-    """Admit a world of `size` workers by one kind of proof, and see that everyone came into one epoch."""
+    """Admit a world of `size` workers by one kind of proof, and see that everyone came into one session."""
     say(f"{size} workers: keys")
     draw = random.Random(seed)  # noqa: S311 (the order in which workers happen to come)
     chosen = range(size) if judges is None or judges >= size else draw.sample(range(size), judges)
@@ -151,9 +151,9 @@ class _Worker:
 
     def forget_the_others(self) -> None:
         """A worker on a machine of its own keeps its roster; thousands in one process keep its digest."""
-        epoch = self.tree.epoch
-        assert epoch is not None
-        self.tree.epoch = replace(epoch, roster=replace(epoch.roster, admitted=()))
+        session = self.tree.session
+        assert session is not None
+        self.tree.session = replace(session, roster=replace(session.roster, admitted=()))
 
 
 class _End:
@@ -264,15 +264,15 @@ class _World:
             return []
         with worker.clock("check"):
             answers = worker.tree.check()
-        if worker.welcome is not None and worker.tree.epoch is not None:
-            self._judged, worker.welcome = (*worker.welcome, worker.tree.epoch.roster), None
+        if worker.welcome is not None and worker.tree.session is not None:
+            self._judged, worker.welcome = (*worker.welcome, worker.tree.session.roster), None
         worker.forget_the_others()
         return answers
 
     def cost(self) -> Cost:
-        digests = {worker.tree.epoch.roster.digest if worker.tree.epoch else b"" for worker in self.workers}
+        digests = {worker.tree.session.roster.digest if worker.tree.session else b"" for worker in self.workers}
         if len(digests) != 1 or any(worker.tree.phase is not Phase.GO for worker in self.workers):
-            raise RingfenceError("the benchmark's workers did not come into one epoch")
+            raise RingfenceError("the benchmark's workers did not come into one session")
         return Cost(
             workers=self.size,
             depth=depth_of(self.size),

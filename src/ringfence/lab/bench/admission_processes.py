@@ -59,7 +59,7 @@ def measure(workers: int, rounds: int, say: Callable[[str], None] = lambda what:
             answers = processes.answers()
             seconds = time.monotonic() - began
             if len({(answer["roster"], answer["workers"]) for answer in answers}) != 1:
-                raise BenchError("the benchmark's processes did not come into one epoch")
+                raise BenchError("the benchmark's processes did not come into one session")
             found.append(Round(seconds, sum(answer["cpu"] for answer in answers)))
     return Joins(workers, start, tuple(found))
 
