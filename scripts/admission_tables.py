@@ -1,7 +1,7 @@
 """`scripts/admission`: put the tables of what admission costs into docs/benchmark.md; --check says whether they are stale.
 
 They come from docs/results: admission.json, admission-certificate.json and admission-everybody.json are what `ringfence bench
-admission --json` printed, first-contact.json is what scripts/peer_verification.py did. Nobody types a figure.
+admission --json` printed, peer-verification.json is what scripts/peer_verification.py did. Nobody types a figure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Results = dict[str, Any]  # name of a file: what it holds
 
 
 def read(folder: Path) -> Results:
-    names = ("admission", "admission-certificate", "admission-everybody", "first-contact")
+    names = ("admission", "admission-certificate", "admission-everybody", "peer-verification")
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
 
 
@@ -108,7 +108,7 @@ def _everybody(results: Results) -> str:
     world = found["worlds"][0]
     return "\n".join(
         (
-            f"With every one of {world['judges']:,} workers parsing and judging the whole roster (`--judges 0`):",
+            f"With every one of {world['verifiers']:,} workers parsing and verifying the whole roster (`--verifiers 0`):",
             "",
             *_HEAD,
             _row(world),
@@ -126,9 +126,9 @@ def _certificates(results: Results) -> str:
 
 
 def _contact(results: Results) -> str:
-    found = results["first-contact"]
+    found = results["peer-verification"]
     lines = ["| proof | CPU of both ends (quartiles) | bytes of both ends |", "|---|---:|---:|"]
-    for name, cost in found["first_contact"].items():
+    for name, cost in found["peer_verification"].items():
         low, high = cost["cpu_seconds_quartiles"]
         cpu = f"{time_text(cost['cpu_seconds'])} ({time_text(low)} to {time_text(high)})"
         lines.append(f"| {name} | {cpu} | {cost['bytes']:,} |")
@@ -145,7 +145,7 @@ TABLES: Final[dict[str, Callable[[Results], str]]] = {
     "fit": _fit,
     "everybody": _everybody,
     "certificates": _certificates,
-    "first-contact": _contact,
+    "peer-verification": _contact,
 }
 
 

@@ -1,7 +1,10 @@
-"""Measure what first contact costs two workers: `python -m scripts.peer_verification > docs/results/first-contact.json`.
+"""Measure what peer verification costs two workers.
+
+    python -m scripts.peer_verification > docs/results/peer-verification.json
+
 
 Two engines in memory open their first link, once under a policy that asks for evidence and once without: the difference is
-the CPU time of both ends, judging included, and the bytes on the wire in both directions. Evidence is minted under the tests'
+the CPU time of both ends, verifying included, and the bytes on the wire in both directions. Evidence is minted under the tests'
 roots. On a network a connection and two round trips come on top.
 """
 
@@ -14,7 +17,7 @@ import time
 
 import torch
 
-from ringfence.admission.peer_verification import Acquaintances
+from ringfence.admission.peer_verification import PeerVerifier
 from ringfence.lab.bench.machine import facts
 from ringfence.transport.in_memory import Pipe
 from tests.memory_cluster import World, broadcast
@@ -27,11 +30,11 @@ SIZE = 3  # ranks 1 and 2 never met: both are children of rank 0
 def first_link(technology: Technology | None) -> tuple[float, int]:
     """CPU seconds and bytes until rank 2 has what rank 1 sent."""
 
-    def introduce(public: list[bytes]) -> list[Acquaintances]:
+    def verify_peers(public: list[bytes]) -> list[PeerVerifier]:
         made = circle(public, technology)
-        return [made.acquaintances(rank) for rank in range(SIZE)]
+        return [made.peer_verifier(rank) for rank in range(SIZE)]
 
-    world = World(SIZE, introduce=introduce if technology else None)
+    world = World(SIZE, verify_peers=verify_peers if technology else None)
     groups = world.add_group("siblings", (1, 2))
     carried = 0
 
@@ -63,7 +66,7 @@ def main() -> None:
         }
     link = {"cpu_seconds": statistics.median(each for each, _ in plain), "bytes": plain[0][1]}
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    print(json.dumps({"machine": facts(), "date": date, "first_link": link, "first_contact": found}, indent=1))
+    print(json.dumps({"machine": facts(), "date": date, "first_link": link, "peer_verification": found}, indent=1))
 
 
 if __name__ == "__main__":

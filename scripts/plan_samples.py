@@ -19,14 +19,14 @@ def bench_rows() -> list[dict[str, Any]]:
         if case["kind"] != "collective" or case.get("busy"):
             continue
         around = f"-{case['hosts']}h-{case['rate']}" if case["rate"] else ""
-        profiled = "-profiled" if "ringfence-profiled" in case["contenders"] else ""
+        profiled = "-profiled" if "ringfence-profiled" in case["variants"] else ""
         name = f"{case['operation']}-{case['size'] >> 10}KiB-{case['workers']}w{around}{profiled}"
         for line in result.lines:
             shares = line.stages or {}
             stages = {f"stage_{stage}": share * line.seconds * 1e9 for stage, share in shares.items()}
             row = {
                 "cell": name,
-                "contender": line.contender,
+                "variant": line.variant,
                 "seconds": line.seconds,
                 "ratio": line.ratio.median,
                 **stages,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringfence.cli.plan import read_study
-from ringfence.cli.plan_checks import crossings_rows, judged, lee_rows
+from ringfence.cli.plan_checks import crossings_rows, lee_rows, verified
 from ringfence.cli.plan_views import seconds_text, share_text
 from ringfence.lab.plan import hardware, models, published
 from ringfence.lab.plan.calibrate import calibrate
@@ -73,7 +73,7 @@ def validation() -> Validation:
 def validation_table() -> str:
     by_cell: dict[str, dict[str, Line]] = {}
     for line in validation().lines:
-        by_cell.setdefault(line.cell, {})[line.contender] = line
+        by_cell.setdefault(line.cell, {})[line.variant] = line
     rows = [
         [
             "cell",
@@ -105,13 +105,13 @@ def validation_table() -> str:
 def validation_summary() -> str:
     found = validation()
     rows = [["predicted", "scored cells", "of", "median error", "worst error", "at most 10% and 30%"]]
-    for name, count, ratio, seconds in judged(found):
+    for name, count, ratio, seconds in verified(found):
         for what, (median, worst) in (("the ratio to Gloo", ratio), ("seconds", seconds)):
             met = "yes" if median <= 0.10 and worst <= 0.30 else "**no**"
             rows.append([name, str(count), what, share_text(median), share_text(worst), met])
     whose = [["seconds of", "scored cells", "median error", "worst error"]]
-    for contender, title in WHOSE.items():
-        errors = sorted(line.error for line in found.lines if line.scored and line.contender == contender)
+    for variant, title in WHOSE.items():
+        errors = sorted(line.error for line in found.lines if line.scored and line.variant == variant)
         whose.append([title, str(len(errors)), share_text(statistics.median(errors)), share_text(errors[-1])])
     others = [validate(measured()[0], seed, measured()[1]) for seed in (1, 2)]
     dealt = [
@@ -247,7 +247,7 @@ def here() -> Hardware:
 
 def eight_table() -> str:
     """Eight workers on the calibrated machine: what each schedule and bucket size is predicted to cost, and what it took."""
-    tried = {(row["bucket_mb"], row["contender"]): row for row in read_study(EIGHT, None)[0]}
+    tried = {(row["bucket_mb"], row["variant"]): row for row in read_study(EIGHT, None)[0]}
     found: dict[tuple[float | None, str], tuple[float, float]] = {}
     rows = [["bucket", *EIGHT_WAYS, "the runtime's choice"]]
     for cap in sorted({cap for cap, _ in tried}, key=lambda cap: cap or 0.0):

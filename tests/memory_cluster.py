@@ -18,7 +18,7 @@ from ringfence.keys import Secret
 from ringfence.link.frames import Call
 from ringfence.runtime.communicator import Group
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.peer_verification import Acquaintances
+from ringfence.runtime.peer_verification import PeerVerifier
 from ringfence.transport.in_memory import Pipe, Wires
 
 
@@ -49,9 +49,9 @@ class World:
         seed: int = 0,
         table: Table | None = None,
         capacity: int = 1 << 22,
-        introduce: Callable[[list[bytes]], Sequence[Acquaintances | None]] | None = None,
+        verify_peers: Callable[[list[bytes]], Sequence[PeerVerifier | None]] | None = None,
     ) -> None:
-        """`introduce` is told the public keys, and says for each worker who is judged at first contact."""
+        """`verify_peers` is told the public keys, and says for each worker who is verified at peer verification."""
         self.size = size
         self.now = 0.0
         self.wires = Wires(capacity)
@@ -60,7 +60,7 @@ class World:
         public = [key.public_key().public_bytes_raw() for key in private]
         session_key = Secret(draw.randbytes(32))
         edges = self._tree()
-        acquaintances = introduce(public) if introduce else [None] * size
+        peer_verifier = verify_peers(public) if verify_peers else [None] * size
         self.engines = [
             Engine(
                 rank,
@@ -73,12 +73,12 @@ class World:
                 edges[rank],
                 clock=lambda: self.now,
                 random=draw.randbytes,
-                acquaintances=acquaintances[rank],
+                peer_verifier=peer_verifier[rank],
             )
             for rank in range(size)
         ]
         for rank, engine in enumerate(self.engines):
-            self.wires.serve(rank, engine.gate.accept)
+            self.wires.serve(rank, engine.acceptor.accept)
             for edge in edges[rank]:
                 edge.engine = engine
         self.groups = self.add_group("world", range(size))

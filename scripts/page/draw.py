@@ -10,7 +10,7 @@ from ringfence.lab.report.style import Chart, save
 
 PICTURES: Final[dict[str, Chart]] = {
     "all-reduce": panels("Sealed all-reduce, loopback, with 95 % intervals"),
-    "contenders": across("All-reduce of 25 MiB, loopback: ways to seal, and not to"),
+    "variants": across("All-reduce of 25 MiB, loopback: ways to seal, and not to"),
     "collectives": across("Collectives of 25 MiB, loopback, sealed"),
     "training": across("Training steps, loopback, sealed"),
     "rates": across("All-reduce between hosts with limited links, sealed"),

@@ -44,12 +44,12 @@ class Edition:
     ) -> Result | None:
         wanted = {"operation": operation, "size": size, "workers": workers, "busy": busy, "rate": rate}
         found = self._matching({"kind": "collective", **wanted})
-        return next((each for each in found if PROFILED not in each.case["contenders"]), None)
+        return next((each for each in found if PROFILED not in each.case["variants"]), None)
 
     def profile(self, operation: str, size: int, workers: int) -> Result | None:
         wanted = {"operation": operation, "size": size, "workers": workers, "busy": False, "rate": None}
         found = self._matching({"kind": "collective", **wanted})
-        return next((each for each in found if PROFILED in each.case["contenders"]), None)
+        return next((each for each in found if PROFILED in each.case["variants"]), None)
 
     def training(self, model: str, strategy: str, workers: int, bucket_mb: float | None = None) -> Result | None:
         bucket = bucket_mb if strategy == "ddp" else 0.0
@@ -57,7 +57,7 @@ class Edition:
         return next(iter(self._matching({"kind": "training", **wanted})), None)
 
     def _matching(self, wanted: Mapping[str, Any]) -> list[Result]:
-        """Those with the most contenders first."""
+        """Those with the most variants first."""
         found = [each for each in self.results if wanted.items() <= each.case.items()]
         return sorted(found, key=lambda each: (-len(each.lines), -each.rounds))
 

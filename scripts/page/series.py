@@ -18,8 +18,8 @@ Point = dict[str, Any]  # label, ratio: [low, median, high], resolution
 _DIGITS: Final = 4
 
 
-def _point(label: str, result: Result | None, contender: str = SEALED) -> list[Point]:
-    line = line_of(result, contender)
+def _point(label: str, result: Result | None, variant: str = SEALED) -> list[Point]:
+    line = line_of(result, variant)
     if result is None or line is None:
         return []
     ratio = [round(value, _DIGITS) for value in (line.ratio.low, line.ratio.median, line.ratio.high)]
@@ -45,7 +45,7 @@ def all_reduce(edition: Edition) -> dict[str, list[Point]]:
     )
 
 
-def contenders(edition: Edition) -> dict[str, list[Point]]:
+def variants(edition: Edition) -> dict[str, list[Point]]:
     ways = {
         SEALED: "ringfence, sealed",
         "ringfence-unsealed": "ringfence, unsealed",
@@ -117,9 +117,9 @@ def buckets(edition: Edition) -> dict[str, list[Point]]:
     """Seconds of a step, both ways, by the size of DDP's buckets."""
     steps = [(bucket, edition.training("gpt2", "ddp", 2, bucket)) for bucket in edition.buckets]
     found: dict[str, list[Point]] = {}
-    for contender, title in (("gloo-a", "plaintext Gloo"), (SEALED, "ringfence")):
+    for variant, title in (("gloo-a", "plaintext Gloo"), (SEALED, "ringfence")):
         for bucket, result in steps:
-            if line := line_of(result, contender):
+            if line := line_of(result, variant):
                 label = "default" if bucket is None else f"{bucket:g}"
                 found.setdefault(title, []).append({"label": label, "seconds": round(line.seconds, _DIGITS)})
     return found
@@ -127,7 +127,7 @@ def buckets(edition: Edition) -> dict[str, list[Point]]:
 
 SERIES: Final[dict[str, Callable[[Edition], dict[str, Any]]]] = {
     "all-reduce": all_reduce,
-    "contenders": contenders,
+    "variants": variants,
     "collectives": collectives,
     "training": training,
     "rates": rates,

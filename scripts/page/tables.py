@@ -66,7 +66,7 @@ def verdicts(edition: Edition) -> str:
         for each in targets(edition)
     ]
     for one in edition.memory:
-        if one.contender == SEALED:
+        if one.variant == SEALED:
             what = f"memory per link, {size_text(one.case['size'])}, {one.case['workers']} workers"
             met = "yes" if one.per_link <= MEMORY_LIMIT else "**no**"
             rows.append((what, size_text(MEMORY_LIMIT), _mib(one.per_link), "", str(one.rounds), met))
@@ -238,7 +238,7 @@ def link(edition: Edition) -> str:
 def memory(edition: Edition) -> str:
     rows = [
         (
-            "Gloo" if each.contender.startswith("gloo") else each.contender,
+            "Gloo" if each.variant.startswith("gloo") else each.variant,
             str(each.case["workers"]),
             size_text(each.case["size"]),
             str(each.links),

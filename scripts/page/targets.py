@@ -35,9 +35,9 @@ class Target(NamedTuple):
         return "within Gloo / Gloo" if self.met else "**no**"
 
 
-def line_of(result: Result | None, contender: str = SEALED) -> Line | None:
-    """A contender's line of a result, where it took part."""
-    return next((line for line in result.lines if line.contender == contender), None) if result else None
+def line_of(result: Result | None, variant: str = SEALED) -> Line | None:
+    """A variant's line of a result, where it took part."""
+    return next((line for line in result.lines if line.variant == variant), None) if result else None
 
 
 def targets(edition: Edition) -> list[Target]:

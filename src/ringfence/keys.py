@@ -40,15 +40,19 @@ KEY_PHASE_SHIFT: Final = 20  # a key seals at most 2**20 segments
 COUNTER_LIMIT: Final = 1 << 52  # so that a key phase fits the 32 bits it has in a header
 
 TREE_FANOUT: Final = 4  # children of a worker in the admission tree
-ADMISSION_SECONDS: Final = 10.0  # for one stranger to finish its handshake, or to say the right hello
+ADMISSION_SECONDS: Final = 10.0  # for one unauthenticated peer to finish its handshake, or to say the right hello
 EVIDENCE_SECONDS: Final = 30.0  # to show evidence of hardware or a token, once the hellos agree
 TOKEN_SECONDS: Final = 20.0  # for a token command, so that its peer still waits when it has ended
-ADMISSION_BYTES: Final = 128 * 1024  # what a stranger may send before it is judged: TLS, a hello, a proof
+ADMISSION_BYTES: Final = (
+    128 * 1024
+)  # what an unauthenticated peer may send before it is verified: TLS, a hello, a proof
 TLS_HANDSHAKE_BYTES: Final = 8 * 1024  # of these, until TLS is established: a key share and a certificate are 2,400
 ADMISSION_RECORDS: Final = 64  # of TLS, in which it may send that: each costs CPU time, however short it is
-ADMISSION_CPU_SECONDS: Final = 0.25  # of the loop, for one connection before it is judged; an honest one takes 0.003
-ADMISSION_SLICE_SECONDS: Final = 0.01  # of CPU time for all strangers, before admitted neighbours have their turn again
-ADMISSION_PENDING: Final = 64  # strangers at once that have not said the right hello, and as many that have
+ADMISSION_CPU_SECONDS: Final = 0.25  # of the loop, for one connection before it is verified; an honest one takes 0.003
+ADMISSION_SLICE_SECONDS: Final = (
+    0.01  # of CPU time for all unauthenticated peers, before admitted neighbours have their turn again
+)
+ADMISSION_PENDING: Final = 64  # unauthenticated peers at once that have not said the right hello, and as many that have
 ADMISSION_PENDING_PER_ADDRESS: Final = 16  # of those that have not
 LINK_HELLO_SECONDS: Final = 10.0  # for a dialler to say who it is
 LINK_PENDING: Final = 256  # diallers at once that have not, and
@@ -64,7 +68,7 @@ SUSPICION_SECONDS: Final = 1.0  # between the end of a data connection and calli
 ABORT_TEXT_BYTES: Final = 256
 REFUSAL_TEXT_BYTES: Final = 512
 PROOF_LIMIT_BYTES: Final = 112 * 1024  # an HMAC is 32, a quote 5,000; 16 GPUs with their certificates are 98,000
-SHOWING_BYTES: Final = (
+PRESENTATION_BYTES: Final = (
     PROOF_LIMIT_BYTES + 1024
 )  # the same with its preimage, as two workers show it who never met in the tree
 TABLE_LIMIT_BYTES: Final = 1 << 20  # the schedule table that comes with the roster

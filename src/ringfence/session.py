@@ -25,7 +25,7 @@ from ringfence.runtime.engine import Engine
 from ringfence.runtime.progress import Loop
 from ringfence.settings import Settings
 from ringfence.transport.alarm import Alarm
-from ringfence.transport.fork import canary, closes_in_children, in_child
+from ringfence.transport.fork import canary, in_child, register_fork_cleanup
 from ringfence.transport.tcp import TcpNetwork
 
 _OPEN_FILES = 1 << 16  # of a worker in a large world, if the system allows it; by default many give 1024
@@ -82,7 +82,7 @@ class Session:
             table=Table.from_bytes(member.table),
             edges=member.edges,
             alive=canary(),
-            acquaintances=member.acquaintances,
+            peer_verifier=member.peer_verifier,
             outage=outage,
         )
         self.workers = member.roster.workers
@@ -148,7 +148,7 @@ class Session:
                 self._metrics.close()
 
     def _limit_age(self, member: Membership) -> Alarm | None:
-        """Who was judged long ago may have lost what it was judged by. So the policy may say how long a judgement lasts.
+        """Who was verified long ago may have lost what it was verified by. So the policy may say how long a verification lasts.
 
         Every worker keeps the time by its own clock, which goes on while the machine is suspended; the first one to reach it
         ends the session for all.
@@ -156,11 +156,11 @@ class Session:
         if member.max_session_age is None:
             return None
         age = member.max_session_age
-        return Alarm("ringfence age", member.judged_at + age, lambda: self._expire(age))
+        return Alarm("ringfence age", member.verified_at + age, lambda: self._expire(age))
 
     def _expire(self, age: int) -> None:
         text = (
-            f"this session has reached {age} s, the policy's max_session_age: all workers must be judged again. "
+            f"this session has reached {age} s, the policy's max_session_age: all workers must be verified again. "
             "Destroy the process group and initialise it anew, with a higher RINGFENCE_GENERATION"
         )
         with contextlib.suppress(ProtocolError):  # this worker is leaving already
@@ -176,7 +176,7 @@ class _Start:
         self.member: Membership | None = None
         self.network: TcpNetwork | None = None
         self.engine: Engine | None = None
-        closes_in_children(self)
+        register_fork_cleanup(self)
 
     def fail(self, error: BaseException) -> None:
         """Tell the neighbours, close everything, and clear the frames that the error keeps: the next attempt reads anew."""

@@ -200,8 +200,8 @@ def _secret_line() -> bytes:
 def replace_secret_file(path: str | os.PathLike[str]) -> None:
     """Put a new secret in the place of this file, in one step; on failure it is as it was."""
     try:
-        with _draft(path, _secret_line(), 0o600) as draft:
-            os.replace(draft, path)
+        with _builder(path, _secret_line(), 0o600) as builder:
+            os.replace(builder, path)
     except OSError as error:
         raise ConfigurationError(f"cannot replace {os.fspath(path)}: {error.strerror}; it is as it was") from error
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
@@ -214,9 +214,9 @@ def replace_secret_file(path: str | os.PathLike[str]) -> None:
 def write_new(path: str | os.PathLike[str], content: bytes, mode: int, what: str) -> None:
     """Write a new file with exactly this mode, whole or not at all. What exists is kept, and links are not followed."""
     try:
-        with _draft(path, content, mode) as draft:
+        with _builder(path, content, mode) as builder:
             _take_name(path)
-            os.replace(draft, path)
+            os.replace(builder, path)
     except FileExistsError:
         raise ConfigurationError(f"{os.fspath(path)} exists; {what} is never overwritten: name a new file") from None
     except OSError as error:
@@ -229,23 +229,23 @@ def _take_name(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def _draft(path: str | os.PathLike[str], content: bytes, mode: int) -> Iterator[str]:
+def _builder(path: str | os.PathLike[str], content: bytes, mode: int) -> Iterator[str]:
     """A file beside `path` with this content, all of it on the disk, for as long as it takes to give it its name.
 
     Under that name a full disk or a kill would leave a part of it, which a second try must not overwrite.
     """
-    draft = os.path.join(os.path.dirname(path), f".ringfence-{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    builder = os.path.join(os.path.dirname(path), f".ringfence-{secrets.token_hex(8)}")
+    descriptor = os.open(builder, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, mode)  # whatever the umask
             file.write(content)
             file.flush()
             os.fsync(descriptor)
-        yield draft
+        yield builder
     finally:
         with contextlib.suppress(FileNotFoundError):  # it was renamed
-            os.unlink(draft)
+            os.unlink(builder)
 
 
 def load_secret(path: str | os.PathLike[str]) -> keys.Secret:
@@ -365,7 +365,8 @@ def _secret(environ: Mapping[str, str], policy: PolicyFile | None) -> keys.Secre
     path = environ.get("RINGFENCE_SECRET_FILE")
     if not path:
         raise ConfigurationError(
-            "RINGFENCE_SECRET_FILE is not set, so nobody could tell this run's workers from strangers; " + _HOW_TO_MAKE
+            "RINGFENCE_SECRET_FILE is not set, so nobody could tell this run's workers from unauthenticated peers; "
+            + _HOW_TO_MAKE
         )
     return load_secret(path)
 

@@ -75,7 +75,7 @@ class Seat:
         raise NotImplementedError
 
     def dial(self, receiver: int, data: bytes) -> None:
-        """Connect to a worker as a stranger, send it something, and stay."""
+        """Connect to a worker as an unauthenticated peer, send it something, and stay."""
         raise NotImplementedError
 
     def recording(self) -> Recording:

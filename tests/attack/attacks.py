@@ -234,7 +234,7 @@ def replay_a_recorded_connection(seat: Seat, wire: Wire, unit: Unit) -> bytes | 
     return unit.data
 
 
-def strangers(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
+def unauthenticated_peers(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
     """Silence, garbage and half a hello on a worker's port."""
     if wire.place is None:
         return None
@@ -265,7 +265,7 @@ HARMFUL = (
     splice_a_connection,
     misdirect,
 )
-HARMLESS = (reflect_the_connection, replay_a_hello, replay_a_recorded_connection, strangers)
+HARMLESS = (reflect_the_connection, replay_a_hello, replay_a_recorded_connection, unauthenticated_peers)
 ADDING = (replay, replay_an_older_one, reflect)
 ATTACKS = tuple(
     [Attack(blow, adding=blow in ADDING) for blow in HARMFUL] + [Attack(blow, harmless=True) for blow in HARMLESS]

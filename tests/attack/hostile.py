@@ -92,7 +92,7 @@ def by_nvidia() -> Kind:
     claims = [
         nvidia.verify_report(each.gpu(bytes(32)), bytes(32), nvidia_mint.NOW, root=top.certificate) for each in devices
     ]
-    rules = nvidia.Rules((claims[0].golden(),))
+    rules = nvidia.Rules((claims[0].reference_values(),))
     recorded = [each.gpu(bytes(32)) for each in devices]
 
     def hostile(binding: Binding) -> bytes:

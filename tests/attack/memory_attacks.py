@@ -139,7 +139,7 @@ class Outcome:
 
 
 def play(scenario: Scenario, seed: int, strike: Strike = NOBODY, session: int = 0) -> Outcome:
-    """One trial: a fresh world, its rounds under attack, and the judgement."""
+    """One trial: a fresh world, its rounds under attack, and the verification."""
     draw = Random(seed)
     world = scenario.world(seed, session)
     groups = [list(world.groups.values()), list(world.add_group("twin", range(scenario.size)).values())]
@@ -150,7 +150,7 @@ def play(scenario: Scenario, seed: int, strike: Strike = NOBODY, session: int = 
         if not scenario.together or number == len(scenario.rounds) - 1:
             world.run([each.operation for each in watched], seat.change)
     _let_time_pass(world, seat, watched)
-    return _judge(world, seat, watched, strike.attack)
+    return _verify(world, seat, watched, strike.attack)
 
 
 def _let_time_pass(world: World, seat: MemorySeat, watched: list[Watched]) -> None:
@@ -164,7 +164,7 @@ def _let_time_pass(world: World, seat: MemorySeat, watched: list[Watched]) -> No
         engine.run_ready()
 
 
-def _judge(world: World, seat: MemorySeat, watched: list[Watched], attack: Attack | None) -> Outcome:
+def _verify(world: World, seat: MemorySeat, watched: list[Watched], attack: Attack | None) -> Outcome:
     faults = [fault for each in watched if (fault := each.fault())]
     failures = [engine.failure for engine in world.engines]
     if any(failures) and not all(failures):
@@ -172,7 +172,11 @@ def _judge(world: World, seat: MemorySeat, watched: list[Watched], attack: Attac
     if any(failures) and (attack is None or attack.harmless):
         faults.append(f"what must not disturb anybody did: {failures}")
     named = [error for error in failures if error is not None and not isinstance(error, AbortedError)]
-    faults += [f"bytes of a stranger were believed: {error!r}" for error in named if isinstance(error, MismatchError)]
+    faults += [
+        f"bytes of an unauthenticated peer were believed: {error!r}"
+        for error in named
+        if isinstance(error, MismatchError)
+    ]
     if seat.must_be_noticed and not named:
         faults.append("nobody noticed that a frame was attacked")
     return Outcome(seat.struck, faults, named, seat.units, seat.recording())

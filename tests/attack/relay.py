@@ -96,9 +96,9 @@ class Relay(Seat):
 
     def dial(self, receiver: int, data: bytes) -> None:
         with contextlib.suppress(OSError):
-            stranger = socket.create_connection((HOST, self._targets[receiver]))
-            self._sockets.append(stranger)
-            stranger.sendall(data)
+            unauthenticated_peer = socket.create_connection((HOST, self._targets[receiver]))
+            self._sockets.append(unauthenticated_peer)
+            unauthenticated_peer.sendall(data)
 
     # -- passing on --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What the worker processes do behind the relay, and how each judges what it got."""
+"""What the worker processes do behind the relay, and how each verifies what it got."""
 
 from __future__ import annotations
 

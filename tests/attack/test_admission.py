@@ -44,9 +44,9 @@ def with_tls() -> tuple[Credentials, Worker]:
 
 
 def test_a_worker_without_the_secret_is_refused_and_learns_nothing() -> None:
-    parent, stranger = worker(0), worker(1, secret=OTHER_SECRET)
+    parent, unauthenticated_peer = worker(0), worker(1, secret=OTHER_SECRET)
     two = parent.handshake(Role.PARENT)
-    spoken = converse(stranger.handshake(Role.CHILD), two, channels(stranger, parent))
+    spoken = converse(unauthenticated_peer.handshake(Role.CHILD), two, channels(unauthenticated_peer, parent))
     assert refused(two, Reason.PROOF)
     heard = [message for role, message in spoken if role is Role.PARENT]
     assert not any(isinstance(message, Proof | Admit) for message in heard), "a proof under the secret was given away"
@@ -71,10 +71,10 @@ def test_a_parent_without_the_secret_is_refused_and_gets_one_proof_that_serves_n
 
 @pytest.mark.parametrize("guess", [b"", bytes(32), b"\xff" * 32, bytes(31), bytes(33), bytes(1000)])
 def test_a_guessed_proof_is_refused(guess: bytes) -> None:
-    parent, stranger = worker(0), worker(1)
+    parent, unauthenticated_peer = worker(0), worker(1)
     two = parent.handshake(Role.PARENT)
-    two.begin(channels(stranger, parent)[1])
-    two.receive(stranger.hello)
+    two.begin(channels(unauthenticated_peer, parent)[1])
+    two.receive(unauthenticated_peer.hello)
     two.receive(Proof(1, guess))
     assert refused(two, Reason.PROOF)
 
@@ -253,16 +253,16 @@ def connect_with_session(client: SSL.Context, server: Credentials, session: SSL.
 @pytest.mark.parametrize("cache", [False, True], ids=["as it is", "with a cache, where it can be: the test can fail"])
 def test_a_tls_session_cannot_be_resumed_past_the_certificate(cache: bool) -> None:
     client, server = client_that_resumes(), Credentials()
-    judged: list[bool] = []
-    server.context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, lambda *_: not judged.append(True))
+    verified: list[bool] = []
+    server.context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, lambda *_: not verified.append(True))
     server.context.set_session_id(b"test")  # without one OpenSSL would not resume either
     if cache:
         server.context.set_session_cache_mode(SSL.SESS_CACHE_SERVER)
     session = connect_with_session(client, server, None)
-    once = len(judged)
+    once = len(verified)
     connect_with_session(client, server, session)
     assert once > 0
-    assert len(judged) == (once if cache else 2 * once)
+    assert len(verified) == (once if cache else 2 * once)
 
 
 def test_a_changed_record_ends_the_connection() -> None:

@@ -1,4 +1,4 @@
-"""Strangers while evidence is collected: who said the right hello is given time, nobody else is, and nobody waits for ever."""
+"""Unauthenticated peers while evidence is collected: only a peer with the right hello is given time, and no wait is endless."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfence import keys
 from ringfence.admission.binding import Role
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Hello, Proof
-from ringfence.admission.peer_verification import Showing
+from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.policy import Evidence, Policy
 from ringfence.join import collect, loop
 from ringfence.join.parent import AddressBook
@@ -22,7 +22,7 @@ from ringfence.join.peer import Peer
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.attack.test_admission_states import GARBAGE, hangs_up
-from tests.attack.unauthenticated_peer import Stranger, channel_of, with_key
+from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of, with_key
 from tests.integration.join_cluster import SECRET, Slow, SlowlyShown, World, slow_policy
 from tests.unit.admission_samples import SUITES, worker
 
@@ -37,27 +37,27 @@ class Child:
     def __init__(self, address: tuple[str, int], source: str = "127.0.0.1") -> None:
         credentials, policy = Credentials(), slow_policy(RUN)
         self.connection = socket.create_connection(address, timeout=10, source_address=(source, 0))
-        self.stranger = Stranger(self.connection, credentials, server=False)
+        self.unauthenticated_peer = UnauthenticatedPeer(self.connection, credentials, server=False)
         entry = worker(1, SIZE, tls_key_digest=credentials.key_digest).entry
         hello = Hello(entry, policy.digest, SUITES, policy.kinds)
         self.handshake = Handshake(Role.CHILD, hello, frozenset({0}), policy, None)
 
     def greet(self) -> None:
         """Say the right hello; then collect for ever."""
-        self.stranger.say(*self.handshake.begin(channel_of(self.stranger.tls)))
-        heard = self.stranger.hear()
+        self.unauthenticated_peer.say(*self.handshake.begin(channel_of(self.unauthenticated_peer.tls)))
+        heard = self.unauthenticated_peer.hear()
         assert heard is not None
         self.handshake.receive(heard)
         assert self.handshake.state is State.COLLECT
 
     def prove(self) -> None:
         shown = SlowlyShown(SECRET, RUN).prove(self.handshake.wanted)
-        self.stranger.say(*self.handshake.show(Proof(SlowlyShown.kind, shown)))
+        self.unauthenticated_peer.say(*self.handshake.show(Proof(SlowlyShown.kind, shown)))
 
 
 @contextlib.contextmanager
 def parent(world: World, prover: Slow):  # type: ignore[no-untyped-def]
-    """Rank 0, which judges by evidence and shows its own when it may; where it is reached."""
+    """Rank 0, which verifies by evidence and shows its own when it may; where it is reached."""
     world.start([0], {0: ONE_RUN}, {0: (slow_policy(RUN), prover)})
     _, address = world.store.wait_for_address()
     yield address
@@ -109,8 +109,8 @@ def test_garbage_while_evidence_is_collected_ends_the_connection_and_nothing_els
         child = Child(address)
         child.greet()
         child.prove()
-        assert slow.asked.acquire(timeout=5)  # the parent has judged, and collects
-        child.stranger.say_bytes(garbage)
+        assert slow.asked.acquire(timeout=5)  # the parent has verified, and collects
+        child.unauthenticated_peer.say_bytes(garbage)
         started = time.monotonic()
         assert hangs_up(child.connection, 5.0)
         assert time.monotonic() - started < keys.ADMISSION_SECONDS / 2
@@ -146,14 +146,14 @@ def test_a_crowd_that_says_the_right_hello_does_not_displace_the_oldest(monkeypa
         drawn.append(len(crowd))
         return crowd[-1]
 
-    greeted, go_on = threading.Semaphore(0), loop._Climb._go_on
+    greeted, go_on = threading.Semaphore(0), loop._JoinLoop._go_on
 
-    def goes_on(self: loop._Climb, peer: Peer) -> None:
+    def goes_on(self: loop._JoinLoop, peer: Peer) -> None:
         go_on(self, peer)
         if (peer.handshake.role, peer.handshake.state) == (Role.PARENT, State.PROOF):
             greeted.release()
 
-    monkeypatch.setattr(loop._Climb, "_go_on", goes_on)
+    monkeypatch.setattr(loop._JoinLoop, "_go_on", goes_on)
     monkeypatch.setattr(secrets, "choice", draw)
     monkeypatch.setattr(keys, "ADMISSION_PENDING", 16)
     world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
@@ -205,7 +205,7 @@ def test_evidence_is_collected_for_a_limited_number_at_once(monkeypatch: pytest.
         AddressBook(world.store, hello.entry).publish(listener.getsockname())
         world.start([1], {1: ONE_RUN}, {1: (policy, child)})
         for attempt in range(5):
-            impostor = Stranger.wait(listener, thief)
+            impostor = UnauthenticatedPeer.wait(listener, thief)
             impostor.say(hello)
             assert isinstance(impostor.hear(), Hello)
             if attempt < 2:
@@ -222,7 +222,7 @@ def test_evidence_is_collected_for_a_limited_number_at_once(monkeypatch: pytest.
 
 
 def test_a_proof_counts_as_of_when_it_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of when the other side had judged it: that may take as long as it likes."""
+    """Not of when the other side had verified it: that may take as long as it likes."""
 
     class Clock:
         now = 1000.0
@@ -234,15 +234,15 @@ def test_a_proof_counts_as_of_when_it_was_shown(monkeypatch: pytest.MonkeyPatch)
 
     clock = Clock()
 
-    class Judge(SlowlyShown):
+    class Verifier(SlowlyShown):
         def verify(self, evidence: Evidence) -> None:
             super().verify(evidence)
             clock.now += 500
 
     monkeypatch.setattr(loop, "time", clock)
-    policy, quick = Policy((Judge(SECRET, RUN),)), SlowlyShown(SECRET, RUN)
+    policy, quick = Policy((Verifier(SECRET, RUN),)), SlowlyShown(SECRET, RUN)
     with World(SIZE) as world:
         world.start(range(SIZE), dict.fromkeys(range(SIZE), ONE_RUN), dict.fromkeys(range(SIZE), (policy, quick)))
-        known = [member.acquaintances for member in world.members()]
-    # The child shows, the parent judges and shows, the child judges: at 1000, 1500 and 2000.
-    assert [Showing.decode(each.showing).at for each in known if each is not None] == [1500, 1000]
+        known = [member.peer_verifier for member in world.members()]
+    # The child shows, the parent verifies and shows, the child verifies: at 1000, 1500 and 2000.
+    assert [Presentation.decode(each.presentation).at for each in known if each is not None] == [1500, 1000]

@@ -1,4 +1,4 @@
-"""Strangers, and liars that hold the secret, in every state of a join: silence ends in time, garbage ends at once.
+"""Unauthenticated peers, and liars that hold the secret, in every state of a join: silence ends in time, garbage ends at once.
 
 Sockets and TLS are real. A liar is a worker's own handshake and tree, stopped at a chosen point.
 """
@@ -36,7 +36,7 @@ from ringfence.join.parent import AddressBook
 from ringfence.runtime.engine import ABORT_CODES
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.attack.unauthenticated_peer import Stranger, channel_of
+from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of
 from tests.integration.join_cluster import SECRET, World
 from tests.unit.admission_samples import SUITES, Worker, worker
 
@@ -51,35 +51,35 @@ GARBAGE = [bytes(64), b"\xff" * 4096, b"\1\0\0\0\3abc", b"\3\0\0\0\1x", b"\x63\0
 class Liar:
     """A worker that does all it should up to a point. Holds the secret, so that it can come to every state."""
 
-    def __init__(self, rank: int, reach: Callable[[], Stranger], credentials: Credentials) -> None:
+    def __init__(self, rank: int, reach: Callable[[], UnauthenticatedPeer], credentials: Credentials) -> None:
         self.own: Worker = worker(rank, SIZE, tls_key_digest=credentials.key_digest)
         self.role = Role.PARENT if rank == 0 else Role.CHILD
         self.handshake: Handshake = self.own.handshake(self.role)
         self.tree = Tree(self.own.entry, self.own.policy, self.own.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
-        self._stranger = reach()
+        self._unauthenticated = reach()
         self.peer = 1 - rank
 
-    def come_to(self, goal: State | Phase) -> Stranger:
+    def come_to(self, goal: State | Phase) -> UnauthenticatedPeer:
         """Do what a worker does until `goal`, which is its own state, and say nothing more."""
-        stranger = self._stranger
-        own_words = self.handshake.begin(channel_of(stranger.tls))
+        unauthenticated_peer = self._unauthenticated
+        own_words = self.handshake.begin(channel_of(unauthenticated_peer.tls))
         while self.handshake.state is not goal:
-            stranger.say(*own_words)
+            unauthenticated_peer.say(*own_words)
             if self.handshake.state is State.DONE:
                 break
-            heard = stranger.hear()
+            heard = unauthenticated_peer.hear()
             assert heard is not None, f"hung up on in {self.handshake.state}"
             own_words = self.handshake.receive(heard)
         if goal is State.ADMIT and self.role is Role.PARENT:
-            stranger.say(own_words[0])  # its proof, and not the admission that belongs behind it
+            unauthenticated_peer.say(own_words[0])  # its proof, and not the admission that belongs behind it
         if isinstance(goal, Phase):
-            self._climb(goal)
-        return stranger
+            self._join_loop(goal)
+        return unauthenticated_peer
 
-    def _climb(self, goal: Phase) -> None:
-        stranger, handshake = self._stranger, self.handshake
+    def _join_loop(self, goal: Phase) -> None:
+        unauthenticated_peer, handshake = self._unauthenticated, self.handshake
         assert handshake.admitted is not None and handshake.child_proof_digest is not None
-        stranger._frames.allow(TREE, tree_frame_limit(SIZE))
+        unauthenticated_peer._frames.allow(TREE, tree_frame_limit(SIZE))
         self.tree.begin()
         entry, digest = handshake.admitted.entry, handshake.child_proof_digest
         words: list[Message] = []
@@ -89,12 +89,12 @@ class Liar:
         else:
             words = [each.message for each in self.tree.attach_parent(entry, digest)]
         while self.tree.phase is not goal:
-            stranger.say(*words)
-            heard = stranger.hear()
+            unauthenticated_peer.say(*words)
+            heard = unauthenticated_peer.hear()
             assert heard is not None, f"hung up on in {self.tree.phase}"
             words = [each.message for each in self.tree.receive(self.peer, heard)]
         if self.role is Role.PARENT:
-            stranger.say(*words)  # the roster
+            unauthenticated_peer.say(*words)  # the roster
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def come_to(goal: object, rank: int, connect: Callable[[], socket.socket]) -> so
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00")
         return connection
     credentials = Credentials()
-    liar = Liar(1 - rank, lambda: Stranger(connection, credentials, server=rank == 1), credentials)
+    liar = Liar(1 - rank, lambda: UnauthenticatedPeer(connection, credentials, server=rank == 1), credentials)
     assert isinstance(goal, State | Phase)
     liar.come_to(goal)
     return connection
@@ -146,7 +146,7 @@ def come_to(goal: object, rank: int, connect: Callable[[], socket.socket]) -> so
 
 @pytest.mark.parametrize("state", EVERY_STATE, ids=str)
 @pytest.mark.parametrize("rank", [0, 1], ids=["met by the parent", "met by the child"])
-def test_a_stranger_that_stalls_is_sent_away_in_every_state(
+def test_an_unauthenticated_peer_that_stalls_is_sent_away_in_every_state(
     state: object, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker goes on to wait for a better one, until its own deadline, and says for whom."""
@@ -187,10 +187,10 @@ def test_a_worker_that_came_late_and_stalls_is_not_called_missing(monkeypatch: p
     with victim(0, timeout=2.0) as (world, connect):
         credentials = Credentials()
         connection = connect()
-        liar = Liar(1, lambda: Stranger(connection, credentials, server=False), credentials)
-        stranger = liar.come_to(Phase.GATHER)
-        assert stranger.hear() == Waiting(1, (1,))
-        stranger.say(Entries((liar.tree._listings[1],)))
+        liar = Liar(1, lambda: UnauthenticatedPeer(connection, credentials, server=False), credentials)
+        unauthenticated_peer = liar.come_to(Phase.GATHER)
+        assert unauthenticated_peer.hear() == Waiting(1, (1,))
+        unauthenticated_peer.say(Entries((liar.tree._listings[1],)))
         error = world.error(0)
         connection.close()
     assert "; rank 0 waits for rank 1 to acknowledge the roster" in error
@@ -201,10 +201,10 @@ def test_a_worker_that_fails_before_it_has_the_go_says_so_to_those_who_have_begu
     with victim(0, timeout=20.0) as (world, connect):
         credentials = Credentials()
         connection = connect()
-        liar = Liar(1, lambda: Stranger(connection, credentials, server=False), credentials)
-        stranger = liar.come_to(Phase.ACKED)
+        liar = Liar(1, lambda: UnauthenticatedPeer(connection, credentials, server=False), credentials)
+        unauthenticated_peer = liar.come_to(Phase.ACKED)
         assert liar.tree.session is not None
-        stranger.say(Acknowledge(liar.tree.session.roster.digest), Failure(1, "KeyboardInterrupt"))
+        unauthenticated_peer.say(Acknowledge(liar.tree.session.roster.digest), Failure(1, "KeyboardInterrupt"))
         connection.shutdown(socket.SHUT_WR)
         (member,) = world.members()
         (edge,) = member.edges
@@ -225,11 +225,11 @@ def test_a_worker_that_fails_before_it_has_the_go_says_so_to_those_who_have_begu
 @pytest.mark.parametrize("state", [State.HELLO, State.PROOF, State.ADMIT], ids=str)
 @pytest.mark.parametrize("rank", [0, 1], ids=["met by the parent", "met by the child"])
 def test_garbage_in_every_state_ends_the_connection_and_nothing_else(state: State, rank: int, garbage: bytes) -> None:
-    """Inside TLS, where a stranger has come to `state`; the worker hangs up at once and lets the right one in."""
+    """Inside TLS, where an unauthenticated peer has come to `state`; the worker hangs up at once and lets the right one in."""
     with victim(rank, timeout=20.0) as (world, connect):
         credentials = Credentials()
         connection = connect()
-        liar = Liar(1 - rank, lambda: Stranger(connection, credentials, server=rank == 1), credentials)
+        liar = Liar(1 - rank, lambda: UnauthenticatedPeer(connection, credentials, server=rank == 1), credentials)
         liar.come_to(state).say_bytes(garbage)
         started = time.monotonic()
         assert hangs_up(connection, 5.0)
@@ -253,7 +253,7 @@ def test_garbage_from_an_admitted_worker_ends_the_session_at_once_and_names_it(
         started = time.monotonic()
         credentials = Credentials()
         connection = connect()
-        liar = Liar(1 - rank, lambda: Stranger(connection, credentials, server=rank == 1), credentials)
+        liar = Liar(1 - rank, lambda: UnauthenticatedPeer(connection, credentials, server=rank == 1), credentials)
         liar.come_to(phase).say_bytes(garbage)
         error = world.error(rank)
         connection.close()
@@ -266,17 +266,17 @@ def test_the_liar_is_a_worker_if_it_does_not_stop() -> None:
     with victim(0, timeout=20.0) as (world, connect):
         credentials = Credentials()
         connection = connect()
-        liar = Liar(1, lambda: Stranger(connection, credentials, server=False), credentials)
+        liar = Liar(1, lambda: UnauthenticatedPeer(connection, credentials, server=False), credentials)
         done = threading.Thread(target=lambda: liar.come_to(Phase.ACKED), daemon=True)
         done.start()
         done.join(10)
         assert liar.tree.phase is Phase.ACKED
         assert liar.tree.session is not None
-        stranger = liar._stranger
+        unauthenticated_peer = liar._unauthenticated
         (entry,) = [each for each in liar.tree.session.roster.entries if each.rank == 1]
         assert entry == liar.own.entry
         acknowledge = liar.tree._acknowledge_if_all()[0].message
-        stranger.say(acknowledge)
+        unauthenticated_peer.say(acknowledge)
         (member,) = world.members()
         assert member.roster.digest == liar.tree.session.roster.digest
         assert encode(acknowledge)[5:] == member.roster.digest

@@ -1,4 +1,4 @@
-"""Attacks on a join under way: strangers at the door, lies in the store. The workers join all the same, and nobody else."""
+"""Attacks on a join under way: unauthenticated peers, lies in the store. The workers join all the same, and nobody else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringfence.join import Membership, refusals
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials, TlsStream, _self_signed
-from tests.attack.unauthenticated_peer import Stranger, channel_of, with_key
+from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of, with_key
 from tests.integration.join_cluster import SECRET, MemoryStore, World
 from tests.unit.admission_samples import Worker, worker
 
@@ -58,30 +58,30 @@ def credentials_of(rank: int) -> tuple[Credentials, Worker]:
     [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", bytes(1 << 17), b"\x16\x03\x01\x40\x00" + b"\1" * 20000],
     ids=["nothing", "a byte", "http", "zeros", "half a TLS record"],
 )
-def test_strangers_with_garbage_do_not_stop_a_join(garbage: bytes) -> None:
+def test_unauthenticated_with_garbage_do_not_stop_a_join(garbage: bytes) -> None:
     world, address = waiting_root()
-    strangers = [socket.create_connection(address, timeout=5) for _ in range(5)]
-    for stranger in strangers:
+    unauthenticated_peers = [socket.create_connection(address, timeout=5) for _ in range(5)]
+    for unauthenticated_peer in unauthenticated_peers:
         with contextlib.suppress(ConnectionError):
-            stranger.sendall(garbage)
-    strangers[0].close()
+            unauthenticated_peer.sendall(garbage)
+    unauthenticated_peers[0].close()
     finish(world)
-    for stranger in strangers:
-        stranger.close()
+    for unauthenticated_peer in unauthenticated_peers:
+        unauthenticated_peer.close()
 
 
-def test_a_crowd_of_silent_strangers_does_not_stop_a_join() -> None:
+def test_a_crowd_of_silent_unauthenticated_does_not_stop_a_join() -> None:
     """More than one address may hold, and from the very address that the child has."""
     world, address = waiting_root()
-    strangers = [socket.create_connection(address, timeout=5) for _ in range(100)]
+    unauthenticated_peers = [socket.create_connection(address, timeout=5) for _ in range(100)]
     started = time.monotonic()
     finish(world)
-    assert time.monotonic() - started < keys.ADMISSION_SECONDS, "the child waited for strangers to expire"
-    for stranger in strangers:
-        stranger.close()
+    assert time.monotonic() - started < keys.ADMISSION_SECONDS, "the child waited for unauthenticated peers to expire"
+    for unauthenticated_peer in unauthenticated_peers:
+        unauthenticated_peer.close()
 
 
-def test_strangers_from_one_address_are_held_to_their_share() -> None:
+def test_unauthenticated_from_one_address_are_held_to_their_share() -> None:
     world, address = waiting_root()
     crowd = [socket.create_connection(address, timeout=5) for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS + 1)]
     assert crowd[0].recv(1) == b""
@@ -89,42 +89,42 @@ def test_strangers_from_one_address_are_held_to_their_share() -> None:
     with pytest.raises(BlockingIOError):
         crowd[1].recv(1)
     finish(world)
-    for stranger in crowd:
-        stranger.close()
+    for unauthenticated_peer in crowd:
+        unauthenticated_peer.close()
 
 
-def test_strangers_from_many_addresses_are_held_to_a_total() -> None:
+def test_unauthenticated_from_many_addresses_are_held_to_a_total() -> None:
     world, address = waiting_root()
-    strangers = []
+    unauthenticated_peers = []
     for last in range(2, 10):
         for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS):
-            stranger = socket.create_connection(address, timeout=5, source_address=(f"127.0.0.{last}", 0))
-            strangers.append(stranger)
+            unauthenticated_peer = socket.create_connection(address, timeout=5, source_address=(f"127.0.0.{last}", 0))
+            unauthenticated_peers.append(unauthenticated_peer)
     # 128 came, 64 may stay: the oldest have been sent away.
-    assert strangers[0].recv(1) == b""
+    assert unauthenticated_peers[0].recv(1) == b""
     finish(world)
-    for stranger in strangers:
-        stranger.close()
+    for unauthenticated_peer in unauthenticated_peers:
+        unauthenticated_peer.close()
 
 
-def test_a_silent_stranger_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_unauthenticated_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.3)
     world, address = waiting_root()
     with socket.create_connection(address, timeout=5) as silent:
         assert silent.recv(1) == b""
-    caller = Stranger.dial(address)  # TLS, and then silence
+    caller = UnauthenticatedPeer.dial(address)  # TLS, and then silence
     assert isinstance(caller.hear(), Hello)
     assert caller.hear() is None
     finish(world)
 
 
-class Beside(SharedSecret):
+class Background(SharedSecret):
     """The shared secret, as a kind of proof that is not verified in the loop."""
 
     kind = 2
 
 
-class Dear(Beside):
+class Dear(Background):
     """One that takes long to verify."""
 
     seconds = 0.0
@@ -135,7 +135,7 @@ class Dear(Beside):
             super().verify(evidence)
 
 
-class Gated(Beside):
+class Gated(Background):
     """One whose verification takes until the test says so."""
 
     def __init__(self) -> None:
@@ -150,11 +150,14 @@ class Gated(Beside):
         super().verify(evidence)
 
 
-def call(address: tuple[str, int], rank: int) -> Stranger:
+def call(address: tuple[str, int], rank: int) -> UnauthenticatedPeer:
     """A child of this run that has shown its proof."""
     credentials = Credentials()
-    caller, entry = Stranger.dial(address, credentials), worker(rank, 4, tls_key_digest=credentials.key_digest).entry
-    child = Worker(entry, Beside(SECRET, ONE_RUN.run_id))
+    caller, entry = (
+        UnauthenticatedPeer.dial(address, credentials),
+        worker(rank, 4, tls_key_digest=credentials.key_digest).entry,
+    )
+    child = Worker(entry, Background(SECRET, ONE_RUN.run_id))
     handshake = child.handshake(Role.CHILD)
     handshake.begin(channel_of(caller.tls))
     hello = caller.hear()
@@ -190,8 +193,8 @@ def test_time_that_this_worker_needs_does_not_count_against_its_peers(monkeypatc
     callers = []
     for rank in (1, 2):
         credentials = Credentials()
-        caller = Stranger.dial(address, credentials)
-        child = Worker(worker(rank, 3, tls_key_digest=credentials.key_digest).entry, Beside(SECRET, ONE_RUN.run_id))
+        caller = UnauthenticatedPeer.dial(address, credentials)
+        child = Worker(worker(rank, 3, tls_key_digest=credentials.key_digest).entry, Background(SECRET, ONE_RUN.run_id))
         handshake = child.handshake(Role.CHILD)
         handshake.begin(channel_of(caller.tls))
         hello = caller.hear()
@@ -206,9 +209,9 @@ def test_time_that_this_worker_needs_does_not_count_against_its_peers(monkeypatc
     assert "2 of 3 workers are missing" in world.error(0)
 
 
-def test_a_stranger_that_talks_too_much_is_sent_away() -> None:
+def test_an_unauthenticated_peer_that_talks_too_much_is_sent_away() -> None:
     world, address = waiting_root()
-    caller = Stranger.dial(address)
+    caller = UnauthenticatedPeer.dial(address)
     assert isinstance(caller.hear(), Hello)
     caller.say_bytes(b"\1" + keys.ADMISSION_BYTES.to_bytes(4, "big"))
     caller.say_bytes(bytes(keys.ADMISSION_BYTES - 1000))  # a message that may still become whole; TLS has cost the rest
@@ -218,19 +221,21 @@ def test_a_stranger_that_talks_too_much_is_sent_away() -> None:
     finish(world)
 
 
-def test_a_stranger_that_is_refused_and_talks_on_costs_nobody_else() -> None:
-    """A refusal and the limit on bytes fall together: a proof that fails, and more than a stranger may say, in one piece."""
+def test_an_unauthenticated_peer_that_is_refused_and_talks_on_costs_nobody_else() -> None:
+    """A failing proof and more bytes than the limit arrive in one piece."""
     world, address = waiting_root()
-    credentials, stranger = credentials_of(1)
-    caller = Stranger.dial(address, credentials)
+    credentials, unauthenticated_peer = credentials_of(1)
+    caller = UnauthenticatedPeer.dial(address, credentials)
     assert isinstance(caller.hear(), Hello)
-    caller.say_bytes(encode(stranger.hello) + encode(Proof(1, bytes(32))) + bytes(2 * keys.ADMISSION_BYTES))
+    caller.say_bytes(encode(unauthenticated_peer.hello) + encode(Proof(1, bytes(32))) + bytes(2 * keys.ADMISSION_BYTES))
     while caller.hear() is not None:
         continue
     finish(world)
 
 
-def test_no_more_is_taken_off_the_network_than_a_stranger_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_taken_off_the_network_than_an_unauthenticated_peer_may_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The limit holds while reading, not after it: whatever the kernel has ready, the rest is left there."""
     taken: list[int] = []
     receive = TlsStream.receive
@@ -243,7 +248,7 @@ def test_no_more_is_taken_off_the_network_than_a_stranger_may_cost(monkeypatch: 
 
     monkeypatch.setattr(TlsStream, "receive", counted)
     world, address = waiting_root()
-    caller = Stranger.dial(address)
+    caller = UnauthenticatedPeer.dial(address)
     assert isinstance(caller.hear(), Hello)
     caller.say_bytes(b"\1" + keys.ADMISSION_BYTES.to_bytes(4, "big") + bytes(8 * keys.ADMISSION_BYTES))
     assert caller.hear() is None
@@ -256,21 +261,21 @@ def test_no_more_is_taken_off_the_network_than_a_stranger_may_cost(monkeypatch: 
     [b"\xff\0\0\0\0", b"\1\xff\xff\xff\xff", b"\x12\0\0\0\0", b"\1\0\0\0\4nope", encode(Proof(1, bytes(32)))],
     ids=["unknown type", "4 GiB", "a message of the tree", "no hello", "proof before hello"],
 )
-def test_a_stranger_that_breaks_the_protocol_is_sent_away(frame: bytes) -> None:
+def test_an_unauthenticated_peer_that_breaks_the_protocol_is_sent_away(frame: bytes) -> None:
     world, address = waiting_root()
-    caller = Stranger.dial(address)
+    caller = UnauthenticatedPeer.dial(address)
     assert isinstance(caller.hear(), Hello)
     caller.say_bytes(frame)
     assert caller.hear() is None
     finish(world)
 
 
-def test_a_stranger_that_claims_a_rank_without_the_secret_is_refused_and_the_worker_still_joins() -> None:
+def test_an_unauthenticated_peer_that_claims_a_rank_without_the_secret_is_refused_and_the_worker_still_joins() -> None:
     world, address = waiting_root()
-    credentials, stranger = credentials_of(1)
-    caller = Stranger.dial(address, credentials)
+    credentials, unauthenticated_peer = credentials_of(1)
+    caller = UnauthenticatedPeer.dial(address, credentials)
     assert isinstance(caller.hear(), Hello)
-    caller.say(stranger.hello, Proof(1, bytes(32)))
+    caller.say(unauthenticated_peer.hello, Proof(1, bytes(32)))
     assert isinstance(caller.hear(), Refuse)
     assert caller.hear() is None
     finish(world)
@@ -282,20 +287,20 @@ def test_an_unauthenticated_refusal_does_not_end_a_join(monkeypatch: pytest.Monk
     monkeypatch.setattr(refusals, "_RETRIES_SECONDS", 0.0)
     monkeypatch.setattr(refusals, "_SILENCE_SECONDS", 0.0)
     world, address = waiting_root()
-    credentials, stranger = credentials_of(1)
-    caller = Stranger.dial(address, credentials)
+    credentials, unauthenticated_peer = credentials_of(1)
+    caller = UnauthenticatedPeer.dial(address, credentials)
     assert isinstance(caller.hear(), Hello)
-    caller.say(stranger.hello, *proof, Refuse(Reason.PROOF, "no"))
+    caller.say(unauthenticated_peer.hello, *proof, Refuse(Reason.PROOF, "no"))
     while caller.hear() is not None:
         pass
     finish(world)
 
 
-def test_a_recorded_hello_and_proof_do_not_let_a_stranger_in() -> None:
+def test_a_recorded_hello_and_proof_do_not_let_an_unauthenticated_peer_in() -> None:
     """A thief replays what a real worker said on another connection, first as it was, then under his own key."""
     world, address = waiting_root()
     credentials, real = credentials_of(1)
-    first = Stranger.dial(address, credentials)
+    first = UnauthenticatedPeer.dial(address, credentials)
     parent_hello = first.hear()
     assert isinstance(parent_hello, Hello)
     handshake = real.handshake(Role.CHILD)
@@ -304,7 +309,7 @@ def test_a_recorded_hello_and_proof_do_not_let_a_stranger_in() -> None:
     first.close()
     thief = Credentials()
     for hello in (real.hello, Hello(with_key(real.entry, thief), real.hello.policy_digest, (1,), (1,))):
-        caller = Stranger.dial(address, thief)
+        caller = UnauthenticatedPeer.dial(address, thief)
         caller.hear()
         caller.say(hello)
         caller.say(recorded)
@@ -393,14 +398,14 @@ def test_a_store_that_names_a_worker_of_another_run_cannot_splice_two_runs() -> 
 
 
 def test_an_impostor_in_place_of_the_parent_gets_a_proof_that_is_good_for_nothing() -> None:
-    """The store names a stranger as rank 0. The child proves first; the stranger carries its proof to the real rank 0."""
+    """The store names a false rank 0. The child proves itself first; the peer carries that proof to the real rank 0."""
     real, address = waiting_root()
     world = World(2)
     thief, parent = Credentials(), worker(0, 2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         plant(world.store, listener.getsockname())
         world.start([1], {1: ONE_RUN})
-        impostor = Stranger.wait(listener, thief)
+        impostor = UnauthenticatedPeer.wait(listener, thief)
         impostor.say(Hello(with_key(parent.entry, thief), parent.hello.policy_digest, (1,), (1,)))
         hello, proof = impostor.hear(), impostor.hear()
         assert isinstance(hello, Hello)
@@ -408,7 +413,7 @@ def test_an_impostor_in_place_of_the_parent_gets_a_proof_that_is_good_for_nothin
         impostor.say(proof)  # reflected
         assert isinstance(impostor.hear(), Refuse)
     for claim in (hello.entry, with_key(hello.entry, thief)):
-        caller = Stranger.dial(address, thief)
+        caller = UnauthenticatedPeer.dial(address, thief)
         assert isinstance(caller.hear(), Hello)
         caller.say(replace(hello, entry=claim), proof)
         assert isinstance(caller.hear(), Refuse)
@@ -430,9 +435,9 @@ def test_a_certificate_that_only_openssl_can_read_does_not_stop_a_join() -> None
     context = SSL.Context(SSL.TLS_METHOD)
     context.use_privatekey(key)
     context.use_certificate(crypto.load_certificate(crypto.FILETYPE_ASN1, strange))
-    with socket.create_connection(address, timeout=5) as stranger:
-        stranger.settimeout(None)
-        connection = SSL.Connection(context, stranger)
+    with socket.create_connection(address, timeout=5) as unauthenticated_peer:
+        unauthenticated_peer.settimeout(None)
+        connection = SSL.Connection(context, unauthenticated_peer)
         connection.set_connect_state()
         connection.do_handshake()
         with contextlib.suppress(SSL.Error):  # it is sent away, and nobody else is

@@ -13,7 +13,7 @@ from ringfence.admission.binding import Channel, Role
 from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason
-from ringfence.admission.policy import Policy, Prover, judge
+from ringfence.admission.policy import Policy, Prover, verify
 from ringfence.admission.proofs import snp, tdx
 from ringfence.errors import AdmissionError
 from ringfence.transport.tls import Credentials
@@ -27,7 +27,7 @@ every_kind = pytest.mark.parametrize("name", NAMES)
 
 @dataclass(frozen=True)
 class Party:
-    """A worker, or somebody who would like to be one: a rank, a TLS key, a judge, and how it makes proofs."""
+    """A worker, or somebody who would like to be one: a rank, a TLS key, a verifier, and how it makes proofs."""
 
     rank: int
     tls: Credentials
@@ -161,7 +161,7 @@ def test_a_parent_that_swaps_the_childs_key_has_no_evidence_for_it(name: str) ->
 
 
 @every_kind
-def test_a_stranger_without_evidence_gets_none_to_see(name: str) -> None:
+def test_an_unauthenticated_peer_without_evidence_gets_none_to_see(name: str) -> None:
     """The child proves first, and no report is asked for on behalf of whoever has not."""
     asked: list[bytes] = []
 
@@ -321,7 +321,7 @@ def test_evidence_of_one_kind_is_no_evidence_of_the_other() -> None:
         told(two)
 
 
-def test_workers_with_other_golden_values_or_another_root_have_other_policies() -> None:
+def test_workers_with_other_reference_values_values_or_another_root_have_other_policies() -> None:
     td = tdx_mint.foundry()
     other = Policy((tdx.TdxVerifier(replace(td.rules, rtmrs=((), (), (), ())), time.time, root=td.root),))
     production = Policy((tdx.TdxVerifier(td.rules, time.time),))
@@ -339,13 +339,13 @@ def test_workers_with_other_golden_values_or_another_root_have_other_policies() 
 def test_a_listing_stands_on_the_parents_word_and_carries_nothing_else(name: str) -> None:
     used = technology(name)
     entry = worker(1).entry
-    assert judge(used.policy, Listing(entry, used.kind, bytes(32), b"")).entry == entry
+    assert verify(used.policy, Listing(entry, used.kind, bytes(32), b"")).entry == entry
     with pytest.raises(AdmissionError, match="has an endorsement"):
-        judge(used.policy, Listing(entry, used.kind, bytes(32), b"x"))
+        verify(used.policy, Listing(entry, used.kind, bytes(32), b"x"))
 
 
 @pytest.mark.parametrize("name", ["tdx", "snp"])
-def test_a_third_party_judges_a_stored_preimage_and_proof(name: str) -> None:
+def test_a_third_party_verifies_a_stored_preimage_and_proof(name: str) -> None:
     """Everything but the channel: what a record keeps is enough to run the verdict again."""
     used, child, parent = technology(name), party(1, name), party(0, name)
     near, far = tls_pair(child.tls, parent.tls)

@@ -13,14 +13,14 @@ from ringfence.admission.binding import Channel, Role
 from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
-from ringfence.admission.policy import Policy, Prover, judge
+from ringfence.admission.policy import Policy, Prover, verify
 from ringfence.admission.proofs import bundle
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.attack.unauthenticated_peer import Stranger, channel_of, tls_pair
+from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of, tls_pair
 from tests.certificates import HOUR, NOW, ODD_FEATURE, Authority, now, spiffe
 from tests.integration.join_cluster import World
 from tests.unit.admission_samples import SECRET, SUITES, Tamper, converse, fixed_bytes, worker
@@ -119,7 +119,7 @@ def test_a_parent_with_a_bad_certificate_is_refused(kind: str) -> None:
     assert two.admitted is None
 
 
-def test_a_stranger_hears_nothing_of_the_policy() -> None:
+def test_an_unauthenticated_peer_hears_nothing_of_the_policy() -> None:
     """What a policy admits goes to the log of the worker that refused."""
     for credential in (AUTHORITY.issue(spiffe("viewer/1")), AUTHORITY.issue(spiffe("viewer/1", "example.com"))):
         one, two = meet(party(1, credential), party(0))
@@ -215,12 +215,12 @@ def test_a_parent_with_a_certificate_cannot_endorse_another_key_for_its_child() 
     child, parent = AUTHORITY.issue(spiffe("worker/5")), AUTHORITY.issue(spiffe("worker/1"))
     entry, digest = worker(5, 6).entry, bytes(32)
     honest = Listing(entry, 2, digest, CertificateProver(child).endorse(entry, digest))
-    assert judge(POLICY, honest)
+    assert verify(POLICY, honest)
     swapped = replace(honest, entry=replace(entry, public_key=fixed_bytes("attacker")))
     with pytest.raises(AdmissionError, match=r"rank 5: .*made elsewhere"):
-        judge(POLICY, swapped)
+        verify(POLICY, swapped)
     own = replace(swapped, endorsement=CertificateProver(parent).endorse(swapped.entry, digest))
-    assert judge(POLICY, own).entry == swapped.entry, "an admitted worker that lies can still claim another's rank"
+    assert verify(POLICY, own).entry == swapped.entry, "an admitted worker that lies can still claim another's rank"
 
 
 def test_a_proof_over_the_binding_is_no_endorsement() -> None:
@@ -233,7 +233,7 @@ def test_a_proof_over_the_binding_is_no_endorsement() -> None:
     assert isinstance(proof, Proof)
     listing = Listing(child.hello.entry, 2, bytes(32), proof.proof)
     with pytest.raises(AdmissionError, match="made elsewhere"):
-        judge(POLICY, listing)
+        verify(POLICY, listing)
 
 
 def test_proofs_of_two_workers_do_not_make_one() -> None:
@@ -267,21 +267,21 @@ def test_proofs_of_two_workers_do_not_make_one() -> None:
         assert told(victim)
 
 
-def test_strangers_whose_certificates_trip_the_library_do_not_end_a_join() -> None:
-    """The bytes are the stranger's own; no authority was needed to make them."""
+def test_unauthenticated_whose_certificates_trip_the_library_do_not_end_a_join() -> None:
+    """The bytes are the unauthenticated peer's own; no authority was needed to make them."""
     workers = {rank: (POLICY, CertificateProver(AUTHORITY.issue(spiffe(f"worker/{rank}")))) for rank in range(2)}
     settings = dict.fromkeys(range(2), Settings(run_id="run-7", generation="3"))
     with World(2) as world:
         world.start([0], settings, workers)
         _, address = world.store.wait_for_address()
         odd = party(1, Authority().issue(spiffe("worker/1"), extra=[ODD_FEATURE]))
-        stranger = Stranger.dial(address, odd.tls)
+        unauthenticated_peer = UnauthenticatedPeer.dial(address, odd.tls)
         handshake = Handshake(Role.CHILD, odd.hello_in(2), frozenset({0}), POLICY, odd.prover)
-        stranger.say(*handshake.begin(channel_of(stranger.tls)))
-        hello = stranger.hear()
+        unauthenticated_peer.say(*handshake.begin(channel_of(unauthenticated_peer.tls)))
+        hello = unauthenticated_peer.hear()
         assert isinstance(hello, Hello)
-        stranger.say(*handshake.receive(hello))
-        assert isinstance(stranger.hear(), Refuse)
-        stranger.close()
+        unauthenticated_peer.say(*handshake.receive(hello))
+        assert isinstance(unauthenticated_peer.hear(), Refuse)
+        unauthenticated_peer.close()
         world.start([1], settings, workers)
         assert len(world.members()) == 2

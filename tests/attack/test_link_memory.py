@@ -91,10 +91,10 @@ def faults_of(attacks: tuple[Attack, ...], trials: int) -> list[str]:
     return [fault for trial in range(trials) for fault in attacked(trial, attacks)[1].faults]
 
 
-# -- that the judgement can fail ------------------------------------------------------------------------------------
+# -- that the verification can fail ------------------------------------------------------------------------------------
 
 
-def test_the_judgement_finds_wrong_numbers_where_nothing_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verification_finds_wrong_numbers_where_nothing_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_blindly(opener: Opener, header: bytes, sealed: memoryview, target: memoryview) -> None:
         keystream = opener._cipher.encrypt(opener._nonce(), bytes(len(target)), b"")
         target[:] = bytes(a ^ b for a, b in zip(sealed[: len(target)], keystream, strict=False))
@@ -104,17 +104,17 @@ def test_the_judgement_finds_wrong_numbers_where_nothing_is_verified(monkeypatch
     assert any("wrong numbers" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
 
 
-def test_the_judgement_finds_what_a_failed_open_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verification_finds_what_a_failed_open_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringfence.link.seal.wipe", lambda target: None)
     assert any("left something behind" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
 
 
-def test_the_judgement_finds_an_attack_that_nobody_noticed() -> None:
+def test_the_verification_finds_an_attack_that_nobody_noticed() -> None:
     """To leave a unit as it is is no attack: nobody can notice it."""
     faults = faults_of((Attack(lambda seat, wire, unit: unit.data),), 40)
     assert faults and set(faults) == {"nobody noticed that a frame was attacked"}
 
 
-def test_the_judgement_finds_a_hang_where_no_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verification_finds_a_hang_where_no_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "expire", lambda engine: None)
     assert any("hangs" in fault for fault in faults_of((Attack(truncate),), 40))

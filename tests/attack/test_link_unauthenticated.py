@@ -1,4 +1,4 @@
-"""Strangers that dial the links of a run under way, over real sockets: they are shown the door, and nobody else notices."""
+"""Unauthenticated peers that dial the links of a run under way over real sockets: they are refused, and nobody notices."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def all_reduce() -> float:
     return float(tensor.sum().item())
 
 
-def stranger_hello(sender: int, receiver: int) -> bytes:
+def unauthenticated_hello(sender: int, receiver: int) -> bytes:
     """Well formed to the last byte, by somebody who is not of this session and has no key of it."""
     hello = Hello(sender, receiver, Lane.COLLECTIVE, os.urandom(32), os.urandom(keys.NONCE_BYTES))
     return write_hello(keys.Secret(os.urandom(32)), hello)
 
 
 def hung_up_on(address: tuple[str, int], words: bytes) -> bytes:
-    """What a stranger hears before the worker hangs up."""
-    with socket.create_connection(address, timeout=20) as stranger:
+    """What an unauthenticated peer hears before the worker hangs up."""
+    with socket.create_connection(address, timeout=20) as unauthenticated_peer:
         heard = b""
         try:
-            stranger.sendall(words)
-            while data := stranger.recv(4096):
+            unauthenticated_peer.sendall(words)
+            while data := unauthenticated_peer.recv(4096):
                 heard += data
         except ConnectionError:
             pass
@@ -58,7 +58,7 @@ def hung_up_on(address: tuple[str, int], words: bytes) -> bytes:
     [bytes(HELLO_BYTES), b"GET / HTTP/1.1\r\n\r\n" * 20, b"\x16\x03\x01\x02\x00\x01" * 40, b"\xff" * 100_000],
     ids=["zeros", "http", "tls", "much"],
 )
-def test_a_stranger_that_dials_a_link_is_shown_the_door_without_a_word(pool: Pool, words: bytes) -> None:
+def test_an_unauthenticated_peer_that_dials_a_link_is_shown_the_door_without_a_word(pool: Pool, words: bytes) -> None:
     expected = values(pool.run(all_reduce, WORLD))
     addresses = values(pool.start(link_addresses, WORLD).wait(60))[0]
     for address in addresses:
@@ -66,11 +66,11 @@ def test_a_stranger_that_dials_a_link_is_shown_the_door_without_a_word(pool: Poo
     assert values(pool.start(all_reduce, WORLD).wait(60)) == expected == [6000.0] * WORLD
 
 
-def test_a_stranger_that_says_it_is_a_worker_is_shown_the_door(pool: Pool) -> None:
+def test_an_unauthenticated_peer_that_says_it_is_a_worker_is_shown_the_door(pool: Pool) -> None:
     """It names ranks that exist and holds keys of another session: one MAC is checked, and that is all it costs."""
     expected = values(pool.run(all_reduce, WORLD))
     addresses = values(pool.start(link_addresses, WORLD).wait(60))[0]
     for receiver, address in enumerate(addresses):
         for sender in range(WORLD):
-            assert hung_up_on(tuple(address), stranger_hello(sender, receiver)) == b""
+            assert hung_up_on(tuple(address), unauthenticated_hello(sender, receiver)) == b""
     assert values(pool.start(all_reduce, WORLD).wait(60)) == expected

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ringfence.admission.peer_verification import Acquaintances
+from ringfence.admission.peer_verification import PeerVerifier
 from ringfence.dataplane.request import CollectiveOperation
 from ringfence.errors import AbortedError, AdmissionError, AuthenticationError, ProtocolError
 from ringfence.link.frames import Type
@@ -25,19 +25,19 @@ def added_up(world: World) -> tuple[list[CollectiveOperation], list[torch.Tensor
     return [world.submit(world.groups[rank], operation) for rank, operation in enumerate(made)], tensors
 
 
-def honest(public: list[bytes]) -> list[Acquaintances]:
+def honest(public: list[bytes]) -> list[PeerVerifier]:
     made = circle(public)
-    return [made.acquaintances(rank) for rank in range(SIZE)]
+    return [made.peer_verifier(rank) for rank in range(SIZE)]
 
 
 def test_workers_that_never_met_show_each_other_their_proofs_once() -> None:
-    known: list[Acquaintances] = []
+    known: list[PeerVerifier] = []
 
-    def introduce(public: list[bytes]) -> list[Acquaintances]:
+    def verify_peers(public: list[bytes]) -> list[PeerVerifier]:
         known.extend(honest(public))
         return known
 
-    world = World(SIZE, introduce=introduce)
+    world = World(SIZE, verify_peers=verify_peers)
     lengths = []
     for _ in range(3):
         before = len(world.wires.streams)
@@ -46,20 +46,20 @@ def test_workers_that_never_met_show_each_other_their_proofs_once() -> None:
         assert all(operation.error is None for operation in operations)
         assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
         lengths.append(len(world.wires.streams) - before)
-    assert lengths[1:] == [0, 0], "first contact is the first only"
-    assert any(known[4].judged(rank) for rank in (1, 2, 3, 5))
+    assert lengths[1:] == [0, 0], "peer verification is the first only"
+    assert any(known[4].verified(rank) for rank in (1, 2, 3, 5))
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda each: each.__name__)
-def test_a_lie_in_the_tree_is_found_out_at_first_contact(lie: Lie) -> None:
+def test_a_lie_in_the_tree_is_found_out_at_peer_verification(lie: Lie) -> None:
     """Every worker raises, and hears whom it was about; nothing was added up with the one that does not belong."""
 
-    def introduce(public: list[bytes]) -> Sequence[Acquaintances]:
+    def verify_peers(public: list[bytes]) -> Sequence[PeerVerifier]:
         made = circle(public)
         shown = lie(made)
-        return [made.acquaintances(rank, shown if rank == 5 else None) for rank in range(SIZE)]
+        return [made.peer_verifier(rank, shown if rank == 5 else None) for rank in range(SIZE)]
 
-    world = World(SIZE, introduce=introduce)
+    world = World(SIZE, verify_peers=verify_peers)
     operations, _ = added_up(world)
     world.run(operations)
     errors = [operation.error for operation in operations]
@@ -69,9 +69,9 @@ def test_a_lie_in_the_tree_is_found_out_at_first_contact(lie: Lie) -> None:
     assert all("worker 5, which worker 1 let in, does not belong to this run" in text for text in named), named
 
 
-def test_a_worker_that_dials_a_link_without_showing_its_proof_is_refused() -> None:
-    world = World(SIZE, introduce=honest)
-    world.engines[5].gate.met.add(4)  # so it says
+def test_a_worker_that_dials_a_link_without_presentation_its_proof_is_refused() -> None:
+    world = World(SIZE, verify_peers=honest)
+    world.engines[5].acceptor.met.add(4)  # so it says
     world.groups[5].outbox(4)
     operations, _ = added_up(world)
     world.run(operations)
@@ -96,8 +96,8 @@ class Flip:
         before = self._passed.get(id(pipe), 0)
         self._passed[id(pipe)] = before + len(data)
         first = max(0, self._begin - before)  # where the frame begins in what is passed on now
-        showing = before + len(data) > self._place + 500 and data[first] == Type.PAYLOAD
-        if self.done or not showing or not before <= self._place < before + len(data):
+        presentation = before + len(data) > self._place + 500 and data[first] == Type.PAYLOAD
+        if self.done or not presentation or not before <= self._place < before + len(data):
             return data
         self.done = True
         changed = bytearray(data)
@@ -109,7 +109,7 @@ class Flip:
 @pytest.mark.parametrize("place", [0, 16, 90, 400], ids=["type", "length", "kind", "proof"])
 def test_a_proof_that_is_changed_on_the_wire_ends_the_session(place: int, forth: bool) -> None:
     flip = Flip(place, forth)
-    world = World(SIZE, introduce=honest)
+    world = World(SIZE, verify_peers=honest)
     operations, tensors = added_up(world)
     world.run(operations, flip)
     assert flip.done
@@ -118,7 +118,7 @@ def test_a_proof_that_is_changed_on_the_wire_ends_the_session(place: int, forth:
     assert not any(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
 
 
-def test_a_circle_of_strangers_is_not_made_by_accident() -> None:
+def test_a_circle_of_unauthenticated_is_not_made_by_accident() -> None:
     """So that the tests above can fail: the same circle without a lie is let in."""
     made: Circle = circle([bytes([rank]) * 32 for rank in range(SIZE)])
-    made.acquaintances(4).judge(5, made.showings[5].encode())
+    made.peer_verifier(4).verify(5, made.presentations[5].encode())

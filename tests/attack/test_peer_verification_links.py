@@ -1,4 +1,4 @@
-"""Introductions that are cut, stalled, crowded out or never answered: they are tried again, or end the run by name."""
+"""Peer verifications that are cut, stalled, crowded out or never answered: they are tried again, or end the run by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ringfence.dataplane.request import Operation
 from ringfence.errors import AbortedError, CollectiveTimeoutError
 from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES
-from ringfence.link.evidence_frame import NO_GROUP, seal_showing
+from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.runtime import acceptor
 from ringfence.transport.in_memory import MemoryStream, Pipe
@@ -30,7 +30,7 @@ def drive(world: World, operations: list[Any], seconds: float = 5.0) -> None:
             return
         for each in world.engines:  # pipes in memory do not tell of their end if they carried nothing: sockets do
             links = [link for group in each.groups.values() for link in group.links()]
-            for link in (*links, *each.gate.introductions.values()):
+            for link in (*links, *each.acceptor.verification_links.values()):
                 if link.stream is not None and not link.open:
                     link.notify(True, False)
         world.wait(0.1)
@@ -56,13 +56,13 @@ class Torn:
 
 
 def tear(world: World, after: int, error: type[OSError], times: int = 1) -> list[int]:
-    """Cut the first introductions of every worker; who was cut."""
+    """Cut the first peer verifications of every worker; who was cut."""
     cut: list[int] = []
     for each in world.engines:
 
         def dial(link: Any, network: Any = each.network, rank: int = each.rank, dial: Any = each.network.dial) -> None:
             dial(link)
-            if link.lane == Lane.INTRODUCTION and cut.count(rank) < times:
+            if link.lane == Lane.PEER_VERIFICATION and cut.count(rank) < times:
                 cut.append(rank)
                 link.stream = Torn(link.stream, after, error)
 
@@ -79,8 +79,8 @@ FORTH = HELLO_BYTES + CONFIRM_BYTES
     [HELLO_BYTES, HELLO_BYTES + 10, FORTH, FORTH + 40, FORTH + 900],
     ids=["before confirm", "in confirm", "before the frame", "in its header", "in its proof"],
 )
-def test_an_introduction_that_is_cut_while_it_is_written_is_tried_again(after: int, error: type[OSError]) -> None:
-    world = World(SIZE, introduce=honest)
+def test_an_peer_verification_that_is_cut_while_it_is_written_is_tried_again(after: int, error: type[OSError]) -> None:
+    world = World(SIZE, verify_peers=honest)
     cut = tear(world, after, error)
     operations, tensors = added_up(world)
     drive(world, operations)
@@ -90,8 +90,8 @@ def test_an_introduction_that_is_cut_while_it_is_written_is_tried_again(after: i
     assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
 
 
-def test_introductions_that_are_cut_every_time_end_the_session_by_name() -> None:
-    world = World(SIZE, introduce=honest)
+def test_peer_verifications_that_are_cut_every_time_end_the_session_by_name() -> None:
+    world = World(SIZE, verify_peers=honest)
     tear(world, FORTH + 40, ConnectionResetError, times=LINK_DIALS)
     operations, _ = added_up(world)
     drive(world, operations)
@@ -100,12 +100,12 @@ def test_introductions_that_are_cut_every_time_end_the_session_by_name() -> None
 
 
 def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_has_just_met() -> None:
-    world = World(SIZE, introduce=honest)
+    world = World(SIZE, verify_peers=honest)
     engine, dial, refused = world.engines[4], world.engines[4].network.dial, 0
 
     def run_out(link: Any) -> None:
         nonlocal refused
-        if link.lane != Lane.INTRODUCTION and engine.gate.met:
+        if link.lane != Lane.PEER_VERIFICATION and engine.acceptor.met:
             refused += 1
             raise OSError(errno.EMFILE, "Too many open files")
         dial(link)
@@ -121,7 +121,7 @@ def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_has_just_me
 
 def greet(world: World) -> tuple[MemoryStream, LinkSecrets]:
     """Say hello, and read the reply."""
-    greeting = Hello(5, 4, Lane.INTRODUCTION, NO_GROUP, NONCE)
+    greeting = Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE)
     stream = world.wires.connect(5, 4)
     stream.send(memoryview(world.engines[5].hello_bytes(greeting)))
     settle(world)
@@ -134,9 +134,9 @@ def confirm(world: World, stream: MemoryStream, secrets: LinkSecrets) -> bytes:
     """Confirm; the frame that would have to follow."""
     stream.send(memoryview(secrets.dialler_confirms))
     settle(world)
-    known = world.engines[5].gate.acquaintances
+    known = world.engines[5].acceptor.peer_verifier
     assert known is not None
-    return seal_showing(world.engines[5].sealer(secrets.forth), known.showing)
+    return seal_presentation(world.engines[5].sealer(secrets.forth), known.presentation)
 
 
 def say(world: World, stream: MemoryStream, data: bytes) -> None:
@@ -144,10 +144,10 @@ def say(world: World, stream: MemoryStream, data: bytes) -> None:
     settle(world)
 
 
-def judged(world: World) -> bool:
-    known = world.engines[4].gate.acquaintances
+def verified(world: World) -> bool:
+    known = world.engines[4].acceptor.peer_verifier
     assert known is not None
-    return known.judged(5)
+    return known.verified(5)
 
 
 def nobody_failed(world: World) -> bool:
@@ -155,56 +155,56 @@ def nobody_failed(world: World) -> bool:
 
 
 def test_a_dialler_that_stalls_in_the_middle_of_its_proof_is_hung_up_on_and_may_come_again() -> None:
-    world = World(SIZE, introduce=honest)
+    world = World(SIZE, verify_peers=honest)
     stream, secrets = greet(world)
     say(world, stream, confirm(world, stream, secrets)[:500])
     world.wait(LINK_HELLO_SECONDS - 0.1)
-    assert len(world.engines[4].gate.doorways) == 1
+    assert len(world.engines[4].acceptor.pending) == 1
     world.wait(0.2)
     settle(world)
-    assert answer(stream) is None and not world.engines[4].gate.doorways
-    assert nobody_failed(world) and not judged(world)
+    assert answer(stream) is None and not world.engines[4].acceptor.pending
+    assert nobody_failed(world) and not verified(world)
     stream, secrets = greet(world)
     say(world, stream, confirm(world, stream, secrets))
-    assert judged(world)
+    assert verified(world)
 
 
 def test_time_for_the_proof_begins_when_the_dialler_has_shown_who_it_is() -> None:
-    world = World(SIZE, introduce=honest)
+    world = World(SIZE, verify_peers=honest)
     stream, secrets = greet(world)
     world.wait(LINK_HELLO_SECONDS - 1)
     frame = confirm(world, stream, secrets)
     world.wait(LINK_HELLO_SECONDS - 1)
     say(world, stream, frame)
-    assert judged(world)
+    assert verified(world)
 
 
 def test_a_crowd_does_not_displace_who_shows_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even one that replays a hello, as anybody can who has seen it on the wire."""
     monkeypatch.setattr(acceptor, "LINK_PENDING", 2)
-    world = World(SIZE, introduce=honest)
+    world = World(SIZE, verify_peers=honest)
     stream, secrets = greet(world)
     frame = confirm(world, stream, secrets)
     say(world, stream, frame[:500])
-    replayed = world.engines[5].hello_bytes(Hello(5, 4, Lane.INTRODUCTION, NO_GROUP, NONCE))
+    replayed = world.engines[5].hello_bytes(Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE))
     for number in range(10):
         world.wait(0.1)
         say(world, world.wires.connect(100 + number, 4), replayed)
-        assert len(world.engines[4].gate.doorways) <= 2 + 1
+        assert len(world.engines[4].acceptor.pending) <= 2 + 1
     say(world, stream, frame[500:])
-    assert judged(world)
+    assert verified(world)
 
 
 def test_a_worker_shows_its_proof_on_one_connection_at_a_time() -> None:
-    """So that who counts as no stranger cannot be a crowd either."""
-    world = World(SIZE, introduce=honest)
+    """So that who counts as no unauthenticated peer cannot be a crowd either."""
+    world = World(SIZE, verify_peers=honest)
     streams = []
     for _ in range(5):
         stream, secrets = greet(world)
         say(world, stream, confirm(world, stream, secrets)[:500])
         streams.append(stream)
     settle(world)
-    assert len(world.engines[4].gate.doorways) == 1
+    assert len(world.engines[4].acceptor.pending) == 1
     assert [answer(each) for each in streams] == [None] * 4 + [b""]
     assert nobody_failed(world)
 
@@ -224,40 +224,40 @@ class Caller:
 
 
 def test_everybody_meets_everybody_through_narrow_doors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All introduce themselves to all at once, proofs take many writes, and a doorway has room for two strangers."""
+    """All verify all at once, proofs take many writes, and a pending connection has room for two unauthenticated peers."""
     monkeypatch.setattr(acceptor, "LINK_PENDING", 2)
-    world = World(SIZE, capacity=600, introduce=honest)
+    world = World(SIZE, capacity=600, verify_peers=honest)
     callers: list[Any] = []
     for each in world.engines:
         new = [Caller(worker) for worker in range(SIZE) if worker != each.rank]
-        callers += [caller for caller in new if not each.gate.have_met(caller)]  # type: ignore[arg-type]
+        callers += [caller for caller in new if not each.acceptor.is_verified(caller)]  # type: ignore[arg-type]
     assert len(callers) == 20, "all but parents and children"
     drive(world, callers)
     assert nobody_failed(world)
     assert all(caller.done for caller in callers)
 
 
-def test_two_workers_that_introduce_themselves_to_each_other_at_once_both_pass() -> None:
-    world = World(SIZE, introduce=honest)
+def test_two_workers_that_verify_themselves_to_each_other_at_once_both_pass() -> None:
+    world = World(SIZE, verify_peers=honest)
     pair = world.add_group("pair", (4, 5))
     pair[4].outbox(1)
     pair[5].outbox(0)
     settle(world)
     assert nobody_failed(world)
     for one, two in ((4, 5), (5, 4)):
-        known = world.engines[one].gate.acquaintances
-        assert known is not None and known.judged(two) and two in world.engines[one].gate.met
-        assert not world.engines[one].gate.introductions and not world.engines[one].gate.doorways
+        known = world.engines[one].acceptor.peer_verifier
+        assert known is not None and known.verified(two) and two in world.engines[one].acceptor.met
+        assert not world.engines[one].acceptor.verification_links and not world.engines[one].acceptor.pending
     assert pair[4].outbox(1).open and pair[5].outbox(0).open
 
 
 def silence(pipe: Pipe, data: bytes) -> bytes:
-    """Behind the confirmation nothing arrives: no acceptor has a proof to judge, and none answers."""
+    """Behind the confirmation nothing arrives: no acceptor has a proof to verify, and none answers."""
     return data[:CONFIRM_BYTES] if len(data) > 1000 else data
 
 
 def test_an_acceptor_that_never_answers_is_waited_for_no_longer_than_the_operation() -> None:
-    world = World(SIZE, introduce=honest)
+    world = World(SIZE, verify_peers=honest)
     operations, _ = added_up(world)
     world.run(operations, silence)
     assert not any(operation.done for operation in operations) and nobody_failed(world)
@@ -269,25 +269,25 @@ def test_an_acceptor_that_never_answers_is_waited_for_no_longer_than_the_operati
 
 
 @pytest.mark.parametrize("reporter", [4, 5, 0], ids=["acceptor", "dialler", "another worker"])
-def test_an_abort_during_an_introduction_leaves_nothing_behind(reporter: int) -> None:
-    world = World(SIZE, introduce=honest)
+def test_an_abort_during_an_peer_verification_leaves_nothing_behind(reporter: int) -> None:
+    world = World(SIZE, verify_peers=honest)
     world.groups[5].outbox(4)
     for each in world.engines:
         each.run_ready()
     world.wires.deliver()
     world.engines[4].run_ready()
-    assert world.engines[5].gate.introductions and world.engines[4].gate.doorways
+    assert world.engines[5].acceptor.verification_links and world.engines[4].acceptor.pending
     waiting, _ = added_up(world)
     world.engines[reporter].fail(AbortedError("enough"), reporter)
     world.run([*waiting, Operation(waiting[0].call, float("inf"))])
     for each in world.engines:
         assert each.failure is not None and "enough" in str(each.failure)
-        assert not each.gate.doorways and not each.blocked
-        assert all(introduction.stream is None for introduction in each.gate.introductions.values())
+        assert not each.acceptor.pending and not each.blocked
+        assert all(peer_verification.stream is None for peer_verification in each.acceptor.verification_links.values())
     assert all(operation.error is not None for operation in waiting)
 
 
-def test_a_forked_child_keeps_nothing_to_judge_by() -> None:
-    world = World(SIZE, introduce=honest)
+def test_a_forked_child_keeps_nothing_to_verify_by() -> None:
+    world = World(SIZE, verify_peers=honest)
     world.engines[5].forget()
-    assert world.engines[5].gate.acquaintances is None
+    assert world.engines[5].acceptor.peer_verifier is None

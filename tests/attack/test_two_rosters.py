@@ -16,7 +16,7 @@ from ringfence import keys
 from ringfence.admission.binding import Binding, proof_digest
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.messages import Acknowledge, Entries, Go, Welcome
-from ringfence.admission.peer_verification import Acquaintances, Showing
+from ringfence.admission.peer_verification import PeerVerifier, Presentation
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
 from ringfence.admission.roster import Roster
@@ -37,14 +37,16 @@ class Means:
     policy: Policy
     provers: Sequence[Prover]
     technology: Technology | None = None
-    made: dict[bytes, Showing] = field(default_factory=dict)  # a signature differs each time, and one of them is listed
+    made: dict[bytes, Presentation] = field(
+        default_factory=dict
+    )  # a signature differs each time, and one of them is listed
 
-    def showing(self, entries: Sequence[Entry], rank: int) -> Showing:
+    def presentation(self, entries: Sequence[Entry], rank: int) -> Presentation:
         """What shows that `rank` is this entry, made by hardware that the policy admits."""
         assert self.technology is not None
         binding = binding_of(entries, rank, policy=self.policy)
         if binding.preimage not in self.made:
-            shown = Showing(self.technology.kind, NOW, binding, self.technology.make(binding))
+            shown = Presentation(self.technology.kind, NOW, binding, self.technology.make(binding))
             self.made[binding.preimage] = shown
         return self.made[binding.preimage]
 
@@ -53,7 +55,7 @@ class Means:
             return bytes(32)
         if self.technology is None:
             return fixed_bytes(f"proof {rank}")
-        shown = self.showing(entries, rank)
+        shown = self.presentation(entries, rank)
         return proof_digest(shown.kind, shown.binding, shown.proof)
 
     def lie(self, entries: Sequence[Entry], rank: int) -> Listing:
@@ -181,15 +183,15 @@ def test_a_liar_in_the_tree_can_come_between_those_below_it_and_all_others(means
         assert split.link(one, split.liars[two], public(split.own[one]), said) == honest
 
 
-def test_it_passes_first_contact_with_evidence_of_its_own_hardware() -> None:
+def test_it_passes_peer_verification_with_evidence_of_its_own_hardware() -> None:
     means = evidence_alone()
     split = Split(means)
     for one, two, entries in ((CHILD, OTHER, split.below), (OTHER, CHILD, split.above)):
-        known = Acquaintances(
-            means.policy, split.roster(one), one, means.showing(split.true, one), float(NOW), PATIENCE
+        known = PeerVerifier(
+            means.policy, split.roster(one), one, means.presentation(split.true, one), float(NOW), PATIENCE
         )
         assert known.due(two)
-        known.judge(two, means.showing(entries, two).encode())
+        known.verify(two, means.presentation(entries, two).encode())
 
 
 @ALL

@@ -1,4 +1,4 @@
-"""Collectives whose outcome can be judged: right, old, or something that should not be there.
+"""Collectives whose outcome can be verified: right, old, or something that should not be there.
 
 Every element is an int64 of four 16-bit lanes. In a reduction rank r fills lane r only, so that any honest partial sum
 is the expected sum with some lanes still zero; a single changed bit is not.

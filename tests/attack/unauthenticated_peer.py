@@ -1,4 +1,4 @@
-"""A stranger with a TLS stack: speaks admission's frames over real TLS, in memory or over a socket."""
+"""An unauthenticated peer with a TLS stack: speaks admission's frames over real TLS, in memory or over a socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tls_pair(client: Credentials, server: Credentials) -> tuple[Tls, Tls]:
     return one, two
 
 
-class Stranger:
+class UnauthenticatedPeer:
     """One end of a real connection, that says whatever it likes."""
 
     def __init__(self, connection: socket.socket, credentials: Credentials, *, server: bool) -> None:
@@ -40,12 +40,12 @@ class Stranger:
         self._flush()
 
     @classmethod
-    def dial(cls, address: tuple[str, int], credentials: Credentials | None = None) -> Stranger:
+    def dial(cls, address: tuple[str, int], credentials: Credentials | None = None) -> UnauthenticatedPeer:
         """Meet a worker at its admission listener."""
         return cls(socket.create_connection(address), credentials or Credentials(), server=False)
 
     @classmethod
-    def wait(cls, listener: socket.socket, credentials: Credentials) -> Stranger:
+    def wait(cls, listener: socket.socket, credentials: Credentials) -> UnauthenticatedPeer:
         """Let a worker come, that takes this for its parent."""
         listener.settimeout(10)
         return cls(listener.accept()[0], credentials, server=True)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.command import ringfence
 
-QUICK = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--contenders", "ringfence")
+QUICK = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--variants", "ringfence")
 
 
 def samples(folder: Path) -> list[dict[str, object]]:
@@ -40,7 +40,7 @@ def test_a_short_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert more.returncode == 0, more.stderr
     (result,) = json.loads(more.stdout)["results"]
     assert result["rounds"] == 4
-    assert [line["contender"] for line in result["contenders"]] == ["gloo-a", "gloo-b", "ringfence"]
+    assert [line["variant"] for line in result["variants"]] == ["gloo-a", "gloo-b", "ringfence"]
     kept = samples(tmp_path)
     assert [line["round"] for line in kept if "round" in line] == [0, 1, 2, 3]
     assert kept[1:3] == rounds
@@ -63,19 +63,19 @@ def test_a_profile_shows_shares_and_the_floor(tmp_path: Path) -> None:
 
 def test_training_is_measured(tmp_path: Path) -> None:
     command = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1", "--results", str(tmp_path))
-    done = ringfence(*command, "--contenders", "ringfence", "--bucket-cap-mb", "default,1", timeout=120)
+    done = ringfence(*command, "--variants", "ringfence", "--bucket-cap-mb", "default,1", timeout=120)
     assert done.returncode == 0, done.stderr
     for buckets in ("default buckets", "buckets of 1 MiB"):
         block = done.stdout.split(f"gpt2-tiny, ddp, {buckets}, 2 workers")[1]
         assert re.search(r"^ringfence +[\d.]+ m?s +[\d.]+ \[[\d.]+, [\d.]+\] +±[\d.]+ +[\d.]+ s ", block, re.M)
 
 
-def test_a_busy_caller_burdens_every_contender_alike(tmp_path: Path) -> None:
+def test_a_busy_caller_burdens_every_variant_alike(tmp_path: Path) -> None:
     done = ringfence(*QUICK[:-1], "ringfence,tls", "--rounds", "1", "--busy", "--results", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["results"]
     assert result["case"]["busy"] is True
-    assert [line["contender"] for line in result["contenders"]] == ["gloo-a", "gloo-b", "ringfence", "tls"]
+    assert [line["variant"] for line in result["variants"]] == ["gloo-a", "gloo-b", "ringfence", "tls"]
 
 
 def test_a_link_is_measured_on_several_threads(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_memory_beyond_the_tensors_is_measured(tmp_path: Path) -> None:
     done = ringfence(*command, "--json")
     assert done.returncode == 0, done.stderr
     gloo, sealed = json.loads(done.stdout)["results"]
-    assert [gloo["contender"], sealed["contender"]] == ["gloo-b", "ringfence"]
+    assert [gloo["variant"], sealed["variant"]] == ["gloo-b", "ringfence"]
     for each in (gloo, sealed):
         assert each["links"] >= 1
         assert each["beyond"] == pytest.approx(each["per_link"] * each["links"])
@@ -117,11 +117,11 @@ def test_memory_beyond_the_tensors_is_measured(tmp_path: Path) -> None:
         (("collectives", "--hosts", "2", "--workers", "2", "--rate", "fast"), "1gbit"),
         (("collectives", "--busy", "--ops", "broadcast"), "all_reduce"),
         (("collectives", "--sizes", "4KB"), "25MiB"),
-        (("collectives", "--contenders", "nccl"), "none of gloo-a"),
+        (("collectives", "--variants", "nccl"), "none of gloo-a"),
         (("train", "--bucket-cap-mb", "25,none"), "positive number"),
         (("link", "--threads", "0"), "positive number"),
         (("memory", "--workers", "1"), "two workers"),
-        (("train", "--strategy", "fsdp2", "--contenders", "tls"), "process groups"),
+        (("train", "--strategy", "fsdp2", "--variants", "tls"), "process groups"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_a_reason(

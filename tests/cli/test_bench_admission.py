@@ -18,7 +18,7 @@ def test_it_says_what_was_measured_and_what_is_predicted() -> None:
     assert "1,000" in done.stdout
     assert "predicted" in done.stdout
     assert "the fit, tried on 32" in done.stdout
-    assert "the whole roster was judged by 4 of 4, 16 of 16, 32 of 32 workers" in done.stdout
+    assert "the whole roster was verified by 4 of 4, 16 of 16, 32 of 32 workers" in done.stdout
     assert "3 processes over sockets, 2 joins" in done.stdout
 
 

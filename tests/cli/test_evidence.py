@@ -1,4 +1,4 @@
-"""`ringfence evidence`: recorded evidence is judged as the judge would, and what is measured from it admits it."""
+"""`ringfence evidence`: recorded evidence is verified as the verifier would, and what is measured from it admits it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_is_measured_from_a_quote_admits_it(
 
 
 @pytest.mark.parametrize("file", ["hopper_evidence.json", "evidence_hopper_590_12.json", "multi_gpu_hopper.json"])
-def test_what_is_measured_from_gpus_is_a_file_of_golden_values(
+def test_what_is_measured_from_gpus_is_a_file_of_reference_values_values(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str
 ) -> None:
     """Evidence of real GPUs, as NVIDIA's tools wrote it, under NVIDIA's root."""
@@ -142,8 +142,8 @@ def test_what_is_measured_from_gpus_is_a_file_of_golden_values(
     claims = nvidia.verify_report(nvidia_records.serialized(file)[0].gpu, read_held(path).nonce, nvidia_records.NOW)
     values.compare(claims.firmware_id, claims.measurements)
     assert run(capsys, "verify", path)[0] == 0
-    (tmp_path / "golden.toml").write_text(measured)
-    policy = policy_from('[admit.nvidia]\ngolden = "golden.toml"\n', tmp_path)
+    (tmp_path / "reference_values.toml").write_text(measured)
+    policy = policy_from('[admit.nvidia]\nreference_values = "reference_values.toml"\n', tmp_path)
     code, output = run(capsys, "verify", path, "--policy", str(policy))
     assert (code, "no worker could show it" in output) == (2, True)
 
@@ -418,7 +418,7 @@ def test_only_tdx_needs_collateral(capsys: pytest.CaptureFixture[str], tmp_path:
 # -- no policy reaches a test root ----------------------------------------------------------------------------------
 
 
-def test_a_judge_made_from_a_policy_has_the_pinned_roots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verify_made_from_a_policy_has_the_pinned_roots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The policy is right in every value, and the evidence minted under a test root is refused all the same."""
     mint = foundry()
     (tmp_path / "quote").write_bytes(mint.quote(DATA))

@@ -185,7 +185,7 @@ def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
     assert lines[-3:] == [
         "Nobody else is.",
         "A run has at least 8 workers, or it does not begin.",
-        "After 36 hours all workers must be judged again.",
+        "After 36 hours all workers must be verified again.",
     ]
 
 

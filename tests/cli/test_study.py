@@ -23,7 +23,7 @@ rounds = 8
 kind = "collective"
 sizes = ["4KiB", "64KiB"]
 workers = [2]
-contenders = ["ringfence"]
+variants = ["ringfence"]
 
 [[cells]]
 kind = "trace"
@@ -32,7 +32,7 @@ devices = ["cpu"]
 flops = 1e14
 most = "4MiB"
 workers = [2]
-contenders = ["ringfence", "ringfence-profiled", "alone"]
+variants = ["ringfence", "ringfence-profiled", "alone"]
 """
 LAYERS = ("tidy/samples.parquet", "summary/cells.parquet", "summary/cells.json", "summary/machines.json")
 
@@ -178,10 +178,10 @@ def test_new_code_stopped_on_the_way_leaves_what_was_shown(study: Path) -> None:
 
 def test_rows_are_found_by_their_settings(study: Path) -> None:
     results = ("--results", str(study / "results"), "--json")
-    done = ringfence("study", "query", "--model", "resnet50", "--contender", "alone,ringfence-profiled", *results)
+    done = ringfence("study", "query", "--model", "resnet50", "--variant", "alone,ringfence-profiled", *results)
     assert done.returncode == 0, done.stderr
     profiled, alone = (json.loads(line) for line in done.stdout.splitlines())
-    assert (profiled["contender"], alone["contender"]) == ("ringfence-profiled", "alone")
+    assert (profiled["variant"], alone["variant"]) == ("ringfence-profiled", "alone")
     assert profiled["stage_seal"] > 0 and alone["stage_seal"] is None
     assert profiled["scaled"] > 1
     assert alone["ratio"] < 1
@@ -205,13 +205,13 @@ def test_without_the_compiled_data_plane_the_profile_is_left_out_and_the_rest_is
     assert done.returncode == 0, done.stderr
     assert "ringfence-profiled is left out of 1 cells: it needs the compiled data plane; RINGFENCE_CORE" in done.stderr
     rows = json.loads((tmp_path / "study-results" / "summary" / "cells.json").read_text())
-    assert {row["contender"] for row in rows} == {"gloo-a", "gloo-b", "ringfence", "alone"}
+    assert {row["variant"] for row in rows} == {"gloo-a", "gloo-b", "ringfence", "alone"}
     (machine,) = json.loads((tmp_path / "study-results" / "summary" / "machines.json").read_text()).values()
     assert machine["data_plane"] == "python"
 
 
 def test_where_no_namespaces_can_be_made_it_does_not_say_that_all_was_measured(tmp_path: Path) -> None:
-    cells = '[[cells]]\nkind = "collective"\nsizes = ["4KiB"]\nworkers = [2]\nhosts = 2\ncontenders = ["ringfence"]\n'
+    cells = '[[cells]]\nkind = "collective"\nsizes = ["4KiB"]\nworkers = [2]\nhosts = 2\nvariants = ["ringfence"]\n'
     (tmp_path / "grid.toml").write_text(f"rounds = 1\n{cells}")
     for _ in range(2):
         done = ringfence("study", "--grid", "grid.toml", folder=tmp_path, PATH=str(tmp_path))  # without `ip` and `tc`

@@ -1,4 +1,4 @@
-"""What a worker shows at first contact: nobody passes with anything but the proof that was made for its own entry."""
+"""What a worker shows at peer verification: nobody passes with anything but the proof that was made for its own entry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cache
 
 from ringfence import keys
 from ringfence.admission.binding import PREIMAGE_BYTES
-from ringfence.admission.peer_verification import Acquaintances, Showing
+from ringfence.admission.peer_verification import PeerVerifier, Presentation
 from ringfence.errors import AdmissionError
 from tests.fuzz.target import Target
 from tests.unit.admission_samples import fixed_bytes
@@ -22,25 +22,25 @@ def _circle() -> Circle:
 
 
 @cache
-def _judge() -> tuple[Acquaintances, Acquaintances]:
-    return _circle().acquaintances(4), _circle().acquaintances(5)
+def _verify() -> tuple[PeerVerifier, PeerVerifier]:
+    return _circle().peer_verifier(4), _circle().peer_verifier(5)
 
 
 def _seeds() -> list[bytes]:
-    return [bytes([rank]) + _circle().showings[rank].encode() for rank in (0, 4, 5)]
+    return [bytes([rank]) + _circle().presentations[rank].encode() for rank in (0, 4, 5)]
 
 
-def _first_contact(data: bytes) -> None:
+def _peer_verification(data: bytes) -> None:
     """A byte that says whether rank 5 shows it, to rank 4, or rank 0, to rank 5; then what is shown."""
     rank = 5 if data and data[0] & 1 else 0
-    own, shown = _judge()[rank == 0], data[1:]
-    own._judged.clear()
-    own.judge(rank, shown)
-    assert Showing.decode(shown).encode() == shown
-    genuine = _circle().showings[rank].encode()
+    own, shown = _verify()[rank == 0], data[1:]
+    own._verified.clear()
+    own.verify(rank, shown)
+    assert Presentation.decode(shown).encode() == shown
+    genuine = _circle().presentations[rank].encode()
     end = 9 + PREIMAGE_BYTES if rank == 0 else len(genuine)  # the roster lists the digest of all proofs but rank 0's
     assert shown[0] == genuine[0] and shown[_AT.stop : end] == genuine[_AT.stop : end]
-    assert len(shown) <= keys.SHOWING_BYTES
+    assert len(shown) <= keys.PRESENTATION_BYTES
 
 
-TARGETS = (Target("first-contact", _seeds, _first_contact, (AdmissionError,), bounded=500),)
+TARGETS = (Target("peer-verification", _seeds, _peer_verification, (AdmissionError,), bounded=500),)

@@ -96,21 +96,21 @@ def _look_up(data: bytes) -> None:
     assert parse_address(format_address(found), "x") == found
 
 
-# -- the frame of a proof at first contact --------------------------------------------------------------------------
+# -- the frame of a proof at peer verification --------------------------------------------------------------------------
 
 
 def _proof_frames() -> list[bytes]:
-    return [evidence_frame.seal_showing(Sealer(_CONNECTION_KEY), bytes(size)) for size in (0, 1, 300)]
+    return [evidence_frame.seal_presentation(Sealer(_CONNECTION_KEY), bytes(size)) for size in (0, 1, 300)]
 
 
 def _read_proof_frame(data: bytes) -> None:
     """As a worker reads it: the header, then as many bytes as it says."""
     header = data[: frames.HEADER_BYTES].ljust(frames.HEADER_BYTES, b"\0")
-    length = evidence_frame.showing_frame_bytes(header)
-    assert frames.HOP_OVERHEAD <= length <= keys.SHOWING_BYTES + frames.HOP_OVERHEAD
+    length = evidence_frame.presentation_frame_bytes(header)
+    assert frames.HOP_OVERHEAD <= length <= keys.PRESENTATION_BYTES + frames.HOP_OVERHEAD
     frame = (header + data[frames.HEADER_BYTES :])[:length].ljust(length, b"\0")
-    shown = evidence_frame.open_showing(Opener(_CONNECTION_KEY), frame)
-    assert evidence_frame.seal_showing(Sealer(_CONNECTION_KEY), shown) == frame in _proof_frames()
+    shown = evidence_frame.open_presentation(Opener(_CONNECTION_KEY), frame)
+    assert evidence_frame.seal_presentation(Sealer(_CONNECTION_KEY), shown) == frame in _proof_frames()
 
 
 # -- the table of schedules, which rank 0 sends ---------------------------------------------------------------------

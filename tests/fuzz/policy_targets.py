@@ -24,7 +24,7 @@ READERS = {"tdx": tdx.read_rules, "snp": snp.read_rules, "nvidia": nvidia.read_r
 WORDS = (
     b"[", b"]", b"[[", b"]]", b"=", b'"', b"'", b'"""', b"\n", b"#", b",", b".", b"{", b"}", b"true", b"false", b"1", b"-1",
     b"0x1", b"1e9", b"inf", b"nan", b"1979-05-27", b"version", b"admit", b"note", b"secret", b"certificate", b"tdx", b"snp",
-    b"nvidia", b"token", b"ca", b"ids", b"trust_domain", b"golden", b"gpus", b"keys", b"issuer", b"claims", b"mrtd",
+    b"nvidia", b"token", b"ca", b"ids", b"trust_domain", b"reference_values", b"gpus", b"keys", b"issuer", b"claims", b"mrtd",
     b"measurement", b'"90s"', b'"24h"', b"\\u0000", b"\\ud800",
 )  # fmt: skip
 SNP_RULES = """vmpl = 0
@@ -48,7 +48,7 @@ ids = ["spiffe://example.org/trainer/*"]
 
 [[admit]]
 [admit.nvidia]
-golden = ["golden.toml"]
+reference_values = ["reference_values.toml"]
 gpus = 8
 protected_pcie = true
 revoked = ["41AD48FF92CDC93D9A"]
@@ -69,7 +69,7 @@ submodule_claims = { measres = "success" }
 def _files() -> dict[str, bytes]:
     return {
         "ca.pem": Authority().pem,
-        "golden.toml": _golden()[0],
+        "reference_values.toml": _reference_values()[0],
         "keys.json": token_mint.key_set(*token_mint.SIGNERS),
         "collateral.json": (tdx_records.FOLDER / tdx_records.RECORDS["dstack"].collateral_file).read_bytes(),
     }
@@ -119,13 +119,13 @@ def _read_table(data: bytes) -> None:
 
 
 @cache
-def _golden() -> list[bytes]:
+def _reference_values() -> list[bytes]:
     records = (nvidia_records.RECORDED_HOPPER, nvidia_records.RECORDED_BLACKWELL)
     claims = [nvidia.verify_report(one.gpu, one.nonce, nvidia_records.NOW) for one in records]
-    return [reference_values.write(each.golden()).encode() for each in claims]
+    return [reference_values.write(each.reference_values()).encode() for each in claims]
 
 
-def _read_golden(data: bytes) -> None:
+def _read_reference_values(data: bytes) -> None:
     found = reference_values.read(data, "the file")
     assert reference_values.read(reference_values.write(found).encode(), "the file") == found
 
@@ -173,7 +173,9 @@ def _read_revoked(data: bytes) -> None:
 TARGETS = (
     Target("policy", _policies, _read_policy, REFUSED, bounded=1000, words=WORDS),
     Target("policy-tables", _tables, _read_table, REFUSED, bounded=1000, words=WORDS),
-    Target("golden", _golden, _read_golden, REFUSED, bounded=500, longest=16384, words=WORDS),
+    Target(
+        "reference_values", _reference_values, _read_reference_values, REFUSED, bounded=500, longest=16384, words=WORDS
+    ),
     Target(
         "key-set", _key_sets, _read_keys, REFUSED, bounded=1000, words=(b'"kty"', b'"oct"', b'"d"', b'"e"', b"null")
     ),

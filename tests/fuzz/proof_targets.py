@@ -1,4 +1,4 @@
-"""Proofs, as a judge gets them from whoever dials: each is refused by an AdmissionError, or it is the recorded one."""
+"""Proofs, as a verifier gets them from whoever dials: each is refused by an AdmissionError, or it is the recorded one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _tdx_terms() -> tuple[tdx.Rules, float, bytes]:
     return tdx_records.rules_for(one), one.now, tdx_quote.report_data(one.quote)
 
 
-def _judge_quote(data: bytes) -> None:
+def _verify_quote(data: bytes) -> None:
     wanted, moment, report_data = _tdx_terms()
     found = tdx.verify(data, report_data, wanted, moment)
     assert found.body == tdx_quote.read(tdx_records.RECORDS["dstack"].quote), "another TD was believed"
@@ -76,7 +76,7 @@ def _reports() -> list[bytes]:
     return [snp.encode(*each.load()) for each in snp_records.RECORDS.values()]
 
 
-def _judge_report(data: bytes) -> None:
+def _verify_report(data: bytes) -> None:
     wanted, moment, report_data = _snp_terms()
     snp.verify(data, report_data, wanted, moment)
     assert snp.decode(data)[0] == snp_records.RECORDS["trustee"].report, "another guest was believed"
@@ -99,7 +99,7 @@ def _gpu() -> tuple[nvidia.Rules, bytes, x509.Certificate, bytes]:
     device = nvidia_mint.Device.under(top)
     gpu = device.gpu(nvidia.nonce_of(bytes(64)))
     found = nvidia.verify_report(gpu, nvidia.nonce_of(bytes(64)), nvidia_mint.NOW, root=top.certificate)
-    return nvidia.Rules((found.golden(),)), nvidia.encode([gpu]), top.certificate, device.report(bytes(32))
+    return nvidia.Rules((found.reference_values(),)), nvidia.encode([gpu]), top.certificate, device.report(bytes(32))
 
 
 def _gpu_proofs() -> list[bytes]:
@@ -107,7 +107,7 @@ def _gpu_proofs() -> list[bytes]:
     return [_gpu()[1], nvidia.encode([recorded[0].gpu]), nvidia.encode([recorded[-1].gpu])]
 
 
-def _judge_gpu(data: bytes) -> None:
+def _verify_gpu(data: bytes) -> None:
     wanted, good, top, _ = _gpu()
     nvidia.verify(data, wanted, bytes(64), nvidia_mint.NOW, root=top)
     assert data == good, "another proof was believed"
@@ -139,7 +139,7 @@ def _chains() -> list[bytes]:
     return list(nvidia_records.RECORDED_HOPPER.gpu.chain)
 
 
-def _judge_chain(data: bytes) -> None:
+def _verify_chain(data: bytes) -> None:
     """One certificate of a chain is whatever the input says."""
     good = nvidia_records.RECORDED_HOPPER.gpu.chain
     moment = datetime.fromtimestamp(nvidia_records.NOW, UTC)
@@ -168,7 +168,7 @@ def _tokens() -> list[bytes]:
     return fresh + [token.encode(*token.read_answer(each)) for each in answers]
 
 
-def _judge_token(data: bytes) -> None:
+def _verify_token(data: bytes) -> None:
     """Also with the recorded tokens' own keys, at their time."""
     token.verify(data, rules(), token_mint.NONCE, token_mint.NOW)
     assert data in _tokens(), "a changed token was believed"
@@ -180,7 +180,7 @@ def _header_and_claims() -> list[bytes]:
     return [b"\0" + header, b"\1" + inner, b"\1" + token_mint.json.dumps(claims()).encode()]
 
 
-def _judge_signed(data: bytes) -> None:
+def _verify_signed(data: bytes) -> None:
     """A service that is believed signs whatever claims, or whatever header, the input says."""
     good = b'{"alg": "ES256", "kid": "p256"}'
     proof = _signed(data[1:], b"{}") if data[:1] == b"\0" else _signed(good, data[1:])
@@ -202,8 +202,8 @@ def _read_answer(data: bytes) -> None:
 TARGETS = (
     Target("certificate", lambda: [_certified()[1]], _certificate, REFUSED, bounded=500),
     Target("tdx-quote", _quotes, _read_quote, REFUSED, longest=16384),
-    Target("tdx", _quotes, _judge_quote, REFUSED, bounded=300, longest=16384),
-    Target("snp", _reports, _judge_report, REFUSED, bounded=300),
+    Target("tdx", _quotes, _verify_quote, REFUSED, bounded=300, longest=16384),
+    Target("snp", _reports, _verify_report, REFUSED, bounded=300),
     Target(
         "spdm",
         lambda: [each.gpu.report for each in nvidia_records.records()] + [_gpu()[3]],
@@ -211,10 +211,10 @@ TARGETS = (
         REFUSED,
         longest=spdm.REPORT_BYTES + 64,
     ),
-    Target("gpu", _gpu_proofs, _judge_gpu, REFUSED, bounded=300, longest=16384),
-    Target("gpu-chain", _chains, _judge_chain, REFUSED, bounded=200),
+    Target("gpu", _gpu_proofs, _verify_gpu, REFUSED, bounded=300, longest=16384),
+    Target("gpu-chain", _chains, _verify_chain, REFUSED, bounded=200),
     Target("gpu-extensions", lambda: _extensions()[0], _read_extension, REFUSED),
-    Target("token", _tokens, _judge_token, REFUSED, bounded=500, longest=8192),
-    Target("token-claims", _header_and_claims, _judge_signed, REFUSED, bounded=1000, words=JSON_WORDS),
+    Target("token", _tokens, _verify_token, REFUSED, bounded=500, longest=8192),
+    Target("token-claims", _header_and_claims, _verify_signed, REFUSED, bounded=1000, words=JSON_WORDS),
     Target("token-answer", _answers, _read_answer, REFUSED, words=JSON_WORDS, longest=8192),
 )

@@ -1,7 +1,7 @@
 """Workers in processes of their own that are admitted by hardware evidence: all is real but the chip.
 
 The chip is a key in the test's process, which answers what a worker's kernel asks it: 64 bytes and a level in, a report out.
-Collecting, proving, judging, TLS and the tree run in the worker, under a root that is handed to the judge's constructor.
+Collecting, proving, verifying, TLS and the tree run in the worker, under a root that is handed to the verifier's constructor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Chip = Callable[[bytes, int], bytes]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker is told, besides its rank: which rules it judges by, under which roots, and what it is itself."""
+    """What a worker is told, besides its rank: which rules it verifies by, under which roots, and what it is itself."""
 
     kind: str  #                          of proof that it shows
     tdx_rules: tdx.Rules | None = None

@@ -44,7 +44,7 @@ def main(folder: str, rank: str, world_size: str, seconds: str, how: str) -> dic
     settings = Settings.from_environment({"RINGFENCE_POLICY": str(Path(folder) / "policy.toml")})
     assert settings.policy is not None
     policy = kinds.policy_of(settings.policy, time.time, None)
-    if how != "pinned root":  # what a policy file leads to; all others judge by the same rules under the test's root
+    if how != "pinned root":  # what a policy file leads to; all others verify by the same rules under the test's root
         ((_, rules),) = settings.policy.rules[0].proofs
         assert isinstance(rules, Rules)
         policy = Policy((NvidiaVerifier(rules, time.time, root=root.certificate),))

@@ -96,11 +96,11 @@ class World:
         settings: Mapping[int, Settings] | None = None,
         admission: Mapping[int, tuple[Policy, Prover]] | None = None,
     ) -> None:
-        """`admission` overrules what a worker's settings say of how it judges and what it shows."""
+        """`admission` overrules what a worker's settings say of how it verifies and what it shows."""
         for rank in ranks:
             chosen = (settings or {}).get(rank, Settings(SECRET))
-            judging = (admission or {}).get(rank)
-            thread = threading.Thread(target=self._join, args=(rank, chosen, judging), daemon=True)
+            verifying = (admission or {}).get(rank)
+            thread = threading.Thread(target=self._join, args=(rank, chosen, verifying), daemon=True)
             self._threads[rank] = thread
             thread.start()
 

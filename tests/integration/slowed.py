@@ -1,4 +1,4 @@
-"""ringfence, slowed on purpose: what the gate on speed must catch."""
+"""ringfence, slowed on purpose: what the acceptor on speed must catch."""
 
 from __future__ import annotations
 

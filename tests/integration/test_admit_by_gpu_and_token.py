@@ -34,8 +34,10 @@ def write_gpu_policy(folder: Path, top: nvidia_mint.Issuer) -> None:
     """It asks for two GPUs of one kind."""
     gpu = nvidia_mint.Device.under(top).gpu(bytes(32))
     claims = nvidia.verify_report(gpu, bytes(32), nvidia_mint.NOW, root=top.certificate)
-    (folder / "gpu.toml").write_text(reference_values.write(claims.golden()))
-    (folder / "policy.toml").write_text('version = 1\n[[admit]]\n[admit.nvidia]\ngolden = "gpu.toml"\ngpus = 2\n')
+    (folder / "gpu.toml").write_text(reference_values.write(claims.reference_values()))
+    (folder / "policy.toml").write_text(
+        'version = 1\n[[admit]]\n[admit.nvidia]\nreference_values = "gpu.toml"\ngpus = 2\n'
+    )
 
 
 def run_gpu_workers(folder: Path, hows: Sequence[str], seconds: float = 30.0) -> list[dict[str, Any]]:
@@ -70,7 +72,7 @@ def test_workers_admit_each_other_by_their_gpus(tmp_path: Path) -> None:
 
 def test_workers_whose_gpus_are_not_as_the_policy_says_are_refused(tmp_path: Path) -> None:
     bad = {
-        "other firmware": "golden values in measurement 33",
+        "other firmware": "reference values in measurement 33",
         "a GPU is kept back": "1 GPUs are shown where the policy asks for another number",
         "recorded": "not made for this connection",
     }
@@ -81,7 +83,7 @@ def test_workers_whose_gpus_are_not_as_the_policy_says_are_refused(tmp_path: Pat
 
 
 def test_minted_gpus_do_not_get_past_the_pinned_root(tmp_path: Path) -> None:
-    """What a policy file leads to judges by NVIDIA's root, whatever root the evidence was minted under."""
+    """What a policy file leads to verifies by NVIDIA's root, whatever root the evidence was minted under."""
     found = run_gpu_workers(tmp_path, ["pinned root", "good"], PATIENCE)
     assert all("not one of NVIDIA's" in each["error"] for each in found), found
 
@@ -107,7 +109,7 @@ def environment(folder: Path, claims: dict[str, object] | None = None, key: str 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A policy that believes a service, the service's key, and one of somebody else."""
-    for name in ("service.key", "stranger.key"):
+    for name in ("service.key", "unauthenticated_peer.key"):
         (tmp_path / name).write_bytes(pem(ec.generate_private_key(ec.SECP384R1())))
     (tmp_path / "keys.json").write_bytes(key_set(signer_in(tmp_path / "service.key")))
     (tmp_path / "policy.toml").write_text(POLICY)
@@ -125,7 +127,7 @@ def test_workers_whose_tokens_do_not_admit_are_refused(site: Path) -> None:
         "does not say what the policy asks for": environment(site, {"measres": "failure"}),
         "expired": environment(site, {"exp": 1}),
         "not made for this connection": environment(site, {"eat_nonce": "0" * 64}),
-        "signature is not of the key": environment(site, key="stranger.key"),
+        "signature is not of the key": environment(site, key="unauthenticated_peer.key"),
     }
     first, *others = run_workers(site, [environment(site), *bad.values()], PATIENCE)
     assert "4 of 5 workers are missing" in first["error"]

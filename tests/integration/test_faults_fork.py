@@ -180,16 +180,20 @@ def test_the_error_of_a_failed_join_keeps_no_key(pool: Pool, tmp_path: Path) -> 
     assert not theirs
 
 
-def what_could_judge() -> tuple[int, bool, bool]:
+def what_could_verify() -> tuple[int, bool, bool]:
     """Keys of the secret that this worker holds; whether it, and a child of it, hold anything of the policy."""
     engine = dist.group.WORLD._session.engine
     gc.collect()
     keys = sum(isinstance(each, SharedSecret) for each in gc.get_objects())
-    return keys, engine.gate.acquaintances is not None, in_a_child(lambda: engine.gate.acquaintances is not None)
+    return (
+        keys,
+        engine.acceptor.peer_verifier is not None,
+        in_a_child(lambda: engine.acceptor.peer_verifier is not None),
+    )
 
 
-def test_nothing_that_admits_is_kept_where_nobody_is_to_be_judged(pool: Pool) -> None:
-    assert pool.check(what_could_judge, WORLD, renew=True) == [(0, False, False)] * WORLD
+def test_nothing_that_admits_is_kept_where_nobody_is_to_be_verified(pool: Pool) -> None:
+    assert pool.check(what_could_verify, WORLD, renew=True) == [(0, False, False)] * WORLD
 
 
 def try_in_a_child() -> list[str]:

@@ -69,7 +69,7 @@ def ring_at(moment: str) -> None:
         case "while it is driven":
             loop.network.poll = after(loop.network.poll)
         case "after it was driven":
-            loop._haste.end = after(loop._haste.end)
+            loop._gil_switch.end = after(loop._gil_switch.end)
 
 
 def until_it_ends() -> None:

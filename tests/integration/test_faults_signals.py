@@ -76,7 +76,7 @@ def while_computing() -> End:
     return End("", "", 0.0)
 
 
-def judge(ends: list[End]) -> None:
+def verify(ends: list[End]) -> None:
     victim = ends.pop(VICTIM)
     assert victim.kind == "KeyboardInterrupt"
     assert victim.seconds < SOON
@@ -88,11 +88,11 @@ def judge(ends: list[End]) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
 def test_ctrl_c_in_a_collective_ends_it_there_and_raises_elsewhere(pool: Pool, asynchronous: bool) -> None:
-    judge(pool.check(in_a_collective, WORLD, args=(asynchronous,), renew=True))
+    verify(pool.check(in_a_collective, WORLD, args=(asynchronous,), renew=True))
 
 
 def test_ctrl_c_outside_of_a_collective_raises_in_those_that_wait(pool: Pool) -> None:
-    judge(pool.check(while_computing, WORLD, renew=True))
+    verify(pool.check(while_computing, WORLD, renew=True))
 
 
 def again() -> float:

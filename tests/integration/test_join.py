@@ -23,7 +23,7 @@ from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.join import Membership, join, listen, loop
-from ringfence.join.loop import _Climb
+from ringfence.join.loop import _JoinLoop
 from ringfence.join.parent import AddressBook, Search
 from ringfence.join.provers import policy_of
 from ringfence.join.refusals import Refusals
@@ -78,7 +78,7 @@ def test_the_sessions_secret_is_drawn_and_not_derived() -> None:
     entry = Entry("none", "0", 0, 1, public_key, credentials.key_digest, "127.0.0.1", 30000)
     settings, limits = Settings(SECRET), (5.0, time.monotonic() + 5.0)
     one, two = (
-        _Climb(MemoryStore(), settings, entry, credentials, private_key, limits, b"table", policy_of(settings)).run()
+        _JoinLoop(MemoryStore(), settings, entry, credentials, private_key, limits, b"table", policy_of(settings)).run()
         for _ in range(2)
     )
     assert one.roster.digest == two.roster.digest
@@ -200,7 +200,9 @@ def test_a_refusal_is_final_if_it_lasts_without_a_break() -> None:
     search = Search(AddressBook(MemoryStore(), worker(1, 2).entry), 1, 0, 0.0)
     search.retry(0.0, "refused", refusal)
     search.retry(5.0, "Connection refused")
-    search.retry(10.0, "refused", refusal)  # not two refusals in a row: the first may have been a stranger's
+    search.retry(
+        10.0, "refused", refusal
+    )  # not two refusals in a row: the first may have been an unauthenticated peer's
     search.retry(12.0, "refused", refusal)
     with pytest.raises(AdmissionError, match="rank 1 was not admitted by its parent, rank 0: refused"):
         search.retry(13.0, "refused", refusal)
@@ -514,7 +516,7 @@ def test_evidence_that_never_comes_is_not_waited_for_until_the_deadline(
 
 
 def test_a_worker_that_collects_serves_others_meanwhile() -> None:
-    """Rank 0 collects for one child; the other comes, is judged, and is collected for as well, before the first is done."""
+    """Rank 0 collects for one child; the other comes, is verified, and is collected for as well, before the first is done."""
     quick, slow = Slow(), Slow()
     quick.may_answer.set()
     with World(3) as world:
@@ -536,13 +538,13 @@ def test_what_nobody_foresaw_while_collecting_is_raised_and_not_lost() -> None:
 
 
 class Rude(SharedSecret):
-    """A judge that quotes a stranger as it is."""
+    """A verifier that quotes an unauthenticated peer as it is."""
 
     def verify(self, evidence: Evidence) -> None:
         raise AdmissionError("it says \x1b[2J\nrank 9: admitted")
 
 
-def test_a_strangers_words_reach_a_log_as_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unauthenticated_peers_words_reach_a_log_as_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
     rude = Rude(SECRET, "none")
     with World(2, timeout=1.0) as world:
         world.start(range(2), admission={0: (Policy((rude,)), rude)})

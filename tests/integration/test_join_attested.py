@@ -95,7 +95,7 @@ def test_a_replayed_report_is_refused(tmp_path: Path) -> None:
     assert said[0][0] == "error"
 
 
-def test_production_judges_refuse_what_a_test_root_signed(tmp_path: Path) -> None:
+def test_production_verifiers_refuse_what_a_test_root_signed(tmp_path: Path) -> None:
     """The same workers under the pinned roots, which is all that a policy file can lead to."""
     made = replace(only("snp", plan("snp")), snp_roots=None)
     said = run(tmp_path / "store", [made] * 2, [snp_chip()] * 2, timeout=6.0)

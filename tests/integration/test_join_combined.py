@@ -30,10 +30,10 @@ def gpus(nonce: bytes) -> list[nvidia.Gpu]:
     return [device.gpu(nonce) for device in GPUS]
 
 
-def golden() -> nvidia.Rules:
+def reference_values() -> nvidia.Rules:
     (gpu, _) = gpus(bytes(32))
     claims = nvidia.verify_report(gpu, bytes(32), time.time(), root=GPU_ROOT.certificate)
-    return nvidia.Rules(golden=(claims.golden(),), gpus=len(GPUS))
+    return nvidia.Rules(reference_values=(claims.reference_values(),), gpus=len(GPUS))
 
 
 def policy() -> Policy:
@@ -45,7 +45,7 @@ def policy() -> Policy:
                 [
                     CertificateVerifier(rules, time.time),
                     tdx.TdxVerifier(td.rules, time.time, root=td.root),
-                    nvidia.NvidiaVerifier(golden(), time.time, root=GPU_ROOT.certificate),
+                    nvidia.NvidiaVerifier(reference_values(), time.time, root=GPU_ROOT.certificate),
                 ]
             ),
         )
@@ -118,7 +118,7 @@ def with_a_certificate_alone() -> Prover:
     ],
 )
 def test_a_worker_that_lacks_one_of_them_is_refused(show: Callable[[], Prover], heard: str, logged: str) -> None:
-    """The one that is refused hears what is about itself; what the policy asks for stays with its judge."""
+    """The one that is refused hears what is about itself; what the policy asks for stays with its verifier."""
     world = World(2, timeout=6.0)
     good = bundle.together(proofs("0"))
     world.start([0, 1], dict.fromkeys((0, 1), Settings()), {0: (policy(), good), 1: (policy(), show())})

@@ -192,13 +192,13 @@ def test_a_rule_that_a_worker_has_no_credential_for_is_passed_over_in_silence(
 
 @pytest.mark.parametrize("wrong", ["foreign authority", "expired"])
 def test_a_worker_that_dials_all_the_same_is_refused(site: Site, wrong: str) -> None:
-    """Its own judge is more lenient than its policy says: it lies, and the parent's judgement is what counts."""
+    """Its own verify is more lenient than its policy says: it lies, and the parent's verification is what counts."""
     good = settings_of(site.policy(BY_CERTIFICATE), site.certificate("w0"))
     if wrong == "expired":
         bad, says = settings_of(site.policy(BY_CERTIFICATE), site.certificate("w1", end=TODAY - HOUR)), "expired at"
     else:
-        stranger = Authority(start=TODAY - HOUR, end=TODAY + HOUR)
-        bad = settings_of(site.policy(BY_CERTIFICATE), site.certificate("w1", authority=stranger))
+        unauthenticated_peer = Authority(start=TODAY - HOUR, end=TODAY + HOUR)
+        bad = settings_of(site.policy(BY_CERTIFICATE), site.certificate("w1", authority=unauthenticated_peer))
         says = "no authority of the policy vouches"
     policy, _ = policy_of(good)
     assert bad.certificate is not None

@@ -1,4 +1,4 @@
-"""First contact after real joins: what workers kept of their admission is what those who never met them judge."""
+"""Peer verification after real joins: what workers kept of their admission is what those who never met them verify."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ringfence import keys
-from ringfence.admission.peer_verification import Acquaintances, Showing
+from ringfence.admission.peer_verification import PeerVerifier, Presentation
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import bundle, snp
 from ringfence.admission.proofs.secret import SharedSecret
@@ -40,24 +40,24 @@ def test_after_a_join_everybody_passes_with_everybody_it_never_met() -> None:
     prover = snp.SnpProver(lambda data: (vm.report(data), vm.certificate()))
     with World(SIZE) as world:
         world.start(range(SIZE), admission=dict.fromkeys(range(SIZE), (policy, prover)))
-        known = [acquaintances_of(member) for member in world.members()]
+        known = [peer_verifier_of(member) for member in world.members()]
         for one, mine in enumerate(known):
             for two, theirs in enumerate(known):
                 assert mine.due(two) == theirs.due(one)
                 if mine.due(two):
-                    mine.judge(two, theirs.showing)
-        assert known[5].due(0) and known[0].judged(5) and not known[0].due(4)
+                    mine.verify(two, theirs.presentation)
+        assert known[5].due(0) and known[0].verified(5) and not known[0].due(4)
 
 
-def acquaintances_of(member: Membership) -> Acquaintances:
-    assert member.acquaintances is not None
-    return member.acquaintances
+def peer_verifier_of(member: Membership) -> PeerVerifier:
+    assert member.peer_verifier is not None
+    return member.peer_verifier
 
 
-def test_under_a_secret_nobody_is_to_be_judged_again_and_nothing_of_the_policy_is_kept() -> None:
+def test_under_a_secret_nobody_is_to_be_verified_again_and_nothing_of_the_policy_is_kept() -> None:
     with World(SIZE) as world:
         world.start(range(SIZE))
-        assert [member.acquaintances for member in world.members()] == [None] * SIZE
+        assert [member.peer_verifier for member in world.members()] == [None] * SIZE
 
 
 def held_by(top: object) -> list[object]:
@@ -83,15 +83,15 @@ def test_a_run_by_secret_and_hardware_keeps_no_key_that_admits(together: bool) -
     assert any(isinstance(each, keys.Secret) for each in held_by(policy)), "the search finds what there is"
     with World(SIZE) as world:
         world.start(range(SIZE), admission=admission)
-        known = [acquaintances_of(member) for member in world.members()]
+        known = [peer_verifier_of(member) for member in world.members()]
     for mine in known:
         assert not any(isinstance(each, keys.Secret | SharedSecret) for each in held_by(mine))
         for two in (rank for rank in range(SIZE) if mine.due(rank)):
-            mine.judge(two, known[two].showing)
-            shown_by_two = Showing.decode(known[two].showing)
+            mine.verify(two, known[two].presentation)
+            shown_by_two = Presentation.decode(known[two].presentation)
             forged = replace(shown_by_two, proof=bytes([shown_by_two.proof[0] ^ 1]) + shown_by_two.proof[1:])
             with pytest.raises(AdmissionError, match=f"worker {two}"):
-                mine.judge(two, forged.encode())
+                mine.verify(two, forged.encode())
         assert known[4].due(5) and not (known[1].due(5) or known[5].due(1))
 
 
@@ -105,8 +105,12 @@ def add_up_and_tell_whom_it_met() -> tuple[float, set[int], list[int]]:
     elif dist.get_rank() == 2:
         dist.recv(tensor, 1)
     engine: Any = backend._session.engine  # type: ignore[union-attr]
-    known = engine.gate.acquaintances
-    return float(tensor[0]), set(engine.gate.met), [rank for rank in range(dist.get_world_size()) if known.judged(rank)]
+    known = engine.acceptor.peer_verifier
+    return (
+        float(tensor[0]),
+        set(engine.acceptor.met),
+        [rank for rank in range(dist.get_world_size()) if known.verified(rank)],
+    )
 
 
 def test_workers_admitted_by_tokens_meet_and_add_up(pool: Pool, tmp_path: Path) -> None:
@@ -122,5 +126,5 @@ def test_workers_admitted_by_tokens_meet_and_add_up(pool: Pool, tmp_path: Path) 
     found = values(pool.run(add_up_and_tell_whom_it_met, 3, env=env, renew=True))
     assert [total for total, _, _ in found] == [3.0] * 3
     assert found[0][1:] == (set(), []), "rank 0 met both in the tree"
-    assert found[1][1:] == ({2}, [2]), "it dialled, and both judged"
+    assert found[1][1:] == ({2}, [2]), "it dialled, and both verified"
     assert found[2][1:] == (set(), [1])

@@ -1,4 +1,4 @@
-"""The gate: sealing may not become dear unnoticed. Sealed over plaintext Gloo, 25 MiB, 2 workers, in the same processes."""
+"""The acceptor: sealing may not become dear unnoticed. Sealed over plaintext Gloo, 25 MiB, 2 workers, in the same processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ringfence.lab.bench.intervals import ratios
-from ringfence.lab.bench.worker_pool import Crew, Seat
+from ringfence.lab.bench.worker_pool import Seat, WorkerPool
 
 LIMIT = 1.25
 SIZE = 25 << 20
@@ -18,32 +18,32 @@ SLOWED = "tests.integration.slowed:SlowedSession"
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew([Seat()] * 2, ["gloo-a", "gloo-b", "ringfence", SLOWED]) as workers:
+def worker_pool() -> Iterator[WorkerPool]:
+    with WorkerPool([Seat()] * 2, ["gloo-a", "gloo-b", "ringfence", SLOWED]) as workers:
         workers.tell("prepare", operation="all_reduce", size=SIZE)
         yield workers
 
 
-def median_ratio(crew: Crew, contender: str) -> float:
-    turns = [("gloo-a", 2), (contender, 2), ("gloo-b", 2)]
-    rounds = [crew.measure("round", turns=turns, busy=False) for _ in range(ROUNDS)]
+def median_ratio(worker_pool: WorkerPool, variant: str) -> float:
+    turns = [("gloo-a", 2), (variant, 2), ("gloo-b", 2)]
+    rounds = [worker_pool.measure("round", turns=turns, busy=False) for _ in range(ROUNDS)]
     seconds = {name: [samples[name]["seconds"] for samples in rounds] for name, _ in turns}
-    return statistics.median(ratios(seconds[contender], seconds["gloo-a"], seconds["gloo-b"]))
+    return statistics.median(ratios(seconds[variant], seconds["gloo-a"], seconds["gloo-b"]))
 
 
-def passes(crew: Crew, contender: str) -> tuple[bool, list[float]]:
+def passes(worker_pool: WorkerPool, variant: str) -> tuple[bool, list[float]]:
     """Whether any attempt stays within the limit; and what was read."""
     read: list[float] = []
     while len(read) < ATTEMPTS and (not read or read[-1] > LIMIT):
-        read.append(median_ratio(crew, contender))
+        read.append(median_ratio(worker_pool, variant))
     return read[-1] <= LIMIT, read
 
 
-def test_sealed_all_reduce_stays_within_the_limit(crew: Crew) -> None:
-    passed, read = passes(crew, "ringfence")
+def test_sealed_all_reduce_stays_within_the_limit(worker_pool: WorkerPool) -> None:
+    passed, read = passes(worker_pool, "ringfence")
     assert passed, f"sealed over plaintext Gloo at 25 MiB, 2 workers: {read}, the limit is {LIMIT}"
 
 
-def test_the_gate_shuts_when_sealing_is_slowed_on_purpose(crew: Crew) -> None:
-    passed, read = passes(crew, SLOWED)
-    assert not passed, f"slowed sealing over plaintext Gloo: {read}, and the gate did not notice"
+def test_the_gate_shuts_when_sealing_is_slowed_on_purpose(worker_pool: WorkerPool) -> None:
+    passed, read = passes(worker_pool, SLOWED)
+    assert not passed, f"slowed sealing over plaintext Gloo: {read}, and the acceptor did not notice"

@@ -13,56 +13,58 @@ from ringfence.lab.bench import names
 from ringfence.lab.bench.measure import rounds_of
 from ringfence.lab.bench.names import ALONE, necessary_bytes
 from ringfence.lab.bench.netns import Hosts
-from ringfence.lab.bench.worker_pool import Crew, Seat
+from ringfence.lab.bench.worker_pool import Seat, WorkerPool
 
-CONTENDERS = ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls", names.PROFILED, ALONE]
+VARIANTS = ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls", names.PROFILED, ALONE]
 TRACE = [(1 << 20, 0.02), (3 << 20, 0.01), (2 << 20, 0.01)]
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew([Seat()] * 2, CONTENDERS) as workers:
+def worker_pool() -> Iterator[WorkerPool]:
+    with WorkerPool([Seat()] * 2, VARIANTS) as workers:
         yield workers
 
 
 @pytest.mark.parametrize("wire", names.WIRES)
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_a_replayed_step_moves_its_buckets_and_takes_its_computing(crew: Crew, device: str, wire: str) -> None:
-    """Preparing raises unless every contender sums the largest bucket rightly."""
-    case = {"kind": "trace", "device": device, "wire": wire, "contenders": CONTENDERS}
-    measured = rounds_of(crew, case, TRACE)(0)
-    assert set(measured) == set(CONTENDERS)
-    moved = sum(necessary_bytes("all_reduce", size, crew.size) for size, _ in TRACE)
-    for name in CONTENDERS:
+def test_a_replayed_step_moves_its_buckets_and_takes_its_computing(
+    worker_pool: WorkerPool, device: str, wire: str
+) -> None:
+    """Preparing raises unless every variant sums the largest bucket rightly."""
+    case = {"kind": "trace", "device": device, "wire": wire, "variants": VARIANTS}
+    measured = rounds_of(worker_pool, case, TRACE)(0)
+    assert set(measured) == set(VARIANTS)
+    moved = sum(necessary_bytes("all_reduce", size, worker_pool.size) for size, _ in TRACE)
+    for name in VARIANTS:
         assert measured[name]["seconds"] >= 0.039, name
         assert measured[name]["sent"] == pytest.approx(0 if name == ALONE else moved, rel=0.03, abs=4096), name
-    computing = 0.04 * crew.size if device == "cpu" else 0.0
+    computing = 0.04 * worker_pool.size if device == "cpu" else 0.0
     assert measured[ALONE]["cpu"] == pytest.approx(computing, rel=0.5, abs=0.02)
     assert measured[names.PROFILED]["stages"]["seal"] > 0
 
 
-def test_only_the_contenders_of_a_case_take_part(crew: Crew) -> None:
+def test_only_the_variants_of_a_case_take_part(worker_pool: WorkerPool) -> None:
     case = {"kind": "collective", "operation": "all_reduce", "size": 4096, "busy": False}
-    measured = rounds_of(crew, {**case, "contenders": ["gloo-a", "gloo-b", "tls"]})(0)
+    measured = rounds_of(worker_pool, {**case, "variants": ["gloo-a", "gloo-b", "tls"]})(0)
     assert set(measured) == {"gloo-a", "gloo-b", "tls"}
 
 
-def test_bfloat16_halves_what_training_sends(crew: Crew) -> None:
+def test_bfloat16_halves_what_training_sends(worker_pool: WorkerPool) -> None:
     taking_part = ["gloo-a", "gloo-b", "ringfence", "hop-by-hop", ALONE]
-    case = {"kind": "training", "model": "gpt2-tiny", "strategy": "ddp", "bucket_mb": 1.0, "contenders": taking_part}
+    case = {"kind": "training", "model": "gpt2-tiny", "strategy": "ddp", "bucket_mb": 1.0, "variants": taking_part}
     sent = {}
     for wire in names.WIRES:
-        measured = rounds_of(crew, {**case, "wire": wire})(0)
+        measured = rounds_of(worker_pool, {**case, "wire": wire})(0)
         sent[wire] = {name: measured[name]["sent"] for name in taking_part}
         assert sent[wire].pop(ALONE) < 4096
     for name, sent_bytes in sent["bfloat16"].items():
         assert sent_bytes == pytest.approx(sent["float32"][name] / 2, rel=0.05), name
 
 
-def test_a_collective_of_bfloat16_is_summed_rightly_by_all(crew: Crew) -> None:
+def test_a_collective_of_bfloat16_is_summed_rightly_by_all(worker_pool: WorkerPool) -> None:
     case = {"kind": "collective", "operation": "all_reduce", "size": 1 << 20, "busy": False, "wire": "bfloat16"}
-    everyone = [name for name in CONTENDERS if name != ALONE]
-    assert set(rounds_of(crew, {**case, "contenders": everyone})(0)) == set(everyone)
+    everyone = [name for name in VARIANTS if name != ALONE]
+    assert set(rounds_of(worker_pool, {**case, "variants": everyone})(0)) == set(everyone)
 
 
 def test_hosts_of_a_killed_study_are_removed_by_the_next() -> None:

@@ -1,4 +1,4 @@
-"""A user's own command fetches the token; what it prints is judged, and what goes wrong with it is named."""
+"""A user's own command fetches the token; what it prints is verified, and what goes wrong with it is named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from ringfence import keys
 from ringfence.admission.binding import Binding
-from ringfence.admission.policy import Evidence, Policy, judge
+from ringfence.admission.policy import Evidence, Policy, verify
 from ringfence.admission.proofs.token import TokenProver, TokenVerifier, nonce_of
 from ringfence.errors import ConfigurationError, EvidenceError
 from ringfence.evidence.token_command import fetch_with
@@ -30,7 +30,7 @@ def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
     program = f"import sys; print({signed!r} if sys.argv[-1] == {nonce_of(binding.digest)!r} else 'no')"
     prover = TokenProver(fetch_with(python(program)))
     policy = Policy((TokenVerifier(rules(), lambda: NOW),))
-    assert judge(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
+    assert verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def cases() -> Iterator[dict[str, Any]]:
 
 
 def synthetic(noise: float = 0.03) -> list[dict[str, Any]]:
-    """One row for each cell and contender."""
+    """One row for each cell and variant."""
     profile, rows = machine(), []
     for number, case in enumerate(cases()):
         cell = f"cell-{number:02}"
@@ -74,13 +74,13 @@ def synthetic(noise: float = 0.03) -> list[dict[str, Any]]:
         noisy = {name: value * (1 + noise * _wobble(cell, name)) for name, value in found.items()}
         base = (noisy["gloo-a"] + noisy["gloo-b"]) / 2
         for name, value in noisy.items():
-            row = {**case, "cell": cell, "contender": name, "cpu_seconds": value, "sent_bytes": 0.0, "source": "s"}
+            row = {**case, "cell": cell, "variant": name, "cpu_seconds": value, "sent_bytes": 0.0, "source": "s"}
             for column, found_value in (("seconds", value), ("ratio", value / base)):
                 row |= {column: found_value, f"{column}_low": found_value, f"{column}_high": found_value}
             rows.append({**row, "resolution": 0.05, "scored": number % 7 != 6, "rounds": 7})
     return rows
 
 
-def _wobble(cell: str, contender: str) -> float:
+def _wobble(cell: str, variant: str) -> float:
     """Between -1 and 1, and always the same."""
-    return int.from_bytes(hashlib.sha256(f"{cell} {contender}".encode()).digest()[:4], "big") / 2**31 - 1
+    return int.from_bytes(hashlib.sha256(f"{cell} {variant}".encode()).digest()[:4], "big") / 2**31 - 1

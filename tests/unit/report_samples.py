@@ -25,8 +25,8 @@ RUN = {"command": "ringfence study", "date": "2026-01-02T03:04:05+00:00"}
 Row = dict[str, Any]
 
 
-def row(cell: str, contender: str, seconds: float, gloo: float, **others: Any) -> Row:
-    """One contender of one cell; whatever is not said is plain."""
+def row(cell: str, variant: str, seconds: float, gloo: float, **others: Any) -> Row:
+    """One variant of one cell; whatever is not said is plain."""
     resolution = others.pop("resolution", 0.05)
     stages = {f"stage_{stage}": others.pop("stages", {}).get(stage) for stage in STAGES} if "stages" in others else {}
     ratio = seconds / gloo
@@ -38,7 +38,7 @@ def row(cell: str, contender: str, seconds: float, gloo: float, **others: Any) -
     about = {"machine": "m", "source": "abc", "scaled": 1.0, "resolution": resolution, "scored": resolution <= 0.10}
     return {
         "cell": cell,
-        "contender": contender,
+        "variant": variant,
         **SETTINGS,
         **numbers,
         **dict.fromkeys(f"stage_{s}" for s in STAGES),
@@ -51,9 +51,9 @@ def row(cell: str, contender: str, seconds: float, gloo: float, **others: Any) -
 def cell(name: str, gloo: float, times: Mapping[str, float], **settings: Any) -> list[Row]:
     """Gloo twice, and everyone else as many times Gloo's time."""
     everyone = {"gloo-a": 1.0, "gloo-b": 1.0, **times}
-    rows = [row(name, contender, gloo * factor, gloo, **settings) for contender, factor in everyone.items()]
+    rows = [row(name, variant, gloo * factor, gloo, **settings) for variant, factor in everyone.items()]
     for each in rows:
-        if each["contender"] == "ringfence-profiled":
+        if each["variant"] == "ringfence-profiled":
             shares = dict(zip(STAGES, (0.1, 0.08, 0.01, 0.04, 0.12, 0.1, 0.3), strict=True))
             each.update({f"stage_{stage}": share * each["seconds"] * 1e9 for stage, share in shares.items()})
     return rows
@@ -120,7 +120,7 @@ def _of_bench(name: str, case: Mapping[str, Any], line: Line, rounds: int, resol
     stages = {stage: None if share is None else share * line.seconds * 1e9 for stage, share in spent.items()}
     low, high = (line.seconds * end / line.ratio.median for end in (line.ratio.low, line.ratio.high))
     return {
-        **row(name, line.contender, line.seconds, line.seconds / line.ratio.median, resolution=resolution),
+        **row(name, line.variant, line.seconds, line.seconds / line.ratio.median, resolution=resolution),
         **known, **stages, "rounds": rounds, "seconds_low": low, "seconds_high": high, "cpu_seconds": line.cpu_seconds,
         "ratio_low": line.ratio.low, "ratio_high": line.ratio.high, "sent_bytes": line.wire_bytes,
     }  # fmt: skip

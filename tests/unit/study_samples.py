@@ -21,25 +21,25 @@ from ringfence.lab.study.folder import Folder
 from ringfence.lab.study.summary import summarise
 from ringfence.lab.study.tidy import tidy
 
-CONTENDERS = ("gloo-a", "gloo-b", "ringfence", "ringfence-profiled")
+VARIANTS = ("gloo-a", "gloo-b", "ringfence", "ringfence-profiled")
 STAGES = ("seal", "open", "lock", "reduce", "send", "receive", "wait", "rest")
 MACHINE = {"cpu": "a drawing of one", "cores": 2, "source": "0123456789ab"}
 DATE = "2026-11-15T12:00:00+00:00"
 
 
-def cell(size: int, contenders: Sequence[str] = CONTENDERS, **others: Any) -> Cell:
+def cell(size: int, variants: Sequence[str] = VARIANTS, **others: Any) -> Cell:
     settings = {
         "kind": "collective", "operation": "all_reduce", "size": size, "model": None, "strategy": None, "device": None,
         "bucket_mb": None, "wire": "float32", "workers": 2, "busy": False, "hosts": 0, "rate": None,
-        "contenders": list(contenders),
+        "variants": list(variants),
     }  # fmt: skip
     return Cell({**settings, **others}, rounds=7)
 
 
-def a_round(contenders: Sequence[str], draw: random.Random) -> dict[str, dict[str, Any]]:
-    """One round's samples, in the order in which the contenders took turns."""
+def a_round(variants: Sequence[str], draw: random.Random) -> dict[str, dict[str, Any]]:
+    """One round's samples, in the order in which the variants took turns."""
     samples: dict[str, dict[str, Any]] = {}
-    for name in draw.sample(list(contenders), len(contenders)):
+    for name in draw.sample(list(variants), len(variants)):
         seconds = draw.uniform(0.01, 0.02)
         samples[name] = {"seconds": seconds, "cpu": 1.5 * seconds, "sent": 1000.5, "repeats": 3}
         if name == "ringfence-profiled":
@@ -56,7 +56,7 @@ def write(
     samples.run = f"{draw.getrandbits(32):08x}"
     samples.begin({**MACHINE, "source": source}, "ringfence study", DATE)
     for _ in range(rounds):
-        samples.add({**what.settings, "machine": machine}, a_round(what.settings["contenders"], draw))
+        samples.add({**what.settings, "machine": machine}, a_round(what.settings["variants"], draw))
     return samples.path
 
 
@@ -65,7 +65,7 @@ def lines(what: Cell, rounds: int, draw: random.Random) -> Iterator[str]:
     yield json.dumps({"run": "00000000", "machine": MACHINE, "command": "ringfence study", "date": DATE}) + "\n"
     case = {**what.settings, "machine": "m1"}
     for number in range(rounds):
-        samples = a_round(what.settings["contenders"], draw)
+        samples = a_round(what.settings["variants"], draw)
         yield json.dumps({"run": "00000000", "case": case, "round": number, "samples": samples}) + "\n"
 
 
@@ -73,7 +73,7 @@ def make(folder: Folder, rows: int, rounds: int = 25) -> None:
     """As many cells as have so many rows together, with a seed."""
     folder.make()
     draw = random.Random(1)
-    for number in range(rows // rounds // len(CONTENDERS)):
+    for number in range(rows // rounds // len(VARIANTS)):
         what = cell(4096 * (number + 1))
         with (folder.raw / f"{what.name}.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(lines(what, rounds, draw))

@@ -86,14 +86,14 @@ def test_frames_do_not_care_how_the_stream_was_cut(sent: list[Message], piece: i
     assert frames.rest() == b""
 
 
-def test_a_length_is_judged_before_its_bytes_arrive() -> None:
+def test_a_length_is_verified_before_its_bytes_arrive() -> None:
     frames = Frames(HANDSHAKE, 1000)
     frames.feed(bytes([1]) + (1001).to_bytes(4, "big"))
     with pytest.raises(ProtocolError, match="1001 bytes where 1000"):
         frames.next()
 
 
-def test_a_type_is_judged_before_its_bytes_arrive() -> None:
+def test_a_type_is_verified_before_its_bytes_arrive() -> None:
     frames = Frames(HANDSHAKE, 1000)
     frames.feed(bytes([18]) + (900).to_bytes(4, "big"))
     with pytest.raises(ProtocolError, match="type 18"):

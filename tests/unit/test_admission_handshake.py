@@ -10,7 +10,7 @@ from ringfence import keys
 from ringfence.admission.binding import Channel, Role
 from ringfence.admission.handshake import TABLE, Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
-from ringfence.admission.policy import judge
+from ringfence.admission.policy import verify
 from ringfence.errors import AdmissionError, ProtocolError
 from tests.unit.admission_samples import SUITES, Worker, channels, converse, worker
 
@@ -223,7 +223,7 @@ def test_a_proof_is_decided_on_once_and_for_its_own_entry(role: Role) -> None:
     assert handshake.unverified is not None and other.unverified is not None
     assert handshake.admitted is None
     with pytest.raises(ValueError, match="another entry"):
-        handshake.decide(judge(worker(0).policy, other.unverified))
+        handshake.decide(verify(worker(0).policy, other.unverified))
     handshake = in_state(role, State.VERIFY)
     assert handshake.decide(refusal) == [Refuse(Reason.PROOF, "no")]
     assert handshake.state is State.REFUSED

@@ -1,7 +1,7 @@
 """Every order of messages on one edge, of any length, until no new state is found: the whole space, not samples of it.
 
 A handshake acts on what it holds and on nothing else, so two that hold the same are one state, and the space is finite.
-Proofs, bindings and judgements are the real ones.
+Proofs, bindings and verification are the real ones.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def proof_of(own: Worker, role: Role, peer: Worker, exporter: bytes = b"e" * 32)
 def alphabet(role: Role, own: Worker, peer: Worker) -> dict[str, Message]:
     """All that a peer may say: what is right, and each way for it to be wrong."""
     hello, entry, other = peer.hello, peer.entry, Role(1 - role)
-    stranger = Worker(entry, SharedSecret(OTHER_SECRET, "run-7"))
+    unauthenticated_peer = Worker(entry, SharedSecret(OTHER_SECRET, "run-7"))
     return {
         "hello": hello,
         "hello of another run": replace(hello, entry=replace(entry, run_id="run-8")),
@@ -71,7 +71,7 @@ def alphabet(role: Role, own: Worker, peer: Worker) -> dict[str, Message]:
         "hello with another TLS key": replace(hello, entry=replace(entry, tls_key_digest=bytes(32))),
         "hello with another key for links": replace(hello, entry=replace(entry, public_key=bytes(32))),
         "proof": proof_of(peer, other, own),
-        "proof under another secret": proof_of(stranger, other, own),
+        "proof under another secret": proof_of(unauthenticated_peer, other, own),
         "proof from another connection": proof_of(peer, other, own, b"f" * 32),
         "proof for the other role": proof_of(peer, role, own) if role is Role.PARENT else proof_of(own, role, peer),
         "proof of an unknown kind": Proof(200, bytes(32)),
@@ -89,21 +89,21 @@ class Known(NamedTuple):
     unverified: Evidence | None
     refused: bool
     admitted: Entry | None
-    judged: frozenset[Entry]
+    verified: frozenset[Entry]
 
 
 @dataclass(frozen=True)
 class Branch:
     handshake: Handshake
     path: tuple[str, ...]  # what was accepted
-    judged: frozenset[Entry]
+    verified: frozenset[Entry]
     shown: bool  # whether this side has sent a proof
 
     @property
     def known(self) -> Known:
         one = self.handshake
         admitted = one.admitted.entry if one.admitted else None
-        return Known(one.state, one.peer, one.unverified, one.refusal is not None, admitted, self.judged)
+        return Known(one.state, one.peer, one.unverified, one.refusal is not None, admitted, self.verified)
 
 
 def receive(handshake: Handshake, message: Message | str, policy: Policy) -> list[Message]:
@@ -137,12 +137,12 @@ def explore(role: Role) -> tuple[list[Branch], int]:
             try:
                 answer = receive(after, message, Policy((watched,)))
             except ProtocolError:
-                still = Branch(after, branch.path, branch.judged, branch.shown)
+                still = Branch(after, branch.path, branch.verified, branch.shown)
                 assert still.known == branch.known, f"{name} was an error and changed something, after {branch.path}"
                 continue
             shown = branch.shown or any(isinstance(each, Proof) for each in answer)
-            judged = branch.judged | set(watched.passed[before:])
-            following = Branch(after, (*branch.path, name), judged, shown)
+            verified = branch.verified | set(watched.passed[before:])
+            following = Branch(after, (*branch.path, name), verified, shown)
             if following.known not in seen:
                 seen.add(following.known)
                 branches.append(following)
@@ -150,23 +150,23 @@ def explore(role: Role) -> tuple[list[Branch], int]:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_nobody_is_admitted_without_a_judgement_in_any_order_of_messages(role: Role) -> None:
+def test_nobody_is_admitted_without_a_verification_in_any_order_of_messages(role: Role) -> None:
     branches, tried = explore(role)
     assert tried > 100
     assert {branch.handshake.state for branch in branches} == set(State) - {State.IDLE}
     for branch in branches:
         one, said = branch.handshake, tuple(each for each in branch.path if each not in (OWN, VERDICT))
-        judging = (State.ADMIT, State.DONE) if role is Role.CHILD else (State.COLLECT, State.ADMIT, State.DONE)
-        assert (one.admitted is not None) == (one.state in judging), branch.path
+        verifying = (State.ADMIT, State.DONE) if role is Role.CHILD else (State.COLLECT, State.ADMIT, State.DONE)
+        assert (one.admitted is not None) == (one.state in verifying), branch.path
         if one.admitted is not None:
-            assert one.admitted.entry in branch.judged, branch.path
+            assert one.admitted.entry in branch.verified, branch.path
             assert said[:2] == ("hello", "proof")
         if one.state is State.DONE:
             assert said == ("hello", "proof", "admit"), "there is one way in"
             assert branch.shown and branch.path.count(OWN) == 1, "and it was shown a proof too"
             assert branch.path.count(VERDICT) == 1
         if role is Role.PARENT and branch.shown:
-            assert branch.judged, "a parent shows nothing, and collects no quote, before its child has passed"
+            assert branch.verified, "a parent shows nothing, and collects no quote, before its child has passed"
 
 
 @pytest.mark.parametrize("role", Role)
@@ -190,12 +190,12 @@ def test_every_state_either_waits_for_one_kind_of_message_or_is_the_end(role: Ro
         assert not working or accepted == {Refuse}, "who is waited for has nothing else to say"
 
 
-def test_the_exploration_finds_a_way_in_where_the_judge_says_yes_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the two tests above can fail: with the verdict taken away, strangers are admitted and it is seen."""
+def test_the_exploration_finds_a_way_in_where_the_verify_says_yes_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the two tests above can fail: with the verdict taken away, unauthenticated peers are admitted and it is seen."""
     monkeypatch.setattr(Watched, "verify", lambda self, evidence: None)
     branches, _ = explore(Role.PARENT)
     admitted = [branch for branch in branches if branch.handshake.admitted is not None]
-    assert any(not branch.judged for branch in admitted)
+    assert any(not branch.verified for branch in admitted)
 
 
 # -- two honest sides, every interleaving, and a wire that is cut at any moment ---------------------------------------

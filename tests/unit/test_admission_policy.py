@@ -1,4 +1,4 @@
-"""Nothing but judge() makes an Admitted, and nothing but an Admitted gets into a roster."""
+"""Nothing but verify() makes an Admitted, and nothing but an Admitted gets into a roster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ringfence import keys
 from ringfence.admission.entry import Listing
-from ringfence.admission.policy import Admitted, Evidence, Policy, judge
+from ringfence.admission.policy import Admitted, Evidence, Policy, verify
 from ringfence.admission.roster import roster_digest, seal
 from ringfence.errors import AdmissionError
 from tests.unit.admission_samples import Worker, worker
@@ -26,9 +26,9 @@ def world(size: int) -> list[Listing]:
 
 def test_nobody_else_makes_an_admitted() -> None:
     entry = worker(1).entry
-    with pytest.raises(TypeError, match=r"only policy\.judge"):
+    with pytest.raises(TypeError, match=r"only policy\.verify"):
         Admitted(entry, "shared secret", object())
-    admitted = judge(worker(0).policy, listing(worker(1)))
+    admitted = verify(worker(0).policy, listing(worker(1)))
     for copier in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="never pickled or copied"):
             copier(admitted)
@@ -39,7 +39,7 @@ def test_nobody_else_makes_an_admitted() -> None:
 def test_an_endorsed_listing_is_admitted_and_a_changed_one_is_not() -> None:
     good = listing(worker(1))
     policy = worker(0).policy
-    assert judge(policy, good).entry == worker(1).entry
+    assert verify(policy, good).entry == worker(1).entry
     changed = (
         replace(good, entry=replace(good.entry, public_key=bytes(32))),
         replace(good, entry=replace(good.entry, rank=2)),
@@ -51,7 +51,7 @@ def test_an_endorsed_listing_is_admitted_and_a_changed_one_is_not() -> None:
     )
     for bad in changed:
         with pytest.raises(AdmissionError, match="not endorsed"):
-            judge(policy, bad)
+            verify(policy, bad)
 
 
 class Surprised:
@@ -78,28 +78,28 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("error", [KeyError(1), RecursionError(), OverflowError(), PanicException("index")])
-def test_whatever_a_library_raises_over_a_strangers_bytes_is_a_refusal(error: BaseException) -> None:
+def test_whatever_a_library_raises_over_an_unauthenticated_peers_bytes_is_a_refusal(error: BaseException) -> None:
     shown = listing(worker(1))
-    with pytest.raises(AdmissionError, match=rf"cannot be judged \({type(error).__name__}\)"):
-        judge(Policy((Surprised(error),)), shown)
+    with pytest.raises(AdmissionError, match=rf"cannot be verified \({type(error).__name__}\)"):
+        verify(Policy((Surprised(error),)), shown)
     assert (
-        judge(Policy((Surprised(error), worker(0).shared)), shown).how == "shared secret"
+        verify(Policy((Surprised(error), worker(0).shared)), shown).how == "shared secret"
     )  # the next rule is still asked
 
 
 def test_an_interrupt_is_nobodys_evidence() -> None:
     with pytest.raises(KeyboardInterrupt):
-        judge(Policy((Surprised(KeyboardInterrupt()),)), listing(worker(1)))
+        verify(Policy((Surprised(KeyboardInterrupt()),)), listing(worker(1)))
 
 
 def test_a_kind_that_the_policy_does_not_name_is_refused() -> None:
     with pytest.raises(AdmissionError, match=r"kind 7.*accepts: shared secret"):
-        judge(worker(0).policy, replace(listing(worker(1)), kind=7))
+        verify(worker(0).policy, replace(listing(worker(1)), kind=7))
 
 
 def test_a_policy_of_nothing_admits_nobody() -> None:
     with pytest.raises(AdmissionError):
-        judge(Policy(()), listing(worker(1)))
+        verify(Policy(()), listing(worker(1)))
 
 
 def test_the_policy_digest_says_nothing_of_the_secret() -> None:

@@ -16,7 +16,7 @@ def test_the_page_shows_the_results_that_lie_beside_it() -> None:
 
 def test_every_table_has_its_place_and_every_place_its_table() -> None:
     assert re.findall(r"<!-- admission: ([a-z-]+) -->", PAGE.read_text()) == [
-        "worlds", "fit", "certificates", "everybody", "first-contact",
+        "worlds", "fit", "certificates", "everybody", "peer-verification",
     ]  # fmt: skip
     assert set(re.findall(r"<!-- admission: ([a-z-]+) -->", PAGE.read_text())) == set(TABLES)
     with pytest.raises(KeyError, match="nonsense"):
@@ -30,13 +30,13 @@ def test_other_results_make_the_page_stale() -> None:
         "admission": lambda found: found["worlds"][-1].update(cpu_seconds=99.0),
         "admission-certificate": lambda found: found["predicted"][0].update(way_seconds=99.0),
         "admission-everybody": lambda found: found["worlds"][0].update(bytes_mean=1.0),
-        "first-contact": lambda found: found["first_contact"]["TDX"].update(bytes=1),
+        "peer-verification": lambda found: found["peer_verification"]["TDX"].update(bytes=1),
     }.items():
         changed = copy.deepcopy(results)
         change(changed[name])
         assert filled(page, changed) != page, name
 
 
-def test_everybody_judged_in_the_largest_world() -> None:
+def test_everybody_verified_in_the_largest_world() -> None:
     world = read(RESULTS)["admission-everybody"]["worlds"][0]
-    assert world["judges"] == world["workers"] == 4096
+    assert world["verifiers"] == world["workers"] == 4096

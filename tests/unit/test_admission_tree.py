@@ -11,7 +11,7 @@ import pytest
 from ringfence import keys
 from ringfence.admission.entry import Listing
 from ringfence.admission.messages import Acknowledge, Entries, Failure, Go, Message, Waiting, Welcome
-from ringfence.admission.policy import Policy, judge
+from ringfence.admission.policy import Policy, verify
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.admission.proofs.token import TokenVerifier
 from ringfence.admission.roster import seal
@@ -115,7 +115,7 @@ def test_a_worker_pays_for_its_neighbours_and_not_for_the_world() -> None:
         rank: int | None = size - 1
         while rank:
             rank, depth = parent_of(rank), depth + 1
-        # Each entry climbs at most `depth` edges; a roster, an acknowledgement and a go cross each edge once.
+        # Each entry joins at most `depth` edges; a roster, an acknowledgement and a go cross each edge once.
         assert world.sent <= (size - 1) * (depth + 3)
         assert max(len(children_of(rank, size)) for rank in range(size)) == keys.TREE_FANOUT
 
@@ -189,7 +189,7 @@ def test_a_child_lists_itself_by_the_kind_of_proof_that_it_showed() -> None:
     one = worker(0, 3)
     listed = replace(endorsed(worker(1, 3), bytes(32)), kind=bare.kind, endorsement=b"")
     policy = Policy((one.shared, bare))
-    assert judge(policy, listed).how == bare.name
+    assert verify(policy, listed).how == bare.name
     for kind, says in ((one.shared.kind, "otherwise than it showed itself"), (bare.kind, None)):
         tree = Tree(one.entry, policy, one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
         tree.begin()
@@ -249,7 +249,7 @@ BARE = TokenVerifier(rules(), lambda: NOW)  # a proof that endorses nothing: any
 @pytest.mark.parametrize("lie", ["digest", "kind"])
 @pytest.mark.parametrize("about", [1, 5], ids=["itself", "its child"])
 def test_a_worker_finds_its_own_proof_and_its_childrens_in_the_roster(about: int, lie: str) -> None:
-    """Or at first contact it would be blamed for what somebody above has listed in its name."""
+    """Or at peer verification it would be blamed for what somebody above has listed in its name."""
     one = worker(1, 6)
     tree = Tree(one.entry, Policy((one.shared, BARE)), one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
     tree.begin()
@@ -319,7 +319,7 @@ def test_a_world_smaller_than_the_policy_allows_does_not_begin(rank: int) -> Non
         seal(policy, one.entry, welcome(worker(1, 2), worker(0, 2)).listings, 1, b"")
 
 
-def test_workers_that_judge_by_different_policies_do_not_share_a_session() -> None:
+def test_workers_that_verify_by_different_policies_do_not_share_a_session() -> None:
     """Neighbours compare policies in their hellos. Whoever got past that by a neighbour's lie is found by the roster."""
     world = World(6)
     one = world.workers[5]

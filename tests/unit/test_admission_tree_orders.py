@@ -130,7 +130,7 @@ class Step:
         return self.done()
 
     def check(self, rank: int) -> World:
-        """A worker judges the roster that it has passed on: it need not be quick."""
+        """A worker verifies the roster that it has passed on: it need not be quick."""
         for each in self.tree(rank).check():
             self.put(rank, each.peer, each.message)
         return self.done()
@@ -200,7 +200,7 @@ def check(world: World, watched: Watched) -> None:
     """What must hold in every state."""
     for tree in world.trees:
         if tree.session is not None:
-            assert set(tree.session.roster.entries) <= watched.passed, "a worker in a roster that nobody judged"
+            assert set(tree.session.roster.entries) <= watched.passed, "a worker in a roster that nobody verified"
     if any(tree.phase is Phase.GO for tree in world.trees):
         digests = {tree.session.roster.digest if tree.session else None for tree in world.trees}
         assert len(digests) == 1 and None not in digests, "a session began that not everyone holds"

@@ -31,7 +31,7 @@ from ringfence.admission.messages import (
     decode,
     encode,
 )
-from ringfence.admission.peer_verification import Showing
+from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.roster import roster_digest
 from ringfence.control import Abort, Bye
 from tests.unit.admission_samples import SECRET, Worker, fixed_bytes, worker
@@ -68,8 +68,8 @@ def from_code() -> dict[str, Any]:
         "child's proof": child.shared.prove(up).hex(),
         "parent's proof": parent.shared.prove(down).hex(),
         "child's proof digest": shown.hex(),
-        "child's showing": Showing.of((Proof(1, child.shared.prove(up)), up), SHOWN_AT).encode().hex(),
-        "parent's showing": Showing.of((Proof(1, parent.shared.prove(down)), down), SHOWN_AT).encode().hex(),
+        "child's showing": Presentation.of((Proof(1, child.shared.prove(up)), up), SHOWN_AT).encode().hex(),
+        "parent's showing": Presentation.of((Proof(1, parent.shared.prove(down)), down), SHOWN_AT).encode().hex(),
         "listings": [listing.encode().hex() for listing in listings],
         "roster digest": digest.hex(),
         "session key": keys.session_key(SESSION_SECRET, digest).reveal().hex(),

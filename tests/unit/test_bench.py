@@ -33,7 +33,7 @@ from ringfence.lab.bench.units import size_text, time_text
 CASE = {
     "kind": "collective", "operation": "all_reduce", "size": 1 << 20, "workers": 2, "busy": False,
     "hosts": 0, "rate": None, "machine": "m",
-    "contenders": ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "tls"],
+    "variants": ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "tls"],
 }  # fmt: skip
 FACTS = {
     "cpu": "A CPU", "cores": 2, "caches": {"L2": "2M"}, "memory_gib": 8, "kernel": "Linux 6", "python": "3.11",
@@ -72,7 +72,7 @@ def test_the_resolution_is_how_far_the_baseline_differs_from_itself() -> None:
     assert resolution([1.0] * 5, [0.8] * 5) == pytest.approx(0.2)
 
 
-def test_a_result_compares_every_contender_with_both_runs_of_the_baseline() -> None:
+def test_a_result_compares_every_variant_with_both_runs_of_the_baseline() -> None:
     both = [{"gloo-a": sample(1), "gloo-b": sample(3)}, {"gloo-a": sample(2), "gloo-b": sample(2)}]
     shares = [{"seal": 0.25, "rest": 0.75}, {"seal": 0.75, "rest": 0.25}]
     rounds = [
@@ -80,7 +80,7 @@ def test_a_result_compares_every_contender_with_both_runs_of_the_baseline() -> N
         for gloo, share in zip(both, shares, strict=True)
     ]
     found = result(Measured(CASE, rounds))
-    assert [line.contender for line in found.lines] == CASE["contenders"][:4]  # tls took no part
+    assert [line.variant for line in found.lines] == CASE["variants"][:4]  # tls took no part
     sealed = found.lines[2]
     assert sealed.ratio == (0.5, 0.5, 0.5)
     assert found.sealed_over == {"ringfence-unsealed": (2, 2, 2)}
@@ -90,7 +90,7 @@ def test_a_result_compares_every_contender_with_both_runs_of_the_baseline() -> N
     assert "0.50 [0.50, 0.50]" in text
     assert "ringfence over: ringfence-unsealed 2.00 [2.00, 2.00]" in text
     assert "floor from stage costs 500.00 ms" in text
-    assert json.loads(json.dumps(found.as_json()))["contenders"][2]["ratio"]["median"] == 0.5
+    assert json.loads(json.dumps(found.as_json()))["variants"][2]["ratio"]["median"] == 0.5
 
 
 def test_rates_of_a_link_are_bytes_of_plaintext_over_time() -> None:
@@ -128,7 +128,7 @@ def test_memory_is_that_of_the_worst_worker_and_nothing_is_left_out() -> None:
         },
     ]
     rounds = [{f"rank {rank}": each for rank, each in enumerate(ranks)}]
-    found = memory_use.result(Measured({"contenders": ["ringfence"], "size": 25 * mib, "workers": 2}, rounds))
+    found = memory_use.result(Measured({"variants": ["ringfence"], "size": 25 * mib, "workers": 2}, rounds))
     assert (found.beyond, found.per_link, found.made) == (15 * mib, 7.5 * mib, 10 * mib)
     assert "15.0 MiB    7.5 MiB   10.0 MiB" in memory_use.table([found])
 

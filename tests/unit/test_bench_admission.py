@@ -30,10 +30,10 @@ def test_workers_with_certificates_are_admitted_too_and_pay_for_signatures() -> 
     assert by_certificate.bytes_mean > 2 * by_secret.bytes_mean
 
 
-def test_those_who_do_not_judge_the_roster_are_in_the_same_session_and_not_in_its_mean() -> None:
-    some, everyone = admit(40, judges=3), admit(40)
-    assert 3 <= some.judges <= 5
-    assert everyone.judges == 40
+def test_those_who_do_not_verify_the_roster_are_in_the_same_session_and_not_in_its_mean() -> None:
+    some, everyone = admit(40, verifiers=3), admit(40)
+    assert 3 <= some.verifiers <= 5
+    assert everyone.verifiers == 40
     assert some.bytes_mean == pytest.approx(everyone.bytes_mean, rel=0.02)
     assert some.cpu_mean["roster"] > everyone.cpu_mean["roster"] / 5, "the mean is over those who did the work"
 

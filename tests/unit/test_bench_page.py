@@ -22,7 +22,7 @@ FACTS = {
     "cpu": "A CPU", "cores": 2, "caches": {"L2": "2M"}, "memory_gib": 8, "kernel": "Linux 6.18-x", "python": "3.11",
     "versions": {"torch": "2.13.0+cpu"}, "openssl": "OpenSSL 4", "source": "abc", "gloo": {"threads": 2, "devices": 1},
 }  # fmt: skip
-AROUND = {"hosts": 0, "rate": None, "contenders": ["gloo-a", "gloo-b", "ringfence", "tls"]}
+AROUND = {"hosts": 0, "rate": None, "variants": ["gloo-a", "gloo-b", "ringfence", "tls"]}
 
 
 def one(seconds: float) -> dict[str, float]:
@@ -119,7 +119,7 @@ def test_the_floor_comes_from_the_samples_and_not_from_the_schedules_of_today(tm
     place = {"operation": "all_reduce", "size": 25 << 20, "workers": 2, "machine": "m"}
     profiled = {**one(1), "stages": {"seal": 0.5, "rest": 0.5}}
     case = {"kind": "collective", **place, **AROUND, "busy": False}
-    case["contenders"] = ["gloo-a", "gloo-b", "ringfence-profiled"]
+    case["variants"] = ["gloo-a", "gloo-b", "ringfence-profiled"]
     rounds = {"gloo-a": one(1), "gloo-b": one(1), "ringfence-profiled": profiled}
     lines = [
         {"run": "run", "case": case, "round": 0, "samples": rounds},

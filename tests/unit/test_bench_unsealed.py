@@ -25,11 +25,11 @@ MAKERS = {"sealer", "opener", "origin_keys"}
 
 @pytest.mark.parametrize("file", PRODUCT, ids=name_of)
 def test_the_product_does_not_import_the_lab(file: Path) -> None:
-    """Commands of the lab do, and may not import what makes a contender: that is left to the benchmark's own processes."""
+    """Commands of the lab do, and may not import what makes a variant: that is left to the benchmark's own processes."""
     imported = {name for name in imports_of(file) if name.startswith("ringfence.lab")}
     if file in COMMANDS:
         parts = {part for name in imported for part in name.split(".")}
-        assert not parts & {"unsealed", "contenders", "worker", "training", "profile", "forced", "replay"}
+        assert not parts & {"unsealed", "variants", "worker", "training", "profile", "forced", "replay"}
     else:
         assert not imported
 

@@ -14,7 +14,7 @@ from ringfence.admission.binding import Role
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Listing
 from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import HANDSHAKE, Frames, Hello, Message, Proof, Reason, encode
-from ringfence.admission.policy import Policy, Prover, judge
+from ringfence.admission.policy import Policy, Prover, verify
 from ringfence.admission.proofs import bundle, nvidia
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
 from ringfence.admission.proofs.secret import SharedSecret
@@ -38,11 +38,11 @@ def side(one: Worker, role: Role, peer: int, prover: Prover, policy: Policy = PO
 
 
 def meet(prover: Prover, policy: Policy = POLICY, tamper: Tamper = lambda role, message: message) -> Handshake:
-    """How a parent judges a child that shows what `prover` makes."""
+    """How a parent verifies a child that shows what `prover` makes."""
     parent, child = worker(0), worker(1)
-    judging = side(parent, Role.PARENT, 1, GOOD if policy is POLICY else prover, policy)
-    converse(side(child, Role.CHILD, 0, prover, policy), judging, channels(child, parent), tamper)
-    return judging
+    verifying = side(parent, Role.PARENT, 1, GOOD if policy is POLICY else prover, policy)
+    converse(side(child, Role.CHILD, 0, prover, policy), verifying, channels(child, parent), tamper)
+    return verifying
 
 
 def objection(handshake: Handshake) -> str:
@@ -147,7 +147,7 @@ def test_a_bundle_that_cannot_be_read_is_refused(data: bytes) -> None:
 def test_a_listing_needs_every_endorsement() -> None:
     entry = worker(1).entry
     good = Listing(entry, bundle.KIND, bytes(32), GOOD.endorse(entry, bytes(32)))
-    assert judge(POLICY, good).how == "shared secret and certificate"
+    assert verify(POLICY, good).how == "shared secret and certificate"
     for bad in (
         replace(good, proof_digest=b"\1" * 32),
         replace(good, endorsement=b""),
@@ -156,7 +156,7 @@ def test_a_listing_needs_every_endorsement() -> None:
         replace(good, kind=1, endorsement=SHARED.endorse(entry, bytes(32))),
     ):
         with pytest.raises(AdmissionError):
-            judge(POLICY, bad)
+            verify(POLICY, bad)
 
 
 parts = st.dictionaries(st.integers(1, 6), st.binary(max_size=40), min_size=2).map(

@@ -1,4 +1,4 @@
-"""The judge of certificates: each thing that must be refused, refused for its own reason, and the good ones admitted."""
+"""The verifier of certificates: each thing that must be refused, refused for its own reason, and the good ones admitted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ringfence import keys
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Listing
-from ringfence.admission.policy import Policy, judge
+from ringfence.admission.policy import Policy, verify
 from ringfence.admission.proofs import certificate, identity
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules, Statement
 from ringfence.errors import AdmissionError, PolicyError, ProtocolError
@@ -217,16 +217,16 @@ def test_a_worker_issues_no_certificates() -> None:
 
 
 def test_another_authority_of_the_same_name_is_refused() -> None:
-    stranger = Authority()
-    credential = stranger.issue(spiffe("trainer/7"))
-    for chain in (credential.chain, (*credential.chain, stranger.der), (*credential.chain, AUTHORITY.der)):
+    unauthenticated_peer = Authority()
+    credential = unauthenticated_peer.issue(spiffe("trainer/7"))
+    for chain in (credential.chain, (*credential.chain, unauthenticated_peer.der), (*credential.chain, AUTHORITY.der)):
         assert "no authority of the policy vouches" in refusal(RULES, replace(credential, chain=chain))
 
 
-def test_a_strangers_words_do_not_reach_a_log_as_they_are() -> None:
-    stranger = Authority("end of line\r\nrank 0: admitted \x1b[2J")
-    leaf = stranger.sign("worker\nrank 0: admitted", stranger.key, [spiffe("trainer/7")])
-    credential = Credential((leaf.public_bytes(Encoding.DER), stranger.der), stranger.key)
+def test_an_unauthenticated_peers_words_do_not_reach_a_log_as_they_are() -> None:
+    unauthenticated_peer = Authority("end of line\r\nrank 0: admitted \x1b[2J")
+    leaf = unauthenticated_peer.sign("worker\nrank 0: admitted", unauthenticated_peer.key, [spiffe("trainer/7")])
+    credential = Credential((leaf.public_bytes(Encoding.DER), unauthenticated_peer.der), unauthenticated_peer.key)
     assert refusal(RULES, credential).isprintable()
 
 
@@ -293,7 +293,7 @@ def listing(credential: Credential, rank: int = 1) -> Listing:
 def test_a_listing_is_endorsed_by_its_own_certificate_and_for_itself_only() -> None:
     good = listing(AUTHORITY.issue(spiffe("trainer/7")))
     policy = Policy((CertificateVerifier(RULES, now),))
-    assert judge(policy, good).how == "certificate"
+    assert verify(policy, good).how == "certificate"
     for bad in (
         replace(good, entry=replace(good.entry, public_key=bytes(32))),
         replace(good, entry=replace(good.entry, rank=2)),
@@ -303,7 +303,7 @@ def test_a_listing_is_endorsed_by_its_own_certificate_and_for_itself_only() -> N
         listing(Authority().issue(spiffe("trainer/7"))),
     ):
         with pytest.raises(AdmissionError, match=f"rank {bad.entry.rank}: "):
-            judge(policy, bad)
+            verify(policy, bad)
 
 
 def test_a_listing_that_passed_is_not_paid_for_twice() -> None:
@@ -316,10 +316,10 @@ def test_a_listing_that_passed_is_not_paid_for_twice() -> None:
     policy = Policy((CertificateVerifier(RULES, clock),))
     good = listing(AUTHORITY.issue(spiffe("trainer/7")))
     for _ in range(3):
-        judge(policy, good)
+        verify(policy, good)
     assert len(asked) == 1
     with pytest.raises(AdmissionError):
-        judge(policy, replace(good, proof_digest=b"\1" * 32))
+        verify(policy, replace(good, proof_digest=b"\1" * 32))
 
 
 def test_an_endorsement_is_no_proof_and_neither_is_what_tls_signs() -> None:
@@ -475,9 +475,9 @@ def test_patterns_match_as_their_expressions_would(pattern: str, name: str, is_u
 
 def test_the_name_is_matched_after_everything_else() -> None:
     """So that nobody whom no authority knows can make a worker compare names, or learn which it admits."""
-    stranger = Authority().issue(spiffe("viewer/7"))
-    assert "no authority of the policy vouches" in refusal(RULES, stranger)
-    assert "trainer" not in refusal(RULES, stranger)
+    unauthenticated_peer = Authority().issue(spiffe("viewer/7"))
+    assert "no authority of the policy vouches" in refusal(RULES, unauthenticated_peer)
+    assert "trainer" not in refusal(RULES, unauthenticated_peer)
 
 
 @pytest.mark.parametrize(
@@ -521,4 +521,4 @@ def test_times_are_of_the_clock_that_was_handed_in() -> None:
     late = NOW + datetime.timedelta(days=400)
     verifier = CertificateVerifier(RULES, late.timestamp)
     with pytest.raises(AdmissionError, match="expired"):
-        judge(Policy((verifier,)), listing(AUTHORITY.issue(spiffe("trainer/7"))))
+        verify(Policy((verifier,)), listing(AUTHORITY.issue(spiffe("trainer/7"))))

@@ -127,7 +127,7 @@ def test_only_ends_send_and_receive(what: Any) -> None:
 
 def test_an_end_that_was_never_made_moves_nothing() -> None:
     bare = _core.End.__new__(_core.End)
-    for use in (_core.send, _core.receive, _core.End.poke, _core.End.flush):
+    for use in (_core.send, _core.receive, _core.End.wake, _core.End.flush):
         with pytest.raises(TypeError):
             use(bare)
 

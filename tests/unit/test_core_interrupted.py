@@ -37,7 +37,7 @@ def drive(world: World, rounds: int = 300) -> int:
             except KeyboardInterrupt:
                 interrupted += 1
                 for link in world.groups[engine.rank].links():
-                    link.poke()
+                    link.wake()
         world.wires.deliver(None)
     return interrupted
 

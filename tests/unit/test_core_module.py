@@ -125,7 +125,7 @@ def test_an_object_cannot_be_given_another_type() -> None:
 def test_an_end_that_was_not_initialised_is_refused() -> None:
     bare = _core.End.__new__(_core.End)
     for use in (
-        bare.poke,
+        bare.wake,
         bare.flush,
         lambda: bare.notify(True, True),
         lambda: bare.put(b""),

@@ -16,7 +16,7 @@ from ringfence.admission.proofs import nvidia, snp
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import guest, nvml, tsm
 from ringfence.join.collect import Collector, Outcome
-from ringfence.join.failure_window import Drought
+from ringfence.join.failure_window import FailureWindow
 from ringfence.join.peer import Peer
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 from tests.unit.admission_samples import worker
@@ -28,7 +28,7 @@ from tests.unit.test_evidence_nvml import ROOT, driver  # noqa: F401 - a fixture
 BINDING = Binding(b"one connection")
 
 
-def stranger() -> Peer:
+def unauthenticated_peer() -> Peer:
     near, far = socket.socketpair()
     far.close()
     return Peer(TlsStream(near, Tls(Credentials(), server=False)), worker(1).handshake(Role.CHILD), "somebody", 0.0)
@@ -60,7 +60,7 @@ class Asks:
 
 def check_that_who_hung_up_is_passed_over(device: threading.Lock, prover: Asks, questions: Callable[[], int]) -> None:
     collector = Collector(prover)
-    waiting, gone = stranger(), stranger()
+    waiting, gone = unauthenticated_peer(), unauthenticated_peer()
     with device:  # it is busy with another question
         collector.start(gone, BINDING)
         collector.start(waiting, BINDING)
@@ -96,7 +96,7 @@ def test_the_kernel_is_asked_for_one_connection_after_the_other() -> None:
     kernel = snp_kernel()
     kernel.make_report, overlapped = watched(kernel.make_report)
     collector = Collector(Asks(lambda data: guest.snp(data, kernel)))
-    peers = [stranger() for _ in range(4)]
+    peers = [unauthenticated_peer() for _ in range(4)]
     for peer in peers:
         collector.start(peer, BINDING)
     assert all(isinstance(each, Proof) for each in outcomes(collector, 4).values())
@@ -109,26 +109,26 @@ def test_the_kernel_is_asked_for_one_connection_after_the_other() -> None:
 # -- giving up ------------------------------------------------------------------------------------------------------
 
 
-def test_a_drought_counts_from_the_first_of_failures_that_follow_each_other() -> None:
-    drought = Drought()
-    assert drought.failed(100.0, 101.0) == 0
-    assert drought.failed(102.0, 111.0) == 10
-    assert drought.failed(111.0, 131.5) == 30.5, "an attempt that takes long is an attempt all the same"
+def test_a_failure_window_counts_from_the_first_of_failures_that_follow_each_other() -> None:
+    failure_window = FailureWindow()
+    assert failure_window.failed(100.0, 101.0) == 0
+    assert failure_window.failed(102.0, 111.0) == 10
+    assert failure_window.failed(111.0, 131.5) == 30.5, "an attempt that takes long is an attempt all the same"
 
 
 def test_time_in_which_nothing_was_tried_does_not_count() -> None:
     """A parent is asked for evidence when a child comes; the next may come minutes later."""
-    drought = Drought()
-    drought.failed(100.0, 101.0)
-    assert drought.failed(200.0, 201.0) == 0
-    assert drought.failed(202.0, 203.0) == 2
+    failure_window = FailureWindow()
+    failure_window.failed(100.0, 101.0)
+    assert failure_window.failed(200.0, 201.0) == 0
+    assert failure_window.failed(202.0, 203.0) == 2
 
 
-def test_a_proof_ends_a_drought_also_if_its_peer_has_hung_up() -> None:
-    collector, gone = Collector(Asks(lambda _: None)), stranger()
-    collector.drought.failed(100.0, 101.0)
+def test_a_proof_ends_a_failure_window_also_if_its_peer_has_hung_up() -> None:
+    collector, gone = Collector(Asks(lambda _: None)), unauthenticated_peer()
+    collector.failure_window.failed(100.0, 101.0)
     gone.stream.close()
     collector.start(gone, BINDING)
     assert isinstance(outcomes(collector, 1)[gone], Proof)
-    assert collector.drought.failed(103.0, 140.0) == 0
+    assert collector.failure_window.failed(103.0, 140.0) == 0
     collector.close()

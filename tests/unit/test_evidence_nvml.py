@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from ringfence.admission.binding import Binding
-from ringfence.admission.policy import Evidence, Policy, judge
+from ringfence.admission.policy import Evidence, Policy, verify
 from ringfence.admission.proofs.nvidia import NvidiaProver, NvidiaVerifier, Rules, verify_report
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import nvml
@@ -46,11 +46,11 @@ def test_every_gpu_is_asked_and_its_report_verifies(driver: Driver) -> None:
 
 
 def test_what_is_collected_admits(driver: Driver) -> None:
-    golden = verify_report(collect()[0], NONCE, mint.NOW, root=ROOT.certificate).golden()
+    reference_values = verify_report(collect()[0], NONCE, mint.NOW, root=ROOT.certificate).reference_values()
     prover = NvidiaProver(collect)
-    policy = Policy((NvidiaVerifier(Rules((golden,), gpus=2), lambda: mint.NOW, root=ROOT.certificate),))
+    policy = Policy((NvidiaVerifier(Rules((reference_values,), gpus=2), lambda: mint.NOW, root=ROOT.certificate),))
     binding = Binding(b"a connection")
-    assert judge(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
+    assert verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
 
 
 def test_gpus_are_asked_for_one_connection_after_the_other(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

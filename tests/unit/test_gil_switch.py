@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.runtime.gil_switch import Haste, keep_timers_exact
+from ringfence.runtime.gil_switch import GilSwitch, keep_timers_exact
 
 
 @pytest.fixture(autouse=True)
@@ -21,31 +21,31 @@ def _interval() -> Iterator[None]:
 
 def test_it_is_short_until_the_end() -> None:
     sys.setswitchinterval(0.005)
-    haste = Haste()
-    haste.begin()
-    haste.begin()
+    gil_switch = GilSwitch()
+    gil_switch.begin()
+    gil_switch.begin()
     assert sys.getswitchinterval() == pytest.approx(50e-6)
-    haste.end()
+    gil_switch.end()
     assert sys.getswitchinterval() == pytest.approx(0.005)
-    haste.end()
+    gil_switch.end()
     assert sys.getswitchinterval() == pytest.approx(0.005)
 
 
 def test_a_shorter_one_of_the_users_stays() -> None:
     sys.setswitchinterval(10e-6)
-    haste = Haste()
-    haste.begin()
+    gil_switch = GilSwitch()
+    gil_switch.begin()
     assert sys.getswitchinterval() == pytest.approx(10e-6)
-    haste.end()
+    gil_switch.end()
     assert sys.getswitchinterval() == pytest.approx(10e-6)
 
 
 def test_what_the_user_sets_meanwhile_stays() -> None:
     sys.setswitchinterval(0.005)
-    haste = Haste()
-    haste.begin()
+    gil_switch = GilSwitch()
+    gil_switch.begin()
     sys.setswitchinterval(0.001)
-    haste.end()
+    gil_switch.end()
     assert sys.getswitchinterval() == pytest.approx(0.001)
 
 

@@ -38,7 +38,7 @@ def right(operation: Operation, result: torch.Tensor) -> bool:
 
 def drive_until_answered(world: World, acceptor: int = 1) -> None:
     """This worker has answered a hello, and the answer lies in the dialler's socket."""
-    while not any(doorway.known for doorway in world.engines[acceptor].gate.doorways):
+    while not any(connection.known for connection in world.engines[acceptor].acceptor.pending):
         world.wires.deliver()
         for engine in world.engines:
             engine.run_ready()
@@ -119,15 +119,15 @@ def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
     for hello in hellos[: LINK_PENDING_PER_ADDRESS - 1]:
         stream = world.wires.connect(0, 1)
         stream.send(memoryview(world.engines[0].hello_bytes(hello)))
-    (honest,) = [doorway for doorway in world.engines[1].gate.doorways if doorway.known]
+    (honest,) = [connection for connection in world.engines[1].acceptor.pending if connection.known]
     for pipe in [stream.outgoing for stream in world.wires.streams if stream.outgoing.reader is not honest]:
         pipe.delivered += pipe.written
         pipe.written.clear()
     world.engines[1].run_ready()
-    assert all(doorway.known for doorway in world.engines[1].gate.doorways)
+    assert all(connection.known for connection in world.engines[1].acceptor.pending)
     world.wires.deliver()
     world.wires.connect(0, 1)  # one too many
-    assert honest in world.engines[1].gate.doorways
+    assert honest in world.engines[1].acceptor.pending
     world.run(operations)
     assert right(operations[1], result)
 
@@ -139,8 +139,8 @@ def test_a_link_that_nobody_took_up_is_noticed_by_its_dialler() -> None:
     """All that was to be written has been, so that no further write finds out."""
     world, operations, _ = answered()
     world.engines[0].run_ready()
-    (doorway,) = world.engines[1].gate.doorways
-    doorway.close()
+    (connection,) = world.engines[1].acceptor.pending
+    connection.close()
     settle(world)
     assert world.engines[0].failure is None, "an abort that explains it may be on its way"
     world.wait(SUSPICION_SECONDS)
@@ -202,7 +202,7 @@ def test_who_calls_for_a_group_that_its_peer_has_destroyed_is_told(lane: Lane) -
     settle(world)
     assert isinstance(call.error, PeerLostError)
     assert "worker 1 left the run or destroyed group 'other'" in str(call.error)
-    assert not world.engines[1].gate._parked and not world.engines[1].gate.doorways
+    assert not world.engines[1].acceptor._parked and not world.engines[1].acceptor.pending
     assert all(stream.closing for stream in world.wires.streams)
 
 
@@ -350,10 +350,10 @@ def test_early_diallers_that_do_not_fit_are_hung_up_on() -> None:
     """Worker 2 dials a pair's group before worker 1 has made it; then worker 0 dials it twice."""
     world = World(3)
     pair = world.engines[0].add_group("pair", (0, 1))
-    stranger = shake_hands(world, 2, pair.digest)
+    unauthenticated_peer = shake_hands(world, 2, pair.digest)
     world.engines[1].add_group("pair", (0, 1))
     settle(world)
-    assert stranger.recv_into(memoryview(bytearray(1))) == 0 and world.engines[1].failure is None
+    assert unauthenticated_peer.recv_into(memoryview(bytearray(1))) == 0 and world.engines[1].failure is None
 
     other = world.engines[0].add_group("other", (0, 1))
     twice = [shake_hands(world, 0, other.digest) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""First contact: who was let in by evidence is judged again, by whoever it opens a link with, from the proof itself."""
+"""Peer verification: who was let in by evidence is verified again, by whoever it opens a link with, from the proof itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringfence import keys
 from ringfence.admission.binding import PREIMAGE_BYTES, Binding
-from ringfence.admission.peer_verification import Acquaintances, Showing
+from ringfence.admission.peer_verification import PeerVerifier, Presentation
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import snp
 from ringfence.admission.roster import seal
@@ -43,14 +43,14 @@ def made() -> Circle:
 def test_everybody_passes_with_everybody(name: str) -> None:
     made = circle(KEYS, TECHNOLOGIES[name]())
     for own in range(SIZE):
-        known = made.acquaintances(own)
+        known = made.peer_verifier(own)
         for rank in set(range(SIZE)) - {own}:
-            known.judge(rank, made.showings[rank].encode())
-            assert known.judged(rank)
+            known.verify(rank, made.presentations[rank].encode())
+            assert known.verified(rank)
 
 
 def test_two_agree_on_whether_they_have_met(made: Circle) -> None:
-    sides = [made.acquaintances(rank) for rank in range(SIZE)]
+    sides = [made.peer_verifier(rank) for rank in range(SIZE)]
     due = {(one, two) for one in range(SIZE) for two in range(SIZE) if sides[one].due(two)}
     assert due == {(two, one) for one, two in due}
     related = {(rank, parent_of(rank)) for rank in range(1, SIZE)}
@@ -59,13 +59,13 @@ def test_two_agree_on_whether_they_have_met(made: Circle) -> None:
     }
 
 
-def test_who_has_a_key_that_signs_has_been_judged_with_the_roster() -> None:
+def test_who_has_a_key_that_signs_has_been_verified_with_the_roster() -> None:
     """A secret and a certificate endorse the entry itself: there is nothing more that a proof could say to others."""
     workers = [worker(rank, SIZE) for rank in range(SIZE)]
     shared = workers[0].shared
     listings = [Listing(each.entry, 1, bytes(32), shared.endorse(each.entry, bytes(32))) for each in workers]
     roster = seal(Policy((shared,)), workers[0].entry, listings, 1, b"")
-    known = Acquaintances(Policy((shared,)), roster, 5, None, NOW, PATIENCE)
+    known = PeerVerifier(Policy((shared,)), roster, 5, None, NOW, PATIENCE)
     assert not any(known.due(rank) for rank in range(SIZE))
     liar = replace(workers[5].entry, public_key=bytes(32))  # what a parent would have to list
     forged = replace(listings[5], entry=liar)
@@ -78,57 +78,57 @@ def test_lies_in_the_tree_are_found_out(lie: Lie) -> None:
     mixed = circle(KEYS)
     shown = lie(mixed)
     with pytest.raises(AdmissionError, match=rf"worker 5, which worker 1 let in, does not belong.*{LIES[lie]}"):
-        mixed.acquaintances(4).judge(5, shown.encode())
-    assert not mixed.acquaintances(4).judged(5)
+        mixed.peer_verifier(4).verify(5, shown.encode())
+    assert not mixed.peer_verifier(4).verified(5)
 
 
 def test_another_proof_than_the_one_that_the_roster_lists_is_refused(made: Circle) -> None:
     """However good: the roster is what all agreed on."""
-    fresh = replace(made.showings[5], proof=report(made.showings[5].binding.digest, key=None))
-    assert fresh.proof != made.showings[5].proof
+    fresh = replace(made.presentations[5], proof=report(made.presentations[5].binding.digest, key=None))
+    assert fresh.proof != made.presentations[5].proof
     with pytest.raises(AdmissionError, match="not the one that the roster lists"):
-        made.acquaintances(4).judge(5, fresh.encode())
+        made.peer_verifier(4).verify(5, fresh.encode())
 
 
 def test_rank_0_shows_what_it_showed_to_a_child(made: Circle) -> None:
     for child, fine in ((1, True), (4, True), (5, False)):
         binding = binding_of(made.entries, 0, shown_to=child)
-        showing = Showing(snp.KIND, NOW, binding, report(binding.digest))
-        known = made.acquaintances(6, made.showings[6])
+        presentation = Presentation(snp.KIND, NOW, binding, report(binding.digest))
+        known = made.peer_verifier(6, made.presentations[6])
         if fine:
-            known.judge(0, showing.encode())
+            known.verify(0, presentation.encode())
         else:
             with pytest.raises(AdmissionError, match="for rank 5"):
-                known.judge(0, showing.encode())
+                known.verify(0, presentation.encode())
 
 
 @pytest.mark.parametrize("at", [NOW - PATIENCE - 302, NOW + 302], ids=["before", "after"])
 def test_a_proof_counts_as_of_when_the_run_formed(made: Circle, at: float) -> None:
     """Not at any other time: nobody may say that it was shown when its certificate was still good."""
     with pytest.raises(AdmissionError, match="not shown while this run formed"):
-        made.acquaintances(4).judge(5, replace(made.showings[5], at=int(at)).encode())
+        made.peer_verifier(4).verify(5, replace(made.presentations[5], at=int(at)).encode())
 
 
 def test_a_certificate_that_has_expired_since_is_no_reason(made: Circle) -> None:
-    """Credentials are judged once a session: a group that is made later must not end the run."""
-    known = made.acquaintances(4)
+    """Credentials are verified once a session: a group that is made later must not end the run."""
+    known = made.peer_verifier(4)
     vm = snp_mint.foundry()
     known._policy = Policy((snp.SnpVerifier(vm.rules, lambda: NOW + 10**9, known=vm.roots),))
-    known.judge(5, made.showings[5].encode())
+    known.verify(5, made.presentations[5].encode())
 
 
 def test_every_flipped_bit_of_what_a_proof_covers_is_refused(made: Circle) -> None:
-    known, showing = made.acquaintances(4), made.showings[5]
+    known, presentation = made.peer_verifier(4), made.presentations[5]
     for place in range(PREIMAGE_BYTES):
-        preimage = bytearray(showing.binding.preimage)
+        preimage = bytearray(presentation.binding.preimage)
         preimage[place] ^= 1 << (place % 8)
         with pytest.raises(AdmissionError):
-            known.judge(5, replace(showing, binding=Binding(bytes(preimage))).encode())
+            known.verify(5, replace(presentation, binding=Binding(bytes(preimage))).encode())
 
 
 @given(
     st.builds(
-        Showing,
+        Presentation,
         st.integers(0, 255),
         st.integers(0, 2**64 - 1),
         st.binary(min_size=PREIMAGE_BYTES, max_size=PREIMAGE_BYTES).map(Binding),
@@ -136,19 +136,19 @@ def test_every_flipped_bit_of_what_a_proof_covers_is_refused(made: Circle) -> No
     ),
     st.binary(min_size=1, max_size=3),
 )
-def test_a_showing_reads_as_it_was_written_and_nothing_else_does(showing: Showing, more: bytes) -> None:
-    data = showing.encode()
-    assert Showing.decode(data) == showing
-    assert len(data) <= keys.SHOWING_BYTES
+def test_a_presentation_reads_as_it_was_written_and_nothing_else_does(presentation: Presentation, more: bytes) -> None:
+    data = presentation.encode()
+    assert Presentation.decode(data) == presentation
+    assert len(data) <= keys.PRESENTATION_BYTES
     for wrong in (data + more, data[: -len(more)]):
         with pytest.raises(ProtocolError):
-            Showing.decode(wrong)
+            Presentation.decode(wrong)
 
 
 @given(st.binary(max_size=600))
 def test_whatever_is_shown_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(AdmissionError, match="worker 5, which worker 1 let in"):
-        circle_once().acquaintances(4).judge(5, data)
+        circle_once().peer_verifier(4).verify(5, data)
 
 
 _ONCE: list[Circle] = []

@@ -1,4 +1,4 @@
-"""Strangers at a worker's door, in memory: they cost one fixed-size read and their own connection, nothing else."""
+"""Unauthenticated peers at a worker's door, in memory: they cost one fixed-size read and their own connection, nothing else."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def hello(world: World, **changes: object) -> bytes:
 def test_garbage_is_shown_the_door_without_a_word(data: bytes) -> None:
     world = World(3)
     stream = knock(world, data)
-    assert answer(stream) is None and not world.engines[1].gate.doorways
+    assert answer(stream) is None and not world.engines[1].acceptor.pending
     still_works(world)
 
 
-def test_no_more_is_read_from_a_stranger_than_a_hello() -> None:
+def test_no_more_is_read_from_an_unauthenticated_peer_than_a_hello() -> None:
     world = World(3)
     stream = knock(world, hello(world) + bytes(1000))
     assert len(answer(stream) or b"") == REPLY_BYTES
@@ -86,22 +86,28 @@ def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
     answer(stream)
     assert world.engines[1].next_deadline() == LINK_HELLO_SECONDS
     world.wait(LINK_HELLO_SECONDS - 0.1)
-    assert len(world.engines[1].gate.doorways) == 1
+    assert len(world.engines[1].acceptor.pending) == 1
     world.wait(0.1)
     settle(world)
-    assert not world.engines[1].gate.doorways and answer(stream) is None
+    assert not world.engines[1].acceptor.pending and answer(stream) is None
     still_works(world)
 
 
 @pytest.mark.parametrize(
     "changes",
     [{"receiver": 2}, {"sender": 3}, {"sender": 2**32 - 1}, {"lane": 3}, {"lane": 2}],
-    ids=["for another worker", "from nobody", "from far beyond", "in no lane", "an introduction that nobody needs"],
+    ids=[
+        "for another worker",
+        "from nobody",
+        "from far beyond",
+        "in no lane",
+        "an peer verification that nobody needs",
+    ],
 )
 def test_a_hello_that_does_not_fit_is_shown_the_door(changes: dict[str, int]) -> None:
     world = World(3)
     stream = knock(world, hello(world, **changes))
-    assert answer(stream) is None and not world.engines[1].gate.doorways
+    assert answer(stream) is None and not world.engines[1].acceptor.pending
     still_works(world)
 
 
@@ -135,19 +141,19 @@ def test_a_replayed_hello_gets_a_fresh_reply_and_no_further() -> None:
     still_works(world)
 
 
-@pytest.mark.parametrize("strangers", [1, 7], ids=["one address", "many addresses"])
-def test_a_flood_displaces_itself_and_lets_workers_in(strangers: int) -> None:
+@pytest.mark.parametrize("unauthenticated_peers", [1, 7], ids=["one address", "many addresses"])
+def test_a_flood_displaces_itself_and_lets_workers_in(unauthenticated_peers: int) -> None:
     world = World(3)
     engine = world.engines[1]
     for number in range(200):
-        world.wires.connect(100 + number % strangers, 1)
-        assert len(engine.gate.doorways) <= LINK_PENDING
-        for address in {doorway.address for doorway in engine.gate.doorways}:
-            same = [doorway for doorway in engine.gate.doorways if doorway.address == address]
+        world.wires.connect(100 + number % unauthenticated_peers, 1)
+        assert len(engine.acceptor.pending) <= LINK_PENDING
+        for address in {connection.address for connection in engine.acceptor.pending}:
+            same = [connection for connection in engine.acceptor.pending if connection.address == address]
             assert len(same) <= LINK_PENDING_PER_ADDRESS
     still_works(world)
     world.wait(LINK_HELLO_SECONDS)
-    assert not engine.gate.doorways
+    assert not engine.acceptor.pending
 
 
 def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> None:
@@ -158,20 +164,20 @@ def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> No
     for number in range(LINK_PENDING + 20):
         world.now = number / 1000  # each is a moment younger than the last
         streams.append(knock(world, greeting, 100 + number % 7))
-        assert len(engine.gate.doorways) <= LINK_PENDING
-    assert all(doorway.known for doorway in engine.gate.doorways)
+        assert len(engine.acceptor.pending) <= LINK_PENDING
+    assert all(connection.known for connection in engine.acceptor.pending)
     heard = [answer(stream) for stream in streams]
     assert all(len(reply or b"") == REPLY_BYTES for reply in heard), "a replayed hello is answered, once"
     open_now = [answer(stream) == b"" for stream in streams]
     assert sorted(open_now) == open_now and sum(open_now) == LINK_PENDING, "the oldest were displaced"
     knock(world, b"", 100)
-    assert sum(not doorway.known for doorway in engine.gate.doorways) == 1
+    assert sum(not connection.known for connection in engine.acceptor.pending) == 1
     newest = knock(world, greeting, 100)
-    assert all(doorway.known for doorway in engine.gate.doorways), "whoever has said no hello goes first"
+    assert all(connection.known for connection in engine.acceptor.pending), "whoever has said no hello goes first"
     assert len(answer(newest) or b"") == REPLY_BYTES
     still_works(world)
     world.wait(LINK_HELLO_SECONDS)
-    assert not engine.gate.doorways
+    assert not engine.acceptor.pending
 
 
 def shake_hands(world: World, sender: int, group: bytes) -> MemoryStream:
@@ -236,4 +242,4 @@ def test_who_dials_with_a_key_of_low_order_is_shown_the_door() -> None:
     world.engines[1]._public_keys = [bytes(32), *world.engines[1]._public_keys[1:]]
     stream = knock(world, hello(world))
     assert answer(stream) is None
-    assert world.engines[1].failure is None and not world.engines[1].gate.doorways
+    assert world.engines[1].failure is None and not world.engines[1].acceptor.pending

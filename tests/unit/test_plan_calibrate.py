@@ -72,7 +72,7 @@ def test_stages_are_those_of_the_mean_worker() -> None:
     """The clocks are the mean of all workers, so they are divided by what the mean worker does, and not by the root's bytes."""
     size, common = (
         8 << 20,
-        {"contender": "ringfence-profiled", "cell": "x", "kind": "collective", "operation": "broadcast"},
+        {"variant": "ringfence-profiled", "cell": "x", "kind": "collective", "operation": "broadcast"},
     )
     moved = 7 / 8 * size  # the root opens nothing, seven others open everything
     row = {**common, "size": size, "workers": 8, "stage_open": 0.5 * moved}
@@ -106,7 +106,7 @@ def test_cells_of_equal_settings_are_dealt_into_the_same_half() -> None:
         assert 0.8 < len(one) / len(other) < 1.25
 
 
-def test_collectives_and_steps_are_judged_apart_and_beside_free_communication() -> None:
+def test_collectives_and_steps_are_verified_apart_and_beside_free_communication() -> None:
     found = validate(synthetic(), seed=1)
     assert found.scored_of(True) + found.scored_of(False) == found.scored_cells
     of_steps = [line for line in found.lines if line.step and line.scored]
@@ -161,9 +161,9 @@ def test_a_step_needs_to_know_what_it_takes_alone() -> None:
 
 
 def test_gloo_is_the_mean_of_its_two_runs() -> None:
-    for contenders in grouped(synthetic()).values():
-        both = (contenders["gloo-a"]["seconds"] + contenders["gloo-b"]["seconds"]) / 2
-        assert contenders["gloo"]["seconds"] == pytest.approx(both)
+    for variants in grouped(synthetic()).values():
+        both = (variants["gloo-a"]["seconds"] + variants["gloo-b"]["seconds"]) / 2
+        assert variants["gloo"]["seconds"] == pytest.approx(both)
 
 
 def test_slow_links_between_hosts_are_the_limit() -> None:

@@ -49,14 +49,14 @@ def test_any_rule_admits_and_inside_a_rule_all_proofs_are_needed() -> None:
     file = policy(BOTH_RULE + SECRET_RULE, 'version = 1\nmin_workers = 8\nmax_session_age = "24h"\n')
     assert [[kind for kind, _ in rule.proofs] for rule in file.rules] == [["secret", "certificate"], ["secret"]]
     assert (file.min_workers, file.max_session_age, file.kinds) == (8, 86400, ("secret", "certificate"))
-    judges = kinds.policy_of(file, now, SHARED)
-    assert [verifier.name for verifier in judges.verifiers] == ["shared secret and certificate", "shared secret"]
-    assert judges.kinds == (1, 7)
-    assert (judges.min_workers, judges.max_session_age) == (8, 86400)
+    verifies = kinds.policy_of(file, now, SHARED)
+    assert [verifier.name for verifier in verifies.verifiers] == ["shared secret and certificate", "shared secret"]
+    assert verifies.kinds == (1, 7)
+    assert (verifies.min_workers, verifies.max_session_age) == (8, 86400)
 
 
 def test_the_order_of_proofs_in_a_rule_is_that_of_their_numbers() -> None:
-    """Cheap proofs are judged before dear ones, however the file is written."""
+    """Cheap proofs are verified before dear ones, however the file is written."""
     numbers = [kind.number for kind in kinds.KINDS.values()]
     assert numbers == sorted(numbers)
     assert len(set(numbers)) == len(numbers)
@@ -67,7 +67,7 @@ def test_a_policy_that_names_only_the_secret_is_the_policy_without_a_file() -> N
 
 
 @pytest.mark.parametrize("rules", [SECRET_RULE, CERTIFICATE_RULE, BOTH_RULE, BOTH_RULE + SECRET_RULE])
-def test_the_digest_needs_no_secret_and_is_that_of_the_judge(rules: str) -> None:
+def test_the_digest_needs_no_secret_and_is_that_of_the_verify(rules: str) -> None:
     file = policy(rules, 'version = 1\nmin_workers = 3\nmax_session_age = "7d"\n')
     assert kinds.digest_of(file) == kinds.policy_of(file, now, SHARED).digest
 
@@ -83,7 +83,7 @@ def test_the_digest_needs_no_secret_and_is_that_of_the_judge(rules: str) -> None
     ],
     ids=["order", "file name", "twice", "comments and notes", "list"],
 )
-def test_what_does_not_change_the_judgement_does_not_change_the_digest(same: str) -> None:
+def test_what_does_not_change_the_verification_does_not_change_the_digest(same: str) -> None:
     assert kinds.digest_of(policy(same)) == kinds.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
 
 
@@ -100,7 +100,7 @@ def test_what_does_not_change_the_judgement_does_not_change_the_digest(same: str
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace('"ca.pem"', '["ca.pem", "two.pem"]'),
     ],
 )
-def test_what_changes_the_judgement_changes_the_digest(other: str) -> None:
+def test_what_changes_the_verification_changes_the_digest(other: str) -> None:
     assert kinds.digest_of(read(other)) != kinds.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
 
 
@@ -131,7 +131,7 @@ def test_what_is_refused(text: str, says: str) -> None:
         read(text)
 
 
-def test_a_judge_by_secret_must_hold_it() -> None:
+def test_a_verify_by_secret_must_hold_it() -> None:
     with pytest.raises(ConfigurationError, match="set RINGFENCE_SECRET_FILE on every worker"):
         kinds.policy_of(policy(BOTH_RULE), now, None)
     assert kinds.policy_of(policy(CERTIFICATE_RULE), now, None).kinds == (2,)
@@ -156,8 +156,8 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
 # -- roots ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_reaches_a_judge_as_rules_and_a_clock_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Judges of hardware take other roots as keyword arguments, for tests. What reads a policy passes none."""
+def test_a_policy_reaches_a_verifier_as_rules_and_a_clock_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verifies of hardware take other roots as keyword arguments, for tests. What reads a policy passes none."""
     for name, kind in kinds.KINDS.items():
         if kind.verifier is None:
             continue
@@ -189,7 +189,7 @@ def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
         "certificate": {"ca"},
         "tdx": {"collateral"},
         "snp": {"crl"},
-        "nvidia": {"golden"},
+        "nvidia": {"reference_values"},
         "token": {"keys"},
     }
 

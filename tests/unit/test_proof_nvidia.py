@@ -14,7 +14,7 @@ from cryptography import x509
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Listing
-from ringfence.admission.policy import Evidence, Policy, judge
+from ringfence.admission.policy import Evidence, Policy, verify
 from ringfence.admission.proofs import gpu_chain, kinds, nvidia, reference_values, spdm
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
 from ringfence.errors import AdmissionError, PolicyError
@@ -99,7 +99,7 @@ def test_the_byte_of_a_certificate_that_is_not_signed_must_be_zero() -> None:
         nvidia.verify_report(replace(one.gpu, chain=chain), one.nonce, NOW)
 
 
-def test_a_byte_that_a_driver_left_behind_is_trimmed_by_the_prover_and_refused_by_the_judge() -> None:
+def test_a_byte_that_a_driver_left_behind_is_trimmed_by_the_prover_and_refused_by_the_verify() -> None:
     one = record("hopper_coco_report1.txt")
     assert len(one.report) == len(one.gpu.report) + 1
     assert claims(one)
@@ -142,39 +142,39 @@ def test_the_boot_roms_certificate_cannot_stand_for_the_report_key() -> None:
         nvidia.verify_report(replace(one.gpu, chain=one.gpu.chain[1:]), one.nonce, NOW)
 
 
-# -- golden values --------------------------------------------------------------------------------------------------
+# -- reference values --------------------------------------------------------------------------------------------------
 
 
-def golden_of(*found: Record) -> tuple[reference_values.Golden, ...]:
-    return tuple({each.key: each for each in (claims(one).golden() for one in found)}.values())
+def reference_values_of(*found: Record) -> tuple[reference_values.ReferenceValues, ...]:
+    return tuple({each.key: each for each in (claims(one).reference_values() for one in found)}.values())
 
 
-def judged(one: Record, rules: Rules) -> None:
+def verified(one: Record, rules: Rules) -> None:
     """The policy's part of the verdict on a recorded report."""
     nvidia._check(claims(one), rules)
 
 
 def test_measurements_of_one_driver_and_vbios_are_the_same_on_every_gpu() -> None:
     first, *rest = [one for one in RECORDS if claims(one).driver == "590.12"]
-    rules = Rules(golden_of(first), protected_pcie=True)
+    rules = Rules(reference_values_of(first), protected_pcie=True)
     assert len(rest) == 5
     for one in rest:
-        judged(one, rules)
+        verified(one, rules)
 
 
 def test_one_combination_does_not_admit_another() -> None:
     gpus = [one for one in RECORDS if claims(one).driver]
     for one in gpus:
         for other in gpus:
-            if claims(one).golden().key != claims(other).golden().key:
-                with pytest.raises(AdmissionError, match=r"no golden values\. It has: G"):
-                    judged(one, Rules(golden_of(other), protected_pcie=True))
+            if claims(one).reference_values().key != claims(other).reference_values().key:
+                with pytest.raises(AdmissionError, match=r"no reference values\. It has: G"):
+                    verified(one, Rules(reference_values_of(other), protected_pcie=True))
 
 
 def test_another_measurement_more_or_fewer_are_refused_by_number() -> None:
     one = record("trustee_hopperAttestationReport.txt")
-    (good,) = golden_of(one)
-    judged(one, Rules((good,)))
+    (good,) = reference_values_of(one)
+    verified(one, Rules((good,)))
     without = {index: values for index, values in good.measurements.items() if index != 7}
     cases = {
         "measurement 31": good.measurements | {31: (bytes(48),)},
@@ -183,52 +183,52 @@ def test_another_measurement_more_or_fewer_are_refused_by_number() -> None:
     }
     for reason, values in cases.items():
         with pytest.raises(AdmissionError, match=reason + ":.*evidence measure"):
-            judged(one, Rules((replace(good, measurements=values),)))
-    judged(one, Rules((replace(good, measurements=good.measurements | {31: (bytes(48), *good.measurements[31])}),)))
+            verified(one, Rules((replace(good, measurements=values),)))
+    verified(one, Rules((replace(good, measurements=good.measurements | {31: (bytes(48), *good.measurements[31])}),)))
     with pytest.raises(AdmissionError, match="started with other firmware"):
-        judged(one, Rules((replace(good, firmware_ids=(bytes(48),)),)))
+        verified(one, Rules((replace(good, firmware_ids=(bytes(48),)),)))
 
 
 def test_gpus_that_talk_in_the_clear_are_refused_unless_the_policy_says_otherwise() -> None:
     one = record("hopper_evidence.json[0]")
     assert claims(one).protected_pcie
     with pytest.raises(AdmissionError, match=r"in the clear.*protected_pcie = true"):
-        judged(one, Rules(golden_of(one)))
+        verified(one, Rules(reference_values_of(one)))
 
 
 def test_a_held_certificate_verifies_and_a_policy_can_refuse_it() -> None:
     one = record("hopper_evidence_cert_hold.json[0]")  # NVIDIA's service says: on hold. Nobody is asked here.
-    judged(one, Rules(golden_of(one)))
+    verified(one, Rules(reference_values_of(one)))
     serial = claims(one).serials[1]
     with pytest.raises(AdmissionError, match=f"{serial:X}.*revoked"):
-        judged(one, Rules(golden_of(one), revoked=frozenset({serial})))
+        verified(one, Rules(reference_values_of(one), revoked=frozenset({serial})))
 
 
 def test_what_one_rule_calls_revoked_all_rules_refuse() -> None:
     """Any rule admits: one that does not repeat the serial number would admit what the other refuses."""
     one = record("hopper_evidence_cert_hold.json[0]")
-    table = '[[admit]]\n[admit.nvidia]\ngolden = "golden.toml"\n'
+    table = '[[admit]]\n[admit.nvidia]\nreference_values = "reference_values.toml"\n'
     text = f'version = 1\n{table}{table}gpus = 1\nrevoked = "{claims(one).serials[1]:X}"\n'
-    content = reference_values.write(claims(one).golden()).encode()
+    content = reference_values.write(claims(one).reference_values()).encode()
     policy = kinds.read(text.encode(), lambda path, limit: content)
     for rule in policy.rules:
         rules = rule.proofs[0][1]
         assert isinstance(rules, Rules)
         with pytest.raises(AdmissionError, match="revoked"):
-            judged(one, rules)
+            verified(one, rules)
 
 
 def test_a_switch_is_not_a_gpu() -> None:
     switch = record("switch_evidence_ls10.json[0]")
     with pytest.raises(AdmissionError, match="runs driver none"):
-        judged(switch, Rules(golden_of(RECORDS[0])))
+        verified(switch, Rules(reference_values_of(RECORDS[0])))
     with pytest.raises(AdmissionError, match="not a GPU"):
-        claims(switch).golden()
+        claims(switch).reference_values()
 
 
 @pytest.mark.parametrize("one", [one for one in RECORDS if "switch" not in one.name], ids=lambda one: one.name)
-def test_golden_values_are_written_and_read_back(one: Record) -> None:
-    found = claims(one).golden()
+def test_reference_values_values_are_written_and_read_back(one: Record) -> None:
+    found = claims(one).reference_values()
     assert reference_values.read(reference_values.write(found).encode(), "the file") == found
 
 
@@ -242,20 +242,20 @@ def rules_from(tmp_path: Path, text: str, *files: str) -> Rules:
 
 
 def test_a_table_of_the_policy_is_read(tmp_path: Path) -> None:
-    one, two = (reference_values.write(claims(each).golden()) for each in (RECORDS[0], RECORDS[1]))
-    text = 'golden = ["0.toml", "1.toml"]\ngpus = 8\nprotected_pcie = true\nrevoked = ["41AD48FF92CDC93D9A"]'
+    one, two = (reference_values.write(claims(each).reference_values()) for each in (RECORDS[0], RECORDS[1]))
+    text = 'reference_values = ["0.toml", "1.toml"]\ngpus = 8\nprotected_pcie = true\nrevoked = ["41AD48FF92CDC93D9A"]'
     rules = rules_from(tmp_path, text, one, two)
     assert (rules.gpus, rules.protected_pcie, rules.revoked) == (8, True, {0x41AD48FF92CDC93D9A})
     swapped = rules_from(tmp_path, text.replace('"0.toml", "1.toml"', '"1.toml", "0.toml"'), one, two)
     assert swapped.content() == rules.content()
     assert swapped.explain() == rules.explain()
     assert any("590.12" in line for line in rules.explain())
-    plain = rules_from(tmp_path, 'golden = "0.toml"', one)
+    plain = rules_from(tmp_path, 'reference_values = "0.toml"', one)
     assert (plain.gpus, plain.protected_pcie) == (None, False)
 
 
 def test_everything_in_the_rules_is_in_their_content() -> None:
-    first, second = golden_of(RECORDS[0], RECORDS[1])
+    first, second = reference_values_of(RECORDS[0], RECORDS[1])
     base = Rules((first,), gpus=4)
     others = [
         Rules((second,), gpus=4),
@@ -273,22 +273,22 @@ def test_everything_in_the_rules_is_in_their_content() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("gpus = 8", "golden is missing"),
-        ('golden = "0.toml"\ngpus = 0', "whole number from 1 to 16"),
-        ('golden = "0.toml"\nroot = "my.pem"', "unknown key 'root'"),
-        ('golden = "0.toml"\nrevoked = "x"', "hexadecimal"),
-        ('golden = "0.toml"\nrevoked = "-1"', "hexadecimal"),
-        ('golden = ["0.toml", "1.toml"]', "two files"),
-        ('golden = "2.toml"', "measurements is missing"),
-        ('golden = "3.toml"', "numbers, 1 to 255"),
-        ('golden = "4.toml"', "96 hexadecimal digits"),
-        ('golden = "5.toml"', "unknown key 'mesurement'"),
-        ('golden = "6.toml"', "short word"),
-        ('golden = "7.toml"', "holds no measurement"),
+        ("gpus = 8", "reference_values is missing"),
+        ('reference_values = "0.toml"\ngpus = 0', "whole number from 1 to 16"),
+        ('reference_values = "0.toml"\nroot = "my.pem"', "unknown key 'root'"),
+        ('reference_values = "0.toml"\nrevoked = "x"', "hexadecimal"),
+        ('reference_values = "0.toml"\nrevoked = "-1"', "hexadecimal"),
+        ('reference_values = ["0.toml", "1.toml"]', "two files"),
+        ('reference_values = "2.toml"', "measurements is missing"),
+        ('reference_values = "3.toml"', "numbers, 1 to 255"),
+        ('reference_values = "4.toml"', "96 hexadecimal digits"),
+        ('reference_values = "5.toml"', "unknown key 'mesurement'"),
+        ('reference_values = "6.toml"', "short word"),
+        ('reference_values = "7.toml"', "holds no measurement"),
     ],
 )
 def test_what_a_policy_may_not_say(tmp_path: Path, text: str, reason: str) -> None:
-    good = reference_values.write(claims(RECORDS[0]).golden())
+    good = reference_values.write(claims(RECORDS[0]).reference_values())
     head = good.split("[measurements]")[0]
     value = "0" * 96
     files = (
@@ -308,12 +308,12 @@ def test_what_a_policy_may_not_say(tmp_path: Path, text: str, reason: str) -> No
 def test_no_policy_reaches_the_root(tmp_path: Path) -> None:
     """The pinned root is an argument that only code can hand in: no rule holds one, and no key of a table is read as one."""
     assert "root" not in Rules.__dataclass_fields__
-    content = reference_values.write(claims(RECORDS[0]).golden())
+    content = reference_values.write(claims(RECORDS[0]).reference_values())
     for name in ("root", "roots", "ca", "trust", "anchor", "pinned_root"):
         with pytest.raises(PolicyError, match=f"unknown key '{name}'"):
-            rules_from(tmp_path, f'golden = "0.toml"\n{name} = "mine.pem"', content)
+            rules_from(tmp_path, f'reference_values = "0.toml"\n{name} = "mine.pem"', content)
     device = mint.Device.under(ROOT)
-    verifier = NvidiaVerifier(Rules((minted_golden(device),)), lambda: mint.NOW)
+    verifier = NvidiaVerifier(Rules((minted_reference_values(device),)), lambda: mint.NOW)
     with pytest.raises(AdmissionError, match="not one of NVIDIA's"):
         verifier.verify(evidence(NvidiaProver(lambda nonce: [device.gpu(nonce)])))
 
@@ -321,9 +321,9 @@ def test_no_policy_reaches_the_root(tmp_path: Path) -> None:
 # -- minted ---------------------------------------------------------------------------------------------------------
 
 
-def minted_golden(device: mint.Device) -> reference_values.Golden:
+def minted_reference_values(device: mint.Device) -> reference_values.ReferenceValues:
     found = nvidia.verify_report(device.gpu(bytes(32)), bytes(32), mint.NOW, root=ROOT.certificate)
-    return found.golden()
+    return found.reference_values()
 
 
 def evidence(prover: NvidiaProver, binding: Binding = BINDING) -> Evidence:
@@ -331,10 +331,10 @@ def evidence(prover: NvidiaProver, binding: Binding = BINDING) -> Evidence:
 
 
 def verdict(*devices: mint.Device, gpus: int | None = None, rules: Rules | None = None) -> None:
-    """Judge a proof of freshly minted GPUs."""
-    rules = rules or Rules((minted_golden(mint.Device.under(ROOT)),), gpus=gpus)
+    """Verify a proof of freshly minted GPUs."""
+    rules = rules or Rules((minted_reference_values(mint.Device.under(ROOT)),), gpus=gpus)
     verifier = NvidiaVerifier(rules, lambda: mint.NOW, root=ROOT.certificate)
-    admitted = judge(
+    admitted = verify(
         Policy((verifier,)), evidence(NvidiaProver(lambda nonce: [device.gpu(nonce) for device in devices]))
     )
     assert admitted.how == "NVIDIA GPU attestation"
@@ -348,7 +348,7 @@ def test_fresh_evidence_admits() -> None:
 def test_a_proof_is_good_on_its_own_connection_only() -> None:
     device = mint.Device.under(ROOT)
     shown = evidence(NvidiaProver(lambda nonce: [device.gpu(nonce)]))
-    verifier = NvidiaVerifier(Rules((minted_golden(device),)), lambda: mint.NOW, root=ROOT.certificate)
+    verifier = NvidiaVerifier(Rules((minted_reference_values(device),)), lambda: mint.NOW, root=ROOT.certificate)
     verifier.verify(shown)
     with pytest.raises(AdmissionError, match=r"rank 1: .*not made for this connection"):
         verifier.verify(replace(shown, binding=Binding(b"another connection")))
@@ -383,7 +383,7 @@ def test_one_bad_gpu_among_good_ones_is_refused() -> None:
 
 def test_a_report_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
     """The nonces of all GPUs come before the chain of the first."""
-    nonce, rules = nvidia.nonce_of(b"this one"), Rules((minted_golden(mint.Device.under(ROOT)),))
+    nonce, rules = nvidia.nonce_of(b"this one"), Rules((minted_reference_values(mint.Device.under(ROOT)),))
     good = Gpu(mint.Device.under(ROOT).report(nonce), (b"no", b"certificates"))
     bad = Gpu(mint.Device.under(ROOT).report(bytes(32)), (b"no", b"certificates"))
     with pytest.raises(AdmissionError, match="not one of NVIDIA's"):
@@ -401,7 +401,7 @@ def test_a_protected_pcie_mode_that_nobody_knows_is_refused(mode: bytes) -> None
 
 
 def test_a_worker_that_is_refused_hears_nothing_of_the_policy() -> None:
-    known = minted_golden(mint.Device.under(ROOT))
+    known = minted_reference_values(mint.Device.under(ROOT))
     cases = ((Rules((known,), gpus=7), "exactly 7"), (Rules((replace(known, driver="999.99"),)), "999.99"))
     for rules, secret in cases:
         with pytest.raises(AdmissionError) as caught:
@@ -592,9 +592,9 @@ def test_a_proof_has_one_form() -> None:
 
 
 def test_a_listing_has_no_endorsement_and_is_taken_on_the_parents_word() -> None:
-    verifier = NvidiaVerifier(Rules((minted_golden(mint.Device.under(ROOT)),)), lambda: mint.NOW)
+    verifier = NvidiaVerifier(Rules((minted_reference_values(mint.Device.under(ROOT)),)), lambda: mint.NOW)
     listing = Listing(worker(1).entry, nvidia.KIND, bytes(32), b"")
-    assert judge(Policy((verifier,)), listing).entry == worker(1).entry
+    assert verify(Policy((verifier,)), listing).entry == worker(1).entry
     assert NvidiaProver(lambda nonce: []).endorse(worker(1).entry, bytes(32)) == b""
     with pytest.raises(AdmissionError, match="a GPU makes none"):
-        judge(Policy((verifier,)), replace(listing, endorsement=b"x"))
+        verify(Policy((verifier,)), replace(listing, endorsement=b"x"))

@@ -10,7 +10,7 @@ import pytest
 
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Listing
-from ringfence.admission.policy import Evidence, Policy, judge
+from ringfence.admission.policy import Evidence, Policy, verify
 from ringfence.admission.proofs import jose, token
 from ringfence.admission.proofs.token import Rules, TokenProver, TokenVerifier
 from ringfence.errors import AdmissionError, PolicyError
@@ -131,9 +131,12 @@ def test_the_header_does_not_choose_the_key() -> None:
     refused(ES256.sign(claims(), kid="unknown"), "names key 'unknown', which is not in the policy's key set")
     refused(ES256.sign(claims(), kid=None), "names key None")
     refused(ES256.sign(claims(), kid=["p256"]), "names key a list")
-    stranger = replace(ES256, private=mint.ec.generate_private_key(mint.ec.SECP256R1()))
-    refused(stranger.sign(claims(), jwk=stranger.jwk()), "signature is not of the key")
-    refused(stranger.sign(claims(), kid="mine", jwk=replace(stranger, kid="mine").jwk()), "not in the policy's key set")
+    unauthenticated_peer = replace(ES256, private=mint.ec.generate_private_key(mint.ec.SECP256R1()))
+    refused(unauthenticated_peer.sign(claims(), jwk=unauthenticated_peer.jwk()), "signature is not of the key")
+    refused(
+        unauthenticated_peer.sign(claims(), kid="mine", jwk=replace(unauthenticated_peer, kid="mine").jwk()),
+        "not in the policy's key set",
+    )
 
 
 def test_headers_that_ask_for_more_are_refused() -> None:
@@ -410,20 +413,20 @@ def test_a_fresh_token_admits_on_its_own_connection_only() -> None:
     policy = Policy((TokenVerifier(rules(), lambda: NOW),))
     binding = Binding(b"one connection")
     shown = Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding)
-    assert judge(policy, shown).how == "attestation token"
+    assert verify(policy, shown).how == "attestation token"
     with pytest.raises(AdmissionError, match=r"rank 1: .*not made for this connection"):
-        judge(policy, replace(shown, binding=Binding(b"another")))
+        verify(policy, replace(shown, binding=Binding(b"another")))
     late = Policy((TokenVerifier(rules(), lambda: NOW + 3661),))
     with pytest.raises(AdmissionError, match="expired 61 s ago"):
-        judge(late, shown)
+        verify(late, shown)
 
 
 def test_a_listing_has_no_endorsement_and_is_taken_on_the_parents_word() -> None:
     verifier = TokenVerifier(rules(), lambda: NOW)
     listing = Listing(worker(1).entry, token.KIND, bytes(32), b"")
-    assert judge(Policy((verifier,)), listing).entry == worker(1).entry
+    assert verify(Policy((verifier,)), listing).entry == worker(1).entry
     with pytest.raises(AdmissionError, match="a token makes none"):
-        judge(Policy((verifier,)), replace(listing, endorsement=b"x"))
+        verify(Policy((verifier,)), replace(listing, endorsement=b"x"))
 
 
 def test_answers_of_a_service() -> None:
@@ -466,14 +469,14 @@ def test_a_proof_has_one_form() -> None:
         ({"ready": None}, "ready"),
     ],
 )
-def test_a_stranger_hears_nothing_of_the_policy(changes: dict[str, object], secret: str) -> None:
+def test_an_unauthenticated_peer_hears_nothing_of_the_policy(changes: dict[str, object], secret: str) -> None:
     prover = TokenProver(
         lambda nonce: ES384.sign(claims(**{"eat_nonce": nonce, "aud": "audience-1"} | changes)).encode()
     )
     policy = Policy((TokenVerifier(replace(rules(), audience="audience-1"), lambda: NOW),))
     binding = Binding(b"one connection")
     with pytest.raises(AdmissionError) as caught:
-        judge(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
+        verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
     assert secret in str(caught.value)
     assert secret not in caught.value.told
 

@@ -68,7 +68,7 @@ def test_the_code_makes_the_vectors(vectors: Any) -> None:
     assert made == vectors
 
 
-def test_the_vectors_pass_the_judge(vectors: Any) -> None:
+def test_the_vectors_pass_the_verify(vectors: Any) -> None:
     rules = Rules((bytes.fromhex(vectors["authority"]),), PATTERNS, "example.org")
     proof, endorsement = (bytes.fromhex(vectors[f"certificate {name}"]) for name in ("proof", "endorsement"))
     entry = worker(1).entry

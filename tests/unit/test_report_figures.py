@@ -171,7 +171,7 @@ def test_pieces_of_a_step_fill_it_or_overlap(shares: list[float], took: float, c
     times = {"ringfence-profiled": took} | ({} if compute is None else {"alone": compute + 1e-6})
     rows = cell("one", 1.0, times, kind="training", model="gpt2", strategy="ddp")
     for row in rows:
-        if row["contender"] == "ringfence-profiled":
+        if row["variant"] == "ringfence-profiled":
             row.update({f"stage_{stage}": share * 1e9 for stage, share in zip(PROFILE, shares, strict=True)})
     (one,) = study_of(rows).cells
     pieces = stages.pieces(one)
@@ -187,9 +187,9 @@ def test_the_roof_is_what_the_cheapest_stages_allow() -> None:
     size, rows = 25 << 20, everything()
     through = stage_bytes("all_reduce", size, 2)
     for row in rows:
-        if row["contender"] == "ringfence-profiled":
+        if row["variant"] == "ringfence-profiled":
             row.update({f"stage_{stage}": 9e18 for stage in PROFILE})
-        if row["contender"] == "ringfence-profiled" and row["cell"] == f"all_reduce-{size}-2w":
+        if row["variant"] == "ringfence-profiled" and row["cell"] == f"all_reduce-{size}-2w":
             row["sent_bytes"] = float(through["send"])
             row.update({f"stage_{stage}": count / 2 for stage, count in through.items()})
     found = study_of(rows)

@@ -98,7 +98,7 @@ def test_a_cell_with_too_few_rounds_says_so_in_its_heading() -> None:
     assert "1 more cell has too few rounds to count." in text
 
 
-def test_every_contender_of_every_cell_is_in_the_table() -> None:
+def test_every_variant_of_every_cell_is_in_the_table() -> None:
     rows, text = everything(), rendered()
     table = text[text.index('id="cells"') : text.index('id="machine"')]
     assert table.count("<tr><td>") == len(rows)

@@ -160,7 +160,7 @@ def test_a_row_that_lacks_a_number_is_refused_by_its_place(tmp_path: Path, colum
     ("workers", "2\"><script>alert(1)</script>"), ("workers", 2.0), ("workers", True), ("workers", None),
     ("hosts", "../../x"), ("size", "4096"), ("size", 1.5), ("rate_bits", "1<b>"), ("operation", 3), ("model", ["gpt2"]),
     ("strategy", {}), ("device", 1), ("kind", None), ("wire", None), ("busy", 0), ("busy", "no"), ("scored", 1),
-    ("bucket_mb", "25"), ("cell", 3), ("contender", None), ("machine", 3), ("source", 1), ("rounds", "7"),
+    ("bucket_mb", "25"), ("cell", 3), ("variant", None), ("machine", 3), ("source", 1), ("rounds", "7"),
     ("scaled", "12"), ("ratio", "1"), ("ratio_low", None), ("seconds", True), ("seconds", float("inf")),
     ("seconds", 10**400), ("stage_seal", "1"),
 ])  # fmt: skip

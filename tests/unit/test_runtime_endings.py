@@ -37,7 +37,7 @@ def test_a_dial_that_was_due_when_the_session_failed_is_not_made() -> None:
     world = World(3)
     world.run([world.submit(world.groups[rank], broadcast(world.groups[rank], torch.ones(4))) for rank in range(3)])
     seen: list[Any] = []
-    accept = world.engines[1].gate.accept
+    accept = world.engines[1].acceptor.accept
 
     def hang_up_on_the_first(stream: Any, address: str) -> None:
         seen.append(address)

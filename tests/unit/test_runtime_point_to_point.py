@@ -261,7 +261,7 @@ def test_a_member_that_breaks_the_rules_is_named(kind: Type, ordinals: list[int]
     (link,) = [each for each in world.groups[0].links() if isinstance(each, Exchange)]
     for ordinal in ordinals:
         link._controls.append((kind, transfer(blank(), 3).call.pack(), ordinal))
-    link.poke()
+    link.wake()
     world.run([transfer(blank())])
     failure = world.engines[1].failure
     assert isinstance(failure, ProtocolError) and words in str(failure) and "worker 0" in str(failure)
@@ -273,6 +273,6 @@ def test_a_payload_that_nobody_asked_for_is_refused() -> None:
     world.run(moves)
     (link,) = [each for each in world.groups[0].links() if isinstance(each, Exchange)]
     link._payloads.append(transfer(filled(1), 4))
-    link.poke()
+    link.wake()
     world.run([transfer(blank())])
     assert "nobody asked for" in str(world.engines[1].failure)

@@ -196,7 +196,7 @@ def test_a_guest_that_is_refused_hears_nothing_of_the_policy() -> None:
     )
     for rules, secret in cases:
         with pytest.raises(AdmissionError) as caught:
-            judge(mint, mint.report(DATA), mint.certificate("vcek"), rules)
+            verify(mint, mint.report(DATA), mint.certificate("vcek"), rules)
         assert secret in str(caught.value)
         assert secret not in caught.value.told
 
@@ -204,7 +204,7 @@ def test_a_guest_that_is_refused_hears_nothing_of_the_policy() -> None:
 # -- minted under a test root ---------------------------------------------------------------------------------------
 
 
-def judge(mint: Foundry, report: bytes, certificate: bytes, rules: snp.Rules | None = None) -> snp.Claims:
+def verify(mint: Foundry, report: bytes, certificate: bytes, rules: snp.Rules | None = None) -> snp.Claims:
     proof = snp.encode(report, certificate)
     return snp.verify(proof, DATA, rules or mint.rules, time.time(), known=mint.roots)
 
@@ -216,7 +216,7 @@ def test_a_minted_report_is_admitted_under_the_test_root_only(product: str, kind
     changes = {0x48: (1 << 2).to_bytes(4, "little")} if kind == "vlek" else {}
     report, certificate = mint.report(DATA, changes=changes), mint.certificate(kind)
     rules = replace(mint.rules, vlek_providers=("test",))
-    assert judge(mint, report, certificate, rules).product.name == product
+    assert verify(mint, report, certificate, rules).product.name == product
     with pytest.raises(AdmissionError, match="does not lead to a pinned root of AMD"):
         snp.verify(snp.encode(report, certificate), DATA, rules, time.time())
 
@@ -250,7 +250,7 @@ def number(value: int, width: int = 4) -> bytes:
 def test_a_signed_report_that_says_the_wrong_thing_is_refused(changes: dict[int, bytes], reason: str) -> None:
     mint = foundry()
     with pytest.raises(AdmissionError, match=reason):
-        judge(mint, mint.report(DATA, changes=changes), mint.certificate())
+        verify(mint, mint.report(DATA, changes=changes), mint.certificate())
 
 
 PARTS = [(name, part) for name, product in PRODUCTS.items() for part in product.tcb_parts if VERSIONS[part] > 0]
@@ -261,46 +261,46 @@ def test_firmware_older_than_the_policy_wants_is_refused_part_by_part(product: s
     mint = foundry(product)
     older = {**dict.fromkeys(VERSIONS, 255), part: VERSIONS[part] - 1}
     with pytest.raises(AdmissionError, match=rf"out of date: {part} {older[part]} \(at least {VERSIONS[part]}\)"):
-        judge(mint, mint.report(DATA, versions=older), mint.certificate(versions=older))
+        verify(mint, mint.report(DATA, versions=older), mint.certificate(versions=older))
 
 
 def test_newer_firmware_than_the_policy_wants_is_admitted() -> None:
     mint, newer = foundry(), {**VERSIONS, "snp": 25}
-    assert judge(mint, mint.report(DATA, versions=newer), mint.certificate(versions=newer)).tcb.parts[2] == ("snp", 25)
+    assert verify(mint, mint.report(DATA, versions=newer), mint.certificate(versions=newer)).tcb.parts[2] == ("snp", 25)
 
 
 def test_a_certificate_for_another_tcb_is_refused() -> None:
     mint = foundry()
     with pytest.raises(AdmissionError, match="its certificate of bootloader 4, tee 0, snp 25"):
-        judge(mint, mint.report(DATA), mint.certificate(versions={**VERSIONS, "snp": 25}))
+        verify(mint, mint.report(DATA), mint.certificate(versions={**VERSIONS, "snp": 25}))
 
 
 def test_the_vcek_of_another_chip_is_refused_though_amd_signed_it() -> None:
     mint = foundry()
     other = ec.generate_private_key(ec.SECP384R1())
     with pytest.raises(AdmissionError, match="VCEK of another chip"):
-        judge(mint, mint.report(DATA, key=other), mint.certificate())
+        verify(mint, mint.report(DATA, key=other), mint.certificate())
     with pytest.raises(AdmissionError, match="its VCEK of 0909"):
-        judge(mint, mint.report(DATA), mint.certificate(chip=b"\x09" * 64))
+        verify(mint, mint.report(DATA), mint.certificate(chip=b"\x09" * 64))
 
 
 def test_an_expired_minted_certificate_is_refused() -> None:
     mint = foundry()
     with pytest.raises(AdmissionError, match="SEV-VCEK is valid from"):
-        judge(mint, mint.report(DATA), mint.certificate(days=(-3, -1)))
+        verify(mint, mint.report(DATA), mint.certificate(days=(-3, -1)))
 
 
 def test_a_vlek_is_refused_unless_its_provider_is_named() -> None:
     mint = foundry()
     report = mint.report(DATA, changes={0x48: number(1 << 2)})
     with pytest.raises(AdmissionError, match="VLEK of 'test', which vlek_providers does not name"):
-        judge(mint, report, mint.certificate("vlek"))
+        verify(mint, report, mint.certificate("vlek"))
 
 
 def test_a_turin_report_must_say_that_it_is_one() -> None:
     mint = foundry("turin")
     with pytest.raises(AdmissionError, match="report is of version 2; its certificate is for Turin"):
-        judge(mint, mint.report(DATA, changes={0x00: number(2)}), mint.certificate())
+        verify(mint, mint.report(DATA, changes={0x00: number(2)}), mint.certificate())
 
 
 @pytest.mark.parametrize(
@@ -320,14 +320,14 @@ def test_each_rule_refuses_what_does_not_meet_it(rule: dict[str, object], reason
     mint = foundry()
     rules = replace(mint.rules, **rule)  # type: ignore[arg-type]
     with pytest.raises(AdmissionError, match=reason):
-        judge(mint, mint.report(DATA), mint.certificate(), rules)
+        verify(mint, mint.report(DATA), mint.certificate(), rules)
 
 
 def test_a_product_line_without_a_minimum_is_refused() -> None:
     mint = foundry("genoa")
     rules = replace(mint.rules, minimum_tcb=foundry("milan").rules.minimum_tcb)
     with pytest.raises(AdmissionError, match="runs on Genoa, and the policy admits Milan"):
-        judge(mint, mint.report(DATA), mint.certificate(), rules)
+        verify(mint, mint.report(DATA), mint.certificate(), rules)
 
 
 # -- rules ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ DATA = bytes(range(64))
 
 
 def verify(*lists: RevocationList, product: str = "milan") -> snp.Claims:
-    """Judge a good report of this product line under a policy that names these lists."""
+    """Verify a good report of this product line under a policy that names these lists."""
     mint = foundry(product)
     proof = snp.encode(mint.report(DATA), mint.certificate())
     return snp.verify(proof, DATA, replace(mint.rules, revoked=lists), time.time(), known=mint.roots)
@@ -68,7 +68,7 @@ def test_every_flipped_bit_of_a_list_is_refused() -> None:
             verify(RevocationList.parse(bytes(changed)))
 
 
-def test_what_is_wrong_with_a_list_is_known_before_anybody_is_judged_by_it() -> None:
+def test_what_is_wrong_with_a_list_is_known_before_anybody_is_verified_by_it() -> None:
     mint, now = foundry("milan"), time.time()
     roots = [line.root for line in mint.roots.values()]
     assert objection(mint.revoked(7), roots, now) is None
@@ -94,7 +94,7 @@ def test_a_policy_names_lists_as_files_in_either_form(tmp_path: Path) -> None:
     rules = dict(read.rules[0].proofs)["snp"]
     assert [each.list for each in rules.revoked] == [found.list, found.list]  # type: ignore[attr-defined]
     without = kinds.read(policy(tmp_path, '["a.crl"]'), lambda name, limit: files[name])
-    assert kinds.digest_of(read) != kinds.digest_of(without), "all workers must judge by the same lists"
+    assert kinds.digest_of(read) != kinds.digest_of(without), "all workers must verify by the same lists"
     assert any("not revoked by AMD's list, good until" in line for line in rules.explain())
 
 

@@ -25,7 +25,7 @@ def test_the_lists_of_a_block_multiply() -> None:
     assert {cell.settings["bucket_mb"] for cell in cells} == {None, 50.0}
     assert all(set(SETTINGS) <= set(cell.settings) for cell in cells)
     assert all(cell.rounds == 7 for cell in cells)
-    assert all(cell.settings["contenders"][:2] == list(names.BASELINE) for cell in cells)
+    assert all(cell.settings["variants"][:2] == list(names.BASELINE) for cell in cells)
 
 
 def test_names_are_of_settings_and_not_of_rounds() -> None:
@@ -57,7 +57,7 @@ def test_a_trace_is_cut_and_says_so() -> None:
         ("kind = ", "Invalid value"),
         (f"round = 3\n{COLLECTIVE}", "unknown key round"),
         (f"rounds = true\n{COLLECTIVE}", "rounds: True is no whole number"),
-        (f"{COLLECTIVE}modles = []", "block 1, modles: is unknown here; known are busy, contenders"),
+        (f"{COLLECTIVE}modles = []", "block 1, modles: is unknown here; known are busy, hosts"),
         (f'{COLLECTIVE}models = ["gpt2"]', "models: is unknown here"),
         (f"{COLLECTIVE}{COLLECTIVE}", "all_reduce-4KiB-2w-.* is there twice"),
         (COLLECTIVE.replace("[2]", "[1]"), "at least two"),
@@ -67,13 +67,13 @@ def test_a_trace_is_cut_and_says_so() -> None:
         (f'{COLLECTIVE}rates = ["1gbit"]', "say how many with `hosts`"),
         (f'{COLLECTIVE}hosts = 2\nrates = ["fast"]', "write a rate"),
         (f"{COLLECTIVE}hosts = 3", "one for each host"),
-        (f'{COLLECTIVE}contenders = ["nccl"]', "'nccl' is none of gloo-a"),
-        (f'{COLLECTIVE}contenders = ["alone"]', "'alone' is none of gloo-a"),
+        (f'{COLLECTIVE}variants = ["nccl"]', "'nccl' is none of gloo-a"),
+        (f'{COLLECTIVE}variants = ["alone"]', "'alone' is none of gloo-a"),
         (f'{COLLECTIVE}busy = true\noperations = ["broadcast"]', "is for all_reduce"),
         (f'{COLLECTIVE}wires = ["float16"]', "none of float32, bfloat16"),
         (f"{TRAINING}buckets = [0]", "no number above zero"),
         (f'{TRAINING}strategy = "fsdp2"', "FSDP2 needs process groups: leave out hop-by-hop"),
-        (f'{TRAINING}strategy = "fsdp2"\ncontenders = ["ringfence"]\nbuckets = [5]', "neither buckets nor wire"),
+        (f'{TRAINING}strategy = "fsdp2"\nvariants = ["ringfence"]\nbuckets = [5]', "neither buckets nor wire"),
         (TRACE.replace("flops = 1e14\n", ""), "flops: is missing"),
         (TRACE.replace("gpt2-xl", "gpt-5"), "'gpt-5' is none of"),
         (TRACE.replace('"gpu"', '"tpu"'), "none of cpu, gpu"),
@@ -90,7 +90,7 @@ def test_the_default_grid_covers_what_a_report_needs_in_half_an_hour() -> None:
     assert total(cells, cores=2) < 33 * 60
     assert {each["workers"] for each in settings} == {2, 4, 8}
     assert len({each["model"] for each in settings if each["model"]} - {"gpt2-tiny"}) >= 5
-    everyone = {name for each in settings for name in each["contenders"]}
+    everyone = {name for each in settings for name in each["variants"]}
     assert everyone >= {
         *names.BASELINE,
         "ringfence",
@@ -113,7 +113,7 @@ def test_the_default_grid_covers_what_a_report_needs_in_half_an_hour() -> None:
         (4, "1gbit"),
         (0, None),
     }
-    assert all(names.PROFILED in each["contenders"] for each in settings if each["kind"] == "trace")
+    assert all(names.PROFILED in each["variants"] for each in settings if each["kind"] == "trace")
 
 
 def test_the_quick_grid_has_every_kind_in_little_time() -> None:

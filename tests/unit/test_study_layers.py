@@ -50,15 +50,15 @@ def tidy_rows(folder: Folder) -> list[dict[str, object]]:
     return list(query.rows(folder.tidy, TIDY, {}))
 
 
-def test_a_row_for_each_round_and_contender_with_what_was_measured(folder: Folder) -> None:
+def test_a_row_for_each_round_and_variant_with_what_was_measured(folder: Folder) -> None:
     make(folder)
     rows = tidy_rows(folder)
     assert len(rows) == 3 * 7 * 4
     path = folder.raw_files()[0]
     first = json.loads(path.read_text().splitlines()[1])
-    for name, row in zip(study_samples.CONTENDERS, rows, strict=False):  # in the order of the case, not of the turns
+    for name, row in zip(study_samples.VARIANTS, rows, strict=False):  # in the order of the case, not of the turns
         sample = first["samples"][name]
-        assert (row["cell"], row["contender"], row["round"]) == (path.stem, name, 0)
+        assert (row["cell"], row["variant"], row["round"]) == (path.stem, name, 0)
         assert (row["seconds"], row["cpu_seconds"], row["sent_bytes"]) == (sample["seconds"], sample["cpu"], 1000.5)
         stage = sample["mean"] * 0.125 * 1e9 if "stages" in sample else None
         assert row["stage_seal"] == row["stage_wait"] == stage
@@ -68,8 +68,8 @@ def test_a_row_for_each_round_and_contender_with_what_was_measured(folder: Folde
 
 def test_the_summary_says_what_the_rounds_say(folder: Folder) -> None:
     make(folder)
-    rows = list(query.rows(folder.summary, SUMMARY, {"size": [65536], "contender": ["ringfence", "gloo-b"]}))
-    assert [row["contender"] for row in rows] == ["gloo-b", "ringfence"]
+    rows = list(query.rows(folder.summary, SUMMARY, {"size": [65536], "variant": ["ringfence", "gloo-b"]}))
+    assert [row["variant"] for row in rows] == ["gloo-b", "ringfence"]
     (path,) = (file for file in folder.raw_files() if "64KiB" in file.name)
     rounds = [json.loads(line)["samples"] for line in path.read_text().splitlines()[1:]]
     ratios = [
@@ -206,21 +206,21 @@ def test_values_that_cannot_be_are_refused(folder: Folder, column: str, value: o
         batch_of(columns, TIDY, "a test")
 
 
-def test_a_contender_that_is_not_in_every_round_is_compared_in_its_own(folder: Folder) -> None:
+def test_a_variant_that_is_not_in_every_round_is_compared_in_its_own(folder: Folder) -> None:
     make(folder)
     rows = [row for row in tidy_rows(folder) if row["size"] == 4096]
-    some = [row for row in rows if row["contender"] != "ringfence" or row["round"] in (1, 4)]
-    lines = {row["contender"]: row for row in summary_of(some)}
+    some = [row for row in rows if row["variant"] != "ringfence" or row["round"] in (1, 4)]
+    lines = {row["variant"]: row for row in summary_of(some)}
     assert lines["ringfence"]["rounds"] == 2
     assert lines["gloo-a"]["rounds"] == 7
-    assert list(summary_of([row for row in rows if row["contender"] != "gloo-a"])) == []
+    assert list(summary_of([row for row in rows if row["variant"] != "gloo-a"])) == []
 
 
 def test_a_query_takes_values_and_nothing_else(folder: Folder) -> None:
     make(folder)
-    found = list(query.rows(folder.summary, SUMMARY, {"contender": ["ringfence", "x' OR 1=1 --"], "model": [None]}))
+    found = list(query.rows(folder.summary, SUMMARY, {"variant": ["ringfence", "x' OR 1=1 --"], "model": [None]}))
     assert len(found) == 3
-    assert list(query.rows(folder.summary, SUMMARY, {"contender": ["x' OR '1'='1"]})) == []
+    assert list(query.rows(folder.summary, SUMMARY, {"variant": ["x' OR '1'='1"]})) == []
     with pytest.raises(ConfigurationError, match="no column is called"):
         list(query.rows(folder.summary, SUMMARY, {"1=1; --": [1]}))
     with pytest.raises(ConfigurationError, match="is no int32"):

@@ -259,7 +259,7 @@ def test_what_is_no_collateral_is_a_value_error(content: bytes) -> None:
 # -- minted under a test root ---------------------------------------------------------------------------------------
 
 
-def judge(quote: bytes, rules: tdx.Rules | None = None) -> tdx.Claims:
+def verify(quote: bytes, rules: tdx.Rules | None = None) -> tdx.Claims:
     mint = foundry()
     return tdx.verify(quote, DATA, rules or mint.rules, time.time(), root=mint.root)
 
@@ -268,7 +268,7 @@ def judge(quote: bytes, rules: tdx.Rules | None = None) -> tdx.Claims:
 def test_a_minted_quote_is_admitted_under_the_test_root_only(service_td: bytes | None) -> None:
     mint = foundry()
     quote = mint.quote(DATA, service_td=service_td)
-    assert judge(quote).status == "UpToDate"
+    assert verify(quote).status == "UpToDate"
     with pytest.raises(AdmissionError, match="does not verify"):
         tdx.verify(quote, DATA, mint.rules, time.time())
 
@@ -299,12 +299,12 @@ SEPT_VE_DISABLE = 1 << 28
 )
 def test_a_signed_quote_that_says_the_wrong_thing_is_refused(changes: dict[int, bytes], reason: str) -> None:
     with pytest.raises(AdmissionError, match=reason):
-        judge(foundry().quote(DATA, changes=changes))
+        verify(foundry().quote(DATA, changes=changes))
 
 
 def test_a_td_with_a_service_td_is_refused() -> None:
     with pytest.raises(AdmissionError, match="may migrate the TD"):
-        judge(foundry().quote(DATA, service_td=b"\1" * 48))
+        verify(foundry().quote(DATA, service_td=b"\1" * 48))
 
 
 SVN = tdx_quote.read(foundry().quote(DATA)).tcb_svn
@@ -329,9 +329,9 @@ def test_a_module_that_is_older_than_at_the_launch_is_refused(now: bytes, is_old
         with pytest.raises(
             AdmissionError, match=r"TDX module is older than when the TD was launched .*update the host"
         ):
-            judge(quote)
+            verify(quote)
     else:
-        assert judge(quote).status == "UpToDate"
+        assert verify(quote).status == "UpToDate"
 
 
 def test_a_td_that_was_launched_on_an_old_module_is_refused_though_its_host_was_updated() -> None:
@@ -340,12 +340,12 @@ def test_a_td_that_was_launched_on_an_old_module_is_refused_though_its_host_was_
     with pytest.raises(
         AdmissionError, match=r"out of date when the TD was launched \(TDRelaunchAdvised\): launch it again"
     ):
-        judge(quote, replace(foundry().rules, statuses=tdx.STATUSES))
+        verify(quote, replace(foundry().rules, statuses=tdx.STATUSES))
 
 
 def test_a_quote_signed_by_another_key_is_refused() -> None:
     with pytest.raises(AdmissionError, match="does not verify"):
-        judge(foundry().quote(DATA, key=ec.generate_private_key(ec.SECP256R1())))
+        verify(foundry().quote(DATA, key=ec.generate_private_key(ec.SECP256R1())))
 
 
 @pytest.mark.parametrize("status", [each for each in tdx.STATUSES if each != tdx.UP_TO_DATE])
@@ -353,32 +353,32 @@ def test_a_platform_that_is_not_up_to_date_is_refused_unless_status_and_advisori
     mint = foundry()
     quote, rules = mint.quote(DATA), replace(mint.rules, collateral=(mint.collateral(status=status),))
     with pytest.raises(AdmissionError, match=rf"TCB is {status} \(INTEL-SA-00001\): update the host"):
-        judge(quote, rules)
+        verify(quote, rules)
     with pytest.raises(AdmissionError, match="INTEL-SA-00001: update the host, or name them in advisories"):
-        judge(quote, replace(rules, statuses=(status,)))
-    assert judge(quote, replace(rules, statuses=(status,), advisories=("INTEL-SA-00001",))).status == status
+        verify(quote, replace(rules, statuses=(status,)))
+    assert verify(quote, replace(rules, statuses=(status,), advisories=("INTEL-SA-00001",))).status == status
 
 
 def test_a_revoked_platform_is_refused_whatever_the_policy_accepts() -> None:
     mint = foundry()
     lenient = replace(mint.rules, statuses=tdx.STATUSES, advisories=("INTEL-SA-00001",))
     with pytest.raises(AdmissionError, match="Revoked"):
-        judge(mint.quote(DATA), replace(lenient, collateral=(mint.collateral(status="Revoked"),)))
+        verify(mint.quote(DATA), replace(lenient, collateral=(mint.collateral(status="Revoked"),)))
     with pytest.raises(AdmissionError, match="CertRevoked"):
-        judge(mint.quote(DATA), replace(lenient, collateral=(mint.collateral(is_revoked=True),)))
+        verify(mint.quote(DATA), replace(lenient, collateral=(mint.collateral(is_revoked=True),)))
 
 
 @pytest.mark.parametrize("name", ["mr_config_id", "mr_owner", "mr_owner_config"])
 def test_each_further_register_refuses_what_is_not_listed(name: str) -> None:
     rules = replace(foundry().rules, **{name: (b"\1" * 48,)})  # type: ignore[arg-type]
     with pytest.raises(AdmissionError, match=f"its {name} is 0000"):
-        judge(foundry().quote(DATA), rules)
+        verify(foundry().quote(DATA), rules)
 
 
 def test_a_register_that_the_policy_does_not_pin_may_have_any_value() -> None:
     rules = foundry().rules
     rules = replace(rules, rtmrs=(*rules.rtmrs[:3], ()))
-    assert judge(foundry().quote(DATA, changes={472: b"\7" * 48}), rules).body.rtmrs[3] == b"\7" * 48
+    assert verify(foundry().quote(DATA, changes={472: b"\7" * 48}), rules).body.rtmrs[3] == b"\7" * 48
 
 
 # -- rules ----------------------------------------------------------------------------------------------------------
@@ -458,7 +458,7 @@ def test_the_test_root_is_part_of_the_policy_digest() -> None:
     assert production.content() != tdx.TdxVerifier(mint.rules, time.time, root=mint.root).content()
 
 
-def test_without_dcap_qvl_a_judge_says_what_to_install() -> None:
+def test_without_dcap_qvl_a_verify_says_what_to_install() -> None:
     program = (
         "import sys, time\n"
         "sys.modules['dcap_qvl'] = None\n"
@@ -467,7 +467,7 @@ def test_without_dcap_qvl_a_judge_says_what_to_install() -> None:
         "except RuntimeError as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("ConfigurationError to judge TDX quotes, dcap-qvl is needed")
+    assert done.stdout.startswith("ConfigurationError to verify TDX quotes, dcap-qvl is needed")
     assert 'pip install "dcap-qvl>=0.7,<0.8"' in done.stdout, done.stderr
 
 

@@ -11,7 +11,7 @@ from ringfence import keys
 from ringfence.collectives import Collective, ScheduleId
 from ringfence.dataplane.request import DTYPES, POINT_TO_POINT, REDUCTIONS
 from ringfence.keys import Secret
-from ringfence.link.evidence_frame import NO_GROUP, seal_showing
+from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
 from ringfence.link.frames import HEADER_BYTES, HOP_BYTES, NO_ORIGIN, Call, Type, pack_header
 from ringfence.link.hello import Hello, Lane, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import OriginKeys, Sealer, instance_identifier
@@ -44,7 +44,7 @@ def private(rank: int) -> X25519PrivateKey:
 def connect(dialler: int, acceptor: int, lane: Lane) -> tuple[Hello, bytes, bytes, LinkSecrets]:
     """A hello, what X25519 gives, the acceptor's nonce, and the secrets that follow."""
     place = f"{dialler} to {acceptor}, lane {int(lane)}"
-    group = NO_GROUP if lane is Lane.INTRODUCTION else GROUP
+    group = NO_GROUP if lane is Lane.PEER_VERIFICATION else GROUP
     hello = Hello(dialler, acceptor, lane, group, fixed(f"dialler's nonce, {place}"))
     shared = private(dialler).exchange(private(acceptor).public_key())
     nonce = fixed(f"acceptor's nonce, {place}")
@@ -162,15 +162,15 @@ def point_to_point() -> dict[str, Any]:
     }
 
 
-def introduction() -> dict[str, Any]:
-    """What two workers show each other at first contact; the proofs are only bytes here."""
-    secrets = connect(1, 2, Lane.INTRODUCTION)[3]
+def peer_verification() -> dict[str, Any]:
+    """What two workers show each other at peer verification; the proofs are only bytes here."""
+    secrets = connect(1, 2, Lane.PEER_VERIFICATION)[3]
     dialler, acceptor = Sealer(secrets.forth), Sealer(secrets.back)
     return {
         "dialler_shows": PLAINTEXT.hex(),
         "acceptor_shows": PLAINTEXT[:7].hex(),
-        "dialler_frame": seal_showing(dialler, PLAINTEXT).hex(),
-        "acceptor_frame": seal_showing(acceptor, PLAINTEXT[:7]).hex(),
+        "dialler_frame": seal_presentation(dialler, PLAINTEXT).hex(),
+        "acceptor_frame": seal_presentation(acceptor, PLAINTEXT[:7]).hex(),
     }
 
 
@@ -195,14 +195,14 @@ def vectors() -> dict[str, Any]:
             connection(0, 1, Lane.COLLECTIVE),
             connection(1, 2, Lane.COLLECTIVE),
             connection(0, 1, Lane.POINT_TO_POINT),
-            connection(1, 2, Lane.INTRODUCTION),
+            connection(1, 2, Lane.PEER_VERIFICATION),
         ],
         "hop_plaintext": PLAINTEXT.hex(),
         "hop_frames": hop_frames(),
         "acceptor_nop": frame(Sealer(connect(0, 1, Lane.COLLECTIVE)[3].back), Type.NOP, Call(0)).hex(),
         "forwarded": forwarded(),
         "point_to_point": point_to_point(),
-        "introduction": introduction(),
+        "peer_verification": peer_verification(),
     }
 
 

@@ -213,8 +213,8 @@ def test_point_to_point() -> None:
     assert found["acceptor_bye"] == (bye + seal(back, 1, b"", bye)).hex()
 
 
-def test_an_introduction() -> None:
-    found = VECTORS["introduction"]
+def test_an_peer_verification() -> None:
+    found = VECTORS["peer_verification"]
     for way, who in (("forth", "dialler"), ("back", "acceptor")):
         shown = bytes.fromhex(found[f"{who}_shows"])
         head = header(5, 0, 0, len(shown), 0, 0, NONE, 0, 0, bytes(16), bytes(24))

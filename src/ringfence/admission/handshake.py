@@ -4,8 +4,8 @@
       Hello ───────────────────────────────►
       ◄─────────────────────────────── Hello        same run, generation, world, policy?
       Proof ───────────────────────────────►        the child proves first: an unauthenticated child gets no proof
-      ◄──────────────────────── Proof, Admit        the parent judges, then proves
-      Admit ───────────────────────────────►        the child judges; both are in
+      ◄──────────────────────── Proof, Admit        the parent verifies, then proves
+      Admit ───────────────────────────────►        the child verifies; both are in
 
 Either side may answer with Refuse, which ends it. A message that the table does not list is the peer's error.
 
@@ -182,7 +182,7 @@ class Handshake:
         return bind(self.role, self._hello, peer, own_key, peer_key, exporter)
 
     def _refuse(self, reason: Reason, text: str, told: str | None = None) -> list[Message]:
-        """`text` is for this worker's own log; `told`, if it differs, for a peer that is still a stranger."""
+        """`text` is for this worker's own log; `told`, if it differs, for a peer that is still an unauthenticated peer."""
         self._end(Refusal(reason, text, by_peer=False, same_run=self._same_run()))
         return [Refuse(reason, text if told is None else told)]
 

@@ -118,7 +118,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Admit:
-    """The sender has judged the receiver and admits it."""
+    """The sender has verified the receiver and admits it."""
 
     TYPE: ClassVar[int] = 3
 

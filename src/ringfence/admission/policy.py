@@ -1,4 +1,4 @@
-"""Who may join: `judge()` is the only maker of an `Admitted`, and nothing but an `Admitted` gets into a roster."""
+"""Who may join: `verify()` is the only maker of an `Admitted`, and nothing but an `Admitted` gets into a roster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIGNING_KINDS: Final = frozenset({1, 2})
 # Kinds that take one HMAC to verify, whatever was sent: not worth another thread.
 INSTANT_KINDS: Final = frozenset({1})
 
-Clock = Callable[[], float]  # seconds since 1970; a judge is handed one, for nothing here reads a clock
+Clock = Callable[[], float]  # seconds since 1970; a verifier is handed one, for nothing here reads a clock
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Evidence:
     at: float | None = None
 
     def moment(self, clock: Clock) -> float:
-        """The time to judge by."""
+        """The time to verify by."""
         return clock() if self.at is None else self.at
 
 
 class Verifier(Protocol):
-    """One kind of proof, as its judge sees it. Raises AdmissionError; a return means yes.
+    """One kind of proof, as its verifier sees it. Raises AdmissionError; a return means yes.
 
     What is returned is the name that the proof proves, where it proves one.
     """
@@ -61,10 +61,10 @@ class Verifier(Protocol):
 
 @runtime_checkable
 class HoldsKey(Protocol):
-    """A verifier that judges by a key with which one could also prove. It is needed until the roster is judged, not longer."""
+    """A verifier whose key could also make proofs. It is needed until the roster is verified, not longer."""
 
     def without_key(self) -> Verifier:
-        """Judges at first contact, where the roster's endorsements have been verified."""
+        """Verifies at peer verification, where the roster's endorsements have been verified."""
 
 
 class Prover(Protocol):
@@ -93,12 +93,12 @@ class Policy:
 
     @property
     def digest(self) -> bytes:
-        """Equal on two workers only if they would judge alike."""
+        """Equal on two workers only if they would verify alike."""
         rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
         return policy_digest(rules, self.min_workers, self.max_session_age, self.key_agreement)
 
     def without_keys(self) -> Policy:
-        """What is left to judge by when the session has begun: a run of days must not hold what admits to the next one."""
+        """What is left to verify by when the session has begun: a run of days must not hold what admits to the next one."""
         return replace(self, verifiers=tuple(without_key(verifier) for verifier in self.verifiers))
 
 
@@ -120,7 +120,7 @@ _TOKEN: Final = object()
 
 
 class Admitted:
-    """A worker that was judged and admitted. Holding one is the proof of it: only `judge()` can make one."""
+    """A worker that was verified and admitted. Holding one is the proof of it: only `verify()` can make one."""
 
     __slots__ = ("entry", "how", "identity")
 
@@ -130,7 +130,7 @@ class Admitted:
 
     def __init__(self, entry: Entry, how: str, token: object, identity: str = "") -> None:
         if token is not _TOKEN:
-            raise TypeError("only policy.judge() admits")
+            raise TypeError("only policy.verify() admits")
         object.__setattr__(self, "entry", entry)
         object.__setattr__(self, "how", how)
         object.__setattr__(self, "identity", identity)
@@ -139,13 +139,13 @@ class Admitted:
         raise AttributeError("an Admitted does not change")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an Admitted is never pickled or copied: it would be admission without a judge")
+        raise TypeError("an Admitted is never pickled or copied: it would be admission without a verifier")
 
     def __repr__(self) -> str:
         return f"Admitted({self.entry}, {self.how})"
 
 
-def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
+def verify(policy: Policy, shown: Evidence | Listing) -> Admitted:
     """Admit a worker, or raise an AdmissionError that says why not."""
     objections: list[AdmissionError] = []
     for verifier in policy.verifiers:
@@ -157,11 +157,11 @@ def judge(policy: Policy, shown: Evidence | Listing) -> Admitted:
             objections.append(error)
             continue
         except BaseException as error:
-            # Libraries raise what they do not announce, over bytes that a stranger chose. Whoever shows such bytes is
+            # Libraries raise what they do not announce, over bytes that a peer chose. Whoever shows such bytes is
             # refused, and nobody else pays. A panic inside a library is no Exception in Python.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            text = f"rank {shown.entry.rank} shows evidence that cannot be judged ({type(error).__name__})"
+            text = f"rank {shown.entry.rank} shows evidence that cannot be verified ({type(error).__name__})"
             objections.append(AdmissionError(text))
             continue
         return Admitted(shown.entry, verifier.name, _TOKEN, name or "")
@@ -183,6 +183,6 @@ Verdict = Admitted | AdmissionError
 def verdict(policy: Policy, shown: Evidence) -> Verdict:
     """The same, where a refusal is an answer and not an exception: for those who ask in another thread."""
     try:
-        return judge(policy, shown)
+        return verify(policy, shown)
     except AdmissionError as error:
         return error

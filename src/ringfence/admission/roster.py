@@ -9,7 +9,7 @@ from functools import cached_property
 from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.entry import Entry, Listing, format_address
-from ringfence.admission.policy import Admitted, Policy, judge
+from ringfence.admission.policy import Admitted, Policy, verify
 from ringfence.errors import AdmissionError
 
 
@@ -74,7 +74,7 @@ def _workers(count: int) -> str:
 
 
 def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, table: bytes) -> Roster:
-    """Judge every listing of a complete world; `own` says which world."""
+    """Verify every listing of a complete world; `own` says which world."""
     check_size(policy, own)
     if [listing.entry.rank for listing in listings] != list(range(own.world_size)):
         raise AdmissionError(f"a roster that does not hold ranks 0 to {own.world_size - 1}, each once and in order")
@@ -82,12 +82,12 @@ def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, ta
         entry = listing.entry
         if (entry.run_id, entry.generation, entry.world_size) != (own.run_id, own.generation, own.world_size):
             raise AdmissionError(f"rank {entry.rank} in the roster belongs to another run, generation or world size")
-    admitted = tuple(judge(policy, listing) for listing in listings)
+    admitted = tuple(verify(policy, listing) for listing in listings)
     proofs = tuple((listing.kind, listing.proof_digest) for listing in listings)
     return Roster(admitted, proofs, roster_digest(policy.digest, listings, suite, table))
 
 
 def roster_digest(policy_digest: bytes, listings: Sequence[Listing], suite: int, table: bytes) -> bytes:
-    """One value that two workers share only if they judge alike and agree on everything they were told."""
+    """One value that two workers share only if they verify alike and agree on everything they were told."""
     encoded = (listing.encode() for listing in listings)
     return keys.digest(keys.ROSTER, policy_digest, encoding.number(suite, 1), table, *encoded)

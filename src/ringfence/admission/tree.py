@@ -1,14 +1,14 @@
 """The tree that admits: entries travel up, the roster and the session's secret travel down. One worker's part, no I/O.
 
     GATHER   entries come up and are passed on; rank 0 says now and then who is missing
-    CHECK    the roster has come from above (rank 0: is complete) and was sent down; now this worker judges it
+    CHECK    the roster has come from above (rank 0: is complete) and was sent down; now this worker verifies it
     SEALED   it is in order; acknowledgements come up
     ACKED    everyone below holds it; waiting for rank 0's go
     GO       the session has begun
 
 A worker has at most TREE_FANOUT children and the tree is logarithmically deep, so nobody pays for the
-size of the world. The roster is the exception: everybody judges all of it. So it is passed on first, and a whole tree
-judges it at the same time, not level after level. Nothing is acknowledged that was not judged.
+size of the world. The roster is the exception: everybody verifies all of it. So it is passed on first, and a whole tree
+verifies it at the same time, not level after level. Nothing is acknowledged that was not verified.
 
 Digests are compared along the edges only, so a worker that lies can show two rosters to its two sides: SECURITY.md says what
 that is worth, tests/attack/test_two_rosters.py does it.
@@ -34,7 +34,7 @@ from ringfence.admission.messages import (
     Waiting,
     Welcome,
 )
-from ringfence.admission.policy import Policy, Prover, judge
+from ringfence.admission.policy import Policy, Prover, verify
 from ringfence.admission.roster import Roster, check_size, seal
 from ringfence.errors import AdmissionError, ProtocolError
 
@@ -164,7 +164,7 @@ class Tree:
         return step(self, peer, message)
 
     def check(self) -> list[Outgoing]:
-        """Judge the roster that was passed on, if there is one."""
+        """Verify the roster that was passed on, if there is one."""
         welcome, self._unchecked = self._unchecked, None
         if welcome is None:
             return []
@@ -259,7 +259,7 @@ class Tree:
         # By the same kind, too: who was let in by a certificate must not be listed by a kind that endorses nothing.
         if entry.rank == peer and (entry, listing.kind, listing.proof_digest) != self._children[peer]:
             raise AdmissionError(f"rank {peer} lists itself otherwise than it showed itself")
-        judge(self._policy, listing)
+        verify(self._policy, listing)
         known = self._listings.setdefault(entry.rank, listing)
         if known != listing:
             raise AdmissionError(f"two workers claim rank {entry.rank}: {known.entry} and {entry}")
@@ -293,7 +293,7 @@ class Tree:
     def _find_neighbours(self, roster: Roster) -> None:
         """Those whom this worker saw with its own eyes must stand in the roster exactly as it saw them.
 
-        Its own proof and its children's, too: who is listed by another one would be blamed for it at first contact.
+        Its own proof and its children's, too: who is listed by another one would be blamed for it at peer verification.
         Its children are among them, all of them: nobody could have listed one that did not come to this worker.
         """
         absent = [rank for rank in children_of(self._own.rank, self._own.world_size) if rank not in self._children]

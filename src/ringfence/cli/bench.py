@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from ringfence.lab.bench.results import Result
 
 DESCRIPTION = """\
-Time collectives, or training steps, on plaintext Gloo, on ringfence and on other ways to seal. The contenders take turns
+Time collectives, or training steps, on plaintext Gloo, on ringfence and on other ways to seal. The variants take turns
 in the same worker processes; Gloo runs twice, and what it differs from itself is the resolution of the instrument.
 
 Raw samples are appended to a folder. The same command goes on where it was stopped, and only prints when all is measured.
 """
 
-CONTENDERS = "contenders:\n" + "\n".join(f"  {name:20} {what}" for name, what in names.CONTENDERS.items())
+VARIANTS = "variants:\n" + "\n".join(f"  {name:20} {what}" for name, what in names.VARIANTS.items())
 
 COLLECTIVES_EXAMPLES = """\
 
@@ -69,7 +69,7 @@ The most memory that an all-reduce takes beyond the tensor itself, for each work
 MEMORY_EXAMPLES = """\
 examples:
   ringfence bench memory
-  ringfence bench memory --sizes 400MiB --workers 4 --contenders gloo-b,ringfence,hop-by-hop
+  ringfence bench memory --sizes 400MiB --workers 4 --variants gloo-b,ringfence,hop-by-hop
 """
 
 
@@ -90,7 +90,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--busy", action="store_true", help="the caller computes in pure Python meanwhile (all_reduce)"
     )
     collectives.add_argument("--profile", action="store_true", help="say where the time goes, stage by stage")
-    _add_common(collectives, names.DEFAULT_CONTENDERS, rounds=15)
+    _add_common(collectives, names.DEFAULT_VARIANTS, rounds=15)
     collectives.set_defaults(run=run_collectives)
     train = _add(kinds, "train", "training steps of real models", TRAIN_EXAMPLES)
     train.add_argument("--models", type=_listed(_name_of(names.MODELS)), default=["gpt2"], metavar="MODEL,…")
@@ -149,26 +149,26 @@ def _add(
         name,
         help=summary,
         description=description,
-        epilog=CONTENDERS + "\n" + examples if description is DESCRIPTION else examples,
+        epilog=VARIANTS + "\n" + examples if description is DESCRIPTION else examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
-def _add_common(parser: argparse.ArgumentParser, contenders: Sequence[str], rounds: int) -> None:
-    _add_workers(parser, contenders)
+def _add_common(parser: argparse.ArgumentParser, variants: Sequence[str], rounds: int) -> None:
+    _add_workers(parser, variants)
     parser.add_argument("--hosts", type=_count, default=0, metavar="N", help="spread workers over N network namespaces")
     parser.add_argument("--rate", metavar="RATE", help="limit each host's link, such as 1gbit (with --hosts)")
     _add_folder(parser, rounds)
 
 
-def _add_workers(parser: argparse.ArgumentParser, contenders: Sequence[str]) -> None:
+def _add_workers(parser: argparse.ArgumentParser, variants: Sequence[str]) -> None:
     parser.add_argument("--workers", type=_listed(_positive(int)), default=[2, 4], metavar="N,…", help="default: 2,4")
     parser.add_argument(
-        "--contenders",
-        type=_listed(_name_of(names.CONTENDERS)),
-        default=list(contenders),
+        "--variants",
+        type=_listed(_name_of(names.VARIANTS)),
+        default=list(variants),
         metavar="NAME,…",
-        help=f"default: {','.join(contenders)}",
+        help=f"default: {','.join(variants)}",
     )
 
 
@@ -184,20 +184,20 @@ def run_collectives(options: argparse.Namespace) -> int:
     """Measure collectives and print what they cost."""
     if options.busy and options.ops != ["all_reduce"]:
         raise ConfigurationError("--busy is for all_reduce: Gloo ends other operations only when they are waited for")
-    contenders = [*options.contenders, *([names.PROFILED] if options.profile else [])]
+    variants = [*options.variants, *([names.PROFILED] if options.profile else [])]
     cases = [
         {"kind": "collective", "operation": operation, "size": size, "workers": workers, "busy": options.busy}
         for workers in options.workers
         for operation in options.ops
         for size in options.sizes
     ]
-    return _measure(options, contenders, cases)
+    return _measure(options, variants, cases)
 
 
 def run_train(options: argparse.Namespace) -> int:
     """Measure training steps and print what they cost."""
-    if options.strategy == "fsdp2" and not set(options.contenders) <= set(names.GROUPS):
-        raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --contenders")
+    if options.strategy == "fsdp2" and not set(options.variants) <= set(names.GROUPS):
+        raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --variants")
     requirements.models()
     cases = [
         {"kind": "training", "model": model, "strategy": options.strategy, "bucket_mb": bucket, "workers": workers}
@@ -205,7 +205,7 @@ def run_train(options: argparse.Namespace) -> int:
         for model in options.models
         for bucket in (options.bucket_cap_mb if options.strategy == "ddp" else [0.0])  # FSDP2 has no buckets
     ]
-    return _measure(options, options.contenders, cases)
+    return _measure(options, options.variants, cases)
 
 
 def run_link(options: argparse.Namespace) -> int:
@@ -229,17 +229,17 @@ def run_memory(options: argparse.Namespace) -> int:
     requirements.workers()
     signal.signal(signal.SIGTERM, interrupt)
     facts = machine.facts()
-    measured = memory.measure(_setup(options, options.contenders), options.sizes, options.workers, facts)
+    measured = memory.measure(_setup(options, options.variants), options.sizes, options.workers, facts)
     results = [memory.result(each) for each in measured]
     _print_plainly(options, facts, results, memory.table(results))
     return 0
 
 
-def _setup(options: argparse.Namespace, contenders: Sequence[str]) -> Setup:
+def _setup(options: argparse.Namespace, variants: Sequence[str]) -> Setup:
     from ringfence.lab.bench.measure import Setup
 
     return Setup(
-        contenders=tuple(contenders),
+        variants=tuple(variants),
         rounds=options.rounds,
         results=options.results,
         command=_command(sys.argv[1:]),
@@ -260,7 +260,7 @@ def _command(arguments: Sequence[str]) -> str:
     return " ".join(["ringfence", *kept])
 
 
-def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequence[Mapping[str, Any]]) -> int:
+def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequence[Mapping[str, Any]]) -> int:
     from ringfence.lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
     from ringfence.lab.bench.measure import Measurement
     from ringfence.lab.bench.results import result
@@ -270,7 +270,7 @@ def _measure(options: argparse.Namespace, contenders: Sequence[str], cases: Sequ
     if min(options.workers) < max(2, options.hosts):
         raise ConfigurationError("at least two workers, and one for each host, are needed")
     requirements.workers()
-    everyone = dict.fromkeys((*names.BASELINE, *contenders))  # without the baseline there is no ratio
+    everyone = dict.fromkeys((*names.BASELINE, *variants))  # without the baseline there is no ratio
     setup = _setup(options, tuple(everyone))
     signal.signal(signal.SIGTERM, interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
     facts = machine.facts()

@@ -29,7 +29,7 @@ EXAMPLES = """\
 examples:
   ringfence bench admission                                     64, 256 and 1,024 in memory; 16 processes
   ringfence bench admission --workers 64,256,1024,4096          a minute or two
-  ringfence bench admission --workers 4096 --judges 0           everybody judges everybody: many minutes
+  ringfence bench admission --workers 4096 --verifiers 0           everybody verifies everybody: many minutes
   ringfence bench admission --workers 64,256 --proof certificate
   ringfence bench admission --processes 16 --rounds 10 --workers 64,256 --json
 """
@@ -57,11 +57,11 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="that workers in memory show; default: secret",
     )
     parser.add_argument(
-        "--judges",
+        "--verifiers",
         type=int,
         default=64,
         metavar="N",
-        help="workers of each world that parse and judge the whole roster; the others compare bytes. 0: all; default: 64",
+        help="workers of each world that parse and verify the whole roster; the others compare bytes. 0: all; default: 64",
     )
     parser.add_argument("--predict", type=int, default=16384, metavar="N", help="default: 16384")
     parser.add_argument("--processes", type=int, default=16, metavar="N", help="0: none; default: 16")
@@ -78,11 +78,11 @@ def run(options: argparse.Namespace) -> int:
 
     if not 0 <= options.processes <= _MOST_PROCESSES or not 1 <= options.rounds <= 1000:
         raise ConfigurationError(f"--processes goes up to {_MOST_PROCESSES}, --rounds from 1 to 1000")
-    if not 2 <= options.predict <= 1 << 20 or options.judges < 0:
-        raise ConfigurationError("--predict goes from 2 to 1048576, --judges from 0")
+    if not 2 <= options.predict <= 1 << 20 or options.verifiers < 0:
+        raise ConfigurationError("--predict goes from 2 to 1048576, --verifiers from 0")
     say = _progress()
     joins = measure(options.processes, options.rounds, say) if options.processes else None
-    costs = [admit(size, options.judges or None, options.proof, say=say) for size in options.workers]
+    costs = [admit(size, options.verifiers or None, options.proof, say=say) for size in options.workers]
     predicted = [predict(costs, options.predict)] if len(costs) > 1 else []
     checked = predict(costs[:-1], costs[-1].workers) if len(costs) > 2 else None
     say("")
@@ -124,11 +124,11 @@ def _table(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | Non
             f"{time_text(sum(cost.cpu_root.values())):>10} {time_text(cost.way):>17}"
             + ("   predicted" if cost in predicted else "")
         )
-    judges = ", ".join(f"{cost.judges:,} of {cost.workers:,}" for cost in costs)
+    verifiers = ", ".join(f"{cost.verifiers:,} of {cost.workers:,}" for cost in costs)
     lines += [
         "",
         "per worker; bytes with TLS. One after another: the CPU time on the longest way, the network left out.",
-        f"every handshake was made and judged; the whole roster was judged by {judges} workers, whose mean is shown",
+        f"every handshake was made and verified; the whole roster was verified by {verifiers} workers, whose mean is shown",
     ]
     if checked is not None:
         measured = costs[-1]

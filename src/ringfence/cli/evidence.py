@@ -33,7 +33,7 @@ examples:
 """
 
 VERIFY = """\
-Judge evidence: is it what Intel, AMD or NVIDIA signed, and does a policy admit it?
+Verify evidence: is it what Intel, AMD or NVIDIA signed, and does a policy admit it?
 
 FILE is what `collect` wrote; or a bare TDX quote or SEV-SNP report, in binary or hexadecimal form; or the evidence file
 of NVIDIA's tools. A TDX quote needs Intel's collateral, from the policy or by --collateral; a bare SEV-SNP report needs
@@ -51,7 +51,7 @@ exit codes: 0 if it is genuine and the policy admits it, 1 if not, 2 if it could
 
 MEASURE = """\
 Print what a policy must say to admit the guest or the GPUs that evidence is about: a table of the policy for TDX and
-SEV-SNP, a file of golden values for GPUs.
+SEV-SNP, a file of reference values for GPUs.
 
 Evidence that does not verify is refused. A TDX quote cannot be verified without --collateral and a bare SEV-SNP report
 not without --certificate: the values are printed all the same, and the first line says so. Measure only machines whose
@@ -98,7 +98,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     collect.add_argument("--out", type=Path, metavar="FILE", required=True, help="where to write it; must not exist")
     collect.set_defaults(run=run_collect)
 
-    verify = action("verify", "judge evidence", VERIFY, VERIFY_EXAMPLES)
+    verify = action("verify", "verify evidence", VERIFY, VERIFY_EXAMPLES)
     _add_evidence(verify)
     verify.add_argument("--policy", type=Path, metavar="FILE", help="whether this policy admits it")
     verify.add_argument("--report-data", metavar="HEX", help="the 64 bytes that it must be about")
@@ -166,7 +166,7 @@ def collect(kind: str | None, report_data: bytes, files: Any, certificate: bytes
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    from ringfence.cli.evidence_views import judge, look
+    from ringfence.cli.evidence_views import look, verify
     from ringfence.settings import load_policy
 
     held = _held(options)
@@ -179,7 +179,7 @@ def run_verify(options: argparse.Namespace) -> int:
             view = look(held, wanted, collateral, now)
             verdict = "genuine"
         else:
-            view, rule = judge(held, wanted, policy, now)
+            view, rule = verify(held, wanted, policy, now)
             verdict = f"genuine, and rule {rule} of {options.policy} is met as far as {held.kind} goes"
     except AdmissionError as error:
         return _refused(options, held, str(error))

@@ -59,7 +59,7 @@ def look_unverified(held: Held, collateral: Mapping[str, bytes]) -> View | None:
     return None
 
 
-def judge(held: Held, report_data: bytes, policy: PolicyFile, now: float) -> tuple[View, int]:
+def verify(held: Held, report_data: bytes, policy: PolicyFile, now: float) -> tuple[View, int]:
     """The first rule of a policy whose part for this kind is met, counted from 1. Raises AdmissionError with all reasons."""
     reasons = []
     for number, rule in enumerate(policy.rules, 1):
@@ -67,7 +67,7 @@ def judge(held: Held, report_data: bytes, policy: PolicyFile, now: float) -> tup
             if kind != held.kind:
                 continue
             try:
-                return _judge(held, report_data, rules, now), number
+                return _verify(held, report_data, rules, now), number
             except AdmissionError as error:
                 reasons.append(f"rule {number}: {error}")
     if not reasons:
@@ -75,7 +75,7 @@ def judge(held: Held, report_data: bytes, policy: PolicyFile, now: float) -> tup
     raise AdmissionError("; ".join(reasons))
 
 
-def _judge(held: Held, report_data: bytes, rules: object, now: float) -> View:
+def _verify(held: Held, report_data: bytes, rules: object, now: float) -> View:
     if isinstance(rules, tdx.Rules):
         claims = tdx.verify(held.proof, report_data, rules, now)
         return _tdx(claims.body, claims.fmspc, claims)
@@ -133,7 +133,7 @@ def _gpus(held: Held, report_data: bytes, now: float) -> View:
         each.device: f"{each.model}, driver {each.driver}, VBIOS {each.vbios}, {len(each.measurements)} measurements"
         for each in claims
     }
-    files = measure.golden_files(each for each in claims if each.driver is not None)
+    files = measure.reference_value_files(each for each in claims if each.driver is not None)
     toml = files[0] if len(files) == 1 else "".join(f"# -- file {n}\n{text}" for n, text in enumerate(files, 1))
     return View(f"evidence of {len(claims)} NVIDIA device{'s' * (len(claims) > 1)}", lines, toml)
 

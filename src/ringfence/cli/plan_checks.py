@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 def validation_text(found: Validation) -> str:
     """All predictions, those that are scored marked, and what they come to."""
-    rows = [["cell", "contender", "scored", "measured", "predicted", "error", "ratio", "predicted", "error"]]
+    rows = [["cell", "variant", "scored", "measured", "predicted", "error", "ratio", "predicted", "error"]]
     for line in found.lines:
         rows.append(
             [
                 line.cell,
-                line.contender,
+                line.variant,
                 "yes" if line.scored else "no",
                 seconds_text(line.measured),
                 seconds_text(line.predicted),
@@ -36,19 +36,21 @@ def validation_text(found: Validation) -> str:
 def validation_summary(found: Validation) -> str:
     head = f"{found.cells} cells, {found.scored_cells} scored (Gloo within 10 % of itself); each predicted from the other half"
     rows = [["error", "scored cells", "ratio to Gloo: median", "worst", "seconds: median", "worst"]]
-    rows += [[name, str(count), *map(share_text, (*ratio, *seconds))] for name, count, ratio, seconds in judged(found)]
+    rows += [
+        [name, str(count), *map(share_text, (*ratio, *seconds))] for name, count, ratio, seconds in verified(found)
+    ]
     return f"{head}\n{table_of(rows)}"
 
 
-Judged = tuple[str, int, tuple[float, float], tuple[float, float]]
+Verified = tuple[str, int, tuple[float, float], tuple[float, float]]
 
 
-def judged(found: Validation) -> list[Judged]:
+def verified(found: Validation) -> list[Verified]:
     """Collectives and steps apart: who predicts, over how many cells, how far off in ratios and in seconds.
 
     Much of a step is computing, which is an input. So beside the model stands whoever takes communication for free.
     """
-    rows: list[Judged] = []
+    rows: list[Verified] = []
     if count := found.scored_of(steps=False):
         rows.append(("collectives", count, found.errors(True, steps=False), found.errors(False, steps=False)))
     if count := found.scored_of(steps=True):
@@ -76,7 +78,7 @@ def lee_rows() -> list[list[str]]:
 
     rows = [["samples a GPU", "plain step", *_BUCKETS]]
     for each in published.gpt2_xl():
-        rows.append([str(each.samples), seconds_text(each.plain), *_beside(each.slowdown)])
+        rows.append([str(each.samples), seconds_text(each.plain), *_background(each.slowdown)])
     return rows
 
 
@@ -88,7 +90,7 @@ def crossings_rows() -> list[list[str]]:
     for each in published.crossings_only():
         toll, rate = each.implied
         link = f"{each.link}, {published.PLAIN_LINKS[each.link] / 1e9:.0f} GB/s"
-        row = [str(each.samples), link, seconds_text(each.plain), *_beside(each.slowdown)]
+        row = [str(each.samples), link, seconds_text(each.plain), *_background(each.slowdown)]
         rows.append([*row, seconds_text(toll), f"{rate / 1e9:.0f} GB/s"])
     return rows
 
@@ -96,7 +98,7 @@ def crossings_rows() -> list[list[str]]:
 _BUCKETS = ("default buckets", "published", "distance", "one bucket", "published", "distance")
 
 
-def _beside(slowdown: dict[str, float]) -> list[str]:
+def _background(slowdown: dict[str, float]) -> list[str]:
     from ringfence.lab.plan.published import PUBLISHED, distance
 
     return [

@@ -174,7 +174,7 @@ def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
             yield f"authority {authorities.describe(each)}", authorities.end_of(each)
     elif isinstance(rules, tdx.Rules):
         for collateral in rules.collateral:
-            with contextlib.suppress(ValueError):  # a date that cannot be read is refused when it is judged by
+            with contextlib.suppress(ValueError):  # a date that cannot be read is refused when it is verified by
                 end = datetime.datetime.fromisoformat(collateral.next_update).timestamp()
                 name = f"TDX collateral for platforms {collateral.fmspc} of the {collateral.ca} CA"
                 yield f"{name}, until {collateral.next_update}", end
@@ -184,7 +184,7 @@ def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
 
 
 def _not_genuine(policy: PolicyFile, now: float) -> list[str]:
-    """AMD's lists that no worker would believe. (Collateral is judged with a quote, authorities are the policy's own.)"""
+    """AMD's lists that no worker would believe. (Collateral is verified with a quote, authorities are the policy's own.)"""
     from ringfence.admission.proofs import snp, snp_chain, snp_revocation
 
     roots = [line.root for line in snp_chain.pinned().values()]

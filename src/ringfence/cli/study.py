@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from ringfence.lab.study.runner import Wanted
 
 DESCRIPTION = """\
-Measure a grid of cells (models, workers, bucket sizes, wire types, contenders, networks) and keep three layers of results:
+Measure a grid of cells (models, workers, bucket sizes, wire types, variants, networks) and keep three layers of results:
 
   raw/<cell>.jsonl        rounds as they were measured, append-only
-  tidy/samples.parquet    a row for each round and contender
-  summary/cells.parquet   a row for each cell and contender, with intervals (also as cells.json)
+  tidy/samples.parquet    a row for each round and variant
+  summary/cells.parquet   a row for each cell and variant, with intervals (also as cells.json)
 
 Stop it whenever you like, also with kill -9: the same command goes on where it was stopped, and when all is measured it
 computes nothing. After a change of the machine or of the measured code it measures anew; a cell is shown as it was until
-all its new rounds are there. Contenders are those of `ringfence bench`, and `alone`: the same step without any communication.
+all its new rounds are there. Variants are those of `ringfence bench`, and `alone`: the same step without any communication.
 """
 
 EXAMPLES = """\
@@ -43,7 +43,7 @@ examples:
   ringfence study --quick                                   a look at everything in a minute
   ringfence study --grid mine.toml --results mine           a grid of your own (docs/study.md)
   ringfence study query --model gpt2 --workers 2            rows of the summary
-  ringfence study query --contender ringfence --json        for a script, one row a line
+  ringfence study query --variant ringfence --json        for a script, one row a line
 """
 
 QUERY_DESCRIPTION = """\
@@ -80,7 +80,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_query(verbs: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    query = verbs.add_parser("query", help="rows by model, workers, contender, …", description=QUERY_DESCRIPTION)
+    query = verbs.add_parser("query", help="rows by model, workers, variant, …", description=QUERY_DESCRIPTION)
     for name, parse in _COLUMNS.items():
         query.add_argument(
             f"--{name.replace('_', '-')}",
@@ -222,10 +222,10 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def _where_there_are_clocks(cells: list[Cell]) -> list[Cell]:
-    """Without the profiled contender where it has no clocks to read: all others are worth having."""
+    """Without the profiled variant where it has no clocks to read: all others are worth having."""
     from ringfence.dataplane import info
 
-    profiled = [cell for cell in cells if names.PROFILED in cell.settings["contenders"]]
+    profiled = [cell for cell in cells if names.PROFILED in cell.settings["variants"]]
     if not profiled or info.is_compiled():
         return cells
     _say(f"{names.PROFILED} is left out of {len(profiled)} cells: it needs the compiled data plane; {info.why_not()}")
@@ -283,7 +283,7 @@ _COLUMNS: dict[str, Callable[[str], Any]] = {
     "hosts": int,
     "rate": _rate,
     "busy": _bool,
-    "contender": str,
+    "variant": str,
     "machine": str,
     "source": str,
 }

@@ -11,7 +11,7 @@ HEAD: Final = """\
 # workers with different policies refuse each other. `ringfence policy explain` says in words whom this admits.
 version = 1
 # min_workers = 8          # a run of fewer workers does not begin, so that nobody can split it
-# max_session_age = "24h"    # after which all workers must be judged again
+# max_session_age = "24h"    # after which all workers must be verified again
 # key_agreement = "any"    # if some machine has no post-quantum key agreement; by default all need it
 """
 
@@ -52,7 +52,7 @@ genoa = {{ bootloader = "FILL IN", tee = "FILL IN", snp = "FILL IN", microcode =
 """,
     "nvidia": """\
 [admit.nvidia]             # the worker's GPUs; set gpus to their number
-golden = ["FILL IN: file"] # one for each model, driver and VBIOS; `ringfence evidence measure` writes it
+reference_values = ["FILL IN: file"] # one for each model, driver and VBIOS; `ringfence evidence measure` writes it
 # gpus = 8                 # exactly so many; without it, one that is left out is not missed
 """,
     "token": """\

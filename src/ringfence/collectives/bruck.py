@@ -6,66 +6,66 @@ copied into or out of scratch, where blocks that travel together lie side by sid
 
 from __future__ import annotations
 
-from ringfence.collectives.builder import INPUT, OUTPUT, Draft, rounds, scratch, slice_of
+from ringfence.collectives.builder import INPUT, OUTPUT, Builder, rounds, scratch, slice_of
 from ringfence.collectives.schedule import Buffer, Place
 
 
-def all_gather(draft: Draft) -> None:
+def all_gather(builder: Builder) -> None:
     """OUTPUT part r becomes rank r's INPUT: each round doubles the run of blocks that one has from here on."""
-    rank, size = draft.rank, draft.size
+    rank, size = builder.rank, builder.size
     blocks = [slice_of(Buffer.OUTPUT, (rank + i) % size) for i in range(size)]
-    first = draft.scratch(blocks)
-    draft.copy(scratch(first), INPUT)
+    first = builder.scratch(blocks)
+    builder.copy(scratch(first), INPUT)
     for turn in range(rounds(size)):
         distance = 1 << turn
         count = min(distance, size - distance)
-        draft.send(scratch(first, count), (rank - distance) % size, turn)
-        draft.receive(scratch(first + distance, count), (rank + distance) % size, turn)
+        builder.send(scratch(first, count), (rank - distance) % size, turn)
+        builder.receive(scratch(first + distance, count), (rank + distance) % size, turn)
     for i, block in enumerate(blocks):
-        draft.copy(block, scratch(first + i))
+        builder.copy(block, scratch(first + i))
 
 
-def reduce_scatter(draft: Draft) -> None:
+def reduce_scatter(builder: Builder) -> None:
     """OUTPUT becomes the reduction of every worker's INPUT part of this rank: the all-gather, backwards."""
-    rank, size = draft.rank, draft.size
+    rank, size = builder.rank, builder.size
     blocks = [slice_of(Buffer.INPUT, (rank + i) % size) for i in range(size)]
     if size == 1:
-        draft.copy(OUTPUT, INPUT)
+        builder.copy(OUTPUT, INPUT)
         return
-    first = draft.scratch(blocks)
+    first = builder.scratch(blocks)
     for i, block in enumerate(blocks):
-        draft.copy(scratch(first + i), block)
+        builder.copy(scratch(first + i), block)
     for turn in reversed(range(rounds(size))):
         distance = 1 << turn
         count = min(distance, size - distance)
         kept = scratch(first, count)
-        draft.send(scratch(first + distance, count), (rank + distance) % size, turn)
-        draft.reduce(OUTPUT if turn == 0 else kept, (rank - distance) % size, turn, kept)
-    draft.divide(OUTPUT)
+        builder.send(scratch(first + distance, count), (rank + distance) % size, turn)
+        builder.reduce(OUTPUT if turn == 0 else kept, (rank - distance) % size, turn, kept)
+    builder.divide(OUTPUT)
 
 
-def all_to_all(draft: Draft) -> None:
+def all_to_all(builder: Builder) -> None:
     """OUTPUT part r becomes rank r's INPUT part of this rank; all parts are equally long.
 
     Block i has to travel i ranks on: it goes along in the round of each bit that i has. With the highest bit first,
     the blocks of a later round lie in long runs within what came in earlier ones, so fewer copies line them up.
     """
-    rank, size = draft.rank, draft.size
+    rank, size = builder.rank, builder.size
     lies = [slice_of(Buffer.INPUT, (rank + i) % size) for i in range(size)]
     for turn in reversed(range(rounds(size))):
         distance = 1 << turn
         moving = [i for i in range(size) if i & distance]
-        leaving, arriving = (draft.scratch([INPUT] * len(moving)) for _ in range(2))
+        leaving, arriving = (builder.scratch([INPUT] * len(moving)) for _ in range(2))
         position = leaving
         for run in _runs([lies[i] for i in moving]):
-            draft.copy(scratch(position, run.parts), run)
+            builder.copy(scratch(position, run.parts), run)
             position += run.parts
-        draft.send(scratch(leaving, len(moving)), (rank + distance) % size, turn)
-        draft.receive(scratch(arriving, len(moving)), (rank - distance) % size, turn)
+        builder.send(scratch(leaving, len(moving)), (rank + distance) % size, turn)
+        builder.receive(scratch(arriving, len(moving)), (rank - distance) % size, turn)
         for position, i in enumerate(moving, arriving):
             lies[i] = scratch(position)
     for i, place in enumerate(lies):
-        draft.copy(slice_of(Buffer.OUTPUT, (rank - i) % size), place)
+        builder.copy(slice_of(Buffer.OUTPUT, (rank - i) % size), place)
 
 
 def _runs(places: list[Place]) -> list[Place]:

@@ -16,7 +16,7 @@ OUTPUT: Final = Place(Buffer.OUTPUT, 0)
 
 
 @dataclass(slots=True)
-class Draft:
+class Builder:
     """The steps of one rank, in program order. Labels are unique among the messages from one rank to another."""
 
     rank: int

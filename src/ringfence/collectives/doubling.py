@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from ringfence.collectives.builder import DATA, Draft, rounds, scratch
+from ringfence.collectives.builder import DATA, Builder, rounds, scratch
 from ringfence.collectives.schedule import Buffer, Place
 
 
-def all_reduce(draft: Draft) -> None:
+def all_reduce(builder: Builder) -> None:
     """DATA becomes the reduction of all: each round, two blocks of neighbouring ranks exchange their whole sums.
 
     The block of lower ranks is the left operand on both sides, so both get the same bits. In a group that is no power
     of two, the odd ones among the first ranks hand their data to the rank before and get the result from it.
     """
-    rank, size = draft.rank, draft.size
+    rank, size = builder.rank, builder.size
     blocks = 1 << (size.bit_length() - 1)
     folded = size - blocks
     if rank < 2 * folded and rank % 2 == 1:
-        draft.send(DATA, rank - 1, 0)
-        draft.receive(DATA, rank - 1, 1)
+        builder.send(DATA, rank - 1, 0)
+        builder.receive(DATA, rank - 1, 1)
         return
     if rank < 2 * folded:
-        draft.reduce(DATA, rank + 1, 0, DATA, received_first=False)
+        builder.reduce(DATA, rank + 1, 0, DATA, received_first=False)
     block = rank // 2 if rank < 2 * folded else rank - folded
     for turn in range(rounds(blocks)):
         other = block ^ (1 << turn)
         peer = 2 * other if other < folded else other + folded
-        draft.send(DATA, peer, 0)
-        draft.reduce(DATA, peer, 0, DATA, received_first=other < block)
-    draft.divide(DATA)
+        builder.send(DATA, peer, 0)
+        builder.reduce(DATA, peer, 0, DATA, received_first=other < block)
+    builder.divide(DATA)
     if rank < 2 * folded:
-        draft.send(DATA, rank + 1, 1)
+        builder.send(DATA, rank + 1, 1)
 
 
-def barrier(draft: Draft) -> None:
+def barrier(builder: Builder) -> None:
     """Nobody ends before all have begun: each round an empty message goes twice as far as in the last."""
     empty = Place(Buffer.DATA, 0, 0)  # no parts: the scratch part that is as long as this has no elements
-    token = scratch(draft.scratch([empty]))
-    for turn in range(rounds(draft.size)):
+    token = scratch(builder.scratch([empty]))
+    for turn in range(rounds(builder.size)):
         distance = 1 << turn
-        draft.send(token, (draft.rank + distance) % draft.size, turn)
-        draft.receive(token, (draft.rank - distance) % draft.size, turn)
+        builder.send(token, (builder.rank + distance) % builder.size, turn)
+        builder.receive(token, (builder.rank - distance) % builder.size, turn)

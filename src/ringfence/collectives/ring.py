@@ -7,56 +7,56 @@ ranks get the same bits.
 
 from __future__ import annotations
 
-from ringfence.collectives.builder import INPUT, OUTPUT, Draft, scratch, slice_of
+from ringfence.collectives.builder import INPUT, OUTPUT, Builder, scratch, slice_of
 from ringfence.collectives.schedule import Buffer
 
 
-def all_reduce(draft: Draft) -> None:
+def all_reduce(builder: Builder) -> None:
     """DATA, in as many parts as there are workers, becomes the reduction of all."""
-    rank, size = draft.rank, draft.size
+    rank, size = builder.rank, builder.size
     following, preceding = (rank + 1) % size, (rank - 1) % size
     for turn in range(size - 1):
         leaving, arriving = (rank - 1 - turn) % size, (rank - 2 - turn) % size
-        draft.send(slice_of(Buffer.DATA, leaving), following, leaving)
+        builder.send(slice_of(Buffer.DATA, leaving), following, leaving)
         arrived = slice_of(Buffer.DATA, arriving)
-        draft.reduce(arrived, preceding, arriving, arrived)
-    draft.divide(slice_of(Buffer.DATA, rank))
+        builder.reduce(arrived, preceding, arriving, arrived)
+    builder.divide(slice_of(Buffer.DATA, rank))
     for turn in range(size - 1):
         leaving, arriving = (rank - turn) % size, (rank - 1 - turn) % size
-        draft.send(slice_of(Buffer.DATA, leaving), following, size + leaving, draft.forwarded(leaving))
-        draft.receive(slice_of(Buffer.DATA, arriving), preceding, size + arriving, draft.forwarded(arriving))
+        builder.send(slice_of(Buffer.DATA, leaving), following, size + leaving, builder.forwarded(leaving))
+        builder.receive(slice_of(Buffer.DATA, arriving), preceding, size + arriving, builder.forwarded(arriving))
 
 
-def reduce_scatter(draft: Draft) -> None:
+def reduce_scatter(builder: Builder) -> None:
     """OUTPUT becomes the reduction of every worker's INPUT part of this rank; INPUT stays as it is."""
-    rank, size = draft.rank, draft.size
+    rank, size = builder.rank, builder.size
     if size == 1:
-        draft.copy(OUTPUT, INPUT)
+        builder.copy(OUTPUT, INPUT)
         return
     following, preceding = (rank + 1) % size, (rank - 1) % size
     leaving = (rank - 1) % size
-    draft.send(slice_of(Buffer.INPUT, leaving), following, leaving)
+    builder.send(slice_of(Buffer.INPUT, leaving), following, leaving)
     held: list[int] = []
     for turn in range(size - 2):
         passing = (rank - 2 - turn) % size
         mine = slice_of(Buffer.INPUT, passing)
         # Two scratch slices serve the whole way round, unless slices differ in length: then each has its own.
-        if not draft.even or turn < 2:
-            held.append(draft.scratch([mine]))
-        sums = scratch(held[-1] if not draft.even else held[turn % 2])
-        draft.reduce(sums, preceding, passing, mine)
-        draft.send(sums, following, passing)
-    draft.reduce(OUTPUT, preceding, rank, slice_of(Buffer.INPUT, rank))
-    draft.divide(OUTPUT)
+        if not builder.even or turn < 2:
+            held.append(builder.scratch([mine]))
+        sums = scratch(held[-1] if not builder.even else held[turn % 2])
+        builder.reduce(sums, preceding, passing, mine)
+        builder.send(sums, following, passing)
+    builder.reduce(OUTPUT, preceding, rank, slice_of(Buffer.INPUT, rank))
+    builder.divide(OUTPUT)
 
 
-def all_gather(draft: Draft) -> None:
+def all_gather(builder: Builder) -> None:
     """OUTPUT part r becomes rank r's INPUT. Parts may differ in length."""
-    rank, size = draft.rank, draft.size
+    rank, size = builder.rank, builder.size
     following, preceding = (rank + 1) % size, (rank - 1) % size
     for turn in range(size - 1):
         leaving, arriving = (rank - turn) % size, (rank - 1 - turn) % size
         source = INPUT if leaving == rank else slice_of(Buffer.OUTPUT, leaving)
-        draft.send(source, following, leaving, draft.forwarded(leaving))
-        draft.receive(slice_of(Buffer.OUTPUT, arriving), preceding, arriving, draft.forwarded(arriving))
-    draft.copy(slice_of(Buffer.OUTPUT, rank), INPUT)
+        builder.send(source, following, leaving, builder.forwarded(leaving))
+        builder.receive(slice_of(Buffer.OUTPUT, arriving), preceding, arriving, builder.forwarded(arriving))
+    builder.copy(slice_of(Buffer.OUTPUT, rank), INPUT)

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Final
 
 from ringfence.collectives import bruck, direct, doubling, ring, scatter_gather, tree
-from ringfence.collectives.builder import Draft
+from ringfence.collectives.builder import Builder
 from ringfence.collectives.schedule import Schedule
 from ringfence.errors import ProtocolError
 
@@ -66,7 +66,7 @@ class ScheduleId(IntEnum):
     GROUP_OPENING = 21
 
 
-_BUILDERS: Final[dict[ScheduleId, Callable[[Draft], None]]] = {
+_BUILDERS: Final[dict[ScheduleId, Callable[[Builder], None]]] = {
     ScheduleId.ALL_REDUCE_RING: ring.all_reduce,
     ScheduleId.ALL_REDUCE_DOUBLING: doubling.all_reduce,
     ScheduleId.ALL_REDUCE_TREE: tree.all_reduce_tree,
@@ -147,9 +147,9 @@ def build(
     """One named schedule, whether or not the table would choose it."""
     if not (0 <= rank < size and 0 <= root < size):
         raise ValueError(f"rank {rank} or root {root} is not in a group of {size}")
-    draft = Draft(rank, size, root, average, even)
-    _BUILDERS[identifier](draft)
-    return draft.finish(identifier.name.lower(), int(identifier))
+    builder = Builder(rank, size, root, average, even)
+    _BUILDERS[identifier](builder)
+    return builder.finish(identifier.name.lower(), int(identifier))
 
 
 def _all_reduce(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:

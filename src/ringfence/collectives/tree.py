@@ -7,62 +7,62 @@ messages down are sealed once, by the root. Reductions take the children in a fi
 
 from __future__ import annotations
 
-from ringfence.collectives.builder import DATA, INPUT, OUTPUT, Draft, rounds, scratch
+from ringfence.collectives.builder import DATA, INPUT, OUTPUT, Builder, rounds, scratch
 from ringfence.collectives.schedule import Place
 
 _UP = 0  # labels
 _DOWN = 1
 
 
-def broadcast_binomial(draft: Draft) -> None:
+def broadcast_binomial(builder: Builder) -> None:
     """DATA becomes the root's; the largest subtree is served first."""
-    if draft.seat:
-        draft.receive(DATA, draft.seated(binomial_parent(draft.seat)), _DOWN)
-    for child in reversed(binomial_children(draft.seat, draft.size)):
-        draft.send(DATA, draft.seated(child), _DOWN)
+    if builder.seat:
+        builder.receive(DATA, builder.seated(binomial_parent(builder.seat)), _DOWN)
+    for child in reversed(binomial_children(builder.seat, builder.size)):
+        builder.send(DATA, builder.seated(child), _DOWN)
 
 
-def group_opening(draft: Draft) -> None:
+def group_opening(builder: Builder) -> None:
     """DATA becomes the reduction of all: up a binomial tree to rank 0 and down again, sealed for each hop."""
-    parent, children = binomial_parent(draft.seat), binomial_children(draft.seat, draft.size)
+    parent, children = binomial_parent(builder.seat), binomial_children(builder.seat, builder.size)
     for child in children:
-        draft.reduce(DATA, draft.seated(child), _UP, DATA, received_first=False)
-    if draft.seat:
-        draft.send(DATA, draft.seated(parent), _UP)
-    broadcast_binomial(draft)
+        builder.reduce(DATA, builder.seated(child), _UP, DATA, received_first=False)
+    if builder.seat:
+        builder.send(DATA, builder.seated(parent), _UP)
+    broadcast_binomial(builder)
 
 
-def broadcast_chain(draft: Draft) -> None:
-    _pass_down(draft, *_chain(draft))
+def broadcast_chain(builder: Builder) -> None:
+    _pass_down(builder, *_chain(builder))
 
 
-def broadcast_tree(draft: Draft) -> None:
-    _pass_down(draft, *_binary(draft))
+def broadcast_tree(builder: Builder) -> None:
+    _pass_down(builder, *_binary(builder))
 
 
-def all_reduce_tree(draft: Draft) -> None:
+def all_reduce_tree(builder: Builder) -> None:
     """DATA becomes the reduction of all: up a binary tree to rank 0 and down again."""
-    parent, children = _binary(draft)
+    parent, children = _binary(builder)
     for child in children:
-        draft.reduce(DATA, draft.seated(child), _UP, DATA, received_first=False)
-    if draft.seat:
-        draft.send(DATA, draft.seated(parent), _UP)
+        builder.reduce(DATA, builder.seated(child), _UP, DATA, received_first=False)
+    if builder.seat:
+        builder.send(DATA, builder.seated(parent), _UP)
     else:
-        draft.divide(DATA)
-    _pass_down(draft, parent, children)
+        builder.divide(DATA)
+    _pass_down(builder, parent, children)
 
 
-def reduce_binomial(draft: Draft) -> None:
+def reduce_binomial(builder: Builder) -> None:
     """The root's OUTPUT becomes the reduction of every INPUT; elsewhere INPUT stays as it is."""
-    _pass_up(draft, binomial_parent(draft.seat), binomial_children(draft.seat, draft.size))
+    _pass_up(builder, binomial_parent(builder.seat), binomial_children(builder.seat, builder.size))
 
 
-def reduce_chain(draft: Draft) -> None:
-    _pass_up(draft, *_chain(draft))
+def reduce_chain(builder: Builder) -> None:
+    _pass_up(builder, *_chain(builder))
 
 
-def reduce_tree(draft: Draft) -> None:
-    _pass_up(draft, *_binary(draft))
+def reduce_tree(builder: Builder) -> None:
+    _pass_up(builder, *_binary(builder))
 
 
 def binomial_parent(seat: int) -> int:
@@ -80,37 +80,37 @@ def subtree(seat: int, size: int) -> int:
     return min(seat & -seat, size - seat) if seat else size
 
 
-def _chain(draft: Draft) -> tuple[int, list[int]]:
-    return draft.seat - 1, [draft.seat + 1] if draft.seat + 1 < draft.size else []
+def _chain(builder: Builder) -> tuple[int, list[int]]:
+    return builder.seat - 1, [builder.seat + 1] if builder.seat + 1 < builder.size else []
 
 
-def _binary(draft: Draft) -> tuple[int, list[int]]:
-    first = 2 * draft.seat + 1
-    return (draft.seat - 1) // 2, [child for child in (first, first + 1) if child < draft.size]
+def _binary(builder: Builder) -> tuple[int, list[int]]:
+    first = 2 * builder.seat + 1
+    return (builder.seat - 1) // 2, [child for child in (first, first + 1) if child < builder.size]
 
 
-def _pass_down(draft: Draft, parent: int, children: list[int]) -> None:
-    origin = draft.forwarded(draft.root)
-    if draft.seat:
-        draft.receive(DATA, draft.seated(parent), _DOWN, origin)
+def _pass_down(builder: Builder, parent: int, children: list[int]) -> None:
+    origin = builder.forwarded(builder.root)
+    if builder.seat:
+        builder.receive(DATA, builder.seated(parent), _DOWN, origin)
     for child in children:
-        draft.send(DATA, draft.seated(child), _DOWN, origin)
+        builder.send(DATA, builder.seated(child), _DOWN, origin)
 
 
-def _pass_up(draft: Draft, parent: int, children: list[int]) -> None:
+def _pass_up(builder: Builder, parent: int, children: list[int]) -> None:
     # The root's OUTPUT may be its INPUT: each segment of INPUT is read by the step that first writes it, not later.
     mine = INPUT
     for child in children:
-        sums = _sums(draft) if mine == INPUT else mine
-        draft.reduce(sums, draft.seated(child), _UP, mine, received_first=False)
+        sums = _sums(builder) if mine == INPUT else mine
+        builder.reduce(sums, builder.seated(child), _UP, mine, received_first=False)
         mine = sums
-    if draft.seat:
-        draft.send(mine, draft.seated(parent), _UP)
+    if builder.seat:
+        builder.send(mine, builder.seated(parent), _UP)
     elif children:
-        draft.divide(OUTPUT)
+        builder.divide(OUTPUT)
     else:
-        draft.copy(OUTPUT, INPUT)
+        builder.copy(OUTPUT, INPUT)
 
 
-def _sums(draft: Draft) -> Place:
-    return scratch(draft.scratch([INPUT])) if draft.seat else OUTPUT
+def _sums(builder: Builder) -> Place:
+    return scratch(builder.scratch([INPUT])) if builder.seat else OUTPUT

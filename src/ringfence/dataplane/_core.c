@@ -695,7 +695,7 @@ static int end_set_stream(End *self, PyObject *stream, void *unused) {
 }
 
 /* Have the engine call `work` soon. */
-static int poke(End *self) {
+static int wake(End *self) {
     if (self->queued)
         return 0;
     self->queued = 1;
@@ -716,9 +716,9 @@ static int begin_to_move(End *self) {
     return 0;
 }
 
-static PyObject *end_poke(End *self, PyObject *unused) {
+static PyObject *end_wake(End *self, PyObject *unused) {
     (void)unused;
-    if (!is_whole(self) || poke(self))
+    if (!is_whole(self) || wake(self))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -737,7 +737,7 @@ static PyObject *end_notify(End *self, PyObject *const *args, Py_ssize_t count) 
     self->readable |= (char)truths[0];
     self->writable |= (char)truths[1];
     self->ended |= (char)truths[2];
-    if (poke(self))
+    if (wake(self))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -944,7 +944,7 @@ static PyObject *end_pending(End *self, void *unused) {
 }
 
 static PyMethodDef end_methods[] = {
-    {"poke", (PyCFunction)end_poke, METH_NOARGS, "Have the engine call `work` soon."},
+    {"wake", (PyCFunction)end_wake, METH_NOARGS, "Have the engine call `work` soon."},
     {"notify", (PyCFunction)(void (*)(void))end_notify, METH_FASTCALL, "The stream's state changed."},
     {"put", (PyCFunction)(void (*)(void))end_put, METH_FASTCALL, "Write this next."},
     {"flush", (PyCFunction)end_flush, METH_NOARGS, "Write what is left; True when nothing is."},
@@ -1331,7 +1331,7 @@ static int advance(Run *self, int index) {
     for (int i = 0; i < step->wakes; i++) {
         int other = step->wake[i];
         if (self->progress[other].link != NULL) {
-            if (poke(self->progress[other].link))
+            if (wake(self->progress[other].link))
                 return -1;
         } else if (self->program->steps[other].action >= COPY && do_local(self, other))
             return -1;
@@ -1407,7 +1407,7 @@ static PyObject *run_start(Run *self, PyObject *unused) {
         PyObject *done = entry == NULL ? NULL : PyObject_CallMethodObjArgs(((End *)link)->queue, state->s_append, entry, NULL);
         Py_XDECREF(entry);
         Py_XDECREF(done);
-        if (done == NULL || poke((End *)link))
+        if (done == NULL || wake((End *)link))
             return NULL;
     }
     for (int i = 0; i < self->program->count; i++)
@@ -1662,9 +1662,9 @@ static int leave_queue(End *link) {
 }
 
 /* Have the engine come back if there is more to do. */
-static int poke_if_queued(End *link) {
+static int wake_if_queued(End *link) {
     Py_ssize_t length = PyObject_Size(link->queue);
-    return length < 0 || (length && poke(link)) ? -1 : 0;
+    return length < 0 || (length && wake(link)) ? -1 : 0;
 }
 
 /* Write on; when nothing is left, seal and write the next segment that may leave. */
@@ -1691,7 +1691,7 @@ static int send_on(End *link) {
     if (failed)
         return -1;
     state = flush(link);
-    return state > 0 ? poke_if_queued(link) : state;
+    return state > 0 ? wake_if_queued(link) : state;
 }
 
 static PyObject *core_send(PyObject *module, PyObject *object) {
@@ -1990,7 +1990,7 @@ static int read_on(End *link) {
     if (got < wanted && !link->ended) {
         link->readable = 0; /* drained: the next edge says when to go on */
         begin_to_wait(link);
-    } else if (poke(link))
+    } else if (wake(link))
         return -1;
     return 0;
 }
@@ -2039,7 +2039,7 @@ static int receive_on(End *link) {
         failed = open_next(run, index, link, segment, link->total);
     run->broken |= failed != 0;
     Py_DECREF(run);
-    return failed ? -1 : poke_if_queued(link);
+    return failed ? -1 : wake_if_queued(link);
 }
 
 /* receive(link): returns None, or a frame that is complete and not the expected one. */

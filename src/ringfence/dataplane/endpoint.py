@@ -61,7 +61,7 @@ class End:
         )
         self.spent: tuple[int, ...] = (0,) * 6  # only the compiled data plane has clocks
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Have the engine call `work` soon."""
         if not self.queued:
             self.queued = True
@@ -72,7 +72,7 @@ class End:
         self.readable |= readable
         self.writable |= writable
         self.ended |= ended
-        self.poke()
+        self.wake()
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ def send(end: End) -> None:
         end.queue.popleft()
     end.put(*sealed)
     if end.flush() and end.queue:
-        end.poke()
+        end.wake()
 
 
 def receive(end: End) -> bytes | None:
@@ -181,7 +181,7 @@ def receive(end: End) -> bytes | None:
     if not run.open_next(index, header, frame, segment, end.opener):
         end._pool.give(segment)
     if end.queue:
-        end.poke()
+        end.wake()
     return None
 
 
@@ -214,7 +214,7 @@ def _read_on(end: End, view: memoryview) -> bool:
         end.readable = False  # drained: the next edge says when to go on
         end.begin_to_wait()
     else:
-        end.poke()
+        end.wake()
     return False
 
 

@@ -124,7 +124,7 @@ class Run:
                 continue
             self.links[index] = link
             link.queue.append((self, index))
-            link.poke()
+            link.wake()
         for index in local:
             self._do_local(index)
 
@@ -147,7 +147,7 @@ class Run:
         for other in self.program.wakes[index]:
             link = self.links[other]
             if link is not None:
-                link.poke()
+                link.wake()
             elif self.program.steps[other].action >= Action.COPY:
                 self._do_local(other)
         if not self._left:

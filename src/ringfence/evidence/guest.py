@@ -50,7 +50,7 @@ def snp(
 
 
 def leaf_of(table: bytes, signing_key: int) -> bytes | None:
-    """The VCEK or VLEK in a host's certificate table. It is checked by whoever judges, so here it only has to be there."""
+    """The VCEK or VLEK in a host's certificate table. It is checked by whoever verifies, so here it only has to be there."""
     for place in range(0, len(table) - _ENTRY_BYTES + 1, _ENTRY_BYTES):
         name = table[place : place + 16]
         if name == bytes(16):

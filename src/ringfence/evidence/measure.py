@@ -77,6 +77,6 @@ def tdx_table(body: tdx_quote.Body, fmspc: str) -> str:
     return "\n".join([*lines, *(f'{name} = "{value.hex()}"' for name, value in optional if any(value)), ""])
 
 
-def golden_files(claims: Iterable[nvidia.Claims]) -> list[str]:
-    """A file of golden values for each model, driver and VBIOS among some GPUs."""
-    return list(dict.fromkeys(reference_values.write(each.golden()) for each in claims))
+def reference_value_files(claims: Iterable[nvidia.Claims]) -> list[str]:
+    """A file of reference values for each model, driver and VBIOS among some GPUs."""
+    return list(dict.fromkeys(reference_values.write(each.reference_values()) for each in claims))

@@ -1,8 +1,8 @@
 """Join a run: publish an address, dial the parent, let the children in, come back with a roster.
 
     membership.py    what a worker comes back with
-    climb.py         the loop: one selectors loop in the calling thread does all of it
-    holdings.py      what it judges by and shows, and the keys in it
+    join_loop.py         the loop: one selectors loop in the calling thread does all of it
+    credentials.py      what it verifies by and shows, and the keys in it
     listener.py      where others reach this worker
     beside.py        what may block, out of the loop's way: the store, the resolver, devices and services
     collect.py       this worker's own evidence, which may take a while
@@ -11,7 +11,7 @@
     parent.py        where the parent is, when to try again, when to give up
     refusals.py      children that refuse this worker, and when that is final
     waiting.py       what a join waits for, in words
-    peer.py          one connection, from stranger to neighbour
+    peer.py          one connection, from unauthenticated peer to neighbour
 
 What the store says is only where to try: an address in it may be old, wrong or hostile. Who answers there is settled by
 admission. Who fails it costs an attempt and gets nothing. Only who answers for the parent itself, and keeps failing or

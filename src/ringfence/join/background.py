@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final, Generic, TypeVar
 
-from ringfence.transport.fork import closes_in_children
+from ringfence.transport.fork import register_fork_cleanup
 
 Answer = TypeVar("Answer")
 
@@ -31,7 +31,7 @@ def within(
 
     `complain` is called when `patience` has run out.
     """
-    beside: Beside[Answer] = Beside()
+    beside: Background[Answer] = Background()
     try:
         beside.start(name, work)
         with selectors.DefaultSelector() as selector:
@@ -46,14 +46,14 @@ def within(
         beside.close()
 
 
-class Beside(Generic[Answer]):
+class Background(Generic[Answer]):
     """Its descriptor is readable when `finished()` has something."""
 
     def __init__(self) -> None:
         self._finished: deque[Future[Answer]] = deque()
         self._lock = threading.Lock()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        closes_in_children(self)
+        register_fork_cleanup(self)
 
     def fileno(self) -> int:
         return self._event

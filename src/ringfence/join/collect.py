@@ -16,8 +16,8 @@ from ringfence.admission.messages import Proof
 from ringfence.admission.policy import Prover
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import device_lock
-from ringfence.join.background import Beside
-from ringfence.join.failure_window import Drought
+from ringfence.join.background import Background
+from ringfence.join.failure_window import FailureWindow
 from ringfence.join.peer import Peer
 
 LIMIT: Final = 2 * (
@@ -39,13 +39,13 @@ class Collector:
     """Its descriptor is readable when `finished()` has something."""
 
     def __init__(self, prover: Prover) -> None:
-        self.drought = Drought()
+        self.failure_window = FailureWindow()
         self._prover = prover
         self._running = 0
-        self._beside: Beside[tuple[Peer, Outcome]] = Beside()
+        self._background: Background[tuple[Peer, Outcome]] = Background()
 
     def fileno(self) -> int:
-        return self._beside.fileno()
+        return self._background.fileno()
 
     @property
     def full(self) -> bool:
@@ -54,14 +54,14 @@ class Collector:
     def start(self, peer: Peer, wanted: Binding) -> None:
         """Collect a proof for this peer's connection."""
         self._running += 1
-        self._beside.start(f"ringfence evidence for {peer.address}", lambda: self._collect(peer, wanted))
+        self._background.start(f"ringfence evidence for {peer.address}", lambda: self._collect(peer, wanted))
 
     def finished(self) -> Iterator[tuple[Peer, Outcome]]:
         """What has been collected since, and for whom."""
-        for peer, outcome in self._beside.finished():
+        for peer, outcome in self._background.finished():
             self._running -= 1
             if isinstance(outcome, Proof):
-                self.drought.end()  # also if its peer has hung up: there is evidence again
+                self.failure_window.end()  # also if its peer has hung up: there is evidence again
             yield peer, outcome
 
     def _collect(self, peer: Peer, wanted: Binding) -> tuple[Peer, Outcome]:
@@ -69,4 +69,4 @@ class Collector:
         return peer, attempt(self._prover, wanted)
 
     def close(self) -> None:
-        self._beside.close()
+        self._background.close()

@@ -1,4 +1,4 @@
-"""What a worker judges others by and what it shows them, while it joins: no forked child has the keys in it, at any moment."""
+"""Policy and credentials used during a join; wiped in forked children."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.join.background import within
 from ringfence.join.provers import Machine, admission_of, shared_of
 from ringfence.settings import Settings
-from ringfence.transport.fork import closes_in_children, leaves_to_children
+from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
 
 
-class Holdings:
+class JoinCredentials:
     """A worker's settings, and the key that is derived from its secret. A certificate's prover has the settings' own."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._shared: SharedSecret | None = None
-        closes_in_children(self)
+        register_fork_cleanup(self)
         self._shared = shared_of(settings)
 
     def admission(self, seconds: float, patience: float, complain: Callable[[], None]) -> tuple[Policy, Prover]:
-        """The judge, and the prover of the first rule that this worker has everything for.
+        """The verifier, and the prover of the first rule that this worker has everything for.
 
         To know which that is, a kernel or a driver is asked what it has, and may take its time: as `within` says.
         """
@@ -39,7 +39,7 @@ class Holdings:
         """
         if self._shared is not None:
             self._shared.forget()
-        leaves_to_children(self)
+        unregister_fork_cleanup(self)
 
     def forget(self) -> None:
         """In a forked child. The caller's settings too: they are why this process is here."""

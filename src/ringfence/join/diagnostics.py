@@ -10,7 +10,7 @@ from ringfence.admission.tree import Tree
 from ringfence.join.parent import Search
 
 # Workers that cannot find each other try in silence: say what is amiss.
-FIRST_WARNING: Final = 15.0  # seconds; longer than the longest attempt of a stranger without evidence
+FIRST_WARNING: Final = 15.0  # seconds; longer than the longest attempt of an unauthenticated peer without evidence
 NEXT_WARNING: Final = 60.0
 _NAMED: Final = 16  # ranks in a text
 

@@ -7,7 +7,7 @@ from typing import Final
 _PAUSE_SECONDS: Final = 5.0  # a few retries: when nobody asked for longer than that, nothing was tried
 
 
-class Drought:
+class FailureWindow:
     """Counts from the first of some failures that follow each other."""
 
     def __init__(self) -> None:

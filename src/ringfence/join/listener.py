@@ -7,7 +7,7 @@ from typing import Final
 
 from ringfence.errors import ConfigurationError
 from ringfence.settings import Settings
-from ringfence.transport.fork import closes_in_children
+from ringfence.transport.fork import register_fork_cleanup
 
 _BACKLOG: Final = 128
 
@@ -25,7 +25,7 @@ def listen(settings: Settings) -> socket.socket:
     trouble: str | None = None
     for port in settings.ports or (0,):
         listener = _Listener(family, socket.SOCK_STREAM)
-        closes_in_children(listener)
+        register_fork_cleanup(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted worker takes its port again
         try:
             listener.bind((settings.host, port))

@@ -1,4 +1,4 @@
-"""The loop of a join: a listener, a call to the parent, pending strangers, admitted neighbours, one deadline."""
+"""The loop of a join: a listener, a call to the parent, pending unauthenticated peers, admitted neighbours, one deadline."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ringfence.admission.binding import Role
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, Refusal, State
 from ringfence.admission.messages import Failure, Hello, Proof
-from ringfence.admission.peer_verification import Acquaintances, Showing, all_sign
+from ringfence.admission.peer_verification import PeerVerifier, Presentation, all_sign
 from ringfence.admission.policy import INSTANT_KINDS, SIGNING_KINDS, Policy, Prover, Verdict, verdict
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, ConfigurationError, EvidenceError, PeerLostError, ProtocolError
-from ringfence.join.background import Beside
+from ringfence.join.background import Background
 from ringfence.join.collect import Collector, Outcome, attempt
-from ringfence.join.credentials import Holdings
+from ringfence.join.credentials import JoinCredentials
 from ringfence.join.diagnostics import FIRST_WARNING, NEXT_WARNING, explain
 from ringfence.join.listener import listen
 from ringfence.join.membership import Membership
@@ -39,7 +39,7 @@ from ringfence.join.shares import Shares
 from ringfence.join.verification import Verification
 from ringfence.settings import Settings
 from ringfence.transport.alarm import boot_seconds
-from ringfence.transport.fork import closes_in_children, leaves_to_children
+from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
 from ringfence.transport.tcp import EXHAUSTED, connect, refusal
 from ringfence.transport.tls import Credentials, Tls, TlsStream
 
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 _SUITES: Final = (keys.SUITE_AES_256_GCM,)
 _REPORT_SECONDS: Final = 1.0
-# While the roster goes down nobody is listened to: what they say is about a roster that is not judged yet. After the go,
+# While the roster goes down nobody is listened to: what they say is about a roster that is not verified yet. After the go,
 # what follows on a connection is the control plane's.
 _DEAF: Final = (Phase.CHECK, Phase.GO)
 
@@ -65,30 +65,30 @@ def join(
 ) -> Membership:
     """Be admitted to the run; rank 0's `table` is everyone's. Blocks at most `timeout` seconds.
 
-    `admission`, what judges others and what this worker shows, comes from the settings unless it is handed in: tests do,
+    `admission`, what verifies others and what this worker shows, comes from the settings unless it is handed in: tests do,
     with roots of their own.
     """
-    deadline, holdings = time.monotonic() + timeout, Holdings(settings)
+    deadline, proving = time.monotonic() + timeout, JoinCredentials(settings)
     try:
-        judging = admission or _ask_machine(holdings, rank, timeout)
-        hybrid = judging[0].key_agreement == keys.KEY_AGREEMENTS[0]
+        verifying = admission or _ask_machine(proving, rank, timeout)
+        hybrid = verifying[0].key_agreement == keys.KEY_AGREEMENTS[0]
         credentials, private_key = Credentials(hybrid=hybrid), X25519PrivateKey.generate()
         public_key = private_key.public_key().public_bytes_raw()
         run, generation = settings.run_id, settings.generation
         entry = Entry(run, generation, rank, world_size, public_key, credentials.key_digest, *link_address)
-        climb = _Climb(store, settings, entry, credentials, private_key, (timeout, deadline), table, judging)
-        del credentials, private_key  # the climb's alone: where it forgets them, nobody has them
-        return climb.run()
+        join_loop = _JoinLoop(store, settings, entry, credentials, private_key, (timeout, deadline), table, verifying)
+        del credentials, private_key  # the join's alone: where it forgets them, nobody has them
+        return join_loop.run()
     finally:
-        holdings.close()
+        proving.close()
 
 
 def _run_name(settings: Settings) -> str:
     return f"run '{settings.run_id}', generation {settings.generation}"
 
 
-def _ask_machine(holdings: Holdings, rank: int, timeout: float) -> tuple[Policy, Prover]:
-    run = _run_name(holdings.settings)
+def _ask_machine(credentials: JoinCredentials, rank: int, timeout: float) -> tuple[Policy, Prover]:
+    run = _run_name(credentials.settings)
     silent = (
         f"rank {rank} has asked its own machine what evidence it can give, and has no answer: see what its kernel and its "
         "drivers do (dmesg, nvidia-smi)"
@@ -98,12 +98,12 @@ def _ask_machine(holdings: Holdings, rank: int, timeout: float) -> tuple[Policy,
         _log.warning("%s, has not formed after %.0f of %g s; %s", run, FIRST_WARNING, timeout, silent)
 
     try:
-        return holdings.admission(timeout, FIRST_WARNING, complain)
+        return credentials.admission(timeout, FIRST_WARNING, complain)
     except TimeoutError:
         raise AdmissionError(f"{run}, did not form within {timeout:g} s; {silent}") from None
 
 
-class _Climb:
+class _JoinLoop:
     def __init__(
         self,
         store: Store,
@@ -132,16 +132,18 @@ class _Climb:
         self._selector = selectors.DefaultSelector()
         self._collector = Collector(self._prover)
         self._selector.register(self._collector, selectors.EVENT_READ, self._collector)
-        self._beside: Beside[Place | str | None] = Beside()  # the store and the resolver, which may fall silent
-        self._selector.register(self._beside, selectors.EVENT_READ, self._beside)
+        self._background: Background[Place | str | None] = (
+            Background()
+        )  # the store and the resolver, which may fall silent
+        self._selector.register(self._background, selectors.EVENT_READ, self._background)
         self._shares = Shares()
         self._verification = Verification(self._policy, self._shares)
         self._selector.register(self._verification, selectors.EVENT_READ, self._verification)
         self._waited = 0.0  # seconds in which this worker waited for others: peers' time runs by this clock only
         self._takes_time = not set(self._policy.kinds) <= SIGNING_KINDS
         self._listener: socket.socket | None = None
-        self._strangers: list[Peer] = []  # the oldest first
-        self._dialled: Peer | None = None  # the parent to be, a stranger too
+        self._unauthenticated: list[Peer] = []  # the oldest first
+        self._dialled: Peer | None = None  # the parent to be, an unauthenticated peer too
         self._edges: dict[int, Peer] = {}
         self._address = (entry.host, entry.port)  # where others reach this worker
         self._report_at = now + _REPORT_SECONDS
@@ -149,13 +151,13 @@ class _Climb:
         self._refused: dict[int, str] = {}  # claimed rank: why; our own: why there was no proof to show
         self._refusals = Refusals()
         self._failure: Failure | None = None
-        self._judged_at: float | None = None  # the first neighbour
-        self._showing: Showing | None = (
+        self._verified_at: float | None = None  # the first neighbour
+        self._presentation: Presentation | None = (
             None  # what the first who had to be convinced was shown: the parent; rank 0's first child
         )
 
     def run(self) -> Membership:
-        closes_in_children(self)
+        register_fork_cleanup(self)
         try:
             self._deliver(self._tree.begin())
             if self._children:
@@ -167,7 +169,7 @@ class _Climb:
             raise
         finally:
             self._close_door()
-            leaves_to_children(self)
+            unregister_fork_cleanup(self)
             self.forget()  # what is the membership's is there; whoever keeps an error keeps its frames, and in them this
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class _Climb:
             for key, events in self._wait(now):
                 if key.data is None:
                     self._accept()
-                elif key.data is self._beside:
+                elif key.data is self._background:
                     self._take_places()
                 elif key.data is self._collector:
                     self._take_evidence()
@@ -208,13 +210,13 @@ class _Climb:
         return found
 
     def _serve_crowd(self, crowd: list[tuple[Peer, int]]) -> set[Peer]:
-        """Serve strangers, those first whose address has cost the least; who is left when the time is up."""
+        """Serve unauthenticated peers, those first whose address has cost the least; who is left when the time is up."""
         crowd.sort(key=lambda each: self._shares.mark(each[0].address))
         end = time.thread_time() + keys.ADMISSION_SLICE_SECONDS
         for place, (peer, events) in enumerate(crowd):
             if time.thread_time() >= end:
                 return {left for left, _ in crowd[place:]}
-            if peer in self._strangers:
+            if peer in self._unauthenticated:
                 self._serve(peer, events)
         return set()
 
@@ -223,12 +225,12 @@ class _Climb:
         if self._search is not None:
             moments.append(self._search.next_at)
         left = [moment - now for moment in moments]
-        left += [peer.expires - self._waited for peer in self._strangers]
+        left += [peer.expires - self._waited for peer in self._unauthenticated]
         return max(0.0, min(left))
 
     def _watch(self) -> None:
         """Select for what each connection waits for."""
-        for peer in (*self._strangers, *self._edges.values()):
+        for peer in (*self._unauthenticated, *self._edges.values()):
             writing = peer.connecting or peer.stream.wants_write
             reading = not peer.connecting and self._tree.phase not in _DEAF
             events = (selectors.EVENT_WRITE if writing else 0) | (selectors.EVENT_READ if reading else 0)
@@ -243,7 +245,7 @@ class _Climb:
             peer.watched = events
 
     def _serve(self, peer: Peer, events: int) -> None:
-        """One connection has something for us. What a stranger costs is charged to its address."""
+        """One connection has something for us. What an unauthenticated peer costs is charged to its address."""
         before = time.thread_time()
         with self._blame(peer):
             if peer.connecting:
@@ -253,7 +255,7 @@ class _Climb:
             if events & selectors.EVENT_READ:
                 peer.read()
                 self._take_messages(peer)
-                if peer in self._strangers:  # neither admitted nor turned away
+                if peer in self._unauthenticated:  # neither admitted nor turned away
                     peer.check_cost()
         if peer.rank is None:
             spent = time.thread_time() - before
@@ -262,7 +264,7 @@ class _Climb:
 
     @contextlib.contextmanager
     def _blame(self, peer: Peer) -> Iterator[None]:
-        """A stranger's fault costs the stranger; a neighbour's ends the session."""
+        """An unauthenticated peer's fault costs the unauthenticated peer; a neighbour's ends the session."""
         try:
             yield
         except (ProtocolError, PeerLostError) as error:
@@ -279,7 +281,7 @@ class _Climb:
                 continue
             peer.send(peer.handshake.receive(message))
             self._after_step(peer)
-            if peer.rank is None and peer not in self._strangers:
+            if peer.rank is None and peer not in self._unauthenticated:
                 return
 
     def _listens_to(self, peer: Peer) -> bool:
@@ -300,19 +302,19 @@ class _Climb:
     def _take_verdicts(self) -> None:
         """Proofs have been verified, of whoever is still there."""
         for peer, found in self._verification.finished():
-            if peer in self._strangers:
+            if peer in self._unauthenticated:
                 with self._blame(peer):
                     peer.resume(self._waited)
                     self._decide(peer, found)
-                    if peer in self._strangers:
+                    if peer in self._unauthenticated:
                         self._take_messages(peer)  # what came meanwhile
 
     def _go_on(self, peer: Peer) -> None:
-        """A stranger came a step further. Evidence takes time: who said the right hello is given it, and so are we."""
+        """Extend the deadlines after a step: collecting evidence takes time on both sides."""
         handshake, now = peer.handshake, time.monotonic()
         if handshake.role is Role.PARENT and handshake.state is State.PROOF:  # it has just said hello
             self._make_room(peer)
-            if peer not in self._strangers:
+            if peer not in self._unauthenticated:
                 return
         if self._takes_time:
             peer.expires = self._waited + self._patience(peer)
@@ -333,7 +335,7 @@ class _Climb:
             self._collector.start(peer, handshake.wanted)
 
     def _patience(self, peer: Peer) -> float:
-        """Seconds until a stranger's next step. Devices answer one question at a time, so a parent's children wait in turn."""
+        """Seconds until the next step of an unauthenticated peer. A device answers one query at a time, so children queue."""
         if not self._takes_time or not peer.greeted:
             return keys.ADMISSION_SECONDS
         handshake = peer.handshake
@@ -345,12 +347,12 @@ class _Climb:
         for peer, outcome in self._collector.finished():
             if isinstance(outcome, EvidenceError):
                 raise outcome  # it will not get better by asking again
-            if peer in self._strangers and peer.handshake.state is State.COLLECT:
+            if peer in self._unauthenticated and peer.handshake.state is State.COLLECT:
                 self._show(peer, outcome)
 
     def _show(self, peer: Peer, outcome: Outcome) -> None:
         if isinstance(outcome, Proof):
-            self._collector.drought.end()
+            self._collector.failure_window.end()
             peer.shown_at = time.time()
             peer.send(peer.handshake.show(outcome))
             self._go_on(peer)
@@ -358,7 +360,7 @@ class _Climb:
             self._go_without_proof(peer, outcome)
 
     def _check_when_passed_on(self) -> bool:
-        """When the children have the roster, as far as the kernel is concerned: judge it while they do."""
+        """When the children have the roster, as far as the kernel is concerned: verify it while they do."""
         if self._tree.phase is not Phase.CHECK or any(peer.stream.wants_write for peer in self._edges.values()):
             return False
         self._deliver(self._tree.check())
@@ -384,14 +386,14 @@ class _Climb:
         if self._search is not None or self._entry.rank == 0 or not self._children <= self._edges.keys():
             _log.warning("%s", self._known(now, f"has not formed after {waited:.0f} of {self._timeout:g} s"))
 
-    # -- strangers --------------------------------------------------------------------------------------------------
+    # -- unauthenticated peers ------------------------------------------------------------------------------------------
 
     def _open_door(self) -> None:
         self._listener = listen(self._settings)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         host, port = self._listener.getsockname()[:2]
         self._address = address = self._settings.admission_address((host, port))
-        self._beside.start("ringfence publishes", lambda: self._book.publish(address))
+        self._background.start("ringfence publishes", lambda: self._book.publish(address))
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -411,25 +413,28 @@ class _Climb:
         who wait for a verdict. Of the others, anyone of the address that has most of them: a child's evidence may take
         seconds, anybody may say hello, and if the oldest went, a crowd that does would drive out every child that collects.
         """
-        crowd = [each for each in self._strangers if each.greeted is newcomer.greeted and not each.passed]
+        crowd = [each for each in self._unauthenticated if each.greeted is newcomer.greeted and not each.passed]
         crowd = [each for each in crowd if each is not self._dialled]
         if newcomer.greeted:
             if len(crowd) > keys.ADMISSION_PENDING:
                 largest, _ = Counter(each.address for each in crowd).most_common(1)[0]
-                self._drop(secrets.choice([each for each in crowd if each.address == largest]), "too many strangers")
+                self._drop(
+                    secrets.choice([each for each in crowd if each.address == largest]),
+                    "too many unauthenticated peers",
+                )
             return
         same = [each for each in crowd if each.address == newcomer.address]
         if len(same) > keys.ADMISSION_PENDING_PER_ADDRESS:
-            self._drop(same[0], "too many strangers from one address")
+            self._drop(same[0], "too many unauthenticated peers from one address")
         elif len(crowd) > keys.ADMISSION_PENDING:
-            self._drop(crowd[0], "too many strangers")
+            self._drop(crowd[0], "too many unauthenticated peers")
 
     def _meet(self, connection: socket.socket, address: str, role: Role, ranks: frozenset[int]) -> Peer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = TlsStream(connection, Tls(self._credentials, server=role is Role.PARENT))
         handshake = Handshake(role, self._hello, ranks, None, None)
         peer = Peer(stream, handshake, address, self._waited + keys.ADMISSION_SECONDS)
-        self._strangers.append(peer)
+        self._unauthenticated.append(peer)
         return peer
 
     def _attach(self, peer: Peer) -> None:
@@ -439,15 +444,15 @@ class _Climb:
         assert handshake.child_proof_digest is not None
         assert handshake.child_kind is not None
         entry = handshake.admitted.entry
-        if self._judged_at is None:
-            self._judged_at = boot_seconds()
+        if self._verified_at is None:
+            self._verified_at = boot_seconds()
         if handshake.role is Role.PARENT:
             self._tree.attach_child(entry, handshake.child_proof_digest, handshake.child_kind)
         assert handshake.shown is not None
-        if handshake.role is Role.CHILD or (self._entry.rank == 0 and self._showing is None):
-            self._showing = Showing.of(handshake.shown, peer.shown_at)
+        if handshake.role is Role.CHILD or (self._entry.rank == 0 and self._presentation is None):
+            self._presentation = Presentation.of(handshake.shown, peer.shown_at)
         peer.become_neighbour(entry.rank, entry.world_size, self._settings.outage)
-        self._strangers.remove(peer)
+        self._unauthenticated.remove(peer)
         self._edges[entry.rank] = peer
         self._refusals.end(entry.rank)
         if handshake.role is Role.CHILD:
@@ -460,7 +465,7 @@ class _Climb:
         claimed = peer.handshake.peer
         if claimed is not None and (refusal.same_run or peer is self._dialled):
             rank = claimed.entry.rank
-            if rank not in self._refused:  # once: a stranger must not be able to fill a log
+            if rank not in self._refused:  # once: an unauthenticated peer must not be able to fill a log
                 _log.warning("rank %d, joining, %s", self._entry.rank, text)
             self._refused[rank] = text
             if refusal.proven and refusal.reason in FINAL and rank in self._children:
@@ -469,7 +474,7 @@ class _Climb:
 
     def _go_without_proof(self, peer: Peer, error: Exception) -> None:
         """Evidence could not be had just now: a service is down, a device is busy. The next attempt asks again, for a while."""
-        seconds = self._collector.drought.failed(peer.collecting_since, time.monotonic())
+        seconds = self._collector.failure_window.failed(peer.collecting_since, time.monotonic())
         if seconds >= keys.EVIDENCE_SECONDS:
             raise EvidenceError(
                 f"rank {self._entry.rank} has had no proof to show for {seconds:.0f} s: {error}"
@@ -482,9 +487,9 @@ class _Climb:
 
     def _expire(self, unserved: set[Peer]) -> None:
         """Drop who has used up its time, unless what it sent still waits to be read."""
-        late = [peer for peer in self._strangers if self._waited >= peer.expires and peer not in unserved]
+        late = [peer for peer in self._unauthenticated if self._waited >= peer.expires and peer not in unserved]
         for peer in late:
-            if peer not in self._strangers:
+            if peer not in self._unauthenticated:
                 continue
             seconds = self._patience(peer)
             if peer.handshake.state is State.COLLECT:
@@ -496,7 +501,7 @@ class _Climb:
     def _drop(self, peer: Peer, reason: str, refusal: Refusal | None = None) -> None:
         self._forget(peer)
         self._verification.cancel(peer)
-        self._strangers.remove(peer)
+        self._unauthenticated.remove(peer)
         peer.stream.close()
         if peer is self._dialled and self._search is not None:
             self._dialled = None
@@ -512,11 +517,11 @@ class _Climb:
     def _dial_if_due(self, now: float) -> None:
         if self._search is not None and now >= self._search.next_at:
             self._search.begin(now)
-            self._beside.start("ringfence looks for its parent", self._search.look)
+            self._background.start("ringfence looks for its parent", self._search.look)
 
     def _take_places(self) -> None:
         """The store has taken this worker's address, or has said where the parent is."""
-        for place in self._beside.finished():
+        for place in self._background.finished():
             if self._search is not None and place is not None:
                 self._search.end()
                 self._dial(self._search, place)
@@ -552,16 +557,16 @@ class _Climb:
             table=session.table,
             key_agreement=" and ".join(sorted({peer.stream.tls.group or "" for peer in self._edges.values()})),
             edges=tuple(self._edges[rank].become_edge() for rank in sorted(self._edges)),
-            acquaintances=self._acquaintances(session.roster),
+            peer_verifier=self._peer_verifier(session.roster),
             max_session_age=self._policy.max_session_age,
-            judged_at=boot_seconds() if self._judged_at is None else self._judged_at,
+            verified_at=boot_seconds() if self._verified_at is None else self._verified_at,
         )
 
-    def _acquaintances(self, roster: Roster) -> Acquaintances | None:
+    def _peer_verifier(self, roster: Roster) -> PeerVerifier | None:
         if all_sign(roster):
-            return None  # all are judged: nothing of the policy is needed any more
+            return None  # all are verified: nothing of the policy is needed any more
         own = self._entry.rank
-        return Acquaintances(self._policy, roster, own, self._showing, time.time(), self._timeout)
+        return PeerVerifier(self._policy, roster, own, self._presentation, time.time(), self._timeout)
 
     def _give_up(self, error: BaseException) -> None:
         """Tell the neighbours, so that nobody waits for a deadline to learn what is known here."""
@@ -573,12 +578,12 @@ class _Climb:
     def _close_door(self) -> None:
         if self._listener is not None:
             self._listener.close()
-        for peer in self._strangers:
+        for peer in self._unauthenticated:
             peer.stream.close()
         self._selector.close()
         self._collector.close()
         self._verification.close()
-        self._beside.close()
+        self._background.close()
 
     def forget(self) -> None:
         """Hold no key and no descriptor. In a forked child, listener, connections and threads' answers see to themselves."""

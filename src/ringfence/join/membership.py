@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
-from ringfence.admission.peer_verification import Acquaintances
+from ringfence.admission.peer_verification import PeerVerifier
 from ringfence.admission.roster import Roster
 from ringfence.control import Abort, ControlEdge
 
@@ -25,9 +25,9 @@ class Membership:
     table: bytes = field(repr=False)  # rank 0's schedule table
     key_agreement: str  #               for people: the groups by which it agreed on keys with its neighbours
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
-    acquaintances: Acquaintances | None = field(repr=False)  # who is judged at first contact, if anybody is
-    max_session_age: int | None = None  # seconds, from the policy: who was judged then must be judged again
-    judged_at: float = 0.0  #           boot_seconds() of the first judgement, which is the oldest
+    peer_verifier: PeerVerifier | None = field(repr=False)  # who is verified at peer verification, if anybody is
+    max_session_age: int | None = None  # seconds, from the policy: who was verified then must be verified again
+    verified_at: float = 0.0  #           boot_seconds() of the first verification, which is the oldest
 
     @property
     def admitted_by(self) -> str:
@@ -46,4 +46,4 @@ class Membership:
             edge.abandon()
         self.session_key.forget()
         object.__setattr__(self, "link_private_key", None)
-        object.__setattr__(self, "acquaintances", None)
+        object.__setattr__(self, "peer_verifier", None)

@@ -113,7 +113,7 @@ class Search:
     def retry(self, now: float, trouble: str, refusal: Refusal | None = None) -> None:
         """The attempt failed; there will be another.
 
-        A refusal by a worker of this very run is final if it lasts; any other is an old address's or a stranger's. Whoever
+        A refusal by a worker of this very run is final if it lasts; any other is an old address's or an unknown peer's. Whoever
         answers where the store says may pretend to be that worker: so can a store keep this one from joining.
         """
         self._trouble = trouble

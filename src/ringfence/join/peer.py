@@ -1,4 +1,4 @@
-"""One connection of a join: a stranger until both sides have admitted, then a neighbour."""
+"""One connection of a join: an unauthenticated peer until both sides have admitted, then a neighbour."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Peer:
         self._left = 0.0
         self.connecting = False
         self.watched = 0  # the events that the loop's selector watches it for
-        self.shown_at = 0.0  # this worker's own proof: by the clock that proofs are judged by
+        self.shown_at = 0.0  # this worker's own proof: by the clock that proofs are verified by
         self.collecting_since = 0.0
         self.rank: int | None = None
         self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
@@ -56,7 +56,7 @@ class Peer:
 
     @property
     def passed(self) -> bool:
-        """Its proof has been judged and admits it."""
+        """Its proof has been verified and admits it."""
         return self.handshake.admitted is not None
 
     def fileno(self) -> int:
@@ -81,7 +81,7 @@ class Peer:
         self.flush()
 
     def read(self) -> None:
-        """Take what has arrived, from a stranger no more than it may cost. The handshake begins as soon as TLS is up."""
+        """Read what has arrived, within the cost limits of an unauthenticated peer. The handshake begins once TLS is up."""
         tls = self.stream.tls
         if self.rank is not None:
             limit = _READ_BYTES

@@ -39,7 +39,7 @@ Maker = Callable[
 
 
 def policy_of(settings: Settings, machine: Machine | None = None) -> tuple[Policy, Prover]:
-    """The judge and the prover of one worker. ConfigurationError if it has nothing that its own policy would admit."""
+    """The verifier and the prover of one worker. ConfigurationError if it has nothing that its own policy would admit."""
     return admission_of(settings, shared_of(settings), machine or Machine())
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from ringfence.admission.policy import Evidence, Policy, Verdict, verdict
-from ringfence.join.background import Beside
+from ringfence.join.background import Background
 from ringfence.join.peer import Peer
 from ringfence.join.shares import Shares
 
@@ -23,10 +23,10 @@ class Verification:
         self._shares = shares
         self._queue: dict[Peer, Evidence] = {}  # in the order of arrival
         self._busy = False
-        self._beside: Beside[tuple[Peer, Verdict, float]] = Beside()
+        self._background: Background[tuple[Peer, Verdict, float]] = Background()
 
     def fileno(self) -> int:
-        return self._beside.fileno()
+        return self._background.fileno()
 
     def start(self, peer: Peer, evidence: Evidence) -> None:
         """Verify what this peer shows, when its turn comes."""
@@ -39,7 +39,7 @@ class Verification:
 
     def finished(self) -> Iterator[tuple[Peer, Verdict]]:
         """Verdicts since the last call."""
-        for peer, found, seconds in self._beside.finished():
+        for peer, found, seconds in self._background.finished():
             self._shares.charge(peer.address, seconds)
             self._busy = False
             self._begin_next()
@@ -50,11 +50,11 @@ class Verification:
             self._busy = True
             peer = min(self._queue, key=lambda each: self._shares.mark(each.address))
             evidence = self._queue.pop(peer)
-            self._beside.start("ringfence verifies a proof", lambda: (peer, *_verify(self._policy, evidence)))
+            self._background.start("ringfence verifies a proof", lambda: (peer, *_verify(self._policy, evidence)))
 
     def close(self) -> None:
         self._queue.clear()
-        self._beside.close()
+        self._background.close()
 
 
 def _verify(policy: Policy, evidence: Evidence) -> tuple[Verdict, float]:

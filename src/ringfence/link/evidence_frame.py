@@ -1,4 +1,4 @@
-"""The one frame that each end of an introduction sends: the proof by which its worker was let in (spec/link.md, section 3).
+"""The frame that each side of a peer verification sends: the proof that admitted its worker (spec/link.md, section 3).
 
 Nothing in its header is chosen but the length, so there is one header for each length.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from ringfence.errors import AuthenticationError, ProtocolError
-from ringfence.keys import DIGEST_BYTES, SHOWING_BYTES
+from ringfence.keys import DIGEST_BYTES, PRESENTATION_BYTES
 from ringfence.link.frames import (
     HEADER_BYTES,
     HOP_OVERHEAD,
@@ -21,32 +21,32 @@ from ringfence.link.frames import (
 )
 from ringfence.link.seal import Opener, Sealer
 
-NO_GROUP: Final = bytes(DIGEST_BYTES)  # an introduction is between two workers
+NO_GROUP: Final = bytes(DIGEST_BYTES)  # an peer verification is between two workers
 
 
-def seal_showing(sealer: Sealer, showing: bytes) -> bytes:
-    header = _header(len(showing))
-    frame = bytearray(len(showing) + HOP_OVERHEAD)
+def seal_presentation(sealer: Sealer, presentation: bytes) -> bytes:
+    header = _header(len(presentation))
+    frame = bytearray(len(presentation) + HOP_OVERHEAD)
     frame[:HEADER_BYTES] = header
-    sealer.seal_into(header, showing, memoryview(frame)[HEADER_BYTES:])
+    sealer.seal_into(header, presentation, memoryview(frame)[HEADER_BYTES:])
     return bytes(frame)
 
 
-def showing_frame_bytes(header: bytes) -> int:
+def presentation_frame_bytes(header: bytes) -> int:
     """How long the frame is that begins so. AuthenticationError: nobody writes such a one."""
     try:
         length = read_header(header).length
     except ProtocolError:
         raise AuthenticationError("a frame does not authenticate") from None
-    if length > SHOWING_BYTES or header != _header(length):
+    if length > PRESENTATION_BYTES or header != _header(length):
         raise AuthenticationError("a frame does not authenticate")
     return length + HOP_OVERHEAD
 
 
-def open_showing(opener: Opener, frame: bytes) -> bytes:
-    showing = bytearray(len(frame) - HOP_OVERHEAD)
-    opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], memoryview(showing))
-    return bytes(showing)
+def open_presentation(opener: Opener, frame: bytes) -> bytes:
+    presentation = bytearray(len(frame) - HOP_OVERHEAD)
+    opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], memoryview(presentation))
+    return bytes(presentation)
 
 
 def _header(length: int) -> bytes:

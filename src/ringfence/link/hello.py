@@ -4,7 +4,7 @@
     acceptor -> reply    a nonce, a confirmation                                                64 bytes
     dialler  -> confirm  a confirmation; frames follow in the same flight                       32 bytes
 
-The MAC keeps strangers out at the price of one fixed-size read. It can be replayed, so the acceptor counts a connection
+The MAC keeps unauthenticated peers out for one fixed-size read. It can be replayed, so the acceptor counts a connection
 as made only after `confirm`, which nobody can send who does not hold the dialler's private key.
 """
 
@@ -31,7 +31,7 @@ assert HELLO_BYTES == 112
 class Lane(IntEnum):
     COLLECTIVE = 0
     POINT_TO_POINT = 1
-    INTRODUCTION = 2  # first contact: no frames follow but the two proofs
+    PEER_VERIFICATION = 2  # peer verification: no frames follow but the two proofs
 
 
 class Hello(NamedTuple):
@@ -69,7 +69,7 @@ def read_hello(session_key: Secret, data: bytes) -> Hello:
     """The hello, or AuthenticationError: nothing is read from it before its MAC is checked."""
     body, received = data[: _HELLO.size], data[_HELLO.size :]
     if not keys.same(received, _hello_mac(session_key, body)):
-        raise AuthenticationError("a stranger dialled: its hello does not authenticate")
+        raise AuthenticationError("an unauthenticated peer dialled: its hello does not authenticate")
     magic, version, suite, lane, sender, receiver, group, nonce = _HELLO.unpack(body)
     hello = Hello(sender, receiver, lane, group, nonce)
     known = (magic, version, suite) == (_MAGIC, keys.VERSION, keys.SUITE_AES_256_GCM) and lane in tuple(Lane)

@@ -10,7 +10,7 @@
     trust_domain = "example.org"
     ids = "spiffe://example.org/trainer/*"
 
-What stands in the table of one kind of proof is read where that kind is judged; here they are put together.
+What stands in the table of one kind of proof is read where that kind is verified; here they are put together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rules(Protocol):
     """What the table of one kind of proof says, with all that it names read in."""
 
     def content(self) -> bytes:
-        """Canonical: equal for two tables only if they judge alike."""
+        """Canonical: equal for two tables only if they verify alike."""
 
     def explain(self) -> list[str]:
         """What it admits, in plain words."""
@@ -81,13 +81,13 @@ def explain(policy: PolicyFile) -> list[str]:
     if any(not ENDORSING & {kind for kind, _ in rule.proofs} for rule in policy.rules):
         lines += [
             "Evidence of hardware signs no entry of the roster: workers that were admitted by nothing else stand in it",
-            "on the word of those who judged them, until they open a link and show it there. With a certificate",
+            "on the word of those who verified them, until they open a link and show it there. With a certificate",
             "beside the evidence, a key that this policy admits signs each entry.",
         ]
     if policy.min_workers > 1:
         lines.append(f"A run has at least {policy.min_workers} workers, or it does not begin.")
     if policy.max_session_age is not None:
-        lines.append(f"After {_words(policy.max_session_age)} all workers must be judged again.")
+        lines.append(f"After {_words(policy.max_session_age)} all workers must be verified again.")
     if policy.key_agreement != KEY_AGREEMENTS[0]:
         lines += [
             "Workers may agree on keys without post-quantum cryptography (key_agreement): whoever records their",

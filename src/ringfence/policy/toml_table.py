@@ -20,7 +20,8 @@ POLICY_BYTES: Final = 1 << 20  # of the policy itself
 FILE_BYTES: Final = 4 << 20  # of a file that it names
 TEXT_CHARACTERS: Final = 4096
 
-RENAMED: Final = {"max_epoch_age": "max_session_age"}  # keys of older policies, and what they are called now
+# Keys of older policies, and what they are called now.
+RENAMED: Final = {"max_epoch_age": "max_session_age", "golden": "reference_values"}
 
 Read = Callable[[str, int], bytes]  # path as written in the policy, most bytes to read; raises OSError
 D = TypeVar("D")

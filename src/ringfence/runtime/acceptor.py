@@ -1,6 +1,6 @@
-"""The gate of a worker: everybody who has no link yet.
+"""The acceptor of a worker: everybody who has no link yet.
 
-Strangers in the doorway, workers that are being introduced, and those who dialled a group before this worker made it.
+Pending connections: unauthenticated peers, workers under peer verification, workers that dialled a group before it was made.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 from ringfence.errors import AuthenticationError, ProtocolError, RingfenceError
 from ringfence.keys import LINK_PENDING, LINK_PENDING_PER_ADDRESS
 from ringfence.runtime.connection import Inbox
-from ringfence.runtime.peer_verification import Acquaintances, Introduction, Pair
-from ringfence.runtime.pending import Doorway
+from ringfence.runtime.peer_verification import Pair, PeerVerifier, VerificationLink
+from ringfence.runtime.pending import PendingConnection
 
 if TYPE_CHECKING:
     from ringfence.dataplane.endpoint import Stream
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine
 
 
-class Gate:
+class Acceptor:
     """Who comes to one worker in one session, and whom it calls on, until a link has them."""
 
-    def __init__(self, engine: Engine, acquaintances: Acquaintances | None) -> None:
-        self.acquaintances = acquaintances
-        self.doorways: set[Doorway] = set()
-        self.introductions: dict[int, Introduction] = {}  # under way
+    def __init__(self, engine: Engine, peer_verifier: PeerVerifier | None) -> None:
+        self.peer_verifier = peer_verifier
+        self.pending: set[PendingConnection] = set()
+        self.verification_links: dict[int, VerificationLink] = {}  # under way
         self.met: set[int] = set()  # those to whom this worker has introduced itself
         self._engine = engine
         self._parked: dict[bytes, list[tuple[Hello, Stream, LinkSecrets]]] = {}
 
-    # -- strangers ---------------------------------------------------------------------------------------------------
+    # -- unauthenticated peers ------------------------------------------------------------------------------------------
 
     def accept(self, stream: Stream, address: str) -> None:
-        """Somebody dialled. A flood of strangers costs itself its oldest connections, nobody else's."""
+        """Somebody dialled. A flood of unauthenticated peers costs itself its oldest connections, nobody else's."""
         if self._engine.failure is not None:  # the memory of what was pending is no longer ours
             stream.close()
             return
-        strangers = [doorway for doorway in self.doorways if doorway.introduces is None]
-        same = [doorway for doorway in strangers if doorway.address == address]
-        crowd = same if len(same) >= LINK_PENDING_PER_ADDRESS else strangers
-        if len(same) >= LINK_PENDING_PER_ADDRESS or len(strangers) >= LINK_PENDING:
-            min(crowd, key=lambda doorway: (doorway.known, doorway.queued, doorway.deadline)).close()
-        doorway = Doorway(self._engine, stream, address)
-        self.doorways.add(doorway)
-        self._engine.network.watch(stream, doorway)
-        doorway.poke()
+        unauthenticated_peers = [connection for connection in self.pending if connection.verifies_peer is None]
+        same = [connection for connection in unauthenticated_peers if connection.address == address]
+        crowd = same if len(same) >= LINK_PENDING_PER_ADDRESS else unauthenticated_peers
+        if len(same) >= LINK_PENDING_PER_ADDRESS or len(unauthenticated_peers) >= LINK_PENDING:
+            min(crowd, key=lambda connection: (connection.known, connection.queued, connection.deadline)).close()
+        connection = PendingConnection(self._engine, stream, address)
+        self.pending.add(connection)
+        self._engine.network.watch(stream, connection)
+        connection.wake()
 
-    def admitted(self, doorway: Doorway, stream: Stream, hello: Hello, secrets: LinkSecrets) -> None:
+    def admitted(self, connection: PendingConnection, stream: Stream, hello: Hello, secrets: LinkSecrets) -> None:
         """A dialler has shown that it is who it says."""
-        self.doorways.discard(doorway)
-        known = self.acquaintances
-        if known is not None and known.due(hello.sender) and not known.judged(hello.sender):
+        self.pending.discard(connection)
+        known = self.peer_verifier
+        if known is not None and known.due(hello.sender) and not known.verified(hello.sender):
             self._hang_up(stream)
             raise ProtocolError(f"worker {hello.sender} dialled a link before it had shown its proof")
         group = self._engine.groups.get(hello.group)
@@ -71,7 +71,7 @@ class Gate:
             try:
                 self._hand_over(group, hello, stream, secrets)
             except AuthenticationError:
-                continue  # as in the doorway: it costs the stranger its connection
+                continue  # as in the pending connection: it costs the unauthenticated peer its connection
             except RingfenceError as error:
                 self._engine.fail(error, hello.sender)
         self._parked.pop(group.digest, None)
@@ -97,55 +97,55 @@ class Gate:
 
     def hears(self, link: Link) -> bool:
         """Whether somebody who has said who it is is about to reach this link."""
-        return any(doorway.dials(link) for doorway in self.doorways)
+        return any(connection.dials(link) for connection in self.pending)
 
     def _hang_up(self, stream: Stream) -> None:
         self._engine.network.forget(stream)
         stream.close()
 
-    # -- introductions -----------------------------------------------------------------------------------------------
+    # -- peer verifications -----------------------------------------------------------------------------------------------
 
-    def have_met(self, link: Link) -> bool:
+    def is_verified(self, link: Link) -> bool:
         """Whether the two ends of a link know each other. If not, they are introduced, and then it is dialled."""
         worker = link.worker
-        if self.acquaintances is None or worker in self.met or not self.acquaintances.due(worker):
+        if self.peer_verifier is None or worker in self.met or not self.peer_verifier.due(worker):
             return True
-        introduction = self.introductions.get(worker)
-        if introduction is None:
-            introduction = self.introductions[worker] = Introduction(self._engine, worker)
-            introduction.dial()
-        introduction.waiting.append(link)
+        peer_verification = self.verification_links.get(worker)
+        if peer_verification is None:
+            peer_verification = self.verification_links[worker] = VerificationLink(self._engine, worker)
+            peer_verification.dial()
+        peer_verification.waiting.append(link)
         return False
 
-    def introduce_by(self, introduction: Introduction) -> None:
+    def verify_by(self, peer_verification: VerificationLink) -> None:
         """This one takes the place of an earlier attempt."""
-        self.introductions[introduction.worker] = introduction
+        self.verification_links[peer_verification.worker] = peer_verification
 
-    def have_now_met(self, introduction: Introduction) -> None:
-        """Both have judged: the acceptor shows its proof only to those who pass."""
-        self.met.add(introduction.worker)
-        del self.introductions[introduction.worker]
-        for link in introduction.waiting:
+    def on_verified(self, peer_verification: VerificationLink) -> None:
+        """Both have verified: the acceptor shows its proof only to those who pass."""
+        self.met.add(peer_verification.worker)
+        del self.verification_links[peer_verification.worker]
+        for link in peer_verification.waiting:
             self._engine.later(link.dial)  # not in that worker's turn: what this machine refuses is not its fault
 
-    def introduced(self, worker: int) -> None:
+    def peer_presented(self, worker: int) -> None:
         """A worker begins to show its proof. It has one connection for that: an older one is what it gave up."""
-        for doorway in [each for each in self.doorways if each.introduces == worker]:
-            doorway.close()
+        for connection in [each for each in self.pending if each.verifies_peer == worker]:
+            connection.close()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
         """Hang up on the silent. Who has said something is heard first: it was this worker that was late, if it was stopped."""
-        for doorway in [each for each in self.doorways if each.deadline <= now and not each.queued]:
-            doorway.close()
+        for connection in [each for each in self.pending if each.deadline <= now and not each.queued]:
+            connection.close()
 
     def close(self) -> None:
         """Hang up on those who dialled and have no link yet, or they would wait for an answer; and introduce nobody."""
-        for introduction in self.introductions.values():
-            introduction.close()
-        for doorway in list(self.doorways):
-            doorway.close()
+        for peer_verification in self.verification_links.values():
+            peer_verification.close()
+        for connection in list(self.pending):
+            connection.close()
         for waiting in self._parked.values():
             for _, stream, _ in waiting:
                 self._hang_up(stream)
@@ -154,13 +154,13 @@ class Gate:
     def forget(self) -> list[Stream]:
         """In a forked child: everybody is the parent's. The streams whose descriptors are to be closed."""
         streams = [stream for parked in self._parked.values() for _, stream, _ in parked]
-        known: list[Doorway | Introduction] = [*self.doorways, *self.introductions.values()]
+        known: list[PendingConnection | VerificationLink] = [*self.pending, *self.verification_links.values()]
         streams += [each.stream for each in known if each.stream is not None]
         for each in known:
             each.stream = None  # its number will be somebody else's
             each.forget()
-        self.acquaintances = None  # and with them the policy
+        self.peer_verifier = None  # and with them the policy
         self._parked.clear()
-        self.doorways.clear()
-        self.introductions.clear()
+        self.pending.clear()
+        self.verification_links.clear()
         return streams

@@ -17,7 +17,7 @@ from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
 from ringfence.link.seal import OriginKeys, instance_identifier, wipe
 from ringfence.runtime.connection import Inbox, Link, Outbox, header_call
-from ringfence.runtime.point_to_point import Postbox
+from ringfence.runtime.point_to_point import TagMatcher
 
 if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine
@@ -51,7 +51,7 @@ class Group:
         self.removed = False  # and what it had under way has ended
         self.outboxes: dict[int, Outbox] = {}
         self.inboxes: dict[int, Inbox] = {}
-        self.postbox = Postbox(engine, self)
+        self.tag_matcher = TagMatcher(engine, self)
         self._waiting: deque[CollectiveOperation] = deque()
         self._active: list[Run] = []
         self._opened = self.size == 1
@@ -79,7 +79,7 @@ class Group:
         """Whether its peer has not dialled it, and has left, or said goodbye where this worker dialled it."""
         outbox = self.outboxes.get(link.peer)
         gone = link.worker in self.engine.departed or (outbox is not None and outbox.farewell)
-        return gone and link.stream is None and not self.engine.gate.hears(link)
+        return gone and link.stream is None and not self.engine.acceptor.hears(link)
 
     def _inbox(self, peer: int) -> Inbox:
         link = self.inboxes.get(peer)
@@ -90,17 +90,17 @@ class Group:
     def reached_by(self, hello: Hello) -> Link:
         """The link that a confirmed dialler reached. It may have left since: what it wrote before still counts."""
         peer = self.ranks.index(hello.sender)
-        return self.postbox.receiver(peer) if hello.lane == Lane.POINT_TO_POINT else self._inbox(peer)
+        return self.tag_matcher.receiver(peer) if hello.lane == Lane.POINT_TO_POINT else self._inbox(peer)
 
     def links(self) -> list[Link]:
-        return [*self.outboxes.values(), *self.inboxes.values(), *self.postbox.links()]
+        return [*self.outboxes.values(), *self.inboxes.values(), *self.tag_matcher.links()]
 
     def waiting_for(self) -> list[Link]:
         """The links to workers that an operation waits for."""
         inboxes = [link for link in self.inboxes.values() if link.queue]
         blocked = self.engine.blocked
         outboxes = [link for link in self.outboxes.values() if link in blocked or (link.queue and not link.open)]
-        return [*inboxes, *outboxes, *(link for link in self.postbox.links() if link.needed)]
+        return [*inboxes, *outboxes, *(link for link in self.tag_matcher.links() if link.needed)]
 
     # -- collectives, first in first out -----------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class Link(choice.End):
         """Begin the connection, once the two workers have met."""
         if self.engine.failure is not None or self.group.removed:
             return  # what it would have carried has ended
-        if self.engine.gate.have_met(self):
+        if self.engine.acceptor.is_verified(self):
             self._begin()
 
     def _begin(self) -> None:
@@ -160,7 +160,7 @@ class Link(choice.End):
         self.stream = stream
         self.readable = self.writable = True
         self._use(secrets, dialler=False)
-        self.poke()
+        self.wake()
 
     def _use(self, secrets: LinkSecrets, dialler: bool) -> None:
         out, into = (secrets.forth, secrets.back) if dialler else (secrets.back, secrets.forth)

@@ -35,11 +35,11 @@ from ringfence.errors import (
 from ringfence.keys import OUTAGE_SECONDS, SUSPICION_SECONDS, Secret
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
-from ringfence.runtime.acceptor import Gate
+from ringfence.runtime.acceptor import Acceptor
 from ringfence.runtime.communicator import Group
 from ringfence.runtime.connection import Inbox, Link
 from ringfence.runtime.counters import Totals, add_links
-from ringfence.runtime.peer_verification import Acquaintances
+from ringfence.runtime.peer_verification import PeerVerifier
 from ringfence.runtime.point_to_point import Transfer
 from ringfence.transport.fork import ALIVE
 from ringfence.transport.outage import is_unanswered
@@ -112,7 +112,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[int], bytes] = os.urandom,
         alive: Sequence[int] = ALIVE,
-        acquaintances: Acquaintances | None = None,
+        peer_verifier: PeerVerifier | None = None,
         outage: float = OUTAGE_SECONDS,
     ) -> None:
         self.rank = rank
@@ -131,7 +131,7 @@ class Engine:
         self.ready: deque[Any] = deque()
         self.at_work: Any = None  # the one of them whose turn it is, or was when an interrupt came
         self.groups: dict[bytes, Group] = {}
-        self.gate = Gate(self, acquaintances)
+        self.acceptor = Acceptor(self, peer_verifier)
         self.blocked: set[Link] = set()  # links with bytes that the kernel has not taken yet
         self.departed: set[int] = set()
         self.failure: RingfenceError | None = None
@@ -153,7 +153,7 @@ class Engine:
     def add_group(self, name: str, ranks: tuple[int, ...]) -> Group:
         group = Group(self, name, ranks)
         self.groups[group.digest] = group
-        self.gate.open(group)
+        self.acceptor.open(group)
         return group
 
     def destroy_group(self, group: Group) -> None:
@@ -212,11 +212,11 @@ class Engine:
 
     def send(self, group: Group, transfer: Transfer, peer: int) -> None:
         if self._accepts(group, transfer):
-            self._guard(lambda: group.postbox.send(transfer, peer), group.ranks[peer])
+            self._guard(lambda: group.tag_matcher.send(transfer, peer), group.ranks[peer])
 
     def receive(self, group: Group, transfer: Transfer, peer: int | None) -> None:
         if self._accepts(group, transfer):
-            self._guard(lambda: group.postbox.receive(transfer, peer), -1)
+            self._guard(lambda: group.tag_matcher.receive(transfer, peer), -1)
 
     def _accepts(self, group: Group, operation: Operation) -> bool:
         operation.group = group
@@ -301,17 +301,17 @@ class Engine:
 
     def busy(self) -> bool:
         """Whether time or the network still has to bring something."""
-        return bool(self.unfinished or self.ready or self.blocked or self.gate.doorways or self._timers)
+        return bool(self.unfinished or self.ready or self.blocked or self.acceptor.pending or self._timers)
 
     def next_deadline(self) -> float:
         moments = [self._soonest, *(timer[0] for timer in self._timers)]
-        moments.extend(doorway.deadline for doorway in self.gate.doorways)
+        moments.extend(connection.deadline for connection in self.acceptor.pending)
         return min(moments)
 
     def expire(self) -> None:
         """Act on what is overdue."""
         now = self.clock()
-        self.gate.expire(now)
+        self.acceptor.expire(now)
         if self._timers:
             due = [work for moment, work in self._timers if moment <= now]
             self._timers = [timer for timer in self._timers if timer[0] > now]
@@ -386,14 +386,14 @@ class Engine:
     def suspect(self, link: Link, text: str) -> None:
         """A data connection ended. If somebody aborted or left, word of it arrives within a moment, and says why."""
 
-        def judge() -> None:
+        def verify() -> None:
             if link.worker not in self.departed:
                 self.fail(PeerLostError(text), link.worker)
             elif link.needed:
                 self.fail(PeerLostError(f"worker {link.worker} left the run and is still needed"), link.worker)
 
         if self.failure is None:
-            self.after(0.0 if link.worker in self.departed else SUSPICION_SECONDS, judge)
+            self.after(0.0 if link.worker in self.departed else SUSPICION_SECONDS, verify)
 
     def fail(self, error: RingfenceError, suspect: int = -1, heard_from: Edge | None = None) -> None:
         """End the session: every unfinished operation raises, every other worker is told, nothing more is sent."""
@@ -422,7 +422,7 @@ class Engine:
         for group in (*self.groups.values(), *self._removed):
             for link in group.links():
                 link.close()
-        self.gate.close()
+        self.acceptor.close()
         if self._report is not None:
             self._flood(self._report)
             self._report = None
@@ -495,9 +495,9 @@ class Engine:
             return
         for group in self.groups.values():
             for link in group.waiting_for():
-                if link.worker == worker and not link.open and not self.gate.hears(link):
+                if link.worker == worker and not link.open and not self.acceptor.hears(link):
                     self.fail(PeerLostError(f"worker {worker} left the run and is still needed"), worker)
-            self._guard(group.postbox.expect_senders, worker)
+            self._guard(group.tag_matcher.expect_senders, worker)
 
     def leave(self) -> None:
         """Say goodbye to everybody and close everything. What did not leave by now is not waited for."""
@@ -512,7 +512,7 @@ class Engine:
         """In a forked child: hold no descriptor and no key, answer nothing. The parent's epoll is not touched."""
         self.failure = ProtocolError("this is a forked child: the process group belongs to its parent")
         links = [link for group in (*self.groups.values(), *self._removed) for link in group.links()]
-        streams = self.gate.forget()
+        streams = self.acceptor.forget()
         streams += [link.stream for link in links if link.stream is not None]
         for stream in streams:
             stream.close()

@@ -17,7 +17,7 @@ _PR_SET_TIMERSLACK: Final = 29
 _SLACK_NANOSECONDS: Final = 1000  # the kernel's default, 50 us, would double the interval
 
 
-class Haste:
+class GilSwitch:
     """Asked for by whoever hands work over, ended by the loop when none is left."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""First contact: before two workers that never met in the admission tree open a link, they show each other their proofs.
+"""Peer verification: before two workers that never met in the admission tree open a link, they show each other their proofs.
 
-    dialler   hello, lane 2 ─►  ◄─ reply   confirm, its proof ─►  judged   ◄─ the acceptor's   judged; links are dialled
+    dialler   hello, lane 2 ─►  ◄─ reply   confirm, its proof ─►  verified   ◄─ the acceptor's   verified; links are dialled
 
 It has a connection of its own, once for each worker that is dialled, so that links carry nothing but frames of collectives
 and transfers, and cost what they cost before. Who does not pass ends the session, on every worker and by name.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, PeerLostError
-from ringfence.link.evidence_frame import NO_GROUP, open_showing, seal_showing, showing_frame_bytes
+from ringfence.link.evidence_frame import NO_GROUP, open_presentation, presentation_frame_bytes, seal_presentation
 from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.hello import Lane
 from ringfence.link.seal import Opener
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Acquaintances(Protocol):
-    """Who must be judged at first contact, and the judge (admission.contact)."""
+class PeerVerifier(Protocol):
+    """Who must be verified at peer verification, and the verifier (admission.contact)."""
 
     @property
-    def showing(self) -> bytes: ...
+    def presentation(self) -> bytes: ...
 
     def due(self, rank: int, /) -> bool: ...
 
-    def judged(self, rank: int, /) -> bool: ...
+    def verified(self, rank: int, /) -> bool: ...
 
-    def judge(self, rank: int, shown: bytes, /) -> None: ...
+    def verify(self, rank: int, shown: bytes, /) -> None: ...
 
 
 class Incoming:
@@ -62,9 +62,9 @@ class Incoming:
                 raise PeerLostError(f"worker {self._worker} hung up before it had shown its proof")
             self._have += got
             if self._have == HEADER_BYTES and self._total is None:
-                self._total = self._open(lambda: showing_frame_bytes(bytes(self._frame)))
+                self._total = self._open(lambda: presentation_frame_bytes(bytes(self._frame)))
                 self._frame.extend(bytes(self._total - HEADER_BYTES))
-        return self._open(lambda: open_showing(self._opener, bytes(self._frame)))
+        return self._open(lambda: open_presentation(self._opener, bytes(self._frame)))
 
     def _open(self, work: Callable[[], _T]) -> _T:
         try:
@@ -83,10 +83,10 @@ class Pair(NamedTuple):
     removed: bool = False
 
 
-class Introduction(Link):
+class VerificationLink(Link):
     """The dialling end."""
 
-    lane = Lane.INTRODUCTION
+    lane = Lane.PEER_VERIFICATION
     served_always = True
 
     def __init__(self, engine: Engine, worker: int) -> None:
@@ -106,33 +106,37 @@ class Introduction(Link):
     def work(self) -> None:
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
-        known = self.engine.gate.acquaintances
+        known = self.engine.acceptor.peer_verifier
         assert known is not None
         try:
-            shown = self._exchange(known.showing)
-        except (PeerLostError, ConnectionResetError, BrokenPipeError):  # the doorway was too crowded, or gave up on us
+            shown = self._exchange(known.presentation)
+        except (
+            PeerLostError,
+            ConnectionResetError,
+            BrokenPipeError,
+        ):  # the pending connection was too crowded, or gave up on us
             self._start_over()
             return
         if shown is not None:
             self.close()
-            known.judge(self.worker, shown)
-            self.engine.gate.have_now_met(self)
+            known.verify(self.worker, shown)
+            self.engine.acceptor.on_verified(self)
 
     def _start_over(self) -> None:
         """Dial again, by a new end: this one may hold half a frame, which belongs to the connection that was cut."""
         self.close()
-        successor = Introduction(self.engine, self.worker)
+        successor = VerificationLink(self.engine, self.worker)
         successor.waiting, successor._dials = self.waiting, self._dials
-        self.engine.gate.introduce_by(successor)
+        self.engine.acceptor.verify_by(successor)
         successor._redial()
 
-    def _exchange(self, showing: bytes) -> bytes | None:
+    def _exchange(self, presentation: bytes) -> bytes | None:
         """Write this worker's proof, then read the other's: None until all of it is there."""
         if not self.flush():
             return None
         if self._incoming is None:
             self._incoming = Incoming(self.opener, self.worker)
-            self.put(memoryview(seal_showing(self.sealer, showing)))
+            self.put(memoryview(seal_presentation(self.sealer, presentation)))
             if not self.flush():
                 return None
         assert self.stream is not None

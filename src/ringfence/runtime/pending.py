@@ -1,4 +1,4 @@
-"""The doorway of a worker: what happens to a connection that somebody dialled, until it is known who."""
+"""The pending connection of a worker: what happens to a connection that somebody dialled, until it is known who."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ringfence import keys
 from ringfence.errors import AdmissionError, AuthenticationError, PeerLostError
-from ringfence.link.evidence_frame import NO_GROUP, seal_showing
+from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, Hello, Lane, LinkSecrets, read_hello
 from ringfence.runtime.peer_verification import Incoming
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ringfence.runtime.engine import Engine
 
 
-class Doorway:
+class PendingConnection:
     """A connection that somebody dialled: nothing but two fixed-size reads until it is known who."""
 
     served_always = True
@@ -34,10 +34,10 @@ class Doorway:
         self._hello: Hello | None = None
         self._secrets: LinkSecrets | None = None
         self._unsent: memoryview | None = None
-        self._incoming: Incoming | None = None  # its proof, if this is an introduction
+        self._incoming: Incoming | None = None  # its proof, if this is an peer verification
         self._answered = False
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Have the engine call `work` soon."""
         if not self.queued:
             self.queued = True
@@ -49,8 +49,8 @@ class Doorway:
         return self._hello is not None
 
     @property
-    def introduces(self) -> int | None:
-        """The worker that has shown that it holds its key and now shows its proof; None: a stranger so far."""
+    def verifies_peer(self) -> int | None:
+        """The worker that has shown that it holds its key and now shows its proof; None: an unauthenticated peer so far."""
         return None if self._incoming is None or self._hello is None else self._hello.sender
 
     def dials(self, link: Link) -> bool:
@@ -60,10 +60,10 @@ class Doorway:
         return hello is not None and (hello.sender, hello.lane, hello.group) == place
 
     def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
-        self.poke()
+        self.wake()
 
     def work(self) -> None:
-        """A stranger's mistake costs the stranger its connection and nobody else anything."""
+        """An unauthenticated peer's mistake costs the unauthenticated peer its connection and nobody else anything."""
         try:
             self._work()
         except (OSError, AuthenticationError, PeerLostError):
@@ -75,7 +75,7 @@ class Doorway:
         if self._unsent is not None:
             self._write()
         if self._incoming is not None:
-            self._introduce(self._incoming)
+            self._verify_peer(self._incoming)
             return
         want = HELLO_BYTES if self._hello is None else CONFIRM_BYTES
         while self._have < want:
@@ -84,12 +84,12 @@ class Doorway:
             except BlockingIOError:
                 return
             if not got:
-                raise AuthenticationError("a stranger hung up")
+                raise AuthenticationError("an unauthenticated peer hung up")
             self._have += got
         received, self._have = bytes(self._buffer[:want]), 0
         if self._hello is None:
             self._answer(received)
-            self.poke()
+            self.wake()
         else:
             self._admit(received)
 
@@ -97,10 +97,10 @@ class Doorway:
         hello = read_hello(self.engine.session_key, received)
         if hello.receiver != self.engine.rank or not 0 <= hello.sender < self.engine.world_size:
             raise AuthenticationError("a hello for somebody else")
-        if hello.lane == Lane.INTRODUCTION:
-            known = self.engine.gate.acquaintances
+        if hello.lane == Lane.PEER_VERIFICATION:
+            known = self.engine.acceptor.peer_verifier
             if hello.group != NO_GROUP or known is None or not known.due(hello.sender):
-                raise AuthenticationError("an introduction that nobody needs")
+                raise AuthenticationError("an peer verification that nobody needs")
         nonce = self.engine.random(keys.NONCE_BYTES)
         self._hello = hello
         self._secrets = self.engine.link_secrets(hello.sender, hello, nonce)
@@ -119,32 +119,32 @@ class Doorway:
         assert self._hello is not None and self._secrets is not None and self.stream is not None
         if not keys.same(received, self._secrets.dialler_confirms):
             raise AuthenticationError("a dialler does not hold the key it claims")
-        if self._hello.lane == Lane.INTRODUCTION:
-            self.engine.gate.introduced(self._hello.sender)
+        if self._hello.lane == Lane.PEER_VERIFICATION:
+            self.engine.acceptor.peer_presented(self._hello.sender)
             self._incoming = Incoming(self.engine.opener(self._secrets.forth), self._hello.sender)
             self.deadline = self.engine.clock() + keys.LINK_HELLO_SECONDS
-            self.poke()
+            self.wake()
             return
         stream, secrets = self.stream, self._secrets
         self.stream = self._secrets = None
-        self.engine.gate.admitted(self, stream, self._hello, secrets)
+        self.engine.acceptor.admitted(self, stream, self._hello, secrets)
 
-    def _introduce(self, incoming: Incoming) -> None:
-        """A worker of the roster shows its proof. What is wrong from here on is no stranger's doing: it ends the session."""
+    def _verify_peer(self, incoming: Incoming) -> None:
+        """Verify the proof of a worker of the roster. A failure from here on aborts the session."""
         assert self._hello is not None and self._secrets is not None and self.stream is not None
-        known = self.engine.gate.acquaintances
+        known = self.engine.acceptor.peer_verifier
         assert known is not None
         if not self._answered:
             try:
                 shown = incoming.read(self.stream)
                 if shown is None:
                     return
-                known.judge(self._hello.sender, shown)
+                known.verify(self._hello.sender, shown)
             except (AuthenticationError, AdmissionError) as error:
                 self.engine.fail(error, self._hello.sender)
                 return
             self._answered = True
-            self._unsent = memoryview(seal_showing(self.engine.sealer(self._secrets.back), known.showing))
+            self._unsent = memoryview(seal_presentation(self.engine.sealer(self._secrets.back), known.presentation))
             self._write()
         if self._unsent is None:
             self.close()
@@ -154,7 +154,7 @@ class Doorway:
             self.engine.network.forget(self.stream)
             self.stream.close()
             self.stream = None
-        self.engine.gate.doorways.discard(self)
+        self.engine.acceptor.pending.discard(self)
         if self._hello is not None:
             self.engine.later(partial(self.engine.miss, self._hello.sender))
         self.forget()

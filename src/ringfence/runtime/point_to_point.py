@@ -66,9 +66,9 @@ class Exchange(Link):
     lane = Lane.POINT_TO_POINT
     served_always = True
 
-    def __init__(self, engine: Engine, group: Group, peer: int, postbox: Postbox) -> None:
+    def __init__(self, engine: Engine, group: Group, peer: int, tag_matcher: TagMatcher) -> None:
         super().__init__(engine, group, peer)
-        self._postbox = postbox
+        self._tag_matcher = tag_matcher
         self._controls: deque[tuple[Type, bytes, int]] = deque()  # OFFERs or WANTs to write
         self._payloads: deque[Transfer] = deque()  # asked for, to write
         self.expected: dict[tuple[int, int], Transfer] = {}  # (tag, ordinal) -> asked for, to read
@@ -102,7 +102,7 @@ class Exchange(Link):
         else:
             self._offered.setdefault(tag, deque()).append(transfer)
             self._controls.append((Type.OFFER, transfer.call.pack(), transfer.ordinal))
-        self.poke()
+        self.wake()
 
     def _on_want(self, header: Header) -> None:
         tag = header_call(header).tag
@@ -124,14 +124,14 @@ class Exchange(Link):
         self._controls.append((Type.WANT, transfer.call.pack(), transfer.ordinal))
         if self.farewell or (self.stream is None and self.worker in self.engine.departed):
             raise PeerLostError(f"{self.parting()}, and {transfer.describe()} waits for it")
-        self.poke()
+        self.wake()
 
     def _on_offer(self, header: Header) -> None:
         tag = header_call(header).tag
         if header.sequence < self.offers.get(tag, 0):
             raise ProtocolError(f"worker {self.worker} offered a payload of tag {tag} twice")
         self.offers[tag] = header.sequence + 1
-        self._postbox.match_any(self, tag)
+        self._tag_matcher.match_any(self, tag)
 
     def _on_payload(self, header: Header, frame: memoryview) -> None:
         theirs = header_call(header)
@@ -183,7 +183,7 @@ class Exchange(Link):
         if self.stream is not None and self.flush():
             progress |= self._write_frame()
         if progress:
-            self.poke()
+            self.wake()
 
     def _dialling(self) -> bool:
         return hasattr(self, "_hello")
@@ -293,7 +293,7 @@ class Exchange(Link):
         self.close()
 
 
-class Postbox:
+class TagMatcher:
     """The point-to-point side of a group: who sends to whom, and the recvs that take any source."""
 
     def __init__(self, engine: Engine, group: Group) -> None:

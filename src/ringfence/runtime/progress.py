@@ -23,8 +23,8 @@ from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
 from ringfence.runtime.connection import Inbox
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.gil_switch import Haste, keep_timers_exact
-from ringfence.transport.fork import closes_in_children, in_child, leaves_to_children
+from ringfence.runtime.gil_switch import GilSwitch, keep_timers_exact
+from ringfence.transport.fork import in_child, register_fork_cleanup, unregister_fork_cleanup
 from ringfence.transport.outage import Handler, OutageWatch
 from ringfence.transport.tcp import TcpNetwork
 
@@ -94,9 +94,9 @@ class Loop:
         self._mine: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         self._asked: deque[Callable[[], None]] = deque()
         self._waker = _Waker()
-        self._haste = Haste()
+        self._gil_switch = GilSwitch()
         network.watch_readable(self._waker.descriptor, self._waker)
-        network.serve(engine.gate.accept, engine.cannot)
+        network.serve(engine.acceptor.accept, engine.cannot)
         for edge in edges:
             handler = _EdgeHandler(engine, edge)
             network.watch(edge.socket, handler)
@@ -104,7 +104,7 @@ class Loop:
         self._stopping = False
         self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
         self._outages = OutageWatch(engine.outage, network.connections, self._on_outage, self._on_silence)
-        closes_in_children(self)
+        register_fork_cleanup(self)
         self._thread.start()
         if engine.world_size > 1:
             self._outages.start()
@@ -120,7 +120,7 @@ class Loop:
         self._asked.append(work)
 
     def wake(self) -> None:
-        self._haste.begin()
+        self._gil_switch.begin()
         self._waker.wake()
 
     def wait(self, operation: Operation, seconds: float = float("inf")) -> bool:
@@ -155,7 +155,7 @@ class Loop:
                 return False
             self._drive_for_caller(enough, limit)
             if not (self._asked or self.engine.busy()):
-                self._haste.end()  # the background thread may have slept through what another thread woke it for
+                self._gil_switch.end()  # the background thread may have slept through what another thread woke it for
             return True
         finally:
             try:  # noqa: SIM105  # nothing may be called before the release: an interrupt could come in its place
@@ -234,7 +234,7 @@ class Loop:
             try:
                 self.network.poll(0)
                 if self._asked or self.engine.busy():
-                    self._haste.begin()
+                    self._gil_switch.begin()
                 self._drive(lambda: self._stopping or not self.engine.busy())
             except BaseException as error:  # this thread must outlive any mistake: what it serves would hang
                 failure = RingfenceError(f"worker {self.engine.rank}: internal error {type(error).__name__}: {error}")
@@ -242,7 +242,7 @@ class Loop:
                 self.engine.fail(failure, self.engine.rank)
                 self._waker.wake()  # for what was asked for behind it, by those who have woken this thread before
             finally:
-                self._haste.end()
+                self._gil_switch.end()
                 self._lock.release()
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ class Loop:
         self.wake()
         if threading.current_thread() is not self._thread and not interrupting:
             self._thread.join(timeout=5)
-        self._haste.end()  # and that thread may have ended before it was woken
-        leaves_to_children(self)  # the numbers of its descriptors will be somebody else's
+        self._gil_switch.end()  # and that thread may have ended before it was woken
+        unregister_fork_cleanup(self)  # the numbers of its descriptors will be somebody else's
         for edge in self._edges:
             edge.close()
         self._edges = ()
@@ -291,7 +291,7 @@ class Loop:
 
     def forget(self) -> None:
         """In a forked child: hold no descriptor and no key, answer nothing."""
-        self._haste.end()
+        self._gil_switch.end()
         self.engine.forget()
         for edge in self._edges:
             edge.abandon()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ringfence.transport.fork import closes_in_children
+from ringfence.transport.fork import register_fork_cleanup
 
 _ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
 _libc = ctypes.CDLL(None, use_errno=True)  # Python has timerfd from 3.13 on
@@ -38,7 +38,7 @@ class Alarm(threading.Thread):
         self._timer = _timer_at(moment)
         self._cancelled = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        closes_in_children(self)
+        register_fork_cleanup(self)
         self.start()
 
     def run(self) -> None:

@@ -33,12 +33,12 @@ ALIVE = canary()
 _holders: weakref.WeakSet[_Forgets] = weakref.WeakSet()
 
 
-def closes_in_children(holder: _Forgets) -> None:
+def register_fork_cleanup(holder: _Forgets) -> None:
     """`holder.forget()` is called in every forked child: close descriptors, drop keys, touch no lock."""
     _holders.add(holder)
 
 
-def leaves_to_children(holder: _Forgets) -> None:
+def unregister_fork_cleanup(holder: _Forgets) -> None:
     """`holder` has let go of everything itself."""
     _holders.discard(holder)
 

@@ -47,7 +47,7 @@ def connect(stream: socket.socket, address: Any) -> None:
 class TcpNetwork:
     """Connections to the rostered addresses, and from whoever dials the listener.
 
-    Two epolls, one inside the other. `_service` holds what must be served at any time: the listener, strangers, control
+    Two epolls, one inside the other. `_service` holds what is served at any time: the listener, unauthenticated peers, control
     edges, point-to-point links. The outer one holds that and the links of collectives, which matter only while a
     collective is under way; an idle worker is not woken by a peer that is early.
     """

@@ -1,4 +1,4 @@
-"""TLS 1.3 for admission and control: keeps strangers from reading along; who the peer is, admission decides.
+"""TLS 1.3 for admission and control: keeps unauthenticated peers from reading along; who the peer is, admission decides.
 
 The certificates are self-signed and made for one session, so TLS proves only that the peer holds the key it shows. That
 key's digest and the connection's exporter go into the binding that admission's proofs cover.
@@ -22,7 +22,7 @@ from OpenSSL._util import lib  # pyOpenSSL has no public call for signature algo
 
 from ringfence import keys
 from ringfence.errors import ConfigurationError, PeerLostError, ProtocolError
-from ringfence.transport.fork import closes_in_children
+from ringfence.transport.fork import register_fork_cleanup
 
 _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 1 << 20
@@ -119,7 +119,7 @@ class Tls:
                 raise ProtocolError("the peer's TLS key is not of P-256")
             return _key_digest(key)
         except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-            # OpenSSL takes certificates that the stricter parser refuses, and a stranger may send such a one.
+            # OpenSSL takes certificates that the stricter parser refuses, and an unauthenticated peer may send such a one.
             raise ProtocolError("the peer's certificate cannot be read") from error
 
     def exporter(self) -> bytes:
@@ -174,7 +174,7 @@ class TlsStream:
         self.tls = tls
         self.received = 0  # bytes off the network
         self._unsent = bytearray()
-        closes_in_children(self)
+        register_fork_cleanup(self)
 
     def fileno(self) -> int:
         return self.socket.fileno()

@@ -101,7 +101,7 @@ class Together:
 
 
 def all_of(parts: Sequence[Verifier]) -> Verifier:
-    """The judge of one rule: a proof that is alone travels alone."""
+    """The verifier of one rule: a proof that is alone travels alone."""
     return parts[0] if len(parts) == 1 else All(parts)
 
 

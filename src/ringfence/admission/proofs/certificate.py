@@ -153,11 +153,11 @@ def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
     return chain, signature
 
 
-# -- judging --------------------------------------------------------------------------------------------------------
+# -- verifying --------------------------------------------------------------------------------------------------------
 
 
 def verify(rules: Rules, shown: bytes, statement: Statement, now: float) -> Claims:
-    """Judge certificates and the signature of a statement by the first one's key. AdmissionError says what is wrong."""
+    """Verify certificates and the signature of a statement by the first one's key. AdmissionError says what is wrong."""
     try:
         chain, signature = decode(shown)
     except ProtocolError as error:
@@ -243,7 +243,7 @@ def _object_to(path: issued.Path, rules: Rules, now: float) -> str | None:
     try:
         verifier.verify(path.leaf, path.between)
     except VerificationError as error:
-        # The library quotes the certificate, whose text a stranger chose and people will read in a log.
+        # The library quotes the certificate, whose text an unauthenticated peer chose and people will read in a log.
         return encoding.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
     return None
 
@@ -267,7 +267,7 @@ def _signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
 
 
 class CertificateVerifier:
-    """Judges by the rules of one table, at the time that its clock says."""
+    """Verifies by the rules of one table, at the time that its clock says."""
 
     kind = 2
     name = "certificate"
@@ -284,17 +284,17 @@ class CertificateVerifier:
 
     def verify(self, evidence: Evidence) -> str:
         moment = evidence.moment(self._clock)
-        return self._judge(evidence.entry, evidence.proof, Statement.proof(evidence.binding), moment)
+        return self._verify(evidence.entry, evidence.proof, Statement.proof(evidence.binding), moment)
 
     def verify_listing(self, listing: Listing) -> str:
         fingerprint = hashlib.sha256(listing.encode()).digest()
         if fingerprint not in self._passed:
             statement = Statement.endorsement(listing.entry, listing.proof_digest)
-            name = self._judge(listing.entry, listing.endorsement, statement, self._clock())
+            name = self._verify(listing.entry, listing.endorsement, statement, self._clock())
             self._passed[fingerprint] = name
         return self._passed[fingerprint]
 
-    def _judge(self, entry: Entry, shown: bytes, statement: Statement, moment: float) -> str:
+    def _verify(self, entry: Entry, shown: bytes, statement: Statement, moment: float) -> str:
         try:
             return verify(self._rules, shown, statement, moment).id
         except AdmissionError as error:

@@ -30,7 +30,7 @@ def is_trust_domain(value: str) -> bool:
 
 
 def of(extensions: x509.Extensions, trust_domain: str | None) -> str:
-    """The one name of a certificate. Two names would let its holder be whomever each judge prefers."""
+    """The one name of a certificate. Two names would let its holder be whomever each verifier prefers."""
     try:
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
@@ -116,7 +116,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Part by part, in one pass: a stranger chose the name, and must not be able to choose the time that this takes."""
+    """Compare part by part in one pass: the peer chose the name and must not choose how long this takes."""
     if ("://" in name) != ("://" in pattern):
         return False
     stop = "/" if "://" in pattern else "."

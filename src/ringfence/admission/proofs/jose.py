@@ -50,7 +50,7 @@ class Key:
         return self.public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-# -- judging --------------------------------------------------------------------------------------------------------
+# -- verifying --------------------------------------------------------------------------------------------------------
 
 
 def verify(token: str, keys: tuple[Key, ...]) -> Json:
@@ -79,7 +79,7 @@ def read_json(text: bytes) -> object:
 def _key(header: Json, keys: tuple[Key, ...]) -> Key:
     for name in ("crit", "b64", "zip", "enc"):
         if name in header:
-            raise AdmissionError(f"the token's header asks for {name}, which this judge does not do")
+            raise AdmissionError(f"the token's header asks for {name}, which this verifier does not do")
     kind = header.get("typ", "JWT")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
         raise AdmissionError(f"the token's header says it is {shown(kind)}, not a JWT or an EAT")

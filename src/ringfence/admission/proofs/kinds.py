@@ -1,6 +1,6 @@
-"""Every kind of proof that a policy can ask for: its number, its name, who reads its table and who judges it.
+"""Every kind of proof that a policy can ask for: its number, its name, who reads its table and who verifies it.
 
-This is the only way from a policy file to a judge, and it hands over rules and a clock, nothing else: whatever a constructor
+This is the only way from a policy file to a verifier, and it hands over rules and a clock, nothing else: whatever a constructor
 takes besides (the roots that tests mint evidence under) no policy can reach.
 """
 
@@ -20,7 +20,7 @@ from ringfence.policy.toml_table import Read
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of proof. The shared secret has no judge here: it is made with a secret, not from rules alone."""
+    """One kind of proof. The shared secret has no verifier here: it is made with a secret, not from rules alone."""
 
     number: int
     read_rules: ReadRules
@@ -75,7 +75,7 @@ def digest_of(file: PolicyFile) -> bytes:
 
 
 def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Policy:
-    """The judge that a policy file describes."""
+    """The verifier that a policy file describes."""
     verifiers = tuple(bundle.all_of(_verifiers(rule, clock, shared)) for rule in file.rules)
     return Policy(verifiers, file.min_workers, file.max_session_age, file.key_agreement)
 
@@ -90,7 +90,7 @@ def _verifiers(rule: Rule, clock: Clock, shared: SharedSecret | None) -> list[Ve
             found.append(shared)
         else:
             raise ConfigurationError(
-                "the policy has a rule with [admit.secret], and who judges by a secret must hold it: "
+                "the policy has a rule with [admit.secret], and who verifies by a secret must hold it: "
                 "set RINGFENCE_SECRET_FILE on every worker"
             )
     return found

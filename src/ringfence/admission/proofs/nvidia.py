@@ -2,7 +2,7 @@
 
     report (SPDM) ── signed by ──► attestation key ── certified, with its firmware ──► NVIDIA's root (pinned)
       ├ nonce = SHA-256 of the binding: these GPUs, on this connection, now
-      └ model, driver, VBIOS, measurements: as one of the policy's files of golden values says
+      └ model, driver, VBIOS, measurements: as one of the policy's files of reference values says
 
 proof = certificates, each once · GPUs: which of the certificates, leaf first and without the root; report
 """
@@ -28,9 +28,9 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs import gpu_chain, spdm
-from ringfence.admission.proofs import reference_values as golden
+from ringfence.admission.proofs import reference_values as reference_values
 from ringfence.admission.proofs.gpu_chain import Device
-from ringfence.admission.proofs.reference_values import Golden
+from ringfence.admission.proofs.reference_values import ReferenceValues
 from ringfence.errors import AdmissionError, ProtocolError
 from ringfence.policy.toml_table import Table
 
@@ -52,7 +52,7 @@ class Gpu:
 class Rules:
     """What a policy asks of a worker's GPUs."""
 
-    golden: tuple[Golden, ...]
+    reference_values: tuple[ReferenceValues, ...]
     gpus: int | None = None  #     exactly so many; None: at least one
     protected_pcie: bool = False  # may what travels between GPUs be in the clear?
     revoked: frozenset[int] = frozenset()  # serial numbers of certificates
@@ -60,8 +60,8 @@ class Rules:
     def content(self) -> bytes:
         return b"".join(
             (
-                encoding.number(len(self.golden), 2),
-                *sorted(encoding.blob(each.content()) for each in self.golden),
+                encoding.number(len(self.reference_values), 2),
+                *sorted(encoding.blob(each.content()) for each in self.reference_values),
                 encoding.number(self.gpus or 0, 1),
                 encoding.number(self.protected_pcie, 1),
                 *(encoding.number(serial, _SERIAL_BYTES) for serial in sorted(self.revoked)),
@@ -71,7 +71,7 @@ class Rules:
     def explain(self) -> list[str]:
         count = "every GPU that it shows, at least one," if self.gpus is None else f"exactly {self.gpus} GPUs, each"
         lines = [f"it shows {count} with a report signed under NVIDIA's root and measuring as known for one of:"]
-        lines += [f"  {each}" for each in sorted(map(str, self.golden))]
+        lines += [f"  {each}" for each in sorted(map(str, self.reference_values))]
         if self.protected_pcie:
             lines.append(
                 "GPUs in protected-PCIe mode are accepted: what travels between them over NVLink is in the clear"
@@ -86,13 +86,13 @@ class Rules:
 def read_rules(table: Table) -> Rules:
     """The policy's table [admit.nvidia]."""
     files = [
-        golden.read(content, f"{table.where}, golden values {count}")
-        for count, content in enumerate(table.files("golden"), 1)
+        reference_values.read(content, f"{table.where}, reference values {count}")
+        for count, content in enumerate(table.files("reference_values"), 1)
     ]
     if len({each.key for each in files}) != len(files):
-        raise table.error("two files hold golden values for one model, driver and VBIOS: put both values into one")
+        raise table.error("two files hold reference values for one model, driver and VBIOS: put both values into one")
     rules = Rules(
-        golden=tuple(files),
+        reference_values=tuple(files),
         gpus=table.number("gpus", None, least=GPUS[0], most=GPUS[-1]),
         protected_pcie=table.flag("protected_pcie", False),
         revoked=frozenset(_serial(table, each) for each in table.texts("revoked", ())),
@@ -114,12 +114,12 @@ class Claims:
     protected_pcie: bool
     serials: tuple[int, ...]
 
-    def golden(self) -> Golden:
+    def reference_values(self) -> ReferenceValues:
         """The values that a policy would need to admit this very GPU."""
         if self.driver is None:
             raise AdmissionError(f"{self.device} is not a GPU: it names no driver")
         values: dict[int, tuple[bytes, ...]] = {index: (value,) for index, value in self.measurements.items()}
-        return Golden(self.model, self.driver, self.vbios, (self.firmware_id,), values)
+        return ReferenceValues(self.model, self.driver, self.vbios, (self.firmware_id,), values)
 
 
 def nonce_of(binding_digest: bytes) -> bytes:
@@ -133,7 +133,7 @@ def pinned_root() -> x509.Certificate:
     return gpu_chain.load_root(roots.read("nvidia-device-root.pem"))
 
 
-# -- judging --------------------------------------------------------------------------------------------------------
+# -- verifying --------------------------------------------------------------------------------------------------------
 
 
 def verify_report(gpu: Gpu, nonce: bytes, now: float, *, root: x509.Certificate | None = None) -> Claims:
@@ -178,9 +178,9 @@ def _check_nonce(who: str, found: bytes, nonce: bytes) -> None:
 def verify(
     proof: bytes, rules: Rules, binding_digest: bytes, now: float, *, root: x509.Certificate | None = None
 ) -> tuple[Claims, ...]:
-    """Every GPU of the proof, against the rules. A third party can judge a stored preimage and proof the same way."""
+    """Every GPU of the proof, against the rules. A third party can verify a stored preimage and proof the same way."""
     gpus = decode(proof)
-    if rules.gpus is not None and len(gpus) != rules.gpus:  # before the work that a stranger could cause
+    if rules.gpus is not None and len(gpus) != rules.gpus:  # before the work that an unauthenticated peer could cause
         told = f"{len(gpus)} GPUs are shown where the policy asks for"
         raise AdmissionError(f"{told} exactly {rules.gpus}", told=f"{told} another number")
     nonce = nonce_of(binding_digest)
@@ -204,20 +204,20 @@ def _check(claims: Claims, rules: Rules) -> None:
             "confidential computing, or accept this with `protected_pcie = true` in the policy"
         )
     wanted = (claims.model, claims.driver, claims.vbios)
-    for each in rules.golden:
+    for each in rules.reference_values:
         if each.key == wanted:
             each.compare(claims.firmware_id, claims.measurements)
             return
-    known = "; ".join(sorted(map(str, rules.golden)))
+    known = "; ".join(sorted(map(str, rules.reference_values)))
     told = (
         f"{claims.device} runs driver {claims.driver or 'none'} and VBIOS {claims.vbios}, for which the policy has no "
-        "golden values"
+        "reference values"
     )
     raise AdmissionError(f"{told}. It has: {known}", told=told)
 
 
 class NvidiaVerifier:
-    """The judge. `root` is for tests: nothing that reads a policy passes it."""
+    """The verifier. `root` is for tests: nothing that reads a policy passes it."""
 
     kind = KIND
     name = "NVIDIA GPU attestation"

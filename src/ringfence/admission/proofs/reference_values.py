@@ -1,4 +1,4 @@
-"""Golden values: what the firmware of a GPU is known to measure, for one model, driver and VBIOS, from a file of the policy.
+"""Reference values: what the firmware of a GPU measures, for one model, driver and VBIOS, from a file of the policy.
 
 model = "GH100"
 driver = "550.90.07"
@@ -26,7 +26,7 @@ _NAMED: Final = 8  # of the measurements that differ, in a message
 
 
 @dataclass(frozen=True)
-class Golden:
+class ReferenceValues:
     """One combination of model, driver and VBIOS, and what it measures."""
 
     model: str
@@ -65,15 +65,15 @@ class Golden:
         if differing:
             named = ", ".join(map(str, differing[:_NAMED])) + (", ..." if len(differing) > _NAMED else "")
             raise AdmissionError(
-                f"a GPU ({self}) differs from the policy's golden values in measurement {named}: {advice}"
+                f"a GPU ({self}) differs from the policy's reference values in measurement {named}: {advice}"
             )
 
 
-def read(content: bytes, where: str) -> Golden:
-    """A file of golden values."""
+def read(content: bytes, where: str) -> ReferenceValues:
+    """A file of reference values."""
     table = parse(content, _no_files, where)
     measured = table.table("measurements")
-    golden = Golden(
+    reference_values = ReferenceValues(
         model=_word(table, "model"),
         driver=_word(table, "driver"),
         vbios=_word(table, "vbios"),
@@ -81,17 +81,17 @@ def read(content: bytes, where: str) -> Golden:
         measurements={_index(measured, name): measured.hexes(name, spdm.MEASUREMENT_BYTES) for name in measured.names},
     )
     table.done()
-    if not golden.measurements:
+    if not reference_values.measurements:
         raise measured.error("holds no measurement")
-    return golden
+    return reference_values
 
 
-def write(golden: Golden) -> str:
+def write(reference_values: ReferenceValues) -> str:
     """The file that `read` reads."""
-    heads = zip(("model", "driver", "vbios"), golden.key, strict=True)
+    heads = zip(("model", "driver", "vbios"), reference_values.key, strict=True)
     lines = [f'{name} = "{value}"' for name, value in heads]
-    lines += [f"firmware_id = {_listed(golden.firmware_ids)}", "", "[measurements]"]
-    lines += [f"{index} = {_listed(values)}" for index, values in sorted(golden.measurements.items())]
+    lines += [f"firmware_id = {_listed(reference_values.firmware_ids)}", "", "[measurements]"]
+    lines += [f"{index} = {_listed(values)}" for index, values in sorted(reference_values.measurements.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -99,7 +99,7 @@ def write(golden: Golden) -> str:
 
 
 def _no_files(path: str, limit: int) -> bytes:
-    raise PolicyError("a file of golden values names no other file")
+    raise PolicyError("a file of reference values names no other file")
 
 
 def _word(table: Table, name: str) -> str:

@@ -71,9 +71,9 @@ class SharedSecret:
 
 @dataclass(frozen=True)
 class Endorsed:
-    """The shared secret at first contact, when its key is forgotten.
+    """The shared secret at peer verification, when its key is forgotten.
 
-    Who made the proof has endorsed the entry and the digest of the proof under the same key, and that was judged with the
+    Who made the proof has endorsed the entry and the digest of the proof under the same key, and that was verified with the
     roster. So whoever shows the proof that is listed has shown all that its HMAC could say.
     """
 
@@ -88,4 +88,4 @@ class Endorsed:
             raise AdmissionError(f"rank {evidence.entry.rank} shows {len(evidence.proof)} bytes in place of an HMAC")
 
     def verify_listing(self, listing: Listing) -> None:
-        raise AdmissionError(f"rank {listing.entry.rank} is listed when the roster has been judged")
+        raise AdmissionError(f"rank {listing.entry.rank} is listed when the roster has been verified")

@@ -317,7 +317,7 @@ def _check_guest_policy(policy: GuestPolicy, rules: Rules) -> None:
 
 
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, known: Roots | None = None) -> Claims:
-    """Judge a proof for the 64 bytes that it must be about. `known` is for tests: no policy reaches it."""
+    """Verify a proof for the 64 bytes that it must be about. `known` is for tests: no policy reaches it."""
     report, certificate = decode(proof)
     _check_report_data(Report.decode(report), report_data)  # before the work that a recorded report could cause
     claims = authenticate(report, certificate, now, known=known, revoked=rules.revoked, listed=rules.listed)
@@ -350,7 +350,7 @@ def decode(proof: bytes) -> tuple[bytes, bytes]:
 
 
 class SnpVerifier:
-    """Judges workers by the rules, at the time that the clock tells."""
+    """Verifies workers by the rules, at the time that the clock tells."""
 
     kind = KIND
     name = NAME
@@ -373,7 +373,7 @@ class SnpVerifier:
             raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
-        """A report signs nothing but itself: until first contact the entry stands on the parent's word."""
+        """A report signs nothing but itself: until peer verification the entry stands on the parent's word."""
         if listing.endorsement:
             raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} knows none")
 

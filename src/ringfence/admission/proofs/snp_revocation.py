@@ -1,6 +1,6 @@
 """AMD's lists of revoked certificates, one for each product line, signed by its root and dated.
 
-They come from files that the policy names, so all workers judge by the same ones, and nobody can show an older one. What such
+They come from files that the policy names, so all workers verify by the same ones, and nobody can show an older one. What such
 a list can revoke is what the root has signed: the keys that sign VCEKs and VLEKs, and with them every chip below.
 """
 
@@ -27,7 +27,7 @@ FETCH: Final = "AMD serves it at https://kdsintf.amd.com/vcek/v1/LINE/crl"
 
 @dataclass(frozen=True)
 class RevocationList:
-    """One list, as it was read. That it is AMD's is checked when a report is judged."""
+    """One list, as it was read. That it is AMD's is checked when a report is verified."""
 
     raw: bytes
 
@@ -38,7 +38,10 @@ class RevocationList:
             made = cls(content)
             if made.end < made.list.last_update_utc:
                 raise ValueError("it ends before it begins")
-            _ = made.issuer, len(made.list)  # the library reads these when they are asked for: here, not before a judge
+            _ = (
+                made.issuer,
+                len(made.list),
+            )  # the library reads these when they are asked for: here, not before a verifier
             return made
         except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:  # TypeError: strange names
             raise ValueError(f"not a list of revoked certificates: {error}"[:_MESSAGE_CHARACTERS]) from None

@@ -63,7 +63,7 @@ def asked_nonce(data: bytes) -> bytes:
 
 
 def trim(data: bytes) -> bytes:
-    """The report without what some drivers leave behind its end; for those who collect, never for those who judge."""
+    """The report without what some drivers leave behind its end; for those who collect, never for those who verify."""
     return data[: _read(data).length]
 
 

@@ -1,7 +1,7 @@
 """Intel TDX: a worker is admitted if Intel's hardware says that it runs in a TD with the measurements of the policy.
 
-proof = the quote, without padding. Its REPORTDATA is the binding. Signatures, TCB levels and revocations are judged by
-`dcap-qvl`, under the pinned root of Intel; the form of the quote and the rules of the policy are judged here.
+proof = the quote, without padding. Its REPORTDATA is the binding. Signatures, TCB levels and revocations are verified by
+`dcap-qvl`, under the pinned root of Intel; the form of the quote and the rules of the policy are verified here.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def check(claims: Claims, rules: Rules) -> None:
 
 
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, root: bytes | None = None) -> Claims:
-    """Judge a proof for the 64 bytes that it must be about. `root` is for tests: no policy reaches it."""
+    """Verify a proof for the 64 bytes that it must be about. `root` is for tests: no policy reaches it."""
     _check_report_data(tdx_quote.read(proof), report_data)  # before the work that a recorded quote could cause
     claims = authenticate(proof, rules.collateral, now, listed=rules.listed, root=root)
     check(claims, rules)
@@ -232,18 +232,18 @@ def _check_report_data(body: tdx_quote.Body, report_data: bytes) -> None:
 
 
 def load_library() -> Any:
-    """dcap-qvl, which only those who judge TDX guests need."""
+    """dcap-qvl, which only those who verify TDX guests need."""
     try:
         import dcap_qvl
     except ImportError as error:
         raise ConfigurationError(
-            f'to judge TDX quotes, dcap-qvl is needed ({error}): python -m pip install "dcap-qvl>=0.7,<0.8"'
+            f'to verify TDX quotes, dcap-qvl is needed ({error}): python -m pip install "dcap-qvl>=0.7,<0.8"'
         ) from None
     return dcap_qvl
 
 
 def asked(call: Callable[..., Any], *arguments: object) -> Any:
-    """What the library says. A panic inside it is no Exception in Python; over a stranger's bytes it is a refusal."""
+    """Ask the library. A panic inside it is not an Exception in Python; it counts as a refusal."""
     try:
         return call(*arguments)
     except BaseException as error:
@@ -260,13 +260,13 @@ def _short(error: Exception) -> str:
 
 
 class TdxVerifier:
-    """Judges workers by the rules, at the time that the clock tells."""
+    """Verifies workers by the rules, at the time that the clock tells."""
 
     kind = KIND
     name = NAME
 
     def __init__(self, rules: Rules, clock: Clock, *, root: bytes | None = None) -> None:
-        load_library()  # a worker that cannot judge says so at once, not when the first peer arrives
+        load_library()  # a worker that cannot verify says so at once, not when the first peer arrives
         self._rules = rules
         self._clock = clock
         self._root = root
@@ -281,7 +281,7 @@ class TdxVerifier:
             raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
-        """A quote signs nothing but itself: until first contact the entry stands on the parent's word."""
+        """A quote signs nothing but itself: until peer verification the entry stands on the parent's word."""
         if listing.endorsement:
             raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} knows none")
 

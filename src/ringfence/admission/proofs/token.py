@@ -1,8 +1,8 @@
-"""A verifier's token: a worker is admitted if a service that the policy names has judged it, for this very connection.
+"""A verifier's token: a worker is admitted if a service that the policy names has verified it, for this very connection.
 
 The token is a JWT in EAT form (RFC 9711): NVIDIA's NRAS, Trustee and the clouds' services give such. The worker sends its
 hardware's evidence to the service with a nonce, the SHA-256 of the binding in hexadecimal digits, and the token must carry
-it as `eat_nonce`. A signature says who judged; what they found is in the claims, so a policy must name at least one.
+it as `eat_nonce`. A signature says who verified; what they found is in the claims, so a policy must name at least one.
 
 proof = token · number of detached submodules · name, token of each, by name
 """
@@ -100,11 +100,11 @@ def nonce_of(binding_digest: bytes) -> str:
     return hashlib.sha256(binding_digest).hexdigest()
 
 
-# -- judging --------------------------------------------------------------------------------------------------------
+# -- verifying --------------------------------------------------------------------------------------------------------
 
 
 def verify(proof: bytes, rules: Rules, nonce: str, now: float) -> Claims:
-    """The token and all its submodules, against the rules. A third party can judge a stored preimage and proof alike."""
+    """The token and all its submodules, against the rules. A third party can verify a stored preimage and proof alike."""
     token, detached = decode(proof)
     claims = _verify_one(token, rules, nonce, now)
     submodules = _submodules(claims, detached, rules, nonce, now)
@@ -199,9 +199,13 @@ def _submodules(claims: Json, detached: Mapping[str, str], rules: Rules, nonce: 
                 raise AdmissionError(f"the token vouches for another submodule {shown(name)} than came with it")
             found[name] = _verify_one(detached[name], rules, nonce, now)
             _check_flat(name, found[name])
-    strangers = sorted(detached.keys() - {name for name, value in listed.items() if not isinstance(value, dict)})
-    if strangers:
-        raise AdmissionError(f"a submodule {shown(strangers[0])} comes with the token, which does not vouch for it")
+    unauthenticated_peers = sorted(
+        detached.keys() - {name for name, value in listed.items() if not isinstance(value, dict)}
+    )
+    if unauthenticated_peers:
+        raise AdmissionError(
+            f"a submodule {shown(unauthenticated_peers[0])} comes with the token, which does not vouch for it"
+        )
     return found
 
 
@@ -209,7 +213,7 @@ def _check_flat(name: str, claims: Json) -> None:
     """What a service says two levels down no rule looks at, so nobody would see a bad device there."""
     if "submods" in claims:
         raise AdmissionError(
-            f"the token's submodule {shown(name)} has submodules of its own, which no policy can judge"
+            f"the token's submodule {shown(name)} has submodules of its own, which no policy can verify"
         )
 
 
@@ -234,7 +238,7 @@ def _agrees(value: object, wanted: tuple[str, ...] | int | bool) -> bool:
 
 
 class TokenVerifier:
-    """The judge."""
+    """The verifier."""
 
     kind = KIND
     name = "attestation token"

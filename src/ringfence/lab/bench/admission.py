@@ -1,13 +1,13 @@
 """What admission costs as a run grows: whole worlds of workers in one process, with real TLS, real proofs, no sockets.
 
-Every worker draws its own keys, shakes hands with its parent and its children, judges them, checks and passes on entries,
+Every worker draws its own keys, shakes hands with its parent and its children, verifies them, checks and passes on entries,
 gets the whole roster and finds itself and its neighbours in it. Its CPU time is clocked stage by stage, its bytes are counted
 with TLS. What is left out is the network, and what is shared is the interpreter: the time that passes here says nothing,
 the time a worker works does.
 
-That everybody parses and judges everybody's entry is n² work for one interpreter (16.8 million entries for 4,096 workers). So a
-number of judges, drawn at random, do it as a worker does and are clocked; the others compare the roster, byte by byte,
-with one that a judge has passed, and are left out of the means of these stages. `judges=None` has everybody do it.
+That everybody parses and verifies everybody's entry is n² work for one interpreter (16.8 million entries of 4,096 workers). A
+number of verifiers, drawn at random, do it as a worker does and are clocked; the others compare the roster, byte by byte,
+with one that a verifier has passed, and are left out of the means of these stages. `verifiers=None` has everybody do it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Cost:
     handshakes_max: int
     bytes_mean: float  #                 that a worker sends, TLS included
     bytes_max: int
-    cpu_mean: dict[str, float]  #        seconds by stage; of "roster" and "check" that of the judges
-    judges: int  #                       workers that checked the whole roster by themselves
+    cpu_mean: dict[str, float]  #        seconds by stage; of "roster" and "check" that of the verifiers
+    verifiers: int  #                       workers that checked the whole roster by themselves
     cpu_root: dict[str, float]  #        of rank 0, which takes everybody's entry
 
     @property
@@ -85,7 +85,7 @@ class Cost:
 
 def admit(
     size: int,
-    judges: int | None = None,
+    verifiers: int | None = None,
     proof: str = "secret",
     seed: int = 0,
     say: Callable[[str], None] = lambda what: None,
@@ -93,7 +93,7 @@ def admit(
     """Admit a world of `size` workers by one kind of proof, and see that everyone came into one session."""
     say(f"{size} workers: keys")
     draw = random.Random(seed)  # noqa: S311 (the order in which workers happen to come)
-    chosen = range(size) if judges is None or judges >= size else draw.sample(range(size), judges)
+    chosen = range(size) if verifiers is None or verifiers >= size else draw.sample(range(size), verifiers)
     world = _World(size, frozenset(chosen), PROOFS[proof](_RUN))
     order = list(range(1, size))
     draw.shuffle(order)
@@ -111,7 +111,7 @@ def admit(
 
 
 class _Twin(Tree):
-    """A worker's tree that can be handed a verdict, on a roster that is the judge's to the byte. Only the benchmark has it."""
+    """A tree that accepts a verdict on a roster equal to the verifier's. Only the benchmark has it."""
 
     verdict: Roster | None = None
 
@@ -122,9 +122,9 @@ class _Twin(Tree):
 class _Worker:
     """One worker: its keys, its place in the tree, what it has done so far."""
 
-    def __init__(self, rank: int, size: int, admission: Admission, judge: bool) -> None:
-        self.judge = judge
-        self.welcome: tuple[bytes, Welcome] | None = None  # that it is about to judge, and the bytes it came in
+    def __init__(self, rank: int, size: int, admission: Admission, verify: bool) -> None:
+        self.verify = verify
+        self.welcome: tuple[bytes, Welcome] | None = None  # that it is about to verify, and the bytes it came in
         self.cpu = dict.fromkeys(STAGES, 0)  # nanoseconds
         self.sent = 0
         self.handshakes = 0
@@ -192,10 +192,10 @@ class _End:
 
 
 class _World:
-    def __init__(self, size: int, judges: frozenset[int], admission: Admission) -> None:
+    def __init__(self, size: int, verifiers: frozenset[int], admission: Admission) -> None:
         self.size = size
-        self.workers = [_Worker(rank, size, admission, rank in judges) for rank in range(size)]
-        self._judged: tuple[bytes, Welcome, Roster] | None = None  # a roster's frame, and what a judge made of it
+        self.workers = [_Worker(rank, size, admission, rank in verifiers) for rank in range(size)]
+        self._verified: tuple[bytes, Welcome, Roster] | None = None  # a roster's frame, and what a verifier made of it
         self.ends: dict[tuple[int, int], _End] = {}  # (worker, peer)
         self._wires: dict[tuple[int, int], deque[tuple[bytes, str]]] = defaultdict(deque)  # in order, as TLS demands
         self._under_way: list[tuple[int, int]] = []  # wires, as a stack: few rosters are alive at a time
@@ -249,14 +249,14 @@ class _World:
 
     def _take(self, end: _End, sender: int, plain: bytes) -> list[Outgoing]:
         worker, answers = end.worker, list[Outgoing]()
-        if self._judged is not None and not worker.judge and plain == self._judged[0]:
-            worker.tree.verdict = self._judged[2]
-            return worker.tree.take(sender, self._judged[1])
+        if self._verified is not None and not worker.verify and plain == self._verified[0]:
+            worker.tree.verdict = self._verified[2]
+            return worker.tree.take(sender, self._verified[1])
         end.frames.feed(plain)
         while (message := end.frames.next()) is not None:
             answers += worker.tree.take(sender, message)
             if isinstance(message, Welcome):
-                worker.judge, worker.welcome = True, (plain, message)
+                worker.verify, worker.welcome = True, (plain, message)
         return answers
 
     def _check(self, worker: _Worker) -> list[Outgoing]:
@@ -265,7 +265,7 @@ class _World:
         with worker.clock("check"):
             answers = worker.tree.check()
         if worker.welcome is not None and worker.tree.session is not None:
-            self._judged, worker.welcome = (*worker.welcome, worker.tree.session.roster), None
+            self._verified, worker.welcome = (*worker.welcome, worker.tree.session.roster), None
         worker.forget_the_others()
         return answers
 
@@ -281,12 +281,12 @@ class _World:
             bytes_mean=statistics.fmean(worker.sent for worker in self.workers),
             bytes_max=max(worker.sent for worker in self.workers),
             cpu_mean={stage: self._mean(stage) for stage in STAGES},
-            judges=sum(worker.judge for worker in self.workers),
+            verifiers=sum(worker.verify for worker in self.workers),
             cpu_root={stage: self.workers[0].cpu[stage] / 1e9 for stage in STAGES},
         )
 
     def _mean(self, stage: str) -> float:
-        counted = [worker for worker in self.workers if worker.judge or stage not in ("roster", "check")]
+        counted = [worker for worker in self.workers if worker.verify or stage not in ("roster", "check")]
         return statistics.fmean(worker.cpu[stage] for worker in counted) / 1e9
 
 
@@ -356,7 +356,7 @@ def predict(costs: Sequence[Cost], workers: int) -> Cost:
             "check": by_size(lambda cost: cost.cpu_mean["check"]),
             "go": same(lambda cost: cost.cpu_mean["go"]),
         },
-        judges=0,
+        verifiers=0,
         cpu_root={
             "keys": same(lambda cost: cost.cpu_root["keys"]),
             "handshakes": one_handshake * len(children_of(0, workers)),

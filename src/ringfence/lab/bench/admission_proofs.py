@@ -18,7 +18,7 @@ from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Credential, Rules
 from ringfence.admission.proofs.secret import SharedSecret
 
-Admission = Callable[[int], tuple[Policy, Prover]]  # of the worker with this rank: its judge and what it shows
+Admission = Callable[[int], tuple[Policy, Prover]]  # of the worker with this rank: its verifier and what it shows
 
 _DOMAIN: Final = "bench.example"
 _USES: Final = (

@@ -30,9 +30,9 @@ class FolderStore:
 
     def set(self, key: str, value: str, /) -> None:
         file = self._file(key)
-        draft = file.with_suffix(f".{os.getpid()}")
-        draft.write_text(value, encoding="ascii")
-        draft.replace(file)
+        builder = file.with_suffix(f".{os.getpid()}")
+        builder.write_text(value, encoding="ascii")
+        builder.replace(file)
 
     def get(self, key: str, /) -> bytes:
         return self._file(key).read_bytes()

@@ -1,4 +1,4 @@
-"""Ratios between contenders that took turns, with bootstrap intervals over the rounds."""
+"""Ratios between variants that took turns, with bootstrap intervals over the rounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def interval(values: Sequence[float], resamples: int = RESAMPLES) -> Interval:
 
 
 def ratios(values: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Round by round, a contender's value over the mean of the two runs of the baseline in the same round."""
+    """Round by round, a variant's value over the mean of the two runs of the baseline in the same round."""
     return [2 * value / (a + b) for value, a, b in zip(values, first, second, strict=True)]
 
 

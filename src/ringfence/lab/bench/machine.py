@@ -1,4 +1,4 @@
-"""Facts about this machine and this installation that a reader of the samples needs to judge them."""
+"""Facts about this machine and this installation that a reader of the samples needs to verify them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ringfence.lab.bench.netns import Hosts, burst_bytes
 from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.units import size_text
-from ringfence.lab.bench.worker_pool import Crew, Seat
+from ringfence.lab.bench.worker_pool import Seat, WorkerPool
 
 BATCH_SECONDS: Final = 0.05  # small collectives are timed in batches at least this long
 _MARGIN: Final = 1.3
@@ -28,7 +28,7 @@ Turns = list[tuple[str, int]]
 class Setup:
     """What all cases of a run share."""
 
-    contenders: tuple[str, ...]
+    variants: tuple[str, ...]
     rounds: int
     results: Path
     command: str
@@ -40,7 +40,7 @@ class Setup:
         place: dict[str, Any] = {"hosts": self.hosts, "rate": self.rate}
         if self.rate is not None:
             place["burst"] = burst_bytes(self.rate)
-        return {**place, "contenders": list(self.contenders), "machine": machine.digest(facts)}
+        return {**place, "variants": list(self.variants), "machine": machine.digest(facts)}
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Measurement:
         progress.say(f"starting {workers} workers")
         with (
             seats_for(workers, self._setup.hosts, self._setup.rate) as seats,
-            Crew(seats, self._setup.contenders) as crew,
+            WorkerPool(seats, self._setup.variants) as worker_pool,
         ):
-            self._samples.begin({**self._facts, **crew.facts}, self._setup.command, machine.now())
+            self._samples.begin({**self._facts, **worker_pool.facts}, self._setup.command, machine.now())
             for case, left in cases:
                 what = describe(case)
                 progress.say(what)
-                measure = rounds_of(crew, case)
+                measure = rounds_of(worker_pool, case)
                 for _ in range(left):
                     number = len(self._samples.rounds(case))
                     self._samples.add(case, measure(number))
@@ -116,56 +116,56 @@ def describe(case: Case) -> str:
     return f"{case['operation']}, {size_text(case['size'])}, {workers}"
 
 
-def rounds_of(crew: Crew, case: Case, trace: Sequence[tuple[int, float]] = ()) -> Callable[[int], Round]:
+def rounds_of(worker_pool: WorkerPool, case: Case, trace: Sequence[tuple[int, float]] = ()) -> Callable[[int], Round]:
     """Prepare a case; a function that measures one round of it. `trace` is what a case of that kind replays."""
     if case["kind"] == "collective":
-        return _collective(crew, case)
+        return _collective(worker_pool, case)
     if case["kind"] == "trace":
-        return _trace(crew, case, trace)
-    return _training(crew, case)
+        return _trace(worker_pool, case, trace)
+    return _training(worker_pool, case)
 
 
-def _collective(crew: Crew, case: Case) -> Callable[[int], Round]:
+def _collective(worker_pool: WorkerPool, case: Case) -> Callable[[int], Round]:
     wire = case.get("wire", "float32")
-    arguments = {"operation": case["operation"], "size": case["size"], "wire": wire, "only": case["contenders"]}
-    prepared = crew.tell("prepare", **arguments)[0]
-    repeats = _repeats(crew, prepared["contenders"], case["busy"])
+    arguments = {"operation": case["operation"], "size": case["size"], "wire": wire, "only": case["variants"]}
+    prepared = worker_pool.tell("prepare", **arguments)[0]
+    repeats = _repeats(worker_pool, prepared["variants"], case["busy"])
 
     def measure(number: int) -> Round:
-        return crew.measure("round", turns=_shuffled(repeats, number), busy=case["busy"])
+        return worker_pool.measure("round", turns=_shuffled(repeats, number), busy=case["busy"])
 
     return measure
 
 
-def _repeats(crew: Crew, contenders: Sequence[str], busy: bool) -> dict[str, int]:
-    """How often each contender must run to fill a batch; found in steps, since the first calls are slow."""
-    repeats = dict.fromkeys(contenders, 2)
+def _repeats(worker_pool: WorkerPool, variants: Sequence[str], busy: bool) -> dict[str, int]:
+    """How often each variant must run to fill a batch; found in steps, since the first calls are slow."""
+    repeats = dict.fromkeys(variants, 2)
     for seconds in (BATCH_SECONDS / 5, BATCH_SECONDS * _MARGIN):
-        measured = crew.measure("round", turns=list(repeats.items()), busy=busy)
+        measured = worker_pool.measure("round", turns=list(repeats.items()), busy=busy)
         for name, sample in measured.items():
             repeats[name] = min(_MOST_REPEATS, max(1, math.ceil(seconds / sample["seconds"])))
     return repeats
 
 
-def _training(crew: Crew, case: Case) -> Callable[[int], Round]:
+def _training(worker_pool: WorkerPool, case: Case) -> Callable[[int], Round]:
     settings = {name: case[name] for name in ("model", "strategy", "bucket_mb")}
-    crew.tell("prepare_training", **settings, wire=case.get("wire", "float32"), only=case["contenders"])
-    return _steps(crew, case, warm_up=2)  # DDP arranges its buckets after the first step
+    worker_pool.tell("prepare_training", **settings, wire=case.get("wire", "float32"), only=case["variants"])
+    return _steps(worker_pool, case, warm_up=2)  # DDP arranges its buckets after the first step
 
 
-def _trace(crew: Crew, case: Case, trace: Sequence[tuple[int, float]]) -> Callable[[int], Round]:
+def _trace(worker_pool: WorkerPool, case: Case, trace: Sequence[tuple[int, float]]) -> Callable[[int], Round]:
     busy = case["device"] == "cpu"
-    crew.tell("prepare_trace", steps=list(trace), busy=busy, wire=case["wire"], only=case["contenders"])
-    return _steps(crew, case, warm_up=1)
+    worker_pool.tell("prepare_trace", steps=list(trace), busy=busy, wire=case["wire"], only=case["variants"])
+    return _steps(worker_pool, case, warm_up=1)
 
 
-def _steps(crew: Crew, case: Case, warm_up: int) -> Callable[[int], Round]:
-    once = dict.fromkeys(case["contenders"], 1)
+def _steps(worker_pool: WorkerPool, case: Case, warm_up: int) -> Callable[[int], Round]:
+    once = dict.fromkeys(case["variants"], 1)
     for _ in range(warm_up):
-        crew.measure("train", turns=list(once.items()))
+        worker_pool.measure("train", turns=list(once.items()))
 
     def measure(number: int) -> Round:
-        return crew.measure("train", turns=_shuffled(once, number))
+        return worker_pool.measure("train", turns=_shuffled(once, number))
 
     return measure
 

@@ -1,12 +1,12 @@
 """Memory beyond the tensors: the peak of each worker's resident memory in an all-reduce, less what is said here.
 
-    start    resident once torch and the default Gloo group are up, before the contender is made
+    start    resident once torch and the default Gloo group are up, before the variant is made
     warm     after it was made and has summed a tensor of 4 KiB
     peak     the most while it sums the large tensor, three times
 
-beyond = peak - warm - the tensor. The contender's own connections, threads and first buffers are warm - start: that is
+beyond = peak - warm - the tensor. The variant's own connections, threads and first buffers are warm - start: that is
 shown beside it and not hidden in it. The kernel's socket buffers belong to no process; their limits are shown too.
-Links are the TCP connections that carried a share of the tensor. Each contender has processes of its own, beside
+Links are the TCP connections that carried a share of the tensor. Each variant has processes of its own, beside
 nothing but the Gloo group that torch.distributed needs.
 """
 
@@ -23,43 +23,52 @@ from ringfence.lab.bench.names import BASELINE
 from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.units import size_text
-from ringfence.lab.bench.worker_pool import Crew, Seat
+from ringfence.lab.bench.worker_pool import Seat, WorkerPool
 
 _MIB: Final = 1 << 20
 
 
 def measure(setup: Setup, sizes: Sequence[int], workers: Sequence[int], facts: Mapping[str, Any]) -> list[Measured]:
-    """A round is a crew of its own that goes through all sizes, small ones first."""
+    """A round is a worker pool of its own that goes through all sizes, small ones first."""
     samples = Samples(setup.results)
-    crews = [(count, name) for count in workers for name in setup.contenders]
-    cases = {crew: [_case(setup, facts, *crew, size) for size in sorted(sizes)] for crew in crews}
-    left = {crew: setup.rounds - min(len(samples.rounds(case)) for case in cases[crew]) for crew in crews}
+    worker_pools = [(count, name) for count in workers for name in setup.variants]
+    cases = {
+        worker_pool: [_case(setup, facts, *worker_pool, size) for size in sorted(sizes)] for worker_pool in worker_pools
+    }
+    left = {
+        worker_pool: setup.rounds - min(len(samples.rounds(case)) for case in cases[worker_pool])
+        for worker_pool in worker_pools
+    }
     progress = Progress(sum(max(0, count) for count in left.values()))
     try:
-        for crew in crews:
-            for _ in range(left[crew]):
-                progress.say(f"{crew[1]}, {crew[0]} workers")
-                _measure_once(setup, facts, crew, cases[crew], samples)
+        for worker_pool in worker_pools:
+            for _ in range(left[worker_pool]):
+                progress.say(f"{worker_pool[1]}, {worker_pool[0]} workers")
+                _measure_once(setup, facts, worker_pool, cases[worker_pool], samples)
                 progress.step("")
     finally:
         progress.end()
-    return [Measured(case, samples.rounds(case)[: setup.rounds]) for crew in crews for case in cases[crew]]
+    return [
+        Measured(case, samples.rounds(case)[: setup.rounds])
+        for worker_pool in worker_pools
+        for case in cases[worker_pool]
+    ]
 
 
-def _case(setup: Setup, facts: Mapping[str, Any], workers: int, contender: str, size: int) -> dict[str, Any]:
-    around = replace(setup, contenders=(contender,)).circumstances(facts)
+def _case(setup: Setup, facts: Mapping[str, Any], workers: int, variant: str, size: int) -> dict[str, Any]:
+    around = replace(setup, variants=(variant,)).circumstances(facts)
     return {"kind": "memory", "operation": "all_reduce", "size": size, "workers": workers, **around}
 
 
 def _measure_once(
     setup: Setup, facts: Mapping[str, Any], who: tuple[int, str], cases: Sequence[Case], samples: Samples
 ) -> None:
-    workers, contender = who
-    with Crew([Seat()] * workers, list(dict.fromkeys((BASELINE[0], contender)))) as crew:
-        samples.begin({**facts, **crew.facts}, setup.command, machine.now())
-        before = crew.tell("warm", name=contender)
+    workers, variant = who
+    with WorkerPool([Seat()] * workers, list(dict.fromkeys((BASELINE[0], variant)))) as worker_pool:
+        samples.begin({**facts, **worker_pool.facts}, setup.command, machine.now())
+        before = worker_pool.tell("warm", name=variant)
         for case in cases:
-            during = crew.tell("swell", name=contender, size=case["size"])
+            during = worker_pool.tell("swell", name=variant, size=case["size"])
             found = {f"rank {rank}": {**before[rank], **during[rank]} for rank in range(workers)}
             if len(samples.rounds(case)) < setup.rounds:
                 samples.add(case, found)
@@ -67,11 +76,11 @@ def _measure_once(
 
 @dataclass(frozen=True)
 class MemoryResult:
-    """One contender, size and number of workers: the worst worker of each round, the median over rounds; in bytes."""
+    """One variant, size and number of workers: the worst worker of each round, the median over rounds; in bytes."""
 
     case: Case
     rounds: int
-    contender: str
+    variant: str
     links: int  # of one worker, that carried data
     beyond: float  # peak - warm - tensor
     per_link: float
@@ -88,7 +97,7 @@ def result(measured: Measured) -> MemoryResult:
     return MemoryResult(
         case=case,
         rounds=len(rounds),
-        contender=case["contenders"][0],
+        variant=case["variants"][0],
         links=max(each["links"] for samples in rounds for each in samples.values()),
         beyond=_median_of_worst(rounds, _beyond),
         per_link=_median_of_worst(rounds, lambda each: _beyond(each) / each["links"]),
@@ -109,12 +118,12 @@ def _median_of_worst(rounds: Sequence[Round], value: Callable[[Mapping[str, Any]
 def table(results: Sequence[MemoryResult]) -> str:
     """The results as text for a terminal."""
     columns = f"{'beyond':>10} {'per link':>10} {'made':>10} {'kernel/link':>12}"
-    lines = [f"{'contender':20} {'workers':>7} {'tensor':>9} {'links':>6} {columns}"]
+    lines = [f"{'variant':20} {'workers':>7} {'tensor':>9} {'links':>6} {columns}"]
     for each in results:
         cells = [f"{value / _MIB:.1f} MiB" for value in (each.beyond, each.per_link, each.made)]
         kernel = f"{each.socket_buffers_per_link / _MIB:.1f} MiB"
         lines.append(
-            f"{each.contender:20} {each.case['workers']:>7} {size_text(each.case['size']):>9} {each.links:>6} "
+            f"{each.variant:20} {each.case['workers']:>7} {size_text(each.case['size']):>9} {each.links:>6} "
             f"{cells[0]:>10} {cells[1]:>10} {cells[2]:>10} {kernel:>12}"
         )
     lines += [

@@ -6,7 +6,7 @@ from typing import Final
 
 BASELINE: Final = ("gloo-a", "gloo-b")  # plaintext Gloo, twice: their difference is the instrument's resolution
 
-CONTENDERS: Final = {
+VARIANTS: Final = {
     "gloo-a": "plaintext Gloo",
     "gloo-b": "plaintext Gloo once more, in a group of its own",
     "ringfence": "sealed, as a training script gets it",
@@ -23,7 +23,7 @@ PROFILED: Final = "ringfence-profiled"
 STAGES: Final = ("seal", "open", "lock", "reduce", "send", "receive", "wait")  # profile.py says what each is
 ALONE: Final = "alone"  # a step with no communication at all; the study measures it, `bench` does not
 RINGS: Final = ("hop-by-hop", "tls", "plain-ring")
-DEFAULT_CONTENDERS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls")
+DEFAULT_VARIANTS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls")
 DEFAULT_TRAINING: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed")
 DEFAULT_MEMORY: Final = ("gloo-b", "ringfence")
 GROUPS: Final = ("gloo-a", "gloo-b", "ringfence", "ringfence-unsealed")  # process groups, which FSDP2 needs

@@ -11,7 +11,7 @@ from ringfence.errors import RingfenceError
 
 
 class WrongResult(RingfenceError):
-    """A contender computed something else; timing it would mean nothing."""
+    """A variant computed something else; timing it would mean nothing."""
 
 
 def type_of(wire: str) -> torch.dtype:

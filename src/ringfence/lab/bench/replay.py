@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import torch
 
 from ringfence.lab.bench.operations import Tensors, type_of
-from ringfence.lab.bench.variants import AloneContender, Begun, Contender
+from ringfence.lab.bench.variants import AloneVariant, Begun, Variant
 
 _MEMORY: Final = 64 << 20  # for all buckets together, unless one is larger
 _SIDE: Final = 256  # of the matrices that keep a core busy: a product takes a fraction of a millisecond
@@ -76,10 +76,10 @@ class Idle:
 
 
 def step(
-    contender: Contender, memory: Memory, seconds: Sequence[float], compute: Callable[[], Compute]
+    variant: Variant, memory: Memory, seconds: Sequence[float], compute: Callable[[], Compute]
 ) -> Callable[[], None]:
     """A function that replays one step."""
-    alone = isinstance(contender, AloneContender)
+    alone = isinstance(variant, AloneVariant)
     nothing = memory.largest[:0]
 
     def run() -> None:
@@ -88,7 +88,7 @@ def step(
         for bucket, before in zip(memory.buckets, seconds, strict=True):
             go_on(before)
             if not alone:
-                begun.append(contender.begin("all_reduce", Tensors(bucket, nothing, nothing)))
+                begun.append(variant.begin("all_reduce", Tensors(bucket, nothing, nothing)))
         for each in begun:
             each.wait()
 

@@ -9,7 +9,7 @@ from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.results import Line, Result
 from ringfence.lab.bench.units import size_text, time_text
 
-_HEADER = f"{'contender':20} {'median':>11}   {'ratio to Gloo':20} {'resolution':>10} {'CPU':>12} {'on the wire':>12}"
+_HEADER = f"{'variant':20} {'median':>11}   {'ratio to Gloo':20} {'resolution':>10} {'CPU':>12} {'on the wire':>12}"
 
 
 def table(results: Sequence[Result], facts: Mapping[str, Any], floors: Mapping[int, float] | None = None) -> str:
@@ -46,7 +46,7 @@ def _block(result: Result, floor: float | None) -> list[str]:
     for line in result.lines:
         if line.stages is not None:
             shares = ", ".join(f"{stage} {share:.0%}" for stage, share in line.stages.items())
-            lines.append(f"  {line.contender}: {shares}")
+            lines.append(f"  {line.variant}: {shares}")
             if floor is not None:
                 lines.append(f"  CPU {line.cpu_seconds * 1e3:.2f} ms, floor from stage costs {floor * 1e3:.2f} ms")
     return lines
@@ -74,7 +74,7 @@ def bucket_text(bucket_mb: float | None) -> str:
 def _row(line: Line, result: Result) -> str:
     cpu = f"{line.cpu_ns_per_byte:.2f} ns/B" if line.cpu_ns_per_byte is not None else f"{line.cpu_seconds:.2f} s"
     return (
-        f"{line.contender:20} {time_text(line.seconds):>11}   {_ratio_text(line.ratio):20} {f'±{result.resolution:.2f}':>10} "
+        f"{line.variant:20} {time_text(line.seconds):>11}   {_ratio_text(line.ratio):20} {f'±{result.resolution:.2f}':>10} "
         f"{cpu:>12} {size_text(line.wire_bytes):>12}"
     )
 

@@ -17,9 +17,9 @@ _SEALED: Final = "ringfence"
 
 @dataclass(frozen=True)
 class Line:
-    """One contender in one case."""
+    """One variant in one case."""
 
-    contender: str
+    variant: str
     seconds: float  # median over the rounds
     ratio: Interval  # to the mean of the two Gloo runs of the same round
     cpu_seconds: float  # of all workers together
@@ -36,14 +36,14 @@ class Result:
     rounds: int
     resolution: float
     lines: list[Line]
-    sealed_over: dict[str, Interval]  # ringfence over each contender that is not Gloo, round by round
+    sealed_over: dict[str, Interval]  # ringfence over each variant that is not Gloo, round by round
 
     def as_json(self) -> dict[str, Any]:
         return {
             "case": self.case,
             "rounds": self.rounds,
             "resolution": self.resolution,
-            "contenders": [{**asdict(line), "ratio": line.ratio._asdict()} for line in self.lines],
+            "variants": [{**asdict(line), "ratio": line.ratio._asdict()} for line in self.lines],
             "sealed_over": {name: ratio._asdict() for name, ratio in self.sealed_over.items()},
         }
 
@@ -52,7 +52,7 @@ def result(measured: Measured) -> Result:
     """What the rounds of a case say."""
     rounds = measured.rounds
     first, second = (_column(rounds, name, "seconds") for name in names.BASELINE)
-    taking_part = [name for name in measured.case["contenders"] if all(name in samples for samples in rounds)]
+    taking_part = [name for name in measured.case["variants"] if all(name in samples for samples in rounds)]
     lines = [_line(measured.case, rounds, name, first, second) for name in taking_part]
     return Result(measured.case, len(rounds), resolution(first, second), lines, _sealed_over(rounds, taking_part))
 
@@ -73,7 +73,7 @@ def _line(case: Case, rounds: Sequence[Round], name: str, first: list[float], se
     if case["kind"] == "collective":
         per_byte = cpu * 1e9 / names.necessary_bytes(case["operation"], case["size"], case["workers"])
     return Line(
-        contender=name,
+        variant=name,
         seconds=statistics.median(seconds),
         ratio=interval(ratios(seconds, first, second)),
         cpu_seconds=cpu,

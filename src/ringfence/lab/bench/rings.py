@@ -30,7 +30,7 @@ class Ring:
     def __init__(self, store: Any, name: str, rank: int, size: int, host: str, folder: Path) -> None:
         self.rank = rank
         self.size = size
-        self._beside = self._sums = torch.empty(0)
+        self._background = self._sums = torch.empty(0)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family) as listener:
             listener.settimeout(_HANDSHAKE_SECONDS)
@@ -120,11 +120,11 @@ class Ring:
 
     def _reduce_scatter(self, chunks: list[torch.Tensor]) -> None:
         """Afterwards rank r holds the sum of chunk r + 1."""
-        if self._beside.numel() < chunks[0].numel() or self._beside.dtype != chunks[0].dtype:
-            self._beside = torch.empty_like(chunks[0])
+        if self._background.numel() < chunks[0].numel() or self._background.dtype != chunks[0].dtype:
+            self._background = torch.empty_like(chunks[0])
         for step in range(self.size - 1):
             out, into = chunks[(self.rank - step) % self.size], chunks[(self.rank - step - 1) % self.size]
-            received = self._beside[: into.numel()]
+            received = self._background[: into.numel()]
             self.exchange(as_bytes(out), as_bytes(received))
             into.add_(received)
 

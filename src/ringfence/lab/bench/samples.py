@@ -1,7 +1,7 @@
 """The raw samples: JSON lines in a file, appended round by round, found again by their settings.
 
 {"run": id, "machine": {…}, "command": "…", "date": "…"}        once at the start of each run
-{"run": id, "case": {…}, "round": n, "samples": {contender: {"seconds", "cpu", "sent", …}}}
+{"run": id, "case": {…}, "round": n, "samples": {variant: {"seconds", "cpu", "sent", …}}}
 """
 
 from __future__ import annotations

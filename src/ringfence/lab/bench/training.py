@@ -1,7 +1,7 @@
 """Training steps of real models, built from their configurations with random weights: nothing is downloaded.
 
-Every contender has a copy of the model whose parameters share one memory, and what its strategy keeps beside it (the
-buckets of DDP, the shards of FSDP2). So contenders can take turns step by step, on the same data.
+Every variant has a copy of the model whose parameters share one memory, and what its strategy keeps beside it (the
+buckets of DDP, the shards of FSDP2). So variants can take turns step by step, on the same data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench.operations import type_of
-from ringfence.lab.bench.variants import AloneContender, Contender, RingContender
+from ringfence.lab.bench.variants import AloneVariant, RingVariant, Variant
 
 _SEED: Final = 17
 _RATE: Final = 1e-5  # the steps are about time; weights must only stay finite
@@ -29,9 +29,9 @@ Batch = dict[str, torch.Tensor]
 
 
 def prepare(
-    name: str, strategy: str, bucket_mb: float | None, contenders: Mapping[str, Contender], wire: str = "float32"
+    name: str, strategy: str, bucket_mb: float | None, variants: Mapping[str, Variant], wire: str = "float32"
 ) -> tuple[dict[str, Callable[[], None]], dict[str, Any]]:
-    """For each contender a function that does one step; and facts about the model."""
+    """For each variant a function that does one step; and facts about the model."""
     torch.manual_seed(_SEED)
     model, batch = _build(name)
     facts = {
@@ -39,13 +39,13 @@ def prepare(
         "batch": {key: list(value.shape) for key, value in batch.items()},
     }
     steps = {}
-    for who, contender in contenders.items():
-        if isinstance(contender, AloneContender):  # its gradients are its own: they must not move what all ranks share
+    for who, variant in variants.items():
+        if isinstance(variant, AloneVariant):  # its gradients are its own: they must not move what all ranks share
             steps[who] = _step(_sharing(model), batch, rate=0.0)
         elif strategy == "fsdp2":
-            steps[who] = _step(_sharded(copy.deepcopy(model), contender), batch)
+            steps[who] = _step(_sharded(copy.deepcopy(model), variant), batch)
         else:
-            steps[who] = _step(_replicated(_sharing(model), contender, bucket_mb, wire), batch)
+            steps[who] = _step(_replicated(_sharing(model), variant, bucket_mb, wire), batch)
     return steps, facts
 
 
@@ -74,18 +74,18 @@ def _sharing(model: nn.Module) -> nn.Module:
     return other
 
 
-def _replicated(model: nn.Module, contender: Contender, bucket_mb: float | None, wire: str) -> nn.Module:
+def _replicated(model: nn.Module, variant: Variant, bucket_mb: float | None, wire: str) -> nn.Module:
     """None is DDP's own default: 25 MiB after a first bucket of 1 MiB, which no single number asks for."""
-    parallel = DistributedDataParallel(model, process_group=contender.group, bucket_cap_mb=bucket_mb)
-    if isinstance(contender, RingContender):  # gradients through the ring; DDP's few other messages through Gloo
+    parallel = DistributedDataParallel(model, process_group=variant.group, bucket_cap_mb=bucket_mb)
+    if isinstance(variant, RingVariant):  # gradients through the ring; DDP's few other messages through Gloo
         # Through a lambda, because DDP compares a hook's annotations with types, and here they are strings.
-        parallel.register_comm_hook(contender, lambda ring, bucket: _through_ring(ring, bucket, wire))
+        parallel.register_comm_hook(variant, lambda ring, bucket: _through_ring(ring, bucket, wire))
     elif wire == "bfloat16":  # by its own name, DDP refuses this hook on anything but NCCL, though it works
-        parallel.register_comm_hook(contender.group, lambda group, bucket: bf16_compress_hook(group, bucket))
+        parallel.register_comm_hook(variant.group, lambda group, bucket: bf16_compress_hook(group, bucket))
     return parallel
 
 
-def _through_ring(contender: RingContender, bucket: dist.GradBucket, wire: str) -> torch.futures.Future[torch.Tensor]:
+def _through_ring(variant: RingVariant, bucket: dist.GradBucket, wire: str) -> torch.futures.Future[torch.Tensor]:
     """One bucket after the other, on a thread of the ring's own, while the backward pass goes on."""
     result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
@@ -93,18 +93,18 @@ def _through_ring(contender: RingContender, bucket: dist.GradBucket, wire: str) 
         with torch.no_grad():
             gradients = bucket.buffer()
             sent = gradients if wire == "float32" else gradients.to(type_of(wire))
-            contender.ring.all_reduce(sent)
-            result.set_result(gradients.copy_(sent).div_(contender.ring.size))
+            variant.ring.all_reduce(sent)
+            result.set_result(gradients.copy_(sent).div_(variant.ring.size))
 
-    contender.thread.submit(reduce)
+    variant.thread.submit(reduce)
     return result
 
 
-def _sharded(model: nn.Module, contender: Contender) -> nn.Module:
+def _sharded(model: nn.Module, variant: Variant) -> nn.Module:
     """The blocks of the model one by one, then the rest, as FSDP2 is meant to be used."""
-    if isinstance(contender, RingContender):
-        raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --contenders")
-    mesh = DeviceMesh.from_group(contender.group, "cpu")
+    if isinstance(variant, RingVariant):
+        raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --variants")
+    mesh = DeviceMesh.from_group(variant.group, "cpu")
     for module in list(model.modules()):
         if isinstance(module, nn.ModuleList):
             for block in module:
@@ -120,6 +120,6 @@ def _step(model: nn.Module, batch: Batch, rate: float = _RATE) -> Callable[[], N
         optimizer.zero_grad(set_to_none=True)
         model(**batch).loss.backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)  # gradients of contenders that wait for their turn take no memory
+        optimizer.zero_grad(set_to_none=True)  # gradients of variants that wait for their turn take no memory
 
     return step

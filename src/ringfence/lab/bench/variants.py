@@ -1,4 +1,4 @@
-"""Who takes part, on a worker's side: each contender runs a collective now, or begins it and says when it is done."""
+"""Who takes part, on a worker's side: each variant runs a collective now, or begins it and says when it is done."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Begun(Protocol):
     def wait(self) -> Any: ...
 
 
-class Contender(Protocol):
+class Variant(Protocol):
     """`group` is None for those that are no process group."""
 
     group: Any
@@ -51,7 +51,7 @@ class Place(NamedTuple):
     timeout: timedelta
 
 
-class GroupContender:
+class GroupVariant:
     """A process group of torch.distributed."""
 
     def __init__(self, group: Any) -> None:
@@ -75,7 +75,7 @@ class _Begun:
         self.wait = future.result
 
 
-class RingContender:
+class RingVariant:
     """One of the rings that are built here."""
 
     def __init__(self, ring: Ring) -> None:
@@ -103,7 +103,7 @@ class RingContender:
         return _Begun(self.thread.submit(self.run, operation, tensors))
 
 
-class AloneContender:
+class AloneVariant:
     """Nobody to talk to: what a step costs when nothing is communicated. It takes part in steps, not in collectives."""
 
     group = None
@@ -129,21 +129,21 @@ _SESSIONS: Final[dict[str, type[Session]]] = {
 _RINGS: Final[dict[str, type[Ring]]] = {"plain-ring": Ring, "hop-by-hop": HopByHopRing, "tls": TlsRing}
 
 
-def make(name: str, place: Place) -> Contender:
-    """A contender by name. "package.module:Class" names a session of one's own, for tests of this very instrument."""
+def make(name: str, place: Place) -> Variant:
+    """A variant by name. "package.module:Class" names a session of one's own, for tests of this very instrument."""
     if name == "gloo-a":
-        return GroupContender(dist.group.WORLD)
+        return GroupVariant(dist.group.WORLD)
     if name == "gloo-b":
         with plaintext_allowed():
-            return GroupContender(dist.new_group(backend="gloo"))
+            return GroupVariant(dist.new_group(backend="gloo"))
     if name == names.ALONE:
-        return AloneContender()
+        return AloneVariant()
     if name in _RINGS:
-        return RingContender(_RINGS[name](place.store, name, place.rank, place.size, place.host, place.folder))
+        return RingVariant(_RINGS[name](place.store, name, place.rank, place.size, place.host, place.folder))
     if name in _SESSIONS:
-        return GroupContender(_group_over(_SESSIONS[name], name))
+        return GroupVariant(_group_over(_SESSIONS[name], name))
     module, _, qualname = name.partition(":")
-    return GroupContender(_group_over(getattr(importlib.import_module(module), qualname), qualname.lower()))
+    return GroupVariant(_group_over(getattr(importlib.import_module(module), qualname), qualname.lower()))
 
 
 def _group_over(session_type: type[Session], name: str) -> Any:

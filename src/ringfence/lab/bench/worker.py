@@ -1,4 +1,4 @@
-"""A worker of the benchmark: joins the groups of all contenders, then does and times what it is told, round by round."""
+"""A worker of the benchmark: joins the groups of all variants, then does and times what it is told, round by round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringfence.lab.bench.channel import Channel, Message
 from ringfence.lab.bench.operations import Tensors
 from ringfence.lab.bench.rss import peak_bytes, reset_peak, resident_bytes
 from ringfence.lab.bench.tcp_counters import bytes_sent, connections
-from ringfence.lab.bench.variants import Contender, Place
+from ringfence.lab.bench.variants import Place, Variant
 
 _TIMEOUT: Final = timedelta(minutes=5)
 _PR_SET_PDEATHSIG: Final = 1
@@ -43,7 +43,7 @@ class Worker:
         mine = dist.PrefixStore("bench", store)
         place = Place(self.rank, self.size, config["host"], Path(config["folder"]), mine, _TIMEOUT)
         self._at_start = resident_bytes()
-        self.contenders: dict[str, Contender] = {name: variants.make(name, place) for name in config["contenders"]}
+        self.variants: dict[str, Variant] = {name: variants.make(name, place) for name in config["variants"]}
         self._operation = ""
         self._tensors: Tensors
         self._steps: dict[str, Callable[[], None]] = {}
@@ -54,53 +54,53 @@ class Worker:
     # -- collectives -------------------------------------------------------------------------------------------------
 
     def prepare(self, operation: str, size: int, wire: str = "float32", only: list[str] | None = None) -> Message:
-        """Make the tensors and see that every contender computes what it should; who takes part."""
+        """Make the tensors and see that every variant computes what it should; who takes part."""
         self._operation, self._tensors = operation, Tensors.of(operation, size, self.size, wire)
-        taking_part = [name for name, contender in self._chosen(only).items() if contender.offers(operation)]
+        taking_part = [name for name, variant in self._chosen(only).items() if variant.offers(operation)]
         self._check(operation, self._tensors, taking_part)
-        return {"contenders": taking_part}
+        return {"variants": taking_part}
 
-    def _chosen(self, only: list[str] | None) -> dict[str, Contender]:
+    def _chosen(self, only: list[str] | None) -> dict[str, Variant]:
         """Those of this case, in the order that it names them; all, if it names none."""
-        return self.contenders if only is None else {name: self.contenders[name] for name in only}
+        return self.variants if only is None else {name: self.variants[name] for name in only}
 
     def _check(self, operation: str, tensors: Tensors, taking_part: Iterable[str]) -> None:
         for name in taking_part:
             operations.fill(operation, tensors, self.rank, self.size)
-            self.contenders[name].run(operation, tensors)
+            self.variants[name].run(operation, tensors)
             operations.check(operation, tensors, self.rank, self.size, name)
         for tensor in tensors:
             tensor.zero_()  # sums of sums grow without end otherwise
 
     def round(self, turns: list[tuple[str, int]], busy: bool) -> Message:
-        """Every contender in turn, each as often as it says."""
+        """Every variant in turn, each as often as it says."""
         run = self._run_busy if busy else self._run
         return {name: self._timed(name, repeats, run) for name, repeats in turns}
 
-    def _run(self, contender: Contender, repeats: int) -> None:
+    def _run(self, variant: Variant, repeats: int) -> None:
         for _ in range(repeats):
-            contender.run(self._operation, self._tensors)
+            variant.run(self._operation, self._tensors)
 
-    def _run_busy(self, contender: Contender, repeats: int) -> None:
+    def _run_busy(self, variant: Variant, repeats: int) -> None:
         """The caller computes in pure Python until the collective is done."""
         counted = 0
         for _ in range(repeats):
-            begun = contender.begin(self._operation, self._tensors)
+            begun = variant.begin(self._operation, self._tensors)
             while not begun.is_completed():
                 for number in range(1000):  # bytecode, not one call into C: the interpreter may switch at every turn
                     counted += number
             begun.wait()
 
-    def _timed(self, name: str, repeats: int, run: Callable[[Contender, int], None]) -> Message:
-        contender = self.contenders[name]
-        if contender.stages is not None:
-            contender.stages.start()
+    def _timed(self, name: str, repeats: int, run: Callable[[Variant, int], None]) -> Message:
+        variant = self.variants[name]
+        if variant.stages is not None:
+            variant.stages.start()
         sent = bytes_sent()
         dist.barrier()
         cpu, start = time.process_time_ns(), time.perf_counter_ns()
-        run(contender, repeats)
+        run(variant, repeats)
         seconds, cpu = (time.perf_counter_ns() - start) / 1e9, time.process_time_ns() - cpu
-        stages = contender.stages.stop() if contender.stages is not None else None
+        stages = variant.stages.stop() if variant.stages is not None else None
         dist.barrier()  # what others still had to receive is on the wire now
         measured = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
         return {**measured, "stages": stages} if stages else measured
@@ -132,7 +132,7 @@ class Worker:
         tensor = torch.empty(size // 4)
         for _ in range(_TIMES):
             tensor.fill_(self.rank + 1)
-            self.contenders[name].run("all_reduce", Tensors(tensor, tensor, tensor))
+            self.variants[name].run("all_reduce", Tensors(tensor, tensor, tensor))
         dist.barrier()
         return tensor
 
@@ -146,7 +146,7 @@ class Worker:
         wire: str = "float32",
         only: list[str] | None = None,
     ) -> Message:
-        """Build the model once for each contender; facts about it."""
+        """Build the model once for each variant; facts about it."""
         from ringfence.lab.bench import training
 
         self._steps.clear()
@@ -156,22 +156,22 @@ class Worker:
     def prepare_trace(
         self, steps: list[tuple[int, float]], busy: bool, wire: str, only: list[str] | None = None
     ) -> Message:
-        """Make the memory of the buckets and see that every contender sums the largest of them rightly."""
+        """Make the memory of the buckets and see that every variant sums the largest of them rightly."""
         self._steps.clear()
         memory = replay.Memory([size for size, _ in steps], wire)
         chosen = self._chosen(only)
         whole = Tensors(memory.largest, memory.largest[:0], memory.largest[:0])
-        self._check("all_reduce", whole, [name for name, contender in chosen.items() if contender.offers("all_reduce")])
+        self._check("all_reduce", whole, [name for name, variant in chosen.items() if variant.offers("all_reduce")])
         compute = replay.Busy if busy else replay.Idle
         seconds = [each for _, each in steps]
-        self._steps = {name: replay.step(contender, memory, seconds, compute) for name, contender in chosen.items()}
-        return {"contenders": list(chosen)}
+        self._steps = {name: replay.step(variant, memory, seconds, compute) for name, variant in chosen.items()}
+        return {"variants": list(chosen)}
 
     def train(self, turns: list[tuple[str, int]]) -> Message:
-        """Every contender in turn, so many steps each."""
+        """Every variant in turn, so many steps each."""
 
-        def steps(name: str) -> Callable[[Contender, int], None]:
-            def run(contender: Contender, repeats: int) -> None:
+        def steps(name: str) -> Callable[[Variant, int], None]:
+            def run(variant: Variant, repeats: int) -> None:
                 for _ in range(repeats):
                     self._steps[name]()
 

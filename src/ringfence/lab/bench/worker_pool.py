@@ -37,12 +37,12 @@ class Seat(NamedTuple):
     interface: str = "lo"
 
 
-class Crew:
+class WorkerPool:
     """As many workers as seats. Use it in a `with`."""
 
-    def __init__(self, seats: Sequence[Seat], contenders: Sequence[str]) -> None:
+    def __init__(self, seats: Sequence[Seat], variants: Sequence[str]) -> None:
         self.size = len(seats)
-        self.contenders = list(contenders)
+        self.variants = list(variants)
         self._temporary = tempfile.TemporaryDirectory(prefix="ringfence-bench-")
         self._folder = Path(self._temporary.name)
         self._workers: list[tuple[subprocess.Popen[bytes], Channel]] = []
@@ -65,7 +65,7 @@ class Crew:
             "store": str(self._folder / "store"),
             "host": seat.host,
             "folder": str(self._folder),
-            "contenders": self.contenders,
+            "variants": self.variants,
             "channel": theirs.fileno(),
             "parent": os.getpid(),
         }

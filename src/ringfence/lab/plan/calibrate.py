@@ -1,6 +1,6 @@
 """From the summary of a study to a hardware profile of the machine it was made on.
 
-Of each contender eight numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
+Of each variant eight numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
 waits for each worker that a core is shared with, how much of its time a worker's thread waits, what memory costs that no cache
 holds, what bfloat16 costs to add, how the end of a step that a GPU computes relates to what the model finds left to do, and how
 its core seconds grow beside computing on the same cores. Gloo has two more, for the memory in which torch has it gather and
@@ -20,11 +20,11 @@ from ringfence.errors import ConfigurationError
 from ringfence.lab.plan.cost import load
 from ringfence.lab.plan.fit import Vector, nearest
 from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES, Figure, Hardware
-from ringfence.lab.plan.predict import BASELINE, CONTENDERS, covered, predict
+from ringfence.lab.plan.predict import BASELINE, VARIANTS, covered, predict
 from ringfence.lab.plan.work import WAYS, usual
 
 Row = Mapping[str, Any]
-Cells = dict[str, dict[str, Row]]  # cell -> contender -> row
+Cells = dict[str, dict[str, Row]]  # cell -> variant -> row
 
 _UNSCORED: Final = 0.1  # the weight of a cell in which Gloo was too far from itself to say anything exact
 _STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
@@ -50,29 +50,29 @@ _OF_GLOO: Final = ("staged", "fresh")
 
 
 def grouped(rows: Iterable[Row]) -> Cells:
-    """Rows by cell and contender; the two Gloo runs as one, by their mean."""
+    """Rows by cell and variant; the two Gloo runs as one, by their mean."""
     cells: dict[str, dict[str, Row]] = defaultdict(dict)
     for row in rows:
-        cells[str(row["cell"])][str(row["contender"])] = row
-    for contenders in cells.values():
-        if "gloo-a" in contenders and "gloo-b" in contenders:
-            mean = (contenders["gloo-a"]["seconds"] + contenders["gloo-b"]["seconds"]) / 2
-            contenders[BASELINE] = {**contenders["gloo-a"], "contender": BASELINE, "seconds": mean, "ratio": 1.0}
+        cells[str(row["cell"])][str(row["variant"])] = row
+    for variants in cells.values():
+        if "gloo-a" in variants and "gloo-b" in variants:
+            mean = (variants["gloo-a"]["seconds"] + variants["gloo-b"]["seconds"]) / 2
+            variants[BASELINE] = {**variants["gloo-a"], "variant": BASELINE, "seconds": mean, "ratio": 1.0}
     return dict(cells)
 
 
-def alone(contenders: Mapping[str, Row]) -> float | None:
+def alone(variants: Mapping[str, Row]) -> float | None:
     """What a step of this cell took without communication."""
-    found = contenders.get("alone")
+    found = variants.get("alone")
     return float(found["seconds"]) if found is not None else None
 
 
-def usable(contenders: Mapping[str, Row], contender: str) -> bool:
-    """Whether this cell says something about a contender that the model could say too."""
-    row = contenders.get(contender)
-    if row is None or BASELINE not in contenders or not covered(row):
+def usable(variants: Mapping[str, Row], variant: str) -> bool:
+    """Whether this cell says something about a variant that the model could say too."""
+    row = variants.get(variant)
+    if row is None or BASELINE not in variants or not covered(row):
         return False
-    return row["kind"] == "collective" or alone(contenders) is not None
+    return row["kind"] == "collective" or alone(variants) is not None
 
 
 def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardware:
@@ -83,8 +83,8 @@ def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardwa
         raise ConfigurationError(f"a calibration needs at least four cells with both Gloo runs; there are {len(known)}")
     hardware = _ground(name, cores, _stage_costs(cells, cores))
     ways: dict[str, dict[str, float]] = {}
-    for contender in CONTENDERS:
-        ways |= _fitted(hardware, known, contender)
+    for variant in VARIANTS:
+        ways |= _fitted(hardware, known, variant)
     return Hardware(name, hardware.title, hardware.figures, ways)
 
 
@@ -108,7 +108,7 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
         "compute": "a plan is better told with --compute",
         "core": "usual for one core with VAES, not profiled here: only the ratios matter, `factor` in ways was fitted",
     }
-    in_ways = "not a figure of the core here: it is in ways, fitted for each contender"
+    in_ways = "not a figure of the core here: it is in ways, fitted for each variant"
     figures = {}
     for key in FIGURES:
         measured = key == ("node", "cores") or (key[0] == "core" and key[1] in stages)
@@ -123,8 +123,8 @@ def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:
     Only where each worker had a core to itself: otherwise a stage's time is also that of whoever took the core meanwhile.
     """
     found: dict[str, list[float]] = defaultdict(list)
-    for contenders in cells.values():
-        row = contenders.get("ringfence-profiled")
+    for variants in cells.values():
+        row = variants.get("ringfence-profiled")
         if row is None or row["kind"] != "collective" or row["size"] < 1 << 20 or row["workers"] > cores:
             continue
         schedule = choose(Collective[row["operation"].upper()], row["workers"], 0, 0, row["size"], Table())
@@ -137,28 +137,27 @@ def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:
     return {stage: _median(costs) for stage, costs in found.items()}
 
 
-def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: str) -> dict[str, dict[str, float]]:
-    mine = [cell for cell in cells if usable(cell, contender)]
+def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], variant: str) -> dict[str, dict[str, float]]:
+    mine = [cell for cell in cells if usable(cell, variant)]
     if not mine:
         return {}
-    names = [name for name in _FITTED if contender == BASELINE or name not in _OF_GLOO]
-    return {contender: _nearest(hardware, mine, contender, names)}
+    names = [name for name in _FITTED if variant == BASELINE or name not in _OF_GLOO]
+    return {variant: _nearest(hardware, mine, variant, names)}
 
 
 def _nearest(
-    hardware: Hardware, cells: Sequence[Mapping[str, Row]], contender: str, names: Sequence[str]
+    hardware: Hardware, cells: Sequence[Mapping[str, Row]], variant: str, names: Sequence[str]
 ) -> dict[str, float]:
     """The figures of these names with which predictions are nearest to what was measured, in proportion; the others are 0."""
-    weights = [1.0 if cell[contender]["scored"] else _UNSCORED for cell in cells]
+    weights = [1.0 if cell[variant]["scored"] else _UNSCORED for cell in cells]
 
     def figures(point: Vector) -> dict[str, float]:
         return {**dict.fromkeys(WAY_FIGURES, 0.0), **dict(zip(names, map(math.exp, point), strict=True))}
 
     def residuals(point: Vector) -> Vector:
-        trial = Hardware(hardware.name, hardware.title, hardware.figures, {contender: figures(point)})
+        trial = Hardware(hardware.name, hardware.title, hardware.figures, {variant: figures(point)})
         return tuple(
-            math.log(predict(trial, cell[contender], contender, alone(cell)) / cell[contender]["seconds"])
-            for cell in cells
+            math.log(predict(trial, cell[variant], variant, alone(cell)) / cell[variant]["seconds"]) for cell in cells
         )
 
     begin, *bounds = ([math.log(value) for value in column] for column in zip(*map(_FITTED.get, names), strict=True))

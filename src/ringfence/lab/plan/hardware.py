@@ -75,7 +75,7 @@ class Hardware:
     name: str
     title: str
     figures: Mapping[tuple[str, str], Figure]
-    ways: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what was fitted for a contender
+    ways: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what was fitted for a variant
     notes: tuple[str, ...] = ()
     values: Mapping[tuple[str, str], float] = field(init=False, repr=False)
 

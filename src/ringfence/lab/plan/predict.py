@@ -16,7 +16,7 @@ from ringfence.lab.plan.traces import Trace, as_replayed, trace
 from ringfence.lab.plan.work import WAYS
 
 BASELINE: Final = "gloo"  # the mean of the two Gloo runs of a cell
-CONTENDERS: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
+VARIANTS: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
 _GLOOS: Final = {
     "all_reduce": ScheduleId.ALL_REDUCE_RING,
     "all_gather": ScheduleId.ALL_GATHER_RING,
@@ -44,20 +44,20 @@ def covered(case: Case) -> bool:
     return known and case["model"] in models.names()
 
 
-def predict(hardware: Hardware, case: Case, contender: str, alone: float | None = None) -> float:
+def predict(hardware: Hardware, case: Case, variant: str, alone: float | None = None) -> float:
     """Seconds of the cell. `alone` is what a step takes without communication: measured, or what a user knows of it."""
-    if contender not in CONTENDERS or not covered(case):
-        raise ConfigurationError(f"the model does not cover {contender} in a cell of kind {case['kind']}")
+    if variant not in VARIANTS or not covered(case):
+        raise ConfigurationError(f"the model does not cover {variant} in a cell of kind {case['kind']}")
     workers = int(case["workers"])
     if case["kind"] == "collective":
-        return _over(hardware, case, 0.0, lambda here, per_node: _collective(here, case, contender, per_node).seconds)
+        return _over(hardware, case, 0.0, lambda here, per_node: _collective(here, case, variant, per_node).seconds)
     if alone is None:
-        raise ConfigurationError("a step is predicted from what it takes alone: measure the contender `alone` too")
+        raise ConfigurationError("a step is predicted from what it takes alone: measure the variant `alone` too")
     scale = case.get("scaled") or 1.0
     made = _trace(case["model"], case["kind"], case.get("bucket_mb"), case.get("device"), scale, alone)
     wire = 2 if case.get("wire") == "bfloat16" else 4
     question = Question(models.load(case["model"]), workers, case.get("bucket_mb"), strategy="table", wire_bytes=wire)
-    way = WAYS[contender]
+    way = WAYS[variant]
     return _over(hardware, case, alone, lambda here, per_node: replayed(here, way, made, question).seconds)
 
 
@@ -68,19 +68,19 @@ def _trace(name: str, kind: str, bucket: float | None, device: str | None, scale
     return as_replayed(models.load(name), bucket, 4, alone, device == "cpu", scale)
 
 
-def _collective(hardware: Hardware, case: Case, contender: str, per_node: int) -> Price:
+def _collective(hardware: Hardware, case: Case, variant: str, per_node: int) -> Price:
     operation, workers, size = case["operation"], int(case["workers"]), int(case["size"])
-    way, identifier = WAYS[contender], _schedule(contender, operation, workers, size)
+    way, identifier = WAYS[variant], _schedule(variant, operation, workers, size)
     found = price(hardware, way, identifier, workers, size, per_node=per_node)
-    if contender == BASELINE and operation in _STAGED:
+    if variant == BASELINE and operation in _STAGED:
         found = found.plus(staging(hardware, way, workers, size, 1 + 1 / workers, per_node))
     return found
 
 
-def _schedule(contender: str, operation: str, workers: int, size: int) -> ScheduleId:
-    if contender == BASELINE:
+def _schedule(variant: str, operation: str, workers: int, size: int) -> ScheduleId:
+    if variant == BASELINE:
         return _GLOOS[operation]
-    if contender == "hop-by-hop":
+    if variant == "hop-by-hop":
         return _HOPS[operation]
     return ScheduleId(choose(Collective[operation.upper()], workers, 0, 0, size, Table()).identifier)
 

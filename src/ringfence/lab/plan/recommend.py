@@ -42,7 +42,7 @@ class Plan:
 
     question: Question
     best: Question
-    ways: dict[str, Step]  # as asked, by contender
+    ways: dict[str, Step]  # as asked, by variant
     tuned: dict[str, Step]  # with what can be set today: sealed as recommended, plaintext as is best for plaintext
     synchronous: Step  # sealed, with what is recommended but not built as well, and a synchronisation in each step
     all_levers: Step  # and with fewer synchronisations, if they are recommended

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ringfence.lab.plan.calibrate import Row, alone, calibrate, grouped, usable
-from ringfence.lab.plan.predict import BASELINE, CONTENDERS, predict
+from ringfence.lab.plan.predict import BASELINE, VARIANTS, predict
 
 
 @dataclass(frozen=True)
 class Line:
-    """One contender in one cell, predicted by a profile that has not seen the cell."""
+    """One variant in one cell, predicted by a profile that has not seen the cell."""
 
     cell: str
-    contender: str
+    variant: str
     kind: str  # collective, training or trace
     scored: bool
     measured: float  # seconds
@@ -57,19 +57,19 @@ class Validation:
 
     def errors(self, ratios: bool, steps: bool | None = None) -> tuple[float, float]:
         """The median and the worst, over scored cells: of all, of steps alone, or of collectives alone."""
-        return _middle_and_worst([line.ratio_error if ratios else line.error for line in self._judged(ratios, steps)])
+        return _middle_and_worst([line.ratio_error if ratios else line.error for line in self._verified(ratios, steps)])
 
     def free_errors(self, ratios: bool) -> tuple[float, float]:
         """The same over steps for whoever takes communication for free: what a model must beat to be of use."""
-        return _middle_and_worst([line.free_error(ratios) for line in self._judged(ratios, True)])
+        return _middle_and_worst([line.free_error(ratios) for line in self._verified(ratios, True)])
 
     def scored_of(self, steps: bool) -> int:
         """How many cells are scored."""
-        return len({line.cell for line in self._judged(False, steps)})
+        return len({line.cell for line in self._verified(False, steps)})
 
-    def _judged(self, ratios: bool, steps: bool | None) -> list[Line]:
+    def _verified(self, ratios: bool, steps: bool | None) -> list[Line]:
         """Gloo's ratio to itself is no prediction."""
-        scored = [line for line in self.lines if line.scored and not (ratios and line.contender == BASELINE)]
+        scored = [line for line in self.lines if line.scored and not (ratios and line.variant == BASELINE)]
         return [line for line in scored if steps is None or line.step == steps]
 
     def as_json(self) -> dict[str, Any]:
@@ -117,20 +117,20 @@ def validate(rows: Iterable[Row], seed: int = 0, cores: int = 2) -> Validation:
         for name in unseen:
             cell = cells[name]
             gloo = predict(profile, cell[BASELINE], BASELINE, alone(cell))
-            for contender in CONTENDERS:
-                if usable(cell, contender) and contender in profile.ways:
-                    lines.append(_line(profile, name, cell, contender, gloo))
-    lines.sort(key=lambda line: (line.cell, CONTENDERS.index(line.contender)))
+            for variant in VARIANTS:
+                if usable(cell, variant) and variant in profile.ways:
+                    lines.append(_line(profile, name, cell, variant, gloo))
+    lines.sort(key=lambda line: (line.cell, VARIANTS.index(line.variant)))
     scored = {line.cell for line in lines if line.scored}
     return Validation(tuple(lines), seed, len(cells), len(scored))
 
 
-def _line(profile: Any, name: str, cell: Mapping[str, Row], contender: str, gloo: float) -> Line:
-    row = cell[contender]
-    said = predict(profile, row, contender, alone(cell))
+def _line(profile: Any, name: str, cell: Mapping[str, Row], variant: str, gloo: float) -> Line:
+    row = cell[variant]
+    said = predict(profile, row, variant, alone(cell))
     return Line(
         cell=name,
-        contender=contender,
+        variant=variant,
         kind=str(row["kind"]),
         scored=bool(row["scored"]),
         measured=float(row["seconds"]),

@@ -1,6 +1,6 @@
 """What a schedule asks of a worker: its messages, what is sealed, opened, added and copied, and what each of these costs.
 
-A *way* is how a contender does it. All of them are priced over the same schedules, so that "what sealing costs" is a ratio of
+A *way* is how a variant does it. All of them are priced over the same schedules, so that "what sealing costs" is a ratio of
 two prices that differ in nothing else.
 """
 

@@ -56,8 +56,8 @@ class Missing:
 Builder = Callable[[Study], Sequence[Figure | Missing]]
 
 
-def point(label: str, cell: Cell, contender: str = SEALED) -> Point:
-    ratio = cell.lines[contender].ratio
+def point(label: str, cell: Cell, variant: str = SEALED) -> Point:
+    ratio = cell.lines[variant].ratio
     assert ratio is not None, "callers pick cells with `having`"
     found: Point = {"label": label, "ratio": ends(ratio), "resolution": round(cell.resolution, DIGITS)}
     return found if cell.scored else {**found, "scored": False}
@@ -68,9 +68,9 @@ def ends(interval: Interval) -> list[float]:
     return [round(value, DIGITS + 2) for value in (interval.low, interval.median, interval.high)]
 
 
-def having(cells: Iterable[Cell], *contenders: str) -> list[Cell]:
+def having(cells: Iterable[Cell], *variants: str) -> list[Cell]:
     """The cells in which all of these took part and have a ratio."""
-    return [cell for cell in cells if all(_ratio(cell.lines.get(name)) for name in contenders)]
+    return [cell for cell in cells if all(_ratio(cell.lines.get(name)) for name in variants)]
 
 
 def _ratio(line: Line | None) -> bool:
@@ -78,7 +78,7 @@ def _ratio(line: Line | None) -> bool:
 
 
 def distinct(cells: Iterable[Cell], key: Callable[[Cell], object]) -> list[Cell]:
-    """One cell for each key: the one with the most contenders and rounds."""
+    """One cell for each key: the one with the most variants and rounds."""
     best: dict[object, Cell] = {}
     for cell in cells:
         now = best.get(key(cell))
@@ -91,28 +91,28 @@ def _weight(cell: Cell) -> tuple[int, int]:
     return len(cell.lines), max((line.rounds for line in cell.lines.values()), default=0)
 
 
-def ratio_of(cell: Cell, contender: str = SEALED) -> Interval:
-    ratio = cell.lines[contender].ratio
+def ratio_of(cell: Cell, variant: str = SEALED) -> Interval:
+    ratio = cell.lines[variant].ratio
     assert ratio is not None
     return ratio
 
 
-def verdict(cell: Cell, contender: str = SEALED) -> str:
+def verdict(cell: Cell, variant: str = SEALED) -> str:
     """Whether the interval leaves what Gloo differs from itself by."""
-    ratio = ratio_of(cell, contender)
+    ratio = ratio_of(cell, variant)
     if ratio.low > 1 + cell.resolution:
         return "slower"
     return "faster" if ratio.high < 1 - cell.resolution else "the same"
 
 
-def spread(cells: Sequence[Cell], contender: str = SEALED) -> str:
+def spread(cells: Sequence[Cell], variant: str = SEALED) -> str:
     """The median and the ends of the ratios, with what they belong to."""
-    ranked = sorted(cells, key=lambda cell: ratio_of(cell, contender).median)
+    ranked = sorted(cells, key=lambda cell: ratio_of(cell, variant).median)
     first, last = ranked[0], ranked[-1]
-    low, high = (ratio_of(cell, contender).median for cell in (first, last))
+    low, high = (ratio_of(cell, variant).median for cell in (first, last))
     if len(ranked) == 1:
         return f"{low:.2f} times plaintext Gloo's time ({fully(first)})"
-    middle = statistics.median(ratio_of(cell, contender).median for cell in ranked)
+    middle = statistics.median(ratio_of(cell, variant).median for cell in ranked)
     return (
         f"{middle:.2f} times plaintext Gloo's time in the median of {len(ranked)} cells, "
         f"from {low:.2f} ({fully(first)}) to {high:.2f} ({fully(last)})"

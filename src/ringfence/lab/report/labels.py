@@ -1,4 +1,4 @@
-"""Cells and contenders in words."""
+"""Cells and variants in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNSEALED: Final = "ringfence-unsealed"
 NAIVE: Final = "hop-by-hop"
 PROFILED: Final = "ringfence-profiled"
 ALONE: Final = "alone"
-CONTENDERS: Final = {
+VARIANTS: Final = {
     "gloo-a": "plaintext Gloo",
     "gloo-b": "plaintext Gloo, again",
     SEALED: "ringfence",
@@ -28,8 +28,8 @@ CONTENDERS: Final = {
 _KINDS: Final = ("training", "trace", "collective")
 
 
-def contender_text(name: str) -> str:
-    return CONTENDERS.get(name, name)
+def variant_text(name: str) -> str:
+    return VARIANTS.get(name, name)
 
 
 def what(cell: Cell) -> str:

@@ -27,13 +27,13 @@ from ringfence.lab.report.labels import (
     NAIVE,
     SEALED,
     UNSEALED,
-    contender_text,
     cut_text,
     fully,
     is_step,
     order,
     plain,
     rate_text,
+    variant_text,
     what,
     workers_text,
 )
@@ -119,7 +119,7 @@ def _ways(title: str, count: int, cells: list[Cell]) -> Figure:
             "encryption: the price of sealing alone."
         )
     names = [name for name in (SEALED, UNSEALED, NAIVE, "tls") if any(name in cell.lines for cell in cells)]
-    numbers = {contender_text(name): [point(what(cell), cell, name) for cell in having(cells, name)] for name in names}
+    numbers = {variant_text(name): [point(what(cell), cell, name) for cell in having(cells, name)] for name in names}
     return Figure(f"ways-{count}", "across", f"{title}, {count} workers", says, _READING, numbers, cells)
 
 

@@ -11,7 +11,7 @@ from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.units import size_text
 from ringfence.lab.report import html, summary_text
 from ringfence.lab.report.figure import Figure, Missing, doubt, verdict
-from ringfence.lab.report.labels import SEALED, brief, brief_interval, contender_text, fully, order
+from ringfence.lab.report.labels import SEALED, brief, brief_interval, fully, order, variant_text
 from ringfence.lab.report.published import PUBLISHED, READ
 from ringfence.lab.report.study import Cell, Study
 
@@ -61,7 +61,7 @@ def _top(study: Study, figures: Sequence[Figure | Missing]) -> Iterator[str]:
     yield html.paragraph(
         "ringfence is a torch.distributed backend that encrypts and authenticates everything between workers. A "
         "cell is one point of the grid of this study: a model, a trace of a model's gradient buckets, or a single "
-        "collective, with so many workers and settings. In each round of a cell all contenders do the same work in "
+        "collective, with so many workers and settings. In each round of a cell all variants do the same work in "
         "turn; plaintext Gloo, PyTorch's own backend, runs twice, and what it differs from itself is what the "
         "instrument cannot tell apart."
     )
@@ -99,7 +99,7 @@ def _missing(figures: Sequence[Figure | Missing]) -> str:
 
 
 def _cells(study: Study) -> str:
-    header = ("contender", "rounds", "time", "over Gloo", "CPU, all workers", "sent, all workers")
+    header = ("variant", "rounds", "time", "over Gloo", "CPU, all workers", "sent, all workers")
     groups = {_heading(cell): [_row(cell, name) for name in cell.lines] for cell in sorted(study.cells, key=order)}
     note = (
         "Medians over the rounds, with 95 % intervals. Behind a cell's name: how far plaintext Gloo reads from "
@@ -123,10 +123,10 @@ def _heading(cell: Cell) -> str:
     return f"{fully(cell)} · Gloo / Gloo ±{cell.resolution:.2f}{told}"
 
 
-def _row(cell: Cell, contender: str) -> tuple[str, ...]:
-    line = cell.lines[contender]
+def _row(cell: Cell, variant: str) -> tuple[str, ...]:
+    line = cell.lines[variant]
     return (
-        contender_text(contender),
+        variant_text(variant),
         str(line.rounds),
         brief_interval(line.seconds),
         _ratio(line.ratio),

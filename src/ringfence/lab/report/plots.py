@@ -26,18 +26,18 @@ _COLUMNS: Final = 2
 
 
 def sweep(title: str, width: float) -> Chart:
-    """Seconds of a step by the size of buckets: a panel for each model, a line for each contender."""
+    """Seconds of a step by the size of buckets: a panel for each model, a line for each variant."""
 
     def draw(series: dict[str, Any]) -> Figure:
         figure, axes = _grid(len(series), width, 2.7)
         for axis, (name, lines) in zip(axes, series.items(), strict=False):
             labels = list(dict.fromkeys(point["label"] for points in lines.values() for point in points))
-            for contender, points in lines.items():
-                look = LOOKS[contender]
+            for variant, points in lines.items():
+                look = LOOKS[variant]
                 places = [labels.index(point["label"]) + (look - 2) * 0.05 for point in points]
                 middle, around = whiskers(points, "seconds")
                 style: dict[str, Any] = {"color": COLOURS[look], "marker": MARKERS[look], "ls": DASHES[look]}
-                axis.errorbar(places, middle, around, capsize=3, lw=1.4, ms=5, label=contender, **style)
+                axis.errorbar(places, middle, around, capsize=3, lw=1.4, ms=5, label=variant, **style)
             axis.set_xticks(range(len(labels)), labels, **_turned(labels))
             axis.set_ylim(bottom=0)
             axis.set_title(name, fontsize=9)
@@ -49,7 +49,7 @@ def sweep(title: str, width: float) -> Chart:
 
 
 def pairs(title: str, width: float) -> Chart:
-    """Seconds of a step, float32 beside bfloat16 for each contender: a panel for each case."""
+    """Seconds of a step, float32 beside bfloat16 for each variant: a panel for each case."""
 
     def draw(series: dict[str, Any]) -> Figure:
         figure, axes = _grid(len(series), width, 2.5)
@@ -62,9 +62,7 @@ def pairs(title: str, width: float) -> Chart:
                 middle, around = whiskers([point for _, point in known], "seconds")
                 bars: dict[str, Any] = {"color": COLOURS[index], "hatch": HATCHES[index], "ec": "black", "lw": 0.5}
                 axis.bar(places, middle, 0.36, yerr=around, capsize=3, label=wire, alpha=0.85, **bars)
-            axis.set_xticks(
-                range(len(lines)), [_BRIEFLY.get(contender, contender) for contender in lines], fontsize=8.5
-            )
+            axis.set_xticks(range(len(lines)), [_BRIEFLY.get(variant, variant) for variant in lines], fontsize=8.5)
             axis.set_title(name, fontsize=9)
         _finish(figure, axes, title, "seconds a step")
         return figure
@@ -83,12 +81,12 @@ def roofline(title: str, width: float) -> Chart:
         for axis, (name, each) in zip(axes, series.items(), strict=False):
             axis.axhline(each["roofs"]["sealed"], color="black", ls="--", lw=1.2, label="roof, sealed")
             axis.axhline(each["roofs"]["unsealed"], color="black", ls=":", lw=1.2, label="roof, without seal and open")
-            for contender, points in each["lines"].items():
-                look = LOOKS[contender]
+            for variant, points in each["lines"].items():
+                look = LOOKS[variant]
                 middle, around = whiskers(points, "speed")
                 style: dict[str, Any] = {"color": COLOURS[look], "marker": MARKERS[look], "ls": DASHES[look]}
                 axis.errorbar(
-                    [p["size"] for p in points], middle, around, capsize=2, lw=1.3, ms=4.5, label=contender, **style
+                    [p["size"] for p in points], middle, around, capsize=2, lw=1.3, ms=4.5, label=variant, **style
                 )
             _roof_axes(axis, sorted({p["size"] for points in each["lines"].values() for p in points}))
             axis.set_ylim(bottom / 1.6, top * 1.8)
@@ -149,7 +147,7 @@ def scatter(title: str, width: float) -> Chart:
 
 
 def _cloud(axis: Axes, name: str, points: list[dict[str, Any]], style: int) -> None:
-    """The points of one contender; those that do not count are hollow."""
+    """The points of one variant; those that do not count are hollow."""
     for scored, face in ((True, COLOURS[style]), (False, "white")):
         chosen = [point for point in points if point.get("scored", True) is scored]
         across, up = [point["measured"] for point in chosen], [point["predicted"] for point in chosen]

@@ -8,11 +8,11 @@ from typing import Any, Final
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan.validate import Line, Validation, validate
 from ringfence.lab.report.figure import DIGITS, Figure, Missing, Table
-from ringfence.lab.report.labels import brief, contender_text, fully, order, percent
+from ringfence.lab.report.labels import brief, fully, order, percent, variant_text
 from ringfence.lab.report.study import Cell, Study
 
 _READING: Final = (
-    "Each point is one contender in one cell: left to right the time that was measured, upwards the time that the "
+    "Each point is one variant in one cell: left to right the time that was measured, upwards the time that the "
     "planner's cost model predicts from cells it was calibrated with, of which this is none. On the line it is "
     "right; between the dotted lines it is within 10 %. Hollow points come from cells in which Gloo reads more "
     "than 10 % from itself, or that have too few rounds; they are shown and not counted."
@@ -43,7 +43,7 @@ def foretold(study: Study) -> Sequence[Figure | Missing]:
 
 def _says(found: Validation) -> str:
     if not found.scored_cells:
-        return "In no cell does Gloo read within 10 % of itself: the model is shown, and not judged."
+        return "In no cell does Gloo read within 10 % of itself: the model is shown, and not verified."
     (middle, worst), (ratio_middle, ratio_worst) = found.errors(ratios=False), found.errors(ratios=True)
     return (
         "Calibrated on half of the cells, the model predicts the times of the other half to within "
@@ -54,7 +54,7 @@ def _says(found: Validation) -> str:
 
 
 def _name(line: Line) -> str:
-    return contender_text("gloo-a" if line.contender == "gloo" else line.contender)
+    return variant_text("gloo-a" if line.variant == "gloo" else line.variant)
 
 
 def _point(line: Line) -> dict[str, Any]:
@@ -69,4 +69,4 @@ def _table(lines: Sequence[Line], cells: dict[str, Cell]) -> Table:
         (fully(cells[line.cell]), _name(line), brief(line.measured), brief(line.predicted), percent(line.error))
         for line in worst
     ]
-    return Table(("farthest off", "contender", "measured", "predicted", "off by"), {"": rows})
+    return Table(("farthest off", "variant", "measured", "predicted", "off by"), {"": rows})

@@ -17,13 +17,13 @@ from ringfence.lab.report.labels import (
     SEALED,
     UNSEALED,
     brief,
-    contender_text,
     fully,
     is_step,
     named,
     order,
     percent,
     plain,
+    variant_text,
 )
 from ringfence.lab.report.study import Cell, Study
 
@@ -67,9 +67,7 @@ def stages(study: Study) -> Sequence[Figure | Missing]:
     found = distinct(sorted(found, key=order), fully)
     if not found:
         return [
-            Missing(
-                "stages", title, "no cell was measured with clocks around the stages (contender ringfence-profiled)"
-            )
+            Missing("stages", title, "no cell was measured with clocks around the stages (variant ringfence-profiled)")
         ]
     found = sorted(found, key=lambda cell: not plain(cell))[:_MOST_BARS]
     found = sorted(found, key=order)
@@ -143,7 +141,7 @@ def roofline(study: Study) -> Sequence[Figure | Missing]:
         cells = [cell for cell in found if cell.workers == workers]
         roofs = {"sealed": _roof(costs, workers, cores), "unsealed": _roof(costs, workers, cores, ("seal", "open"))}
         lines = {
-            contender_text(name): [_speed(cell, name) for cell in cells if name in cell.lines]
+            variant_text(name): [_speed(cell, name) for cell in cells if name in cell.lines]
             for name in ("gloo-a", SEALED, UNSEALED, NAIVE)
         }
         numbers[f"{workers} workers"] = {"roofs": roofs, "lines": {name: some for name, some in lines.items() if some}}
@@ -168,9 +166,9 @@ def _roof(costs: dict[str, float], workers: int, cores: int, without: Sequence[s
     return round(min(cores, workers) / per_byte, DIGITS)
 
 
-def _speed(cell: Cell, contender: str) -> dict[str, Any]:
+def _speed(cell: Cell, variant: str) -> dict[str, Any]:
     must = necessary_bytes("all_reduce", cell.size or 0, cell.workers) / 1e9
-    low, middle, high = ends(cell.lines[contender].seconds)
+    low, middle, high = ends(cell.lines[variant].seconds)
     return {"size": cell.size, "speed": [round(must / each, DIGITS + 2) for each in (high, middle, low)]}
 
 

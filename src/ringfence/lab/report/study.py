@@ -1,4 +1,4 @@
-"""What a study found, as the report reads it: cells with their contenders, and who measured them, when and how.
+"""What a study found, as the report reads it: cells with their variants, and who measured them, when and how.
 
 The summary layer holds the numbers, and one run for each machine. The raw files name every run with its command and date;
 without them the report is made all the same, and says less. Whatever is read may have been written by somebody else, so the
@@ -24,7 +24,7 @@ SETTINGS: Final = (
 FEWEST: Final = 5  # rounds of a cell that counts
 _NUMBERS: Final = ("seconds", "seconds_low", "seconds_high", "cpu_seconds", "sent_bytes", "resolution")
 _TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
-    **dict.fromkeys(("cell", "contender", "kind", "wire"), ("text", (str,))),
+    **dict.fromkeys(("cell", "variant", "kind", "wire"), ("text", (str,))),
     **dict.fromkeys(
         ("operation", "model", "strategy", "device", "machine", "source"), ("text or null", (str, type(None)))
     ),
@@ -37,9 +37,9 @@ _TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One contender in one cell."""
+    """One variant in one cell."""
 
-    contender: str
+    variant: str
     rounds: int
     seconds: Interval
     cpu_seconds: float
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the grid: the same settings for all its contenders."""
+    """One point of the grid: the same settings for all its variants."""
 
     name: str
     kind: str
@@ -135,7 +135,7 @@ def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cell]:
     for number, row in enumerate(rows, 1):
         try:
             _check(row)
-            cells.setdefault(row["cell"], _cell(row)).lines[row["contender"]] = _line(row)
+            cells.setdefault(row["cell"], _cell(row)).lines[row["variant"]] = _line(row)
             if not row["scored"] or row["rounds"] < FEWEST:
                 doubtful.add(row["cell"])
         except (KeyError, OverflowError, TypeError, ValueError) as error:
@@ -185,7 +185,7 @@ def _line(row: Mapping[str, Any]) -> Line:
     if row["ratio"] is not None:
         ratio = Interval(*(_number(row[name]) for name in ("ratio", "ratio_low", "ratio_high")))
     return Line(
-        contender=row["contender"],
+        variant=row["variant"],
         rounds=row["rounds"],
         seconds=Interval(numbers["seconds"], numbers["seconds_low"], numbers["seconds_high"]),
         cpu_seconds=numbers["cpu_seconds"],

@@ -21,7 +21,7 @@ COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F0
 MARKERS: Final = ("o", "s", "D", "^", "v", "P")
 DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 HATCHES: Final = ("//", "", "..", "xx", "\\\\", "oo")
-LOOKS: Final = {  # a contender has the same colour, shape and dash in every picture
+LOOKS: Final = {  # a variant has the same colour, shape and dash in every picture
     "ringfence": 0,
     "ringfence, unsealed": 1,
     "sealed hop by hop": 2,

@@ -12,7 +12,7 @@ from ringfence.lab.report.stages import floor_sentence
 from ringfence.lab.report.study import FEWEST, Cell, Study
 
 READING: Final = (
-    "A point is the median over the rounds of a contender's time over plaintext Gloo's in the same round: 1 is as "
+    "A point is the median over the rounds of a variant's time over plaintext Gloo's in the same round: 1 is as "
     "fast, 2 takes twice as long. Whiskers are its 95 % bootstrap interval. The grey band is how far plaintext "
     "Gloo reads from itself in the same rounds: what lies inside cannot be told from 1. Hollow points come from "
     f"cells where that band is wider than ±0.10, or that have fewer than {FEWEST} rounds; they are shown and not counted."
@@ -56,7 +56,7 @@ def limits(study: Study) -> list[str]:
     found = [
         "One machine carries all workers: every byte is sealed, sent, received and opened by the same cores. A "
         "network between real machines hides more of the cost, and hardware with more cores for each worker too.",
-        "The machine may have been shared. Contenders of one cell take turns, so that their ratio is sound where "
+        "The machine may have been shared. Variants of one cell take turns, so that their ratio is sound where "
         "the time is not; times of different cells are not compared that way.",
         "Intervals are 95 % bootstrap intervals of the median over the rounds. They say nothing of another day.",
     ]

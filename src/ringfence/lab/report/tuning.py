@@ -12,9 +12,9 @@ from ringfence.lab.report.labels import (
     SEALED,
     brief,
     bucket_text,
-    contender_text,
     is_step,
     order,
+    variant_text,
     what,
     workers_text,
 )
@@ -23,7 +23,7 @@ from ringfence.lab.report.study import Cell, Study
 _SHOWN: Final = ("gloo-a", SEALED, NAIVE, ALONE)
 _COLUMNS: Final = ("Gloo", "ringfence", "hop by hop", "alone", "ringfence / Gloo")
 _READING: Final = (
-    "Seconds of a step: medians over the rounds, whiskers 95 % intervals. Only contenders of the same cell took "
+    "Seconds of a step: medians over the rounds, whiskers 95 % intervals. Only variants of the same cell took "
     "turns; a shared machine may have been slower for one cell than for the next."
 )
 
@@ -66,7 +66,7 @@ def wires(study: Study) -> Sequence[Figure | Missing]:
     if not groups:
         return [Missing("wires", title, "nothing was measured both as float32 and as bfloat16")]
     numbers = {name: _lines(list(cells.values()), lambda cell: cell.wire) for name, cells in groups.items()}
-    parts = [f"{contender_text(name)} {text}" for name in ("gloo-a", SEALED) if (text := _gain(groups, name))]
+    parts = [f"{variant_text(name)} {text}" for name in ("gloo-a", SEALED) if (text := _gain(groups, name))]
     says = f"bfloat16 in the place of float32, time of a step: {'; '.join(parts)}."
     rows = {
         name: [(wire, *(_time(cell, each) for each in _SHOWN), _ratio(cell)) for wire, cell in cells.items()]
@@ -77,21 +77,21 @@ def wires(study: Study) -> Sequence[Figure | Missing]:
     return [Figure("wires", "pairs", title, says, _READING, numbers, cells, Table(header, rows))]
 
 
-def _gain(groups: dict[str, dict[str, Cell]], contender: str) -> str:
+def _gain(groups: dict[str, dict[str, Cell]], variant: str) -> str:
     """How many times as long a step takes with half the bytes."""
     pairs = [
-        (cells["bfloat16"].lines[contender].seconds.median, cells["float32"].lines[contender].seconds.median)
+        (cells["bfloat16"].lines[variant].seconds.median, cells["float32"].lines[variant].seconds.median)
         for cells in groups.values()
-        if {"float32", "bfloat16"} <= cells.keys() and all(contender in cell.lines for cell in cells.values())
+        if {"float32", "bfloat16"} <= cells.keys() and all(variant in cell.lines for cell in cells.values())
     ]
     over = [half / full for half, full in pairs]
     return f"{ranged(over)} times" if over else ""
 
 
 def _lines(cells: Sequence[Cell], label: Any) -> dict[str, list[dict[str, Any]]]:
-    """Seconds by contender."""
+    """Seconds by variant."""
     return {
-        contender_text(name): [
+        variant_text(name): [
             {"label": label(cell), "seconds": ends(cell.lines[name].seconds)} for cell in cells if name in cell.lines
         ]
         for name in _SHOWN
@@ -128,8 +128,8 @@ def _bucket_label(cell: Cell) -> str:
     return "default" if cell.bucket_mb is None else f"{cell.bucket_mb:g}"
 
 
-def _time(cell: Cell, contender: str) -> str:
-    return brief(cell.lines[contender].seconds.median) if contender in cell.lines else "–"
+def _time(cell: Cell, variant: str) -> str:
+    return brief(cell.lines[variant].seconds.median) if variant in cell.lines else "–"
 
 
 def _ratio(cell: Cell) -> str:

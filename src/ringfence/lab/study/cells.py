@@ -24,7 +24,7 @@ SETTINGS: Final = (
     "busy",
     "hosts",
     "rate",
-    "contenders",
+    "variants",
 )
 
 Step = tuple[int, float]  # bytes of a bucket, seconds of computing before it
@@ -44,13 +44,13 @@ class Cell:
         digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:8]
         return "-".join([*_words(self.settings), digest])
 
-    def without(self, contender: str) -> Cell:
-        """The same with one contender less, which is another cell."""
-        kept = [name for name in self.settings["contenders"] if name != contender]
-        return replace(self, settings={**self.settings, "contenders": kept})
+    def without(self, variant: str) -> Cell:
+        """The same with one variant less, which is another cell."""
+        kept = [name for name in self.settings["variants"] if name != variant]
+        return replace(self, settings={**self.settings, "variants": kept})
 
     @property
-    def crew(self) -> tuple[int, str, int]:
+    def worker_pool(self) -> tuple[int, str, int]:
         """Cells that are alike in this are measured by the same workers: hosts, rate, workers."""
         return self.settings["hosts"], self.settings["rate"] or "", self.settings["workers"]
 

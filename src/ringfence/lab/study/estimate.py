@@ -14,7 +14,7 @@ from ringfence.lab.bench.netns import bits_per_second
 from ringfence.lab.plan import models
 from ringfence.lab.study.cells import Cell
 
-_CREW_SECONDS: Final = (3.0, 1.7)  # to start workers and their contenders: fixed, and for each worker on two cores
+_POOL_SECONDS: Final = (3.0, 1.7)  # to start workers and their variants: fixed, and for each worker on two cores
 _TURN_SECONDS: Final = 0.012  # two barriers and a command
 _NS_PER_BYTE: Final = {
     "gloo-a": 0.6,
@@ -25,13 +25,13 @@ _NS_PER_BYTE: Final = {
 }  # of a core
 _SEALED_NS_PER_BYTE: Final = 0.75
 _STEP_SECONDS: Final = {"resnet50": 1.6, "bert-base": 1.4, "gpt2": 1.6, "gpt2-tiny": 0.02}  # on one core
-_BUILD_SECONDS_PER_BYTE: Final = 1.6e-9  # of a contender's copy of a model, on each worker
+_BUILD_SECONDS_PER_BYTE: Final = 1.6e-9  # of a variant's copy of a model, on each worker
 
 
 def seconds(cell: Cell, cores: int, rounds: int | None = None) -> float:
     """What measuring a cell takes, its preparation included."""
     settings = cell.settings
-    everyone = settings["contenders"]
+    everyone = settings["variants"]
     once = sum(_TURN_SECONDS + _seconds(cell, name, cores) for name in everyone)
     rounds = cell.rounds if rounds is None else rounds
     if settings["kind"] == "collective":
@@ -44,28 +44,28 @@ def seconds(cell: Cell, cores: int, rounds: int | None = None) -> float:
 
 def total(cells: Sequence[Cell], cores: int) -> float:
     """All cells, and the workers that are started for them."""
-    crews = {cell.crew for cell in cells}
-    starting = sum(_CREW_SECONDS[0] + _CREW_SECONDS[1] * workers * 2 / min(2, cores) for _, _, workers in crews)
+    worker_pools = {cell.worker_pool for cell in cells}
+    starting = sum(_POOL_SECONDS[0] + _POOL_SECONDS[1] * workers * 2 / min(2, cores) for _, _, workers in worker_pools)
     return starting + sum(seconds(cell, cores) for cell in cells)
 
 
-def _seconds(cell: Cell, contender: str, cores: int) -> float:
+def _seconds(cell: Cell, variant: str, cores: int) -> float:
     settings = cell.settings
     workers: int = settings["workers"]
     crowd = _crowd(cell, cores)
     if settings["kind"] == "collective":
         moved = necessary_bytes(settings["operation"], settings["size"], workers)
-        return max(BATCH_SECONDS * 1.3, _moving(settings, moved, contender, cores))
+        return max(BATCH_SECONDS * 1.3, _moving(settings, moved, variant, cores))
     compute = _STEP_SECONDS.get(settings["model"], 0.0)
     if settings["kind"] == "trace":
         compute = sum(each for _, each in cell.trace)
         crowd = crowd if settings["device"] == "cpu" else 1.0
-    if contender == ALONE:
+    if variant == ALONE:
         return compute * crowd
     size = sum(size for size, _ in cell.trace)
     if settings["kind"] == "training":
         size = models.load(settings["model"]).elements * (2 if settings["wire"] == "bfloat16" else 4)
-    moving = _moving(settings, necessary_bytes("all_reduce", size, workers), contender, cores)
+    moving = _moving(settings, necessary_bytes("all_reduce", size, workers), variant, cores)
     return compute * crowd + moving  # on a machine with few cores, little of one hides behind the other
 
 
@@ -75,9 +75,9 @@ def _crowd(cell: Cell, cores: int) -> float:
     return max(1.0, workers / cores)
 
 
-def _moving(settings: Mapping[str, Any], moved: int, contender: str, cores: int) -> float:
+def _moving(settings: Mapping[str, Any], moved: int, variant: str, cores: int) -> float:
     """So many bytes from worker to worker: as fast as the cores allow, or the wire."""
     workers: int = settings["workers"]
-    working = moved * _NS_PER_BYTE.get(contender, _SEALED_NS_PER_BYTE) * 1e-9 / min(cores, workers)
+    working = moved * _NS_PER_BYTE.get(variant, _SEALED_NS_PER_BYTE) * 1e-9 / min(cores, workers)
     wire = moved / workers * 8 / bits_per_second(settings["rate"]) * 1.1 if settings["rate"] else 0.0
     return max(working, wire)

@@ -27,14 +27,14 @@ from ringfence.lab.study.cells import SETTINGS, Cell
 
 _ROUNDS: Final = 7
 _GRADIENT_BYTES: Final = 4  # DDP cuts buckets of float32, whatever a hook sends in their place
-_COMMON: Final = {"kind", "workers", "contenders", "rounds", "hosts", "rates", "wires"}
+_COMMON: Final = {"kind", "workers", "variants", "rounds", "hosts", "rates", "wires"}
 _KEYS: Final = {
     "collective": {"operations", "sizes", "busy"},
     "training": {"models", "buckets", "strategy"},
     "trace": {"models", "buckets", "devices", "flops", "samples", "most"},
 }
 _TRANSPORTS: Final = (*names.BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
-_CONTENDERS: Final = {
+_VARIANTS: Final = {
     "collective": _TRANSPORTS,
     "training": (*_TRANSPORTS, names.PROFILED, names.ALONE),
     "trace": (*_TRANSPORTS, names.PROFILED, names.ALONE),
@@ -117,21 +117,21 @@ def _cells(table: dict[str, Any], where: str, rounds: int) -> Iterator[Cell]:
     workers = block.listed("workers", _whole)
     if min(workers) < max(2, hosts):
         raise block.refuse("workers", "at least two, and one for each host, are needed")
-    contenders = _contenders(block, kind)
+    variants = _variants(block, kind)
     for some, rate, count, wire in itertools.product(_KINDS[kind](block), rates, workers, wires):
         settings = dict.fromkeys(SETTINGS) | {"kind": kind, "busy": False, "hosts": hosts, "rate": rate} | some
-        settings |= {"workers": count, "wire": wire, "contenders": contenders}
+        settings |= {"workers": count, "wire": wire, "variants": variants}
         if rate is not None:
             settings["burst"] = burst_bytes(rate)
         yield _traced(block, settings, rounds) if kind == "trace" else Cell(settings, rounds)
 
 
-def _contenders(block: _Block, kind: str) -> list[str]:
-    known = (*names.CONTENDERS, *([] if kind == "collective" else [names.ALONE]))
-    chosen = block.listed("contenders", _name_of(known), _CONTENDERS[kind])
+def _variants(block: _Block, kind: str) -> list[str]:
+    known = (*names.VARIANTS, *([] if kind == "collective" else [names.ALONE]))
+    chosen = block.listed("variants", _name_of(known), _VARIANTS[kind])
     everyone = list(dict.fromkeys((*names.BASELINE, *chosen)))  # without the baseline there is no ratio
     if block.one("strategy", str, "ddp") == "fsdp2" and (rings := [name for name in everyone if name in names.RINGS]):
-        raise block.refuse("contenders", f"FSDP2 needs process groups: leave out {', '.join(rings)}")
+        raise block.refuse("variants", f"FSDP2 needs process groups: leave out {', '.join(rings)}")
     return everyone
 
 

@@ -10,7 +10,7 @@ from ringfence.lab.bench import machine, names
 from ringfence.lab.bench.measure import rounds_of, seats_for
 from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Samples
-from ringfence.lab.bench.worker_pool import Crew
+from ringfence.lab.bench.worker_pool import WorkerPool
 from ringfence.lab.study import selection
 from ringfence.lab.study.cells import Cell, label
 from ringfence.lab.study.folder import Folder
@@ -60,30 +60,33 @@ def measure(missing: Sequence[Wanted], here: Mapping[str, Any], command: str) ->
     """Measure what is missing. Cells with the same workers on the same hosts share them: starting workers takes seconds."""
     progress = Progress(sum(each.rounds for each in missing))
     try:
-        together = sorted(missing, key=lambda each: each.cell.crew)
-        for (hosts, rate, workers), group in itertools.groupby(together, key=lambda each: each.cell.crew):
+        together = sorted(missing, key=lambda each: each.cell.worker_pool)
+        for (hosts, rate, workers), group in itertools.groupby(together, key=lambda each: each.cell.worker_pool):
             progress.say(f"starting {workers} workers")
             each_of_them = list(group)
-            with seats_for(workers, hosts, rate or None) as seats, Crew(seats, _everyone(each_of_them)) as crew:
+            with (
+                seats_for(workers, hosts, rate or None) as seats,
+                WorkerPool(seats, _everyone(each_of_them)) as worker_pool,
+            ):
                 for each in each_of_them:
                     selection.hold(each.samples.path, each.samples.run, each.case)
-                    each.samples.begin({**here, **crew.facts}, command, machine.now())
-                    _measure(crew, each, progress)
+                    each.samples.begin({**here, **worker_pool.facts}, command, machine.now())
+                    _measure(worker_pool, each, progress)
                     show([each])
     finally:
         progress.end()
 
 
 def _everyone(group: Sequence[Wanted]) -> list[str]:
-    """All contenders that any of the cells has, in one order."""
-    named = {name for each in group for name in each.case["contenders"]}
-    return [name for name in (*names.CONTENDERS, names.ALONE) if name in named]
+    """All variants that any of the cells has, in one order."""
+    named = {name for each in group for name in each.case["variants"]}
+    return [name for name in (*names.VARIANTS, names.ALONE) if name in named]
 
 
-def _measure(crew: Crew, wanted: Wanted, progress: Progress) -> None:
-    what = f"{label(wanted.case)}, {crew.size} workers"
+def _measure(worker_pool: WorkerPool, wanted: Wanted, progress: Progress) -> None:
+    what = f"{label(wanted.case)}, {worker_pool.size} workers"
     progress.say(what)
-    one = rounds_of(crew, wanted.case, wanted.cell.trace)
+    one = rounds_of(worker_pool, wanted.case, wanted.cell.trace)
     for _ in range(wanted.rounds):
         wanted.samples.add(wanted.case, one(len(wanted.samples.rounds(wanted.case))))
         progress.step(what)

@@ -35,7 +35,7 @@ _SETTINGS: Final = [
     _column("hosts", pa.int32()),
     _column("rate_bits", pa.int64(), optional=True),
     _column("busy", pa.bool_()),
-    _column("contender", pa.string()),
+    _column("variant", pa.string()),
 ]
 _STAGE_COLUMNS: Final = [
     _column(f"stage_{stage}", pa.float64(), optional=True) for stage in STAGES

@@ -1,4 +1,4 @@
-"""From tidy samples to one row for each cell and contender, one cell at a time."""
+"""From tidy samples to one row for each cell and variant, one cell at a time."""
 
 from __future__ import annotations
 
@@ -78,18 +78,18 @@ def _tidy_rows(source: Any) -> Iterator[Row]:
 
 
 def summary_of(rows: Sequence[Row]) -> Iterator[Row]:
-    """What the rounds of one cell say, for each contender in the order in which they first come."""
-    by_contender: dict[str, dict[int, Row]] = {}
+    """What the rounds of one cell say, for each variant in the order in which they first come."""
+    by_variant: dict[str, dict[int, Row]] = {}
     for row in rows:
-        by_contender.setdefault(row["contender"], {})[row["round"]] = row
-    first, second = (by_contender.get(name, {}) for name in BASELINE)
+        by_variant.setdefault(row["variant"], {})[row["round"]] = row
+    first, second = (by_variant.get(name, {}) for name in BASELINE)
     both = first.keys() & second.keys()
     gloo = {number: (first[number]["seconds"] + second[number]["seconds"]) / 2 for number in both}
     if not gloo:
         return  # without a round of the baseline there is nothing to compare with
     order = sorted(gloo)
     itself = resolution([first[n]["seconds"] for n in order], [second[n]["seconds"] for n in order])
-    for samples in by_contender.values():
+    for samples in by_variant.values():
         rounds = [samples[number] for number in order if number in samples]
         if rounds:
             scored = itself <= SCORED and len(rounds) >= FEWEST

@@ -15,12 +15,12 @@ _WIDTH = 46
 
 def listing(cells: Sequence[Cell], cores: int) -> str:
     """The cells of a grid and how long they take."""
-    lines = [f"{'cell':{_WIDTH}} {'workers':>7}  {'network':14} {'contenders':>10} {'rounds':>6} {'seconds':>8}"]
+    lines = [f"{'cell':{_WIDTH}} {'workers':>7}  {'network':14} {'variants':>10} {'rounds':>6} {'seconds':>8}"]
     for cell in cells:
         settings = cell.settings
         lines.append(
             f"{label(settings):{_WIDTH}} {settings['workers']:>7}  {_network(settings, settings['rate']):14} "
-            f"{len(settings['contenders']):>10} {cell.rounds:>6} {seconds(cell, cores):>8.0f}"
+            f"{len(settings['variants']):>10} {cell.rounds:>6} {seconds(cell, cores):>8.0f}"
         )
     lines.append(f"{len(cells)} cells, {minutes(total(cells, cores))} on {cores} cores like those of a recent Xeon")
     return "\n".join(lines)
@@ -41,18 +41,18 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
             lines += ([""] if lines else []) + _heading(row)
         ratio = f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
         lines.append(
-            f"  {row['contender']:20} {time_text(row['seconds']):>11}   {ratio:22} {row['cpu_seconds']:>8.3f} s CPU"
+            f"  {row['variant']:20} {time_text(row['seconds']):>11}   {ratio:22} {row['cpu_seconds']:>8.3f} s CPU"
         )
     return "\n".join(lines)
 
 
 def samples(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each sample."""
-    lines = [f"{'cell':{_WIDTH}} {'contender':20} {'round':>5} {'seconds':>11} {'CPU':>10}"]
+    lines = [f"{'cell':{_WIDTH}} {'variant':20} {'round':>5} {'seconds':>11} {'CPU':>10}"]
     for row in rows:
         cpu = f"{row['cpu_seconds']:.3f} s"
         lines.append(
-            f"{row['cell']:{_WIDTH}} {row['contender']:20} {row['round']:>5} {time_text(row['seconds']):>11} {cpu:>10}"
+            f"{row['cell']:{_WIDTH}} {row['variant']:20} {row['round']:>5} {time_text(row['seconds']):>11} {cpu:>10}"
         )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""From raw samples to tidy ones: a row for each round and contender, in chunks, so that memory does not grow with the rows.
+"""From raw samples to tidy ones: a row for each round and variant, in chunks, so that memory does not grow with the rows.
 
 A raw file may hold rounds of several machines, or of several versions of the measured code. They are never put together: the
 rows of a cell are those of the circumstances that `shown` names.
@@ -75,7 +75,7 @@ def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
                 machines.setdefault(case["machine"], {**run["machine"], "command": run["command"], "date": run["date"]})
                 date, source = datetime.datetime.fromisoformat(run["date"]), run["machine"]["source"]
                 here = {**shared, "run": record["run"], "date": date, "source": source}
-                yield from _of_round(record, case["contenders"], here)
+                yield from _of_round(record, case["variants"], here)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}"
             raise ConfigurationError(
@@ -99,15 +99,15 @@ def _settings(file: Path, case: Mapping[str, Any]) -> Row:
         ) from None
 
 
-def _of_round(record: Mapping[str, Any], contenders: list[str], shared: Row) -> Iterator[Row]:
-    for contender in contenders:
-        sample = record["samples"].get(contender)
+def _of_round(record: Mapping[str, Any], variants: list[str], shared: Row) -> Iterator[Row]:
+    for variant in variants:
+        sample = record["samples"].get(variant)
         if sample is None:  # the rings have no all-to-all
             continue
         shares, mean = sample.get("stages"), sample.get("mean", 0.0) * 1e9
         yield {
             **shared,
-            "contender": contender,
+            "variant": variant,
             "round": record["round"],
             "seconds": sample["seconds"],
             "cpu_seconds": sample["cpu"],
