@@ -47,7 +47,7 @@ def time_of_sources() -> int:
     return int(run(["git", "log", "-1", "--format=%ct"], ROOT))
 
 
-def build_archive(files: list[str], work: Path, session: int) -> Path:
+def build_archive(files: list[str], work: Path, epoch: int) -> Path:
     """Build the source archive from copies of the files."""
     tree = work / "tree"
     for name in files:
@@ -56,31 +56,31 @@ def build_archive(files: list[str], work: Path, session: int) -> Path:
     made = work / "archive"
     run([sys.executable, "-c", HOOK, "build_sdist", str(made)], tree)
     (archive,) = made.iterdir()
-    normalise(archive, session)
+    normalise(archive, epoch)
     return archive
 
 
-def normalise(archive: Path, session: int) -> None:
+def normalise(archive: Path, epoch: int) -> None:
     """Write a source archive again without the time, the user and the order of this build."""
     plain = io.BytesIO()
     with tarfile.open(archive) as old, tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as new:
         for member in sorted(old.getmembers(), key=lambda member: member.name):
             contents = old.extractfile(member)
-            member.mtime, member.uid, member.gid, member.uname, member.gname = session, 0, 0, "", ""
+            member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             member.pax_headers = {}
             new.addfile(member, contents)
-    archive.write_bytes(gzip.compress(plain.getvalue(), mtime=session))
+    archive.write_bytes(gzip.compress(plain.getvalue(), mtime=epoch))
 
 
-def build_wheel(archive: Path, work: Path, kind: str, session: int) -> Path:
+def build_wheel(archive: Path, work: Path, kind: str, epoch: int) -> Path:
     """Build a wheel of the kind, `compiled` or `pure`, from the source archive."""
     source, made = work / kind / "source", work / kind / "wheel"
     with tarfile.open(archive) as packed:
         packed.extractall(source, filter="data")
     (tree,) = source.iterdir()
     settings = {
-        "SOURCE_DATE_EPOCH": str(session),
+        "SOURCE_DATE_EPOCH": str(epoch),
         "RINGFENCE_BUILD": kind,
         "CC": "gcc",
         "LDSHARED": "gcc -shared",  # Python's own command may name the folder that Python was installed in
@@ -100,11 +100,11 @@ def build_wheel(archive: Path, work: Path, kind: str, session: int) -> Path:
 def build_all(out: Path) -> list[Path]:
     """Build and check all three; returns where they are."""
     files = tracked_files()
-    session = time_of_sources()
+    epoch = time_of_sources()
     with tempfile.TemporaryDirectory(prefix="ringfence-wheels-") as folder:
         work = Path(folder)
-        archive = build_archive(files, work, session)
-        compiled, pure = (build_wheel(archive, work, kind, session) for kind in ("compiled", "pure"))
+        archive = build_archive(files, work, epoch)
+        compiled, pure = (build_wheel(archive, work, kind, epoch) for kind in ("compiled", "pure"))
         here = {f"{place}/" for place in (work, ROOT, Path.home(), sys.prefix, sys.base_prefix)} - EVERYWHERE
         problems = [
             *check_wheel(compiled, files, f"cp311-abi3-{PLATFORM}", here),
