@@ -52,15 +52,15 @@ def measure(size: int) -> dict[str, float]:
         return data
 
     began = time.process_time()
-    for group in world.groups.values():
-        group._open()
-    opened = world.groups.values()
-    while not all(group._opened for group in opened):
+    for communicator in world.communicators.values():
+        communicator._open()
+    opened = world.communicators.values()
+    while not all(communicator._opened for communicator in opened):
         for engine in world.engines:
             engine.run_ready()
         assert world.wires.deliver(count) or any(engine.ready for engine in world.engines)
     seconds = time.process_time() - began
-    assert len({group.instance for group in opened}) == 1
+    assert len({communicator.instance for communicator in opened}) == 1
     return {
         "members": size,
         "rounds": rounds(size),

@@ -35,7 +35,7 @@ def first_link(technology: Technology | None) -> tuple[float, int]:
         return [made.peer_verifier(rank) for rank in range(SIZE)]
 
     world = World(SIZE, verify_peers=verify_peers if technology else None)
-    groups = world.add_group("siblings", (1, 2))
+    communicators = world.add_communicator("siblings", (1, 2))
     carried = 0
 
     def count(pipe: Pipe, data: bytes) -> bytes:
@@ -45,10 +45,10 @@ def first_link(technology: Technology | None) -> tuple[float, int]:
 
     tensors = {rank: torch.ones(1) for rank in (1, 2)}
     began = time.process_time()
-    sent = [world.submit(groups[rank], broadcast(groups[rank], tensors[rank])) for rank in (1, 2)]
+    sent = [world.submit(communicators[rank], broadcast(communicators[rank], tensors[rank])) for rank in (1, 2)]
     world.run(sent, count)
     seconds = time.process_time() - began
-    assert all(operation.error is None for operation in sent)
+    assert all(request.error is None for request in sent)
     return seconds, carried
 
 

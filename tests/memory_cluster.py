@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, Table, choose
 from ringfence.control import Abort, Bye, ControlMessage
-from ringfence.dataplane.request import CollectiveOperation, Operation
+from ringfence.dataplane.request import CollectiveRequest, Request
 from ringfence.keys import Secret
 from ringfence.link.frames import Call
-from ringfence.runtime.communicator import Group
+from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.peer_verification import PeerVerifier
 from ringfence.transport.in_memory import Pipe, Wires
@@ -33,7 +33,7 @@ class MemoryEdge:
 
     def send(self, message: Abort | Bye) -> None:
         self.other._arrived.append(message)
-        self.other.engine.later(lambda: self.other.engine.on_control(self.other))
+        self.other.engine.call_soon(lambda: self.other.engine.on_control(self.other))
 
     def receive(self) -> list[ControlMessage]:
         arrived, self._arrived = self._arrived, []
@@ -81,7 +81,7 @@ class World:
             self.wires.serve(rank, engine.acceptor.accept)
             for edge in edges[rank]:
                 edge.engine = engine
-        self.groups = self.add_group("world", range(size))
+        self.communicators = self.add_communicator("world", range(size))
 
     def _tree(self) -> list[list[MemoryEdge]]:
         edges: list[list[MemoryEdge]] = [[] for _ in range(self.size)]
@@ -93,16 +93,16 @@ class World:
             edges[parent].append(down)
         return edges
 
-    def add_group(self, name: str, ranks: Sequence[int]) -> dict[int, Group]:
-        return {rank: self.engines[rank].add_group(name, tuple(ranks)) for rank in ranks}
+    def add_communicator(self, name: str, ranks: Sequence[int]) -> dict[int, Communicator]:
+        return {rank: self.engines[rank].add_communicator(name, tuple(ranks)) for rank in ranks}
 
-    def submit(self, group: Group, operation: CollectiveOperation) -> CollectiveOperation:
-        group.engine.submit(group, operation)
-        return operation
+    def submit(self, communicator: Communicator, request: CollectiveRequest) -> CollectiveRequest:
+        communicator.engine.submit(communicator, request)
+        return request
 
     def run(
         self,
-        operations: Sequence[Operation],
+        requests: Sequence[Request],
         change: Callable[[Pipe, bytes], bytes] | None = None,
         rounds: int = 10_000,
     ) -> None:
@@ -110,7 +110,7 @@ class World:
         for _ in range(rounds):
             for engine in self.engines:
                 engine.run_ready()
-            if all(operation.done for operation in operations):
+            if all(request.done for request in requests):
                 return
             if not self.wires.deliver(change) and not any(engine.ready for engine in self.engines):
                 return
@@ -126,20 +126,24 @@ class World:
 
 
 def all_reduce(
-    group: Group, tensor: torch.Tensor, deadline: float = 10.0, operation: Any = dist.ReduceOp.SUM
-) -> CollectiveOperation:
+    communicator: Communicator, tensor: torch.Tensor, deadline: float = 10.0, reduction: Any = dist.ReduceOp.SUM
+) -> CollectiveRequest:
     """An all-reduce of a contiguous tensor, bound as the backend binds it."""
-    code, combine, average = reduction_of(operation, tensor.dtype)
-    weight, table = bytes_of(tensor), group.engine.table
-    schedule = choose(Collective.ALL_REDUCE, group.size, group.rank, 0, weight, table, average=average)
+    code, combine, average = reduction_of(reduction, tensor.dtype)
+    weight, table = bytes_of(tensor), communicator.engine.table
+    schedule = choose(Collective.ALL_REDUCE, communicator.size, communicator.rank, 0, weight, table, average=average)
     call = Call(Collective.ALL_REDUCE, code, dtype_code(tensor.dtype), schedule.identifier, 0, tensor.numel())
     parts = {Buffer.DATA: parts_of(schedule, Buffer.DATA, [tensor])}
-    return CollectiveOperation(call, deadline, tensor, schedule, parts, tensor.dtype, combine)
+    return CollectiveRequest(call, deadline, tensor, schedule, parts, tensor.dtype, combine)
 
 
-def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, deadline: float = 10.0) -> CollectiveOperation:
+def broadcast(
+    communicator: Communicator, tensor: torch.Tensor, root: int = 0, deadline: float = 10.0
+) -> CollectiveRequest:
     """A broadcast of a contiguous tensor."""
-    schedule = choose(Collective.BROADCAST, group.size, group.rank, root, bytes_of(tensor), group.engine.table)
+    schedule = choose(
+        Collective.BROADCAST, communicator.size, communicator.rank, root, bytes_of(tensor), communicator.engine.table
+    )
     call = Call(Collective.BROADCAST, 0, dtype_code(tensor.dtype), schedule.identifier, root, tensor.numel())
     parts = {Buffer.DATA: parts_of(schedule, Buffer.DATA, [tensor])}
-    return CollectiveOperation(call, deadline, tensor, schedule, parts, tensor.dtype, None)
+    return CollectiveRequest(call, deadline, tensor, schedule, parts, tensor.dtype, None)

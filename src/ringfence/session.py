@@ -22,7 +22,7 @@ from ringfence.log import LOGGER as _log
 from ringfence.log import announce
 from ringfence.rendezvous import warn_of_open_rendezvous
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.progress import Loop
+from ringfence.runtime.progress import ProgressLoop
 from ringfence.settings import Settings
 from ringfence.transport.alarm import Alarm
 from ringfence.transport.fork import canary, in_child, register_fork_cleanup
@@ -87,7 +87,7 @@ class Session:
         )
         self.workers = member.roster.workers
         self.engine.names = [str(worker) for worker in self.workers]
-        self.loop = Loop(self.engine, self.network, member.edges)
+        self.loop = ProgressLoop(self.engine, self.network, member.edges)
         try:
             self._age_limit = self._limit_age(member)
         except BaseException:

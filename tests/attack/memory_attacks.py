@@ -142,23 +142,26 @@ def play(scenario: Scenario, seed: int, strike: Strike = NOBODY, session: int = 
     """One trial: a fresh world, its rounds under attack, and the verification."""
     draw = Random(seed)
     world = scenario.world(seed, session)
-    groups = [list(world.groups.values()), list(world.add_group("twin", range(scenario.size)).values())]
+    communicators = [
+        list(world.communicators.values()),
+        list(world.add_communicator("twin", range(scenario.size)).values()),
+    ]
     seat = MemorySeat(world, strike)
     watched: list[Watched] = []
     for number, one in enumerate(scenario.rounds):
-        watched += submit(one, groups[one.group], draw)
+        watched += submit(one, communicators[one.communicator], draw)
         if not scenario.together or number == len(scenario.rounds) - 1:
-            world.run([each.operation for each in watched], seat.change)
+            world.run([each.request for each in watched], seat.change)
     _let_time_pass(world, seat, watched)
     return _verify(world, seat, watched, strike.attack)
 
 
 def _let_time_pass(world: World, seat: MemorySeat, watched: list[Watched]) -> None:
     """Second by second, as timers and what they lead to come one after the other."""
-    operations = [each.operation for each in watched]
-    while world.now < AFTERWARDS and not all(operation.done for operation in operations):
+    requests = [each.request for each in watched]
+    while world.now < AFTERWARDS and not all(request.done for request in requests):
         world.wait(1.0)
-        world.run(operations, seat.change)
+        world.run(requests, seat.change)
     world.wait(2.0)  # a suspicion may still be waiting
     for engine in world.engines:
         engine.run_ready()

@@ -55,7 +55,7 @@ def play(seed: int) -> Verdict:
         seen = _round(kind, parts, rank, twin if number % 2 else dist.group.WORLD)
         longest = max(longest, time.monotonic() - started)
         faults = [fault for each in seen if (fault := each.fault())]
-        error = seen[0].operation.error
+        error = seen[0].request.error
         if faults or error is not None:
             return Verdict(faults, type(error).__name__, str(error), longest)
     return Verdict([], seconds=longest)

@@ -95,33 +95,39 @@ def attack(instance_of: str) -> tuple[World, list[torch.Tensor], list, Forger, t
     """Rank 0 broadcasts. The wire from 0 to 1 is changed with the keys of rank 3, the end of the chain, or of an outsider."""
     world = World(4, seed=7, table=CHAIN)
     forger = Forger()
-    opening = [world.submit(group, broadcast(group, torch.zeros(64))) for group in world.groups.values()]
+    opening = [
+        world.submit(communicator, broadcast(communicator, torch.zeros(64)))
+        for communicator in world.communicators.values()
+    ]
     world.run(opening, forger.see)
     honest, wanted = torch.arange(64, dtype=torch.float32), torch.full((64,), 666.0)
     change = bytes(a ^ b for a, b in zip(honest.numpy().tobytes(), wanted.numpy().tobytes(), strict=True))
-    member = world.groups[HELPER].origin._instance
+    member = world.communicators[HELPER].origin._instance
     assert member is not None
     instance = member if instance_of == "member" else Secret(os.urandom(32))
     forger.change = with_the_same_tag(origin_key(instance, 0), change, balance=15)
     tensors = [honest.clone() if rank == 0 else torch.zeros(64) for rank in range(4)]
-    operations = [world.submit(group, broadcast(group, tensors[rank])) for rank, group in world.groups.items()]
-    world.run(operations, forger.see)
-    return world, tensors, operations, forger, wanted
+    requests = [
+        world.submit(communicator, broadcast(communicator, tensors[rank]))
+        for rank, communicator in world.communicators.items()
+    ]
+    world.run(requests, forger.see)
+    return world, tensors, requests, forger, wanted
 
 
 def test_a_member_off_the_path_can_rewrite_what_is_forwarded() -> None:
     """A limit that SECURITY.md names, not a promise."""
-    _, tensors, operations, forger, wanted = attack("member")
+    _, tensors, requests, forger, wanted = attack("member")
     assert forger.forged == 1
-    assert all(operation.done and operation.error is None for operation in operations)
+    assert all(request.done and request.error is None for request in requests)
     for tensor in tensors[1:]:
         assert torch.equal(tensor[:60], wanted[:60]) and not torch.equal(tensor[60:], wanted[60:])
 
 
 def test_whoever_is_outside_the_group_cannot_rewrite_what_is_forwarded() -> None:
-    world, tensors, operations, forger, _ = attack("outsider")
+    world, tensors, requests, forger, _ = attack("outsider")
     assert forger.forged == 1
     assert all(isinstance(engine.failure, Exception) for engine in world.engines)
     assert isinstance(world.engines[1].failure, AuthenticationError)
-    assert all(operation.error is not None for operation in operations[1:])
+    assert all(request.error is not None for request in requests[1:])
     assert all(not tensor.any() for tensor in tensors[1:])

@@ -24,10 +24,13 @@ def repeat_draws(world: World, workers: range | list[int]) -> None:
 
 def instance_secret(world: World) -> bytes:
     """Open the group with a first broadcast; the secret that all its members hold then."""
-    operations = [world.submit(group, broadcast(group, torch.zeros(64))) for group in world.groups.values()]
-    world.run(operations)
-    assert all(operation.done and operation.error is None for operation in operations)
-    (secret,) = {group.origin._instance.reveal() for group in world.groups.values()}
+    requests = [
+        world.submit(communicator, broadcast(communicator, torch.zeros(64)))
+        for communicator in world.communicators.values()
+    ]
+    world.run(requests)
+    assert all(request.done and request.error is None for request in requests)
+    (secret,) = {communicator.origin._instance.reveal() for communicator in world.communicators.values()}
     return secret
 
 
@@ -62,10 +65,11 @@ def test_repeated_draws_repeat_no_keystream_of_an_honest_worker(careless: list[i
         repeat_draws(world, careless)
         text = torch.full((64,), float(seed))
         tensors = [text.clone() if rank == HONEST else torch.zeros(64) for rank in range(SIZE)]
-        operations = [
-            world.submit(group, broadcast(group, tensors[rank], root=HONEST)) for rank, group in world.groups.items()
+        requests = [
+            world.submit(communicator, broadcast(communicator, tensors[rank], root=HONEST))
+            for rank, communicator in world.communicators.items()
         ]
-        world.run(operations, tap.see)
+        world.run(requests, tap.see)
         assert all(torch.equal(tensor, text) for tensor in tensors)
         seen.append((tap.sealed[0], text.numpy().tobytes()))
     (one, plain_one), (two, plain_two) = seen
@@ -84,7 +88,7 @@ def test_equal_draws_of_everybody_give_different_secrets_to_two_groups() -> None
     world = World(SIZE, table=ORIGIN_SEALS)
     repeat_draws(world, range(SIZE))
     first = instance_secret(world)
-    world.groups = world.add_group("another", range(SIZE))
+    world.communicators = world.add_communicator("another", range(SIZE))
     assert instance_secret(world) != first
 
 
@@ -100,6 +104,10 @@ def test_every_member_contributes_to_the_secret_of_a_group(member: int) -> None:
 def test_a_member_that_cancels_the_others_draws_gains_no_repetition() -> None:
     """The last to contribute can choose the XOR of all draws: it still decides no key, within a session or across."""
     chosen = bytes(keys.SECRET_BYTES)
-    sessions, groups = [keys.Secret(bytes([n]) * 32) for n in range(3)], [bytes([n]) * 32 for n in range(3, 6)]
-    secrets = {keys.group_secret(session, chosen, group).reveal() for session in sessions for group in groups}
-    assert len(secrets) == len(sessions) * len(groups)
+    sessions, communicators = [keys.Secret(bytes([n]) * 32) for n in range(3)], [bytes([n]) * 32 for n in range(3, 6)]
+    secrets = {
+        keys.group_secret(session, chosen, communicator).reveal()
+        for session in sessions
+        for communicator in communicators
+    }
+    assert len(secrets) == len(sessions) * len(communicators)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ringfence.admission.peer_verification import PeerVerifier
-from ringfence.dataplane.request import CollectiveOperation
+from ringfence.dataplane.request import CollectiveRequest
 from ringfence.errors import AbortedError, AdmissionError, AuthenticationError, ProtocolError
 from ringfence.link.frames import Type
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
@@ -19,10 +19,10 @@ from tests.unit.peer_verification_samples import LIES, Circle, Lie, circle
 SIZE = 6
 
 
-def added_up(world: World) -> tuple[list[CollectiveOperation], list[torch.Tensor]]:
+def added_up(world: World) -> tuple[list[CollectiveRequest], list[torch.Tensor]]:
     tensors = [torch.full((8,), float(rank)) for rank in range(SIZE)]
-    made = [all_reduce(world.groups[rank], tensor) for rank, tensor in enumerate(tensors)]
-    return [world.submit(world.groups[rank], operation) for rank, operation in enumerate(made)], tensors
+    made = [all_reduce(world.communicators[rank], tensor) for rank, tensor in enumerate(tensors)]
+    return [world.submit(world.communicators[rank], request) for rank, request in enumerate(made)], tensors
 
 
 def honest(public: list[bytes]) -> list[PeerVerifier]:
@@ -41,9 +41,9 @@ def test_workers_that_never_met_show_each_other_their_proofs_once() -> None:
     lengths = []
     for _ in range(3):
         before = len(world.wires.streams)
-        operations, tensors = added_up(world)
-        world.run(operations)
-        assert all(operation.error is None for operation in operations)
+        requests, tensors = added_up(world)
+        world.run(requests)
+        assert all(request.error is None for request in requests)
         assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
         lengths.append(len(world.wires.streams) - before)
     assert lengths[1:] == [0, 0], "peer verification is the first only"
@@ -60,9 +60,9 @@ def test_a_lie_in_the_tree_is_found_out_at_peer_verification(lie: Lie) -> None:
         return [made.peer_verifier(rank, shown if rank == 5 else None) for rank in range(SIZE)]
 
     world = World(SIZE, verify_peers=verify_peers)
-    operations, _ = added_up(world)
-    world.run(operations)
-    errors = [operation.error for operation in operations]
+    requests, _ = added_up(world)
+    world.run(requests)
+    errors = [request.error for request in requests]
     assert all(isinstance(error, AdmissionError | AbortedError) for error in errors), errors
     assert any(isinstance(error, AdmissionError) for error in errors)
     named = [str(error) for error in errors]
@@ -72,10 +72,10 @@ def test_a_lie_in_the_tree_is_found_out_at_peer_verification(lie: Lie) -> None:
 def test_a_worker_that_dials_a_link_without_presentation_its_proof_is_refused() -> None:
     world = World(SIZE, verify_peers=honest)
     world.engines[5].acceptor.met.add(4)  # so it says
-    world.groups[5].outbox(4)
-    operations, _ = added_up(world)
-    world.run(operations)
-    found = [operation.error for operation in operations]
+    world.communicators[5].outbox(4)
+    requests, _ = added_up(world)
+    world.run(requests)
+    found = [request.error for request in requests]
     assert all(error is not None for error in found)
     assert any(
         type(error) is ProtocolError and "worker 5 dialled a link before it had shown its proof" in str(error)
@@ -110,11 +110,11 @@ class Flip:
 def test_a_proof_that_is_changed_on_the_wire_ends_the_session(place: int, forth: bool) -> None:
     flip = Flip(place, forth)
     world = World(SIZE, verify_peers=honest)
-    operations, tensors = added_up(world)
-    world.run(operations, flip)
+    requests, tensors = added_up(world)
+    world.run(requests, flip)
     assert flip.done
-    assert all(operation.error is not None for operation in operations)
-    assert any(isinstance(operation.error, AuthenticationError) for operation in operations)
+    assert all(request.error is not None for request in requests)
+    assert any(isinstance(request.error, AuthenticationError) for request in requests)
     assert not any(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
 
 

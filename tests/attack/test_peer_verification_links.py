@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringfence.dataplane.request import Operation
+from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, CollectiveTimeoutError
 from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES
 from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
@@ -22,14 +22,14 @@ from tests.unit.test_pending import answer, settle
 NONCE = bytes(range(NONCE_BYTES))
 
 
-def drive(world: World, operations: list[Any], seconds: float = 5.0) -> None:
+def drive(world: World, requests: list[Any], seconds: float = 5.0) -> None:
     """Let a world run, and time pass, until all is done."""
     for _ in range(int(seconds / 0.1)):
-        world.run(operations)
-        if all(operation.done for operation in operations):
+        world.run(requests)
+        if all(request.done for request in requests):
             return
         for each in world.engines:  # pipes in memory do not tell of their end if they carried nothing: sockets do
-            links = [link for group in each.groups.values() for link in group.links()]
+            links = [link for communicator in each.communicators.values() for link in communicator.links()]
             for link in (*links, *each.acceptor.verification_links.values()):
                 if link.stream is not None and not link.open:
                     link.notify(True, False)
@@ -82,21 +82,21 @@ FORTH = HELLO_BYTES + CONFIRM_BYTES
 def test_an_peer_verification_that_is_cut_while_it_is_written_is_tried_again(after: int, error: type[OSError]) -> None:
     world = World(SIZE, verify_peers=honest)
     cut = tear(world, after, error)
-    operations, tensors = added_up(world)
-    drive(world, operations)
+    requests, tensors = added_up(world)
+    drive(world, requests)
     assert cut, "nobody was cut"
-    assert [operation.error for operation in operations] == [None] * SIZE
-    assert all(operation.done for operation in operations)
+    assert [request.error for request in requests] == [None] * SIZE
+    assert all(request.done for request in requests)
     assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
 
 
 def test_peer_verifications_that_are_cut_every_time_end_the_session_by_name() -> None:
     world = World(SIZE, verify_peers=honest)
     tear(world, FORTH + 40, ConnectionResetError, times=LINK_DIALS)
-    operations, _ = added_up(world)
-    drive(world, operations)
-    assert all(operation.error is not None for operation in operations)
-    assert any("closed a connection before answering it" in str(operation.error) for operation in operations)
+    requests, _ = added_up(world)
+    drive(world, requests)
+    assert all(request.error is not None for request in requests)
+    assert any("closed a connection before answering it" in str(request.error) for request in requests)
 
 
 def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_has_just_met() -> None:
@@ -111,8 +111,8 @@ def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_has_just_me
         dial(link)
 
     engine.network.dial = run_out  # type: ignore[method-assign]
-    operations, _ = added_up(world)
-    drive(world, operations)
+    requests, _ = added_up(world)
+    drive(world, requests)
     assert refused and "worker 4: Too many open files. Raise the limit" in str(engine.failure)
 
 
@@ -239,7 +239,7 @@ def test_everybody_meets_everybody_through_narrow_doors(monkeypatch: pytest.Monk
 
 def test_two_workers_that_verify_themselves_to_each_other_at_once_both_pass() -> None:
     world = World(SIZE, verify_peers=honest)
-    pair = world.add_group("pair", (4, 5))
+    pair = world.add_communicator("pair", (4, 5))
     pair[4].outbox(1)
     pair[5].outbox(0)
     settle(world)
@@ -258,12 +258,12 @@ def silence(pipe: Pipe, data: bytes) -> bytes:
 
 def test_an_acceptor_that_never_answers_is_waited_for_no_longer_than_the_operation() -> None:
     world = World(SIZE, verify_peers=honest)
-    operations, _ = added_up(world)
-    world.run(operations, silence)
-    assert not any(operation.done for operation in operations) and nobody_failed(world)
+    requests, _ = added_up(world)
+    world.run(requests, silence)
+    assert not any(request.done for request in requests) and nobody_failed(world)
     world.wait(10.1)  # the operations' own time
-    world.run(operations)
-    errors = [operation.error for operation in operations]
+    world.run(requests)
+    errors = [request.error for request in requests]
     assert all(isinstance(error, CollectiveTimeoutError | AbortedError) for error in errors), errors
     assert any("did not finish within its timeout; it waits for worker" in str(error) for error in errors)
 
@@ -271,7 +271,7 @@ def test_an_acceptor_that_never_answers_is_waited_for_no_longer_than_the_operati
 @pytest.mark.parametrize("reporter", [4, 5, 0], ids=["acceptor", "dialler", "another worker"])
 def test_an_abort_during_an_peer_verification_leaves_nothing_behind(reporter: int) -> None:
     world = World(SIZE, verify_peers=honest)
-    world.groups[5].outbox(4)
+    world.communicators[5].outbox(4)
     for each in world.engines:
         each.run_ready()
     world.wires.deliver()
@@ -279,12 +279,12 @@ def test_an_abort_during_an_peer_verification_leaves_nothing_behind(reporter: in
     assert world.engines[5].acceptor.verification_links and world.engines[4].acceptor.pending
     waiting, _ = added_up(world)
     world.engines[reporter].fail(AbortedError("enough"), reporter)
-    world.run([*waiting, Operation(waiting[0].call, float("inf"))])
+    world.run([*waiting, Request(waiting[0].call, float("inf"))])
     for each in world.engines:
         assert each.failure is not None and "enough" in str(each.failure)
         assert not each.acceptor.pending and not each.blocked
         assert all(peer_verification.stream is None for peer_verification in each.acceptor.verification_links.values())
-    assert all(operation.error is not None for operation in waiting)
+    assert all(request.error is not None for request in waiting)
 
 
 def test_a_forked_child_keeps_nothing_to_verify_by() -> None:

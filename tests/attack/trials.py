@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from ringfence.backend.binding import dtype_code, even_parts, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, choose
-from ringfence.dataplane.request import POINT_TO_POINT, CollectiveOperation, Operation
+from ringfence.dataplane.request import POINT_TO_POINT, CollectiveRequest, Request
 from ringfence.link.frames import Call
-from ringfence.runtime.communicator import Group
+from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.point_to_point import Transfer
 
 SECONDS = 10.0  # the operations' timeout
@@ -45,7 +45,7 @@ KINDS = (
 class Round:
     """One collective of all ranks of one group."""
 
-    group: int
+    communicator: int
     kind: int
     elements: int  # of one part
     root: int = 0
@@ -64,20 +64,20 @@ class Ending(Protocol):
 class Watched:
     """One rank's operation, and the memory it writes with what may be found there."""
 
-    operation: Ending
+    request: Ending
     target: torch.Tensor
     old: torch.Tensor
     expected: torch.Tensor
 
     def fault(self) -> str | None:
         """What is wrong, if anything: the invariant that no attack may break."""
-        if not self.operation.done:
-            return f"{self.operation.describe()} hangs"
-        if self.operation.error is None:
-            return None if torch.equal(self.target, self.expected) else f"{self.operation.describe()}: wrong numbers"
+        if not self.request.done:
+            return f"{self.request.describe()} hangs"
+        if self.request.error is None:
+            return None if torch.equal(self.target, self.expected) else f"{self.request.describe()}: wrong numbers"
         found, wanted = lanes(self.target), lanes(self.expected)
         honest = ((found == 0) | (found == wanted)).all(1) | (self.target == self.old)
-        return None if bool(honest.all()) else f"{self.operation.describe()}: a failed segment left something behind"
+        return None if bool(honest.all()) else f"{self.request.describe()}: a failed segment left something behind"
 
 
 def lanes(tensor: torch.Tensor) -> torch.Tensor:
@@ -97,27 +97,27 @@ def in_lane(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     return kept
 
 
-def submit(play: Round, groups: Sequence[Group], draw: Random) -> list[Watched]:
+def submit(play: Round, communicators: Sequence[Communicator], draw: Random) -> list[Watched]:
     """Begin a round on every rank."""
     if play.kind == SEND:
-        return _exchange(play, groups, draw)
-    return _collective(play, groups, draw)
+        return _exchange(play, communicators, draw)
+    return _collective(play, communicators, draw)
 
 
-def _exchange(play: Round, groups: Sequence[Group], draw: Random) -> list[Watched]:
-    size = len(groups)
-    payloads = [numbers(draw, play.elements) for _ in groups]
+def _exchange(play: Round, communicators: Sequence[Communicator], draw: Random) -> list[Watched]:
+    size = len(communicators)
+    payloads = [numbers(draw, play.elements) for _ in communicators]
     call = Call(POINT_TO_POINT, dtype=dtype_code(torch.int64), elements=play.elements, tag=play.root)
     watched = []
-    for rank, group in enumerate(groups):
-        engine, mine = group.engine, payloads[rank]
+    for rank, communicator in enumerate(communicators):
+        engine, mine = communicator.engine, payloads[rank]
         deadline = engine.clock() + SECONDS
         send = Transfer(call, deadline, mine, parts_of(None, Buffer.DATA, [mine])[0])
         target = numbers(draw, play.elements)
         old = target.clone()
         receive = Transfer(call, deadline, target, parts_of(None, Buffer.DATA, [target])[0])
-        engine.send(group, send, (rank + 1) % size)
-        engine.receive(group, receive, (rank - 1) % size)
+        engine.send(communicator, send, (rank + 1) % size)
+        engine.receive(communicator, receive, (rank - 1) % size)
         watched += [
             Watched(send, mine, mine.clone(), mine.clone()),
             Watched(receive, target, old, payloads[(rank - 1) % size].clone()),
@@ -125,23 +125,23 @@ def _exchange(play: Round, groups: Sequence[Group], draw: Random) -> list[Watche
     return watched
 
 
-def _collective(play: Round, groups: Sequence[Group], draw: Random) -> list[Watched]:
-    kind, size, count = Collective(play.kind), len(groups), play.elements
+def _collective(play: Round, communicators: Sequence[Communicator], draw: Random) -> list[Watched]:
+    kind, size, count = Collective(play.kind), len(communicators), play.elements
     # parts[r][p]: what rank r holds for part p
     parts = [[numbers(draw, count) for _ in range(size)] for _ in range(size)]
     if kind in REDUCING:
         parts = [[in_lane(part, rank) for part in parts[rank]] for rank in range(size)]
     watched = []
-    for rank, group in enumerate(groups):
+    for rank, communicator in enumerate(communicators):
         expected = expected_of(kind, play.root, rank, parts)
         target = parts[rank][0].clone() if kind in WHOLE else numbers(draw, len(expected))
-        watched.append(Watched(_begin(group, play, parts[rank], target), target, target.clone(), expected))
+        watched.append(Watched(_begin(communicator, play, parts[rank], target), target, target.clone(), expected))
     return watched
 
 
-def _begin(group: Group, play: Round, given: list[torch.Tensor], target: torch.Tensor) -> Operation:
+def _begin(communicator: Communicator, play: Round, given: list[torch.Tensor], target: torch.Tensor) -> Request:
     """Bind one rank's memory as the backend does, and submit it."""
-    kind, rank, root = Collective(play.kind), group.rank, play.root
+    kind, rank, root = Collective(play.kind), communicator.rank, play.root
     if kind in (Collective.ALL_REDUCE, Collective.BROADCAST):
         parts = {Buffer.DATA: [target]}
     elif kind is Collective.REDUCE:
@@ -152,16 +152,18 @@ def _begin(group: Group, play: Round, given: list[torch.Tensor], target: torch.T
             parts[Buffer.INPUT] = given[:1] if kind in GATHERING else given
         if len(target):
             parts[Buffer.OUTPUT] = even_parts(target, len(target) // play.elements)
-    elements = play.elements if kind in (*WHOLE, Collective.GATHER, Collective.SCATTER) else play.elements * group.size
-    weight = 8 * play.elements * (1 if kind in WHOLE else group.size)
+    elements = (
+        play.elements if kind in (*WHOLE, Collective.GATHER, Collective.SCATTER) else play.elements * communicator.size
+    )
+    weight = 8 * play.elements * (1 if kind in WHOLE else communicator.size)
     code, combine, _ = reduction_of(dist.ReduceOp.SUM, torch.int64) if kind in REDUCING else (0, None, False)
-    schedule = choose(kind, group.size, rank, root, weight, group.engine.table)
+    schedule = choose(kind, communicator.size, rank, root, weight, communicator.engine.table)
     call = Call(kind, code, dtype_code(torch.int64), schedule.identifier, root, elements)
     bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
-    deadline = group.engine.clock() + SECONDS
-    operation = CollectiveOperation(call, deadline, (parts, target), schedule, bound, torch.int64, combine)
-    group.engine.submit(group, operation)
-    return operation
+    deadline = communicator.engine.clock() + SECONDS
+    request = CollectiveRequest(call, deadline, (parts, target), schedule, bound, torch.int64, combine)
+    communicator.engine.submit(communicator, request)
+    return request
 
 
 def expected_of(kind: Collective, root: int, rank: int, parts: list[list[torch.Tensor]]) -> torch.Tensor:

@@ -72,7 +72,7 @@ def connected() -> None:
 def compare_sockets() -> tuple[int, set[str]]:
     """How many sockets the group opened in this worker, and which of them a child holds."""
     connected()
-    links = [link for group in dist.group.WORLD._session.engine.groups.values() for link in group.links()]
+    links = [link for each in dist.group.WORLD._session.engine.communicators.values() for link in each.links()]
     ours = {os.readlink(f"/proc/self/fd/{link.stream.fileno()}") for link in links if link.stream is not None}
     edges = {os.readlink(f"/proc/self/fd/{edge.fileno()}") for edge in dist.group.WORLD._session.engine.edges}
     return len(ours | edges), in_a_child(sockets) & (ours | edges)
@@ -220,9 +220,9 @@ def test_a_collective_in_a_forked_child_raises(pool: Pool) -> None:
 def seal_in_a_child() -> list[str]:
     """Past everything that forgets at fork: the keys themselves, as an object that a child got hold of."""
     connected()
-    (group, *_) = dist.group.WORLD._session.engine.groups.values()
-    outbox = next(iter(group.outboxes.values()))
-    sealer, origin = outbox.sealer, group.origin
+    (communicator, *_) = dist.group.WORLD._session.engine.communicators.values()
+    outbox = next(iter(communicator.outboxes.values()))
+    sealer, origin = outbox.sealer, communicator.origin
 
     def attempt() -> list[str]:
         room = memoryview(bytearray(26))

@@ -158,7 +158,7 @@ def fork_at_the_start(path: str) -> list[tuple[str, Counter[str], int]]:
 
         return patch.object(session, name, call)
 
-    with forking("listen"), forking("TcpNetwork"), forking("Loop"):
+    with forking("listen"), forking("TcpNetwork"), forking("ProgressLoop"):
         begin(path, rank)
     dist.destroy_process_group()
     return found
@@ -167,5 +167,5 @@ def fork_at_the_start(path: str) -> list[tuple[str, Counter[str], int]]:
 def test_a_child_that_is_forked_between_settings_and_loop_holds_nothing(tmp_path: Path) -> None:
     with Pool() as fresh:
         for found in fresh.check(fork_at_the_start, 2, backend=None, args=(str(tmp_path / "store"),)):
-            assert [name for name, _, _ in found] == ["listen", "TcpNetwork", "Loop"]
+            assert [name for name, _, _ in found] == ["listen", "TcpNetwork", "ProgressLoop"]
             assert all(not held and not open for _, held, open in found), found

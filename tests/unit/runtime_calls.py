@@ -11,9 +11,9 @@ import torch.distributed as dist
 from ringfence.backend.binding import bytes_of, dtype_code, parts_of, reduction_of
 from ringfence.collectives import Buffer, Collective, Table, choose
 from ringfence.dataplane.buffers import as_bytes
-from ringfence.dataplane.request import POINT_TO_POINT, CollectiveOperation
+from ringfence.dataplane.request import POINT_TO_POINT, CollectiveRequest
 from ringfence.link.frames import Call
-from ringfence.runtime.communicator import Group
+from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.point_to_point import Transfer
 from tests.memory_cluster import World
 
@@ -27,7 +27,7 @@ TABLES = {
 class Bound(NamedTuple):
     """An operation of one rank, the tensors it writes, and what has to stand in them."""
 
-    operation: CollectiveOperation
+    request: CollectiveRequest
     results: list[torch.Tensor]
     expected: list[torch.Tensor]
 
@@ -42,7 +42,7 @@ def part(rank: int, index: int, count: int) -> torch.Tensor:
 
 def bind(
     kind: Collective,
-    group: Group,
+    communicator: Communicator,
     count: int,
     root: int = 0,
     *,
@@ -50,92 +50,100 @@ def bind(
     like: torch.dtype = torch.int64,
 ) -> Bound:
     """`kind` over parts of `count` elements."""
-    buffers, results, expected = _SHAPES[kind](group, count, root)
+    buffers, results, expected = _SHAPES[kind](communicator, count, root)
     buffers = {buffer: [tensor.to(like) for tensor in tensors] for buffer, tensors in buffers.items()}
     results = [tensor for buffer in results for tensor in buffers[buffer]]
-    return Bound(operation(kind, group, buffers, root, deadline), results, [tensor.to(like) for tensor in expected])
+    return Bound(
+        request(kind, communicator, buffers, root, deadline), results, [tensor.to(like) for tensor in expected]
+    )
 
 
-def operation(
-    kind: Collective, group: Group, buffers: dict[Buffer, list[torch.Tensor]], root: int = 0, deadline: float = 10.0
-) -> CollectiveOperation:
+def request(
+    kind: Collective,
+    communicator: Communicator,
+    buffers: dict[Buffer, list[torch.Tensor]],
+    root: int = 0,
+    deadline: float = 10.0,
+) -> CollectiveRequest:
     """Chosen and bound as the backend does."""
     first = next((tensor for tensors in buffers.values() for tensor in tensors), torch.empty(0, dtype=torch.uint8))
-    whole = group.size if kind not in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST) else 1
+    whole = communicator.size if kind not in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST) else 1
     each = buffers[Buffer.INPUT][0] if Buffer.INPUT in buffers else first
     reducing = kind in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
     code, combine, _ = reduction_of(dist.ReduceOp.SUM, first.dtype) if reducing else (0, None, False)
-    schedule = choose(kind, group.size, group.rank, root, bytes_of(each) * whole, group.engine.table)
+    schedule = choose(
+        kind, communicator.size, communicator.rank, root, bytes_of(each) * whole, communicator.engine.table
+    )
     call = Call(kind, code, dtype_code(first.dtype), schedule.identifier, root, each.numel())
     parts = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in buffers.items()}
-    return CollectiveOperation(call, deadline, buffers, schedule, parts, first.dtype, combine)
+    return CollectiveRequest(call, deadline, buffers, schedule, parts, first.dtype, combine)
 
 
 Shape = tuple[dict[Buffer, list[torch.Tensor]], list[Buffer], list[torch.Tensor]]
 
 
-def _blank(group: Group, count: int) -> list[torch.Tensor]:
-    return [torch.full((count,), -1) for _ in range(group.size)]
+def _blank(communicator: Communicator, count: int) -> list[torch.Tensor]:
+    return [torch.full((count,), -1) for _ in range(communicator.size)]
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(parts)).sum(0)
 
 
-def _all_reduce(group: Group, count: int, root: int) -> Shape:
-    total = _sum([part(rank, 0, count) for rank in range(group.size)])
-    return {Buffer.DATA: [part(group.rank, 0, count)]}, [Buffer.DATA], [total]
+def _all_reduce(communicator: Communicator, count: int, root: int) -> Shape:
+    total = _sum([part(rank, 0, count) for rank in range(communicator.size)])
+    return {Buffer.DATA: [part(communicator.rank, 0, count)]}, [Buffer.DATA], [total]
 
 
-def _reduce(group: Group, count: int, root: int) -> Shape:
-    buffers = {Buffer.INPUT: [part(group.rank, 0, count)]}
-    if group.rank != root:
-        return buffers, [Buffer.INPUT], [part(group.rank, 0, count)]
-    buffers[Buffer.OUTPUT] = _blank(group, count)[:1]
-    return buffers, [Buffer.OUTPUT], [_sum([part(rank, 0, count) for rank in range(group.size)])]
+def _reduce(communicator: Communicator, count: int, root: int) -> Shape:
+    buffers = {Buffer.INPUT: [part(communicator.rank, 0, count)]}
+    if communicator.rank != root:
+        return buffers, [Buffer.INPUT], [part(communicator.rank, 0, count)]
+    buffers[Buffer.OUTPUT] = _blank(communicator, count)[:1]
+    return buffers, [Buffer.OUTPUT], [_sum([part(rank, 0, count) for rank in range(communicator.size)])]
 
 
-def _reduce_scatter(group: Group, count: int, root: int) -> Shape:
-    inputs = [part(group.rank, index, count) for index in range(group.size)]
-    total = _sum([part(rank, group.rank, count) for rank in range(group.size)])
-    return {Buffer.INPUT: inputs, Buffer.OUTPUT: _blank(group, count)[:1]}, [Buffer.OUTPUT], [total]
+def _reduce_scatter(communicator: Communicator, count: int, root: int) -> Shape:
+    inputs = [part(communicator.rank, index, count) for index in range(communicator.size)]
+    total = _sum([part(rank, communicator.rank, count) for rank in range(communicator.size)])
+    return {Buffer.INPUT: inputs, Buffer.OUTPUT: _blank(communicator, count)[:1]}, [Buffer.OUTPUT], [total]
 
 
-def _all_gather(group: Group, count: int, root: int) -> Shape:
-    buffers = {Buffer.INPUT: [part(group.rank, 0, count)], Buffer.OUTPUT: _blank(group, count)}
-    return buffers, [Buffer.OUTPUT], [part(rank, 0, count) for rank in range(group.size)]
+def _all_gather(communicator: Communicator, count: int, root: int) -> Shape:
+    buffers = {Buffer.INPUT: [part(communicator.rank, 0, count)], Buffer.OUTPUT: _blank(communicator, count)}
+    return buffers, [Buffer.OUTPUT], [part(rank, 0, count) for rank in range(communicator.size)]
 
 
-def _broadcast(group: Group, count: int, root: int) -> Shape:
-    return {Buffer.DATA: [part(group.rank, 0, count)]}, [Buffer.DATA], [part(root, 0, count)]
+def _broadcast(communicator: Communicator, count: int, root: int) -> Shape:
+    return {Buffer.DATA: [part(communicator.rank, 0, count)]}, [Buffer.DATA], [part(root, 0, count)]
 
 
-def _gather(group: Group, count: int, root: int) -> Shape:
-    buffers = {Buffer.INPUT: [part(group.rank, 0, count)]}
-    if group.rank != root:
+def _gather(communicator: Communicator, count: int, root: int) -> Shape:
+    buffers = {Buffer.INPUT: [part(communicator.rank, 0, count)]}
+    if communicator.rank != root:
         return buffers, [], []
-    buffers[Buffer.OUTPUT] = _blank(group, count)
-    return buffers, [Buffer.OUTPUT], [part(rank, 0, count) for rank in range(group.size)]
+    buffers[Buffer.OUTPUT] = _blank(communicator, count)
+    return buffers, [Buffer.OUTPUT], [part(rank, 0, count) for rank in range(communicator.size)]
 
 
-def _scatter(group: Group, count: int, root: int) -> Shape:
-    buffers = {Buffer.OUTPUT: _blank(group, count)[:1]}
-    if group.rank == root:
-        buffers[Buffer.INPUT] = [part(root, index, count) for index in range(group.size)]
-    return buffers, [Buffer.OUTPUT], [part(root, group.rank, count)]
+def _scatter(communicator: Communicator, count: int, root: int) -> Shape:
+    buffers = {Buffer.OUTPUT: _blank(communicator, count)[:1]}
+    if communicator.rank == root:
+        buffers[Buffer.INPUT] = [part(root, index, count) for index in range(communicator.size)]
+    return buffers, [Buffer.OUTPUT], [part(root, communicator.rank, count)]
 
 
-def _all_to_all(group: Group, count: int, root: int) -> Shape:
-    inputs = [part(group.rank, index, count) for index in range(group.size)]
-    expected = [part(rank, group.rank, count) for rank in range(group.size)]
-    return {Buffer.INPUT: inputs, Buffer.OUTPUT: _blank(group, count)}, [Buffer.OUTPUT], expected
+def _all_to_all(communicator: Communicator, count: int, root: int) -> Shape:
+    inputs = [part(communicator.rank, index, count) for index in range(communicator.size)]
+    expected = [part(rank, communicator.rank, count) for rank in range(communicator.size)]
+    return {Buffer.INPUT: inputs, Buffer.OUTPUT: _blank(communicator, count)}, [Buffer.OUTPUT], expected
 
 
-def _barrier(group: Group, count: int, root: int) -> Shape:
+def _barrier(communicator: Communicator, count: int, root: int) -> Shape:
     return {}, [], []
 
 
-_SHAPES: dict[Collective, Callable[[Group, int, int], Shape]] = {
+_SHAPES: dict[Collective, Callable[[Communicator, int, int], Shape]] = {
     Collective.ALL_REDUCE: _all_reduce,
     Collective.REDUCE: _reduce,
     Collective.REDUCE_SCATTER: _reduce_scatter,
@@ -151,9 +159,9 @@ KINDS = tuple(_SHAPES)
 
 def everybody(world: World, kind: Collective, count: int, root: int = 0) -> list[Bound]:
     """The same collective on every rank, submitted."""
-    bound = [bind(kind, world.groups[rank], count, root) for rank in range(world.size)]
+    bound = [bind(kind, world.communicators[rank], count, root) for rank in range(world.size)]
     for rank, each in enumerate(bound):
-        world.submit(world.groups[rank], each.operation)
+        world.submit(world.communicators[rank], each.request)
     return bound
 
 

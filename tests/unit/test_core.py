@@ -31,9 +31,13 @@ else:
 
 def test_it_is_what_this_installation_uses() -> None:
     if os.environ.get("RINGFENCE_CORE") == "python":
-        assert (choice.End, choice.Run, choice.Pool) == (endpoint.End, python_run.Run, buffers.Pool)
+        assert (choice.Endpoint, choice.Execution, choice.Pool) == (
+            endpoint.Endpoint,
+            python_run.Execution,
+            buffers.Pool,
+        )
     else:
-        assert choice.COMPILED and choice.Run is _core.Run
+        assert choice.COMPILED and choice.Execution is _core.Run
 
 
 @pytest.mark.parametrize(
@@ -158,8 +162,11 @@ def test_sums_are_torchs_to_the_bit(dtype: torch.dtype, count: int) -> None:
     if dtype == torch.float32 and count > 3:
         tensors[0][:4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
     expected = torch.add(tensors[0], tensors[1])
-    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
-    world.run(operations)
+    requests = [
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+        for rank in range(2)
+    ]
+    world.run(requests)
     for tensor in tensors:
         assert torch.equal(tensor.view(torch.uint8), expected.view(torch.uint8))
 
@@ -172,8 +179,11 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     draw[1][:100_000] = (draw[0][:100_000].int() + 0x80).to(torch.int16)  # neighbours: many sums lie half-way
     tensors = [each.view(torch.bfloat16) for each in draw]
     expected = torch.add(tensors[0], tensors[1])
-    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
-    world.run(operations)
+    requests = [
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+        for rank in range(2)
+    ]
+    world.run(requests)
     numbers = ~expected.isnan()
     for tensor in tensors:
         assert torch.equal(tensor.isnan(), ~numbers)
@@ -187,16 +197,22 @@ def test_misaligned_memory_is_summed_too() -> None:
     tensors = [torch.frombuffer(memoryview(each.numpy())[1:], dtype=torch.uint8).view(torch.uint8) for each in raw]
     for tensor in tensors:
         tensor += 3
-    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
-    world.run(operations)
+    requests = [
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+        for rank in range(2)
+    ]
+    world.run(requests)
     assert all(bool((tensor == 6).all()) for tensor in tensors)
 
 
 def test_integers_wrap_as_torchs_do() -> None:
     world = World(2)
     tensors = [torch.full((9,), 2**31 - 1, dtype=torch.int32) for _ in range(2)]
-    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
-    world.run(operations)
+    requests = [
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+        for rank in range(2)
+    ]
+    world.run(requests)
     assert tensors[0].tolist() == [-2] * 9
 
 
@@ -204,10 +220,12 @@ def test_what_goes_to_several_is_sealed_once() -> None:
     """The root of a tree has two children; both get the ciphertext that was made for the first."""
     table = Table(chain_group=0)
     world = World(7, table=table)
-    root = world.groups[0]
+    root = world.communicators[0]
 
     def run(tensors: list[torch.Tensor]) -> None:
-        world.run([world.submit(world.groups[r], broadcast(world.groups[r], tensors[r])) for r in range(7)])
+        world.run(
+            [world.submit(world.communicators[r], broadcast(world.communicators[r], tensors[r])) for r in range(7)]
+        )
 
     run([torch.zeros(4) for _ in range(7)])
     tensors = [torch.full((400_000,), float(rank == 0)) for rank in range(7)]
@@ -254,14 +272,15 @@ def test_nothing_is_left_behind() -> None:
     for _ in range(3):
         tensors = [torch.ones(200_000) for _ in range(3)]
         gone += [weakref.ref(tensor) for tensor in tensors]
-        operations = [
-            world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(3)
+        requests = [
+            world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+            for rank in range(3)
         ]
-        world.run(operations)
-        del tensors, operations
+        world.run(requests)
+        del tensors, requests
     gc.collect()
     assert not [each for each in gone if each() is not None]
-    links = [weakref.ref(link) for group in world.groups.values() for link in group.links()]
+    links = [weakref.ref(link) for communicator in world.communicators.values() for link in communicator.links()]
     assert links
     del world
     gc.collect()
@@ -271,20 +290,24 @@ def test_nothing_is_left_behind() -> None:
 def test_the_average_divides() -> None:
     world = World(2)
     tensors = [torch.full((5,), float(3 + 2 * rank)) for rank in range(2)]
-    operations = [
-        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank], operation=dist.ReduceOp.AVG))
+    requests = [
+        world.submit(
+            world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank], reduction=dist.ReduceOp.AVG)
+        )
         for rank in range(2)
     ]
-    world.run(operations)
+    world.run(requests)
     assert tensors[0].tolist() == tensors[1].tolist() == [4.0] * 5
 
 
 def test_the_average_of_integers_is_rounded_toward_zero() -> None:
     world = World(2)
     tensors = [torch.tensor([-7, -1, 0, 1, 7]) + rank for rank in range(2)]  # sums: -13, -1, 1, 3, 15
-    operations = [
-        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank], operation=dist.ReduceOp.AVG))
+    requests = [
+        world.submit(
+            world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank], reduction=dist.ReduceOp.AVG)
+        )
         for rank in range(2)
     ]
-    world.run(operations)
+    world.run(requests)
     assert tensors[0].tolist() == tensors[1].tolist() == [-6, 0, 0, 1, 7]

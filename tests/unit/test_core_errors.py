@@ -28,7 +28,7 @@ def reuse(number: int) -> tuple[socket.socket, socket.socket]:
     raise AssertionError("the number was not given out again")
 
 
-@pytest.mark.parametrize("plane", [_core.End, endpoint.End], ids=["compiled", "python"])
+@pytest.mark.parametrize("plane", [_core.End, endpoint.Endpoint], ids=["compiled", "python"])
 def test_a_frame_is_not_written_to_whoever_has_the_number_now(plane: Any) -> None:
     here, there = socket.socketpair()
     end = plane(deque(), set(), _core.Pool() if plane is _core.End else buffers.Pool())
@@ -134,7 +134,7 @@ def test_a_clock_that_is_neither_on_nor_off_is_an_error() -> None:
     assert set(_core.stages(False)) == {"seal", "open", "reduce", "send", "receive", "lock"}
 
 
-@pytest.mark.parametrize("plane", [_core.End, endpoint.End], ids=["compiled", "python"])
+@pytest.mark.parametrize("plane", [_core.End, endpoint.Endpoint], ids=["compiled", "python"])
 @pytest.mark.parametrize("moved", [-1, -7, 6, 1 << 62])
 def test_a_stream_that_sends_an_impossible_number_is_an_error(plane: Any, moved: int) -> None:
     end = plane(deque(), set(), _core.Pool() if plane is _core.End else buffers.Pool())
@@ -285,7 +285,7 @@ def test_what_is_replaced_while_it_is_called_lives_until_it_returns(which: str) 
             _core.send(end)
 
 
-@pytest.mark.parametrize("plane", [_core.End, endpoint.End], ids=["compiled", "python"])
+@pytest.mark.parametrize("plane", [_core.End, endpoint.Endpoint], ids=["compiled", "python"])
 def test_a_frame_is_not_put_over_another(plane: Any) -> None:
     end = plane(deque(), set(), _core.Pool() if plane is _core.End else buffers.Pool())
     end.put(memoryview(b"one"))

@@ -23,7 +23,8 @@ COUNT = 600_000
 
 def begin(world: World, tensors: list[torch.Tensor]) -> list[Any]:
     return [
-        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(world.size)
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+        for rank in range(world.size)
     ]
 
 
@@ -36,7 +37,7 @@ def drive(world: World, rounds: int = 300) -> int:
                 engine.run_ready()
             except KeyboardInterrupt:
                 interrupted += 1
-                for link in world.groups[engine.rank].links():
+                for link in world.communicators[engine.rank].links():
                     link.wake()
         world.wires.deliver(None)
     return interrupted
@@ -56,14 +57,14 @@ def test_an_interrupted_seal_never_leads_to_a_wrong_sum(monkeypatch: pytest.Monk
             raise KeyboardInterrupt
         genuine(self, *arguments)
 
-    operations = begin(world, tensors)
+    requests = begin(world, tensors)
     monkeypatch.setattr(seal.Sealer, "seal_into", seal_into)
     drive(world)
-    for tensor, operation in zip(tensors, operations, strict=True):
-        if operation.done and operation.error is None:
+    for tensor, request in zip(tensors, requests, strict=True):
+        if request.done and request.error is None:
             assert bool(tensor.eq(111).all())
     if choice.COMPILED and calls >= when:
-        assert not all(operation.done for operation in operations)
+        assert not all(request.done for request in requests)
 
 
 @pytest.mark.parametrize("when", range(1, 9))
@@ -71,7 +72,7 @@ def test_a_handler_that_leaves_in_the_middle_of_a_seal_is_no_attack(monkeypatch:
     """The frame that it interrupted has taken its number and is not written: a goodbye after it would not authenticate."""
     world = World(3)
     world.run(begin(world, [torch.ones(4) for _ in range(3)]))
-    operations = begin(world, [torch.ones(COUNT) for _ in range(3)])
+    requests = begin(world, [torch.ones(COUNT) for _ in range(3)])
     genuine, calls = Sealer.seal_into, 0
 
     def seal_into(self: Sealer, *arguments: Any) -> None:
@@ -82,13 +83,13 @@ def test_a_handler_that_leaves_in_the_middle_of_a_seal_is_no_attack(monkeypatch:
             if calls == when:
                 world.engines[0].leave()
 
-    mine = [link.sealer for link in world.groups[0].outboxes.values()]
+    mine = [link.sealer for link in world.communicators[0].outboxes.values()]
     monkeypatch.setattr(seal.Sealer, "seal_into", seal_into)
     drive(world)
     world.wait(SUSPICION_SECONDS)
     drive(world)
     assert calls >= when
-    errors = [operation.error for operation in operations]
+    errors = [request.error for request in requests]
     assert isinstance(errors[0], ProtocolError) and "has left the run" in str(errors[0])
     assert all(isinstance(error, PeerLostError | AbortedError) for error in errors[1:]), errors
     assert all("worker 0 left the run" in str(error) for error in errors[1:]), errors
@@ -98,19 +99,19 @@ def test_a_run_keeps_the_memory_that_it_writes_to(monkeypatch: pytest.MonkeyPatc
     """A handler leaves the run in the middle of opening a segment; the tensor was the operation's alone."""
     world = World(3)
     tensors = [torch.full((COUNT,), float(10**rank)) for rank in range(3)]
-    operations = begin(world, tensors)
+    requests = begin(world, tensors)
     tensor = weakref.ref(tensors[1])
     del tensors
     genuine, alive = OriginKeys.open_into, []
 
     def open_into(self: OriginKeys, *arguments: Any) -> None:
-        if self is world.groups[1].__dict__.get("origin") and not alive:
+        if self is world.communicators[1].__dict__.get("origin") and not alive:
             world.engines[1].leave()
             alive.append(tensor() is not None)
         genuine(self, *arguments)
 
     monkeypatch.setattr(seal.OriginKeys, "open_into", open_into)
-    del operations[1]
+    del requests[1]
     drive(world)
     assert alive == [True]
 
@@ -131,7 +132,7 @@ def test_a_peer_that_stalls_costs_a_bounded_number_of_segments() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._stream, name)
 
-    link = world.groups[1].outboxes[2]
+    link = world.communicators[1].outboxes[2]
     link.stream = Stuck(link.stream)
     world.run(begin(world, [torch.ones(size << 20) for _ in range(size)]))
     assert world.engines[1].pool.made - before <= 12
@@ -149,7 +150,7 @@ def test_a_frame_that_is_waiting_to_be_refused_is_not_read_over() -> None:
     class Counter:
         counter = 0
 
-    class Group:
+    class Communicator:
         def inbox(self, peer: int) -> Any:
             return end
 
@@ -157,7 +158,9 @@ def test_a_frame_that_is_waiting_to_be_refused_is_not_read_over() -> None:
     end = Receiver(deque(), set(), pool)
     program = _core.compile((Step(Action.RECV, 0, peer=1),), ((),), ((),), (0,), ((),), (-1,), 1)
     memory = memoryview(bytearray(100))
-    run = _core.Run(Group(), program, 1, bytes(24), [memory], None, None, None, 0, lambda: None, 0, bytes(16), pool, 1)
+    run = _core.Run(
+        Communicator(), program, 1, bytes(24), [memory], None, None, None, 0, lambda: None, 0, bytes(16), pool, 1
+    )
     end.stream, end.open, end.readable, end.opener = there, True, True, Counter()
     run.start()
     with here, there:

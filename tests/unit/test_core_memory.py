@@ -20,7 +20,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from ringfence.backend.binding import Staging
 from ringfence.collectives import Collective
 from ringfence.dataplane import _core, buffers, choice
-from ringfence.dataplane.request import Operation
+from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, RingfenceError, TensorChangedError
 from ringfence.link import seal
 from ringfence.link.frames import Call
@@ -38,7 +38,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def settle(world: World) -> None:
-    world.run([Operation(Call(0), float("inf"))])
+    world.run([Request(Call(0), float("inf"))])
 
 
 def step(world: World, rounds: int) -> None:
@@ -51,28 +51,33 @@ def step(world: World, rounds: int) -> None:
 def warm_world(size: int, **options: Any) -> World:
     """One whose links are open."""
     world = World(size, **options)
-    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(4))) for rank in range(size)])
+    world.run(
+        [
+            world.submit(world.communicators[rank], all_reduce(world.communicators[rank], torch.ones(4)))
+            for rank in range(size)
+        ]
+    )
     return world
 
 
-def assert_blamed(world: World, operations: list[Any], culprit: int, what: str, only_sends: int = -1) -> None:
+def assert_blamed(world: World, requests: list[Any], culprit: int, what: str, only_sends: int = -1) -> None:
     """The culprit says what its program did and what to do, the others that it was the culprit; nobody succeeds.
 
     But one that only sends: it may have done so before.
     """
     settle(world)
-    for rank, operation in enumerate(operations):
-        assert operation.done, f"rank {rank} waits for ever"
-        if rank == only_sends != culprit and operation.error is None:
+    for rank, request in enumerate(requests):
+        assert request.done, f"rank {rank} waits for ever"
+        if rank == only_sends != culprit and request.error is None:
             continue
         if rank == culprit:
-            assert isinstance(operation.error, TensorChangedError), operation.error
-            assert str(operation.error).startswith(f"worker {culprit}: {what} #")
-            assert "the storage of one of its tensors was" in str(operation.error)
-            assert "Wait for the call to end (work.wait())" in str(operation.error)
+            assert isinstance(request.error, TensorChangedError), request.error
+            assert str(request.error).startswith(f"worker {culprit}: {what} #")
+            assert "the storage of one of its tensors was" in str(request.error)
+            assert "Wait for the call to end (work.wait())" in str(request.error)
         else:
-            assert isinstance(operation.error, AbortedError), operation.error
-            assert f"worker {culprit} reported RingfenceError: worker {culprit}: {what} #" in str(operation.error)
+            assert isinstance(request.error, AbortedError), request.error
+            assert f"worker {culprit} reported RingfenceError: worker {culprit}: {what} #" in str(request.error)
 
 
 # -- tensors that change under a call ------------------------------------------------------------------------------------
@@ -83,46 +88,51 @@ def assert_blamed(world: World, operations: list[Any], culprit: int, what: str, 
 def test_a_tensor_changed_during_an_all_reduce_fails_it_everywhere(change: str, rounds: int) -> None:
     world = warm_world(3, capacity=1 << 16)
     tensors = [torch.ones(COUNT) for _ in range(3)]
-    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(3)]
+    requests = [
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+        for rank in range(3)
+    ]
     step(world, rounds)
-    assert not operations[1].done
+    assert not requests[1].done
     CHANGES[change](tensors[1])
-    assert_blamed(world, operations, 1, "all_reduce")
+    assert_blamed(world, requests, 1, "all_reduce")
 
 
 def buffers_of(bound: Bound) -> list[torch.Tensor]:
-    return [tensor for tensors in bound.operation.keep.values() for tensor in tensors]
+    return [tensor for tensors in bound.request.keep.values() for tensor in tensors]
 
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Collective.BARRIER], ids=lambda kind: kind.name)
 def test_no_collective_begins_on_memory_that_is_gone(kind: Collective, table: str) -> None:
     world = World(3, table=TABLES[table])
-    bound = [bind(kind, world.groups[rank], 5000) for rank in range(3)]
+    bound = [bind(kind, world.communicators[rank], 5000) for rank in range(3)]
     for rank, each in enumerate(bound):
-        world.submit(world.groups[rank], each.operation)
+        world.submit(world.communicators[rank], each.request)
     for tensor in buffers_of(bound[1]):
         tensor.untyped_storage().resize_(0)
     settle(world)
-    assert isinstance(bound[1].operation.error, TensorChangedError)
-    assert f"worker 1: {kind.name.lower()} #1" in str(bound[1].operation.error)
-    assert all(isinstance(each.operation.error, RingfenceError | None) for each in bound)
+    assert isinstance(bound[1].request.error, TensorChangedError)
+    assert f"worker 1: {kind.name.lower()} #1" in str(bound[1].request.error)
+    assert all(isinstance(each.request.error, RingfenceError | None) for each in bound)
 
 
 @pytest.mark.parametrize(
-    ("operation", "dtype"), [(dist.ReduceOp.AVG, torch.float32), (dist.ReduceOp.MAX, torch.int16)], ids=["avg", "max"]
+    ("reduction", "dtype"), [(dist.ReduceOp.AVG, torch.float32), (dist.ReduceOp.MAX, torch.int16)], ids=["avg", "max"]
 )
 @pytest.mark.parametrize("rounds", [0, 2, 4])
-def test_a_reduction_by_torch_is_refused_memory_that_is_gone(operation: Any, dtype: torch.dtype, rounds: int) -> None:
+def test_a_reduction_by_torch_is_refused_memory_that_is_gone(reduction: Any, dtype: torch.dtype, rounds: int) -> None:
     world = World(2, capacity=1 << 16)
     tensors = [torch.ones(COUNT, dtype=dtype) for _ in range(2)]
-    operations = [
-        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank], operation=operation))
+    requests = [
+        world.submit(
+            world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank], reduction=reduction)
+        )
         for rank in range(2)
     ]
     step(world, rounds)
     tensors[0].untyped_storage().resize_(0)
-    assert_blamed(world, operations, 0, "all_reduce")
+    assert_blamed(world, requests, 0, "all_reduce")
 
 
 @pytest.mark.parametrize("culprit", [0, 1], ids=["sender", "receiver"])
@@ -130,14 +140,14 @@ def test_a_reduction_by_torch_is_refused_memory_that_is_gone(operation: Any, dty
 def test_a_tensor_changed_during_a_transfer_fails_it_on_both_sides(change: str, culprit: int) -> None:
     world = World(2, capacity=1 << 16)
     tensors = [torch.ones(COUNT) for _ in range(2)]
-    operations = [transfer(tensor) for tensor in tensors]
-    world.engines[0].send(world.groups[0], operations[0], 1)
-    world.engines[1].receive(world.groups[1], operations[1], 0)
-    while not all(each.position for each in operations):
+    requests = [transfer(tensor) for tensor in tensors]
+    world.engines[0].send(world.communicators[0], requests[0], 1)
+    world.engines[1].receive(world.communicators[1], requests[1], 0)
+    while not all(each.position for each in requests):
         step(world, 1)
-    assert all(each.position < each.segments for each in operations)
+    assert all(each.position < each.segments for each in requests)
     CHANGES[change](tensors[culprit])
-    assert_blamed(world, operations, culprit, "send/recv")
+    assert_blamed(world, requests, culprit, "send/recv")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +165,7 @@ def test_what_a_cipher_did_to_memory_that_went_meanwhile_leads_to_nothing(
 ) -> None:
     """Ciphers give up the interpreter's lock, so the program can run in between: nothing is sent, no result is given."""
     world = warm_world(3)
-    bound = [bind(kind, world.groups[rank], COUNT) for rank in range(3)]
+    bound = [bind(kind, world.communicators[rank], COUNT) for rank in range(3)]
     tensors = [(rank, tensor) for rank, each in enumerate(bound) for tensor in buffers_of(each)]
     genuine, changed = getattr(owner, half), []
 
@@ -171,10 +181,10 @@ def test_what_a_cipher_did_to_memory_that_went_meanwhile_leads_to_nothing(
                 tensor.untyped_storage().resize_(0)
 
     monkeypatch.setattr(owner, half, changing)
-    operations = [world.submit(world.groups[rank], each.operation) for rank, each in enumerate(bound)]
+    requests = [world.submit(world.communicators[rank], each.request) for rank, each in enumerate(bound)]
     settle(world)
     (culprit,) = changed
-    assert_blamed(world, operations, culprit, kind.name.lower(), only_sends=0 if kind is Collective.BROADCAST else -1)
+    assert_blamed(world, requests, culprit, kind.name.lower(), only_sends=0 if kind is Collective.BROADCAST else -1)
 
 
 def test_an_interrupted_open_wipes_nothing_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +198,13 @@ def test_an_interrupted_open_wipes_nothing_that_is_gone(monkeypatch: pytest.Monk
 
     for owner in (seal.Opener, seal.OriginKeys):
         monkeypatch.setattr(owner, "open_into", interrupted)
-    operations = [world.submit(world.groups[rank], broadcast(world.groups[rank], tensors[rank])) for rank in range(2)]
+    requests = [
+        world.submit(world.communicators[rank], broadcast(world.communicators[rank], tensors[rank]))
+        for rank in range(2)
+    ]
     with pytest.raises(KeyboardInterrupt):
         settle(world)
-    assert not operations[1].done
+    assert not requests[1].done
 
 
 @pytest.mark.parametrize("copied", ["before", "after"])
@@ -220,11 +233,21 @@ def test_a_tensor_without_memory_of_its_own_is_copied_by_its_class() -> None:
 def test_a_tensor_may_change_when_its_call_has_ended() -> None:
     world = World(2)
     tensors = [torch.ones(COUNT) for _ in range(2)]
-    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)])
+    world.run(
+        [
+            world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+            for rank in range(2)
+        ]
+    )
     assert bool(tensors[0].eq(2).all())
     tensors[0].untyped_storage().resize_(0)
     others = [torch.ones(COUNT) for _ in range(2)]
-    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], others[rank])) for rank in range(2)])
+    world.run(
+        [
+            world.submit(world.communicators[rank], all_reduce(world.communicators[rank], others[rank]))
+            for rank in range(2)
+        ]
+    )
     assert bool(others[0].eq(2).all())
 
 
@@ -232,10 +255,13 @@ def test_another_storage_for_the_tensor_leaves_the_call_its_memory() -> None:
     world = World(2)
     tensors = [torch.ones(COUNT) for _ in range(2)]
     mine = tensors[0].view(-1)
-    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank])) for rank in range(2)]
+    requests = [
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+        for rank in range(2)
+    ]
     tensors[0].set_(torch.zeros(3).untyped_storage(), 0, (3,))
-    world.run(operations)
-    assert [operation.error for operation in operations] == [None, None]
+    world.run(requests)
+    assert [request.error for request in requests] == [None, None]
     assert bool(mine.eq(2).all()) and tensors[0].tolist() == [0.0] * 3
 
 
@@ -289,15 +315,20 @@ def profiler() -> Iterator[Profiler]:
 
 def work_of_all_kinds() -> None:
     world = World(3)
-    for dtype, operation in ((torch.float32, dist.ReduceOp.AVG), (torch.int16, dist.ReduceOp.MAX)):
+    for dtype, reduction in ((torch.float32, dist.ReduceOp.AVG), (torch.int16, dist.ReduceOp.MAX)):
         tensors = [torch.ones(COUNT, dtype=dtype) for _ in range(3)]
-        calls = [all_reduce(world.groups[rank], tensors[rank], operation=operation) for rank in range(3)]
-        world.run([world.submit(world.groups[rank], each) for rank, each in enumerate(calls)])
+        calls = [all_reduce(world.communicators[rank], tensors[rank], reduction=reduction) for rank in range(3)]
+        world.run([world.submit(world.communicators[rank], each) for rank, each in enumerate(calls)])
     tensors = [torch.ones(COUNT) for _ in range(3)]
-    world.run([world.submit(world.groups[rank], broadcast(world.groups[rank], tensors[rank])) for rank in range(3)])
+    world.run(
+        [
+            world.submit(world.communicators[rank], broadcast(world.communicators[rank], tensors[rank]))
+            for rank in range(3)
+        ]
+    )
     sent, received = transfer(torch.ones(COUNT)), transfer(torch.ones(COUNT))
-    world.engines[0].send(world.groups[0], sent, 1)
-    world.engines[1].receive(world.groups[1], received, 0)
+    world.engines[0].send(world.communicators[0], sent, 1)
+    world.engines[1].receive(world.communicators[1], received, 0)
     world.run([sent, received])
 
 
@@ -366,7 +397,7 @@ def test_a_run_is_collected_with_the_views_that_it_holds() -> None:
     for _ in range(3):
         world = World(3)
         for rank in range(3):
-            world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(COUNT)))
+            world.submit(world.communicators[rank], all_reduce(world.communicators[rank], torch.ones(COUNT)))
         step(world, 4)
         del world
         gc.collect()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringfence.dataplane.request import CollectiveOperation
+from ringfence.dataplane.request import CollectiveRequest
 from ringfence.errors import ProtocolError
 from tests.memory_cluster import World, all_reduce
 
@@ -49,15 +49,15 @@ class Rings:
 
 def test_a_handler_that_leaves_while_an_operation_ends_does_not_wait_for_itself() -> None:
     world = World(2)
-    calls = [all_reduce(world.groups[rank], torch.ones(4)) for rank in range(2)]
-    waiting = all_reduce(world.groups[0], torch.ones(4))
-    told: list[CollectiveOperation] = []
+    calls = [all_reduce(world.communicators[rank], torch.ones(4)) for rank in range(2)]
+    waiting = all_reduce(world.communicators[0], torch.ones(4))
+    told: list[CollectiveRequest] = []
     for call in (calls[0], waiting):
         call.when_done(lambda call=call: told.append(call))
     signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
     calls[0]._ended = Rings(calls[0]._ended)  # type: ignore[assignment]
     for call, rank in ((calls[0], 0), (calls[1], 1), (waiting, 0)):
-        world.submit(world.groups[rank], call)
+        world.submit(world.communicators[rank], call)
     world.run([*calls, waiting])
     assert calls[0].done and calls[0].error is None, "it had ended when the signal came"
     assert waiting.done and isinstance(waiting.error, ProtocolError)
@@ -66,18 +66,18 @@ def test_a_handler_that_leaves_while_an_operation_ends_does_not_wait_for_itself(
 
 def test_a_handler_that_leaves_before_an_operation_has_ended_ends_it() -> None:
     world = World(2)
-    calls = [all_reduce(world.groups[rank], torch.ones(4)) for rank in range(2)]
+    calls = [all_reduce(world.communicators[rank], torch.ones(4)) for rank in range(2)]
     signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
     calls[0].after = lambda: signal.raise_signal(signal.SIGUSR1)
     for rank in range(2):
-        world.submit(world.groups[rank], calls[rank])
+        world.submit(world.communicators[rank], calls[rank])
     world.run(calls)
     assert isinstance(calls[0].error, ProtocolError) and calls[0].block(0)
 
 
 def test_who_asks_to_be_told_while_a_handler_leaves_is_told_once() -> None:
     world = World(2)
-    call = world.submit(world.groups[0], all_reduce(world.groups[0], torch.ones(4)))
+    call = world.submit(world.communicators[0], all_reduce(world.communicators[0], torch.ones(4)))
     signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
     told: list[str] = []
 

@@ -15,7 +15,10 @@ def test_whoever_dials_a_worker_that_leaves_is_told_at_once(deliveries: int) -> 
     """The leaver answers as much of the dials as arrives in so many deliveries, and never takes part."""
     world = World(3)
     others = [rank for rank in range(world.size) if rank != LEAVER]
-    operations = [world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(10))) for rank in others]
+    requests = [
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], torch.ones(10)))
+        for rank in others
+    ]
     for _ in range(deliveries):
         for engine in world.engines:
             engine.run_ready()
@@ -25,6 +28,6 @@ def test_whoever_dials_a_worker_that_leaves_is_told_at_once(deliveries: int) -> 
         for rank in others:
             world.engines[rank].run_ready()
         world.wires.deliver()
-    for operation in operations:
-        assert operation.done
-        assert f"worker {LEAVER} left the run" in str(operation.error)
+    for request in requests:
+        assert request.done
+        assert f"worker {LEAVER} left the run" in str(request.error)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringfence.dataplane.request import CollectiveOperation, Operation
+from ringfence.dataplane.request import CollectiveRequest, Request
 from ringfence.errors import AuthenticationError, PeerLostError
 from ringfence.keys import (
     LINK_HELLO_SECONDS,
@@ -26,14 +26,14 @@ from tests.unit.test_pending import shake_hands
 from tests.unit.test_runtime_failures import settle
 
 
-def begin(world: World, rank: int) -> CollectiveOperation:
+def begin(world: World, rank: int) -> CollectiveRequest:
     """A broadcast of ones from worker 0, as one worker sees it."""
-    group = world.groups[rank]
-    return world.submit(group, broadcast(group, torch.full((4,), 1.0 - rank), 0, 1e9))
+    communicator = world.communicators[rank]
+    return world.submit(communicator, broadcast(communicator, torch.full((4,), 1.0 - rank), 0, 1e9))
 
 
-def right(operation: Operation, result: torch.Tensor) -> bool:
-    return operation.done and operation.error is None and bool((result == 1).all())
+def right(request: Request, result: torch.Tensor) -> bool:
+    return request.done and request.error is None and bool((result == 1).all())
 
 
 def drive_until_answered(world: World, acceptor: int = 1) -> None:
@@ -45,22 +45,22 @@ def drive_until_answered(world: World, acceptor: int = 1) -> None:
     world.wires.deliver()
 
 
-def answered() -> tuple[World, list[Operation], torch.Tensor]:
+def answered() -> tuple[World, list[Request], torch.Tensor]:
     """Both have begun a broadcast and have come so far; what they began, and where its result will be."""
     world = World(2)
-    operations = [begin(world, rank) for rank in range(2)]
-    result = operations[1].keep
+    requests = [begin(world, rank) for rank in range(2)]
+    result = requests[1].keep
     drive_until_answered(world)
-    return world, operations, result
+    return world, requests, result
 
 
 # -- a worker that was stopped: by a signal, with its machine, or by a call that keeps the interpreter's lock --------------
 
 
-def begin_onward(world: World, rank: int) -> CollectiveOperation:
+def begin_onward(world: World, rank: int) -> CollectiveRequest:
     """A broadcast of ones from worker 1 of three, as one worker sees it: the link from 1 to 2 is not there yet."""
-    group = world.groups[rank]
-    return world.submit(group, broadcast(group, torch.full((4,), float(rank == 1)), 1, 1e9))
+    communicator = world.communicators[rank]
+    return world.submit(communicator, broadcast(communicator, torch.full((4,), float(rank == 1)), 1, 1e9))
 
 
 def opened() -> World:
@@ -79,10 +79,10 @@ def sent_onward() -> World:
     return world
 
 
-def begun_in_a_group_that_the_other_lacks() -> tuple[World, CollectiveOperation]:
+def begun_in_a_group_that_the_other_lacks() -> tuple[World, CollectiveRequest]:
     """Rank 0 has begun a broadcast in a group that rank 1 has not made yet: without rank 1 it has no keys."""
     world = World(2)
-    world.groups = {0: world.engines[0].add_group("late", (0, 1))}
+    world.communicators = {0: world.engines[0].add_communicator("late", (0, 1))}
     sent = begin(world, 0)
     settle(world)
     assert not sent.done
@@ -90,32 +90,32 @@ def begun_in_a_group_that_the_other_lacks() -> tuple[World, CollectiveOperation]
 
 
 def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
-    world, operations, result = answered()
+    world, requests, result = answered()
     world.engines[0].run_ready()
     world.wires.deliver()  # the confirmation is there, and nobody reads it
     world.now += LINK_HELLO_SECONDS + 1
     world.engines[1].expire()
-    world.run(operations)
-    assert all(engine.failure is None for engine in world.engines) and right(operations[1], result)
+    world.run(requests)
+    assert all(engine.failure is None for engine in world.engines) and right(requests[1], result)
 
 
 def test_a_dialler_that_was_stopped_dials_again() -> None:
-    world, operations, result = answered()
+    world, requests, result = answered()
     world.engines[1].run_ready()  # it was not stopped, and has confirmed the link that it dialled itself
     world.now += LINK_HELLO_SECONDS + 1
     world.engines[1].expire()
     world.wires.deliver()  # now it finds the answer, and that nobody waited for it
     world.engines[0].run_ready()
     world.wait(LINK_REDIAL_SECONDS * 4)
-    world.run(operations)
-    assert all(engine.failure is None for engine in world.engines) and right(operations[1], result)
+    world.run(requests)
+    assert all(engine.failure is None for engine in world.engines) and right(requests[1], result)
 
 
 def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
-    world, operations, result = answered()
+    world, requests, result = answered()
     world.engines[0].run_ready()
     world.now += 1  # the others come later: it is the oldest
-    hellos = [Hello(0, 1, Lane.COLLECTIVE, world.groups[0].digest, bytes([n]) * NONCE_BYTES) for n in range(256)]
+    hellos = [Hello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes([n]) * NONCE_BYTES) for n in range(256)]
     for hello in hellos[: LINK_PENDING_PER_ADDRESS - 1]:
         stream = world.wires.connect(0, 1)
         stream.send(memoryview(world.engines[0].hello_bytes(hello)))
@@ -128,8 +128,8 @@ def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
     world.wires.deliver()
     world.wires.connect(0, 1)  # one too many
     assert honest in world.engines[1].acceptor.pending
-    world.run(operations)
-    assert right(operations[1], result)
+    world.run(requests)
+    assert right(requests[1], result)
 
 
 # -- the end of a stream that only its sender has left ---------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
 
 def test_a_link_that_nobody_took_up_is_noticed_by_its_dialler() -> None:
     """All that was to be written has been, so that no further write finds out."""
-    world, operations, _ = answered()
+    world, requests, _ = answered()
     world.engines[0].run_ready()
     (connection,) = world.engines[1].acceptor.pending
     connection.close()
@@ -146,13 +146,13 @@ def test_a_link_that_nobody_took_up_is_noticed_by_its_dialler() -> None:
     world.wait(SUSPICION_SECONDS)
     settle(world)
     assert isinstance(world.engines[0].failure, PeerLostError) and "worker 1" in str(world.engines[0].failure)
-    assert operations[1].done and operations[1].error is not None
+    assert requests[1].done and requests[1].error is not None
 
 
 def test_a_goodbye_that_nobody_misses_is_no_failure_and_a_later_call_names_who_said_it() -> None:
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])
-    world.engines[1].remove_group(world.groups[1])
+    world.engines[1].remove_communicator(world.communicators[1])
     settle(world)
     world.wait(SUSPICION_SECONDS)
     settle(world)
@@ -172,7 +172,7 @@ def test_who_leaves_without_having_made_a_group_is_named_by_who_began_in_it() ->
 
 def test_a_first_collective_waits_for_whoever_makes_the_group_late() -> None:
     world, sent = begun_in_a_group_that_the_other_lacks()
-    world.groups[1] = world.engines[1].add_group("late", (0, 1))
+    world.communicators[1] = world.engines[1].add_communicator("late", (0, 1))
     late = begin(world, 1)
     result = late.keep
     world.run([sent, late])
@@ -191,9 +191,9 @@ def test_who_leaves_without_having_begun_is_not_missed_by_who_only_sent_to_it() 
 def test_who_calls_for_a_group_that_its_peer_has_destroyed_is_told(lane: Lane) -> None:
     """No link had been there to say goodbye on; it would have waited for its deadline."""
     world = World(2)
-    other = world.add_group("other", (0, 1))
-    world.engines[1].remove_group(other[1])
-    call: Operation
+    other = world.add_communicator("other", (0, 1))
+    world.engines[1].remove_communicator(other[1])
+    call: Request
     if lane == Lane.COLLECTIVE:
         call = world.submit(other[0], all_reduce(other[0], torch.ones(4), 1e9))
     else:
@@ -210,15 +210,15 @@ def test_who_calls_for_a_group_that_its_peer_has_destroyed_is_told(lane: Lane) -
 def test_a_goodbye_where_this_worker_dialled_says_that_nothing_comes_by_another_link(waits: bool) -> None:
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])
-    group = world.groups[0]
-    late = broadcast(group, torch.ones(4), 1, 1e9)
+    communicator = world.communicators[0]
+    late = broadcast(communicator, torch.ones(4), 1, 1e9)
     if waits:
-        world.submit(group, late)
-    world.engines[1].remove_group(world.groups[1])
+        world.submit(communicator, late)
+    world.engines[1].remove_communicator(world.communicators[1])
     settle(world)
     if not waits:
         assert world.engines[0].failure is None
-        world.submit(group, late)
+        world.submit(communicator, late)
         settle(world)
     assert isinstance(late.error, PeerLostError)
     assert "worker 1 left the run or destroyed group 'world'" in str(late.error)
@@ -231,7 +231,7 @@ def test_who_leaves_with_a_link_at_work_is_said_to_have_left() -> None:
         world.run([begin(world, rank) for rank in range(2)])
         waiting = begin(world, 1)
         settle(world)
-        for link in world.groups[0].links():
+        for link in world.communicators[0].links():
             link.close()
         if leaves_first:
             world.engines[0].leave()
@@ -249,11 +249,11 @@ def test_who_leaves_with_a_link_at_work_is_said_to_have_left() -> None:
 def test_who_leaves_is_not_missed_by_who_has_only_exchanged_with_it() -> None:
     world = World(2)
     received = transfer(torch.zeros(4))
-    world.engines[0].send(world.groups[0], transfer(torch.ones(4)), 1)
-    world.engines[1].receive(world.groups[1], received, 0)
+    world.engines[0].send(world.communicators[0], transfer(torch.ones(4)), 1)
+    world.engines[1].receive(world.communicators[1], received, 0)
     settle(world)
     assert received.done and received.error is None
-    for link in world.groups[0].links():
+    for link in world.communicators[0].links():
         link.close()
     world.engines[0].leave()
     settle(world)
@@ -283,7 +283,7 @@ def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_dials_again
 def test_a_goodbye_is_believed_once_it_authenticates() -> None:
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])
-    world.engines[1].remove_group(world.groups[1])
+    world.engines[1].remove_communicator(world.communicators[1])
 
     def change(pipe: Pipe, data: bytes) -> bytes:
         return data[:-1] + bytes([data[-1] ^ 1])
@@ -334,7 +334,7 @@ def test_who_leaves_between_a_hello_and_its_confirmation_is_named() -> None:
     world = World(2)
     late = begin(world, 1)
     settle(world)
-    hello = Hello(0, 1, Lane.COLLECTIVE, world.groups[0].digest, bytes(NONCE_BYTES))
+    hello = Hello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes(NONCE_BYTES))
     stream = world.wires.connect(0, 1)
     stream.send(memoryview(world.engines[0].hello_bytes(hello)))
     settle(world)
@@ -349,15 +349,15 @@ def test_who_leaves_between_a_hello_and_its_confirmation_is_named() -> None:
 def test_early_diallers_that_do_not_fit_are_hung_up_on() -> None:
     """Worker 2 dials a pair's group before worker 1 has made it; then worker 0 dials it twice."""
     world = World(3)
-    pair = world.engines[0].add_group("pair", (0, 1))
+    pair = world.engines[0].add_communicator("pair", (0, 1))
     unauthenticated_peer = shake_hands(world, 2, pair.digest)
-    world.engines[1].add_group("pair", (0, 1))
+    world.engines[1].add_communicator("pair", (0, 1))
     settle(world)
     assert unauthenticated_peer.recv_into(memoryview(bytearray(1))) == 0 and world.engines[1].failure is None
 
-    other = world.engines[0].add_group("other", (0, 1))
+    other = world.engines[0].add_communicator("other", (0, 1))
     twice = [shake_hands(world, 0, other.digest) for _ in range(3)]
-    world.engines[1].add_group("other", (0, 1))
+    world.engines[1].add_communicator("other", (0, 1))
     settle(world)
     assert "worker 0 dialled the same link twice" in str(world.engines[1].failure)
     assert [stream.recv_into(memoryview(bytearray(1))) for stream in twice] == [0, 0, 0]
@@ -366,11 +366,11 @@ def test_early_diallers_that_do_not_fit_are_hung_up_on() -> None:
 # -- a receiver whose sender may have missed, in an outage, that it reads again ----------------------------------------------
 
 
-def prompted() -> tuple[World, CollectiveOperation]:
+def prompted() -> tuple[World, CollectiveRequest]:
     """Worker 1 waits for worker 0, which does not answer, and has sent it a frame for that."""
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])
-    inbox = world.groups[1].inboxes[0]
+    inbox = world.communicators[1].inboxes[0]
     world.engines[1].on_outage(inbox)
     assert inbox.sealer.counter == 0, "nothing waits for worker 0"
     waiting = begin(world, 1)
@@ -386,7 +386,7 @@ def test_a_sender_that_was_prompted_sends_on_and_hears_the_goodbye_behind_it() -
     world.engines[1].leave()
     settle(world)
     assert right(waiting, result) and world.engines[0].failure is None
-    assert world.groups[0].outboxes[1].farewell
+    assert world.communicators[0].outboxes[1].farewell
 
 
 def test_a_changed_prompt_does_not_authenticate() -> None:

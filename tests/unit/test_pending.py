@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfence.collectives import Collective
-from ringfence.dataplane.request import Operation
+from ringfence.dataplane.request import Request
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import (
     LINK_HELLO_SECONDS,
@@ -27,7 +27,7 @@ WORLD = group_digest("world", (0, 1, 2))
 
 def settle(world: World) -> None:
     """Drive until nothing moves."""
-    world.run([Operation(Call(0), float("inf"))])
+    world.run([Request(Call(0), float("inf"))])
 
 
 def knock(world: World, data: bytes, address: int = 0) -> MemoryStream:
@@ -52,8 +52,8 @@ def answer(stream: MemoryStream) -> bytes | None:
 def still_works(world: World) -> None:
     assert all(engine.failure is None for engine in world.engines)
     bound = everybody(world, Collective.ALL_REDUCE, 100)
-    world.run([each.operation for each in bound])
-    assert all(each.operation.done and each.right() for each in bound)
+    world.run([each.request for each in bound])
+    assert all(each.request.done and each.right() for each in bound)
 
 
 def hello(world: World, **changes: object) -> bytes:
@@ -127,17 +127,17 @@ def test_a_replayed_hello_gets_a_fresh_reply_and_no_further() -> None:
         return data
 
     bound = everybody(world, Collective.ALL_REDUCE, 10)
-    world.run([each.operation for each in bound], listen)
+    world.run([each.request for each in bound], listen)
     forth, back = heard[0, 1], heard[1, 0]
     greeting, confirm = forth[:HELLO_BYTES], forth[HELLO_BYTES : HELLO_BYTES + CONFIRM_BYTES]
-    links = {rank: len(group.inboxes) for rank, group in world.groups.items()}
+    links = {rank: len(communicator.inboxes) for rank, communicator in world.communicators.items()}
     stream = knock(world, greeting)
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES and reply not in back
     stream.send(memoryview(confirm))  # the confirmation of then, for the reply of now
     settle(world)
     assert answer(stream) is None
-    assert {rank: len(group.inboxes) for rank, group in world.groups.items()} == links
+    assert {rank: len(communicator.inboxes) for rank, communicator in world.communicators.items()} == links
     still_works(world)
 
 
@@ -180,9 +180,9 @@ def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> No
     assert not engine.acceptor.pending
 
 
-def shake_hands(world: World, sender: int, group: bytes) -> MemoryStream:
+def shake_hands(world: World, sender: int, communicator: bytes) -> MemoryStream:
     """A connection of `sender`, which holds its keys, to worker 1."""
-    greeting = Hello(sender, 1, Lane.COLLECTIVE, group, NONCE)
+    greeting = Hello(sender, 1, Lane.COLLECTIVE, communicator, NONCE)
     stream = knock(world, world.engines[sender].hello_bytes(greeting), sender)
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES
@@ -195,7 +195,7 @@ def shake_hands(world: World, sender: int, group: bytes) -> MemoryStream:
 
 def test_a_member_of_the_world_does_not_get_into_a_group_it_is_not_in() -> None:
     world = World(3)
-    pair = world.add_group("pair", (0, 1))
+    pair = world.add_communicator("pair", (0, 1))
     stream = shake_hands(world, 2, pair[1].digest)
     assert answer(stream) is None and not pair[1].inboxes
     still_works(world)
@@ -212,7 +212,7 @@ def test_the_sessions_key_alone_does_not_make_a_dialler() -> None:
     assert guess.acceptor_confirms != reply[NONCE_BYTES:]
     stream.send(memoryview(guess.dialler_confirms))
     settle(world)
-    assert answer(stream) is None and not world.groups[1].inboxes
+    assert answer(stream) is None and not world.communicators[1].inboxes
     still_works(world)
 
 
@@ -231,9 +231,9 @@ def test_whoever_answers_for_a_worker_must_hold_its_key() -> None:
     def answer_falsely(pipe: Pipe, data: bytes) -> bytes:
         return data if pipe.sender == 0 else data[:-1] + bytes([data[-1] ^ 1])
 
-    world.run([each.operation for each in bound], answer_falsely)
-    assert isinstance(bound[0].operation.error, AuthenticationError)
-    assert "worker 1 does not hold its key" in str(bound[0].operation.error)
+    world.run([each.request for each in bound], answer_falsely)
+    assert isinstance(bound[0].request.error, AuthenticationError)
+    assert "worker 1 does not hold its key" in str(bound[0].request.error)
 
 
 def test_who_dials_with_a_key_of_low_order_is_shown_the_door() -> None:

@@ -9,7 +9,7 @@ from ringfence.collectives import Buffer, Collective
 from ringfence.dataplane.request import PASS_BYTES
 from ringfence.keys import KEY_PHASE_SHIFT, SEGMENT_BYTES
 from tests.memory_cluster import World, all_reduce
-from tests.unit.runtime_calls import KINDS, TABLES, bind, everybody, operation
+from tests.unit.runtime_calls import KINDS, TABLES, bind, everybody, request
 
 TURN = 1 << KEY_PHASE_SHIFT
 ONE_PASS = PASS_BYTES // 8  # elements of int64
@@ -21,9 +21,9 @@ def name_of(kind: Collective) -> str:
 
 def check(world: World, kind: Collective, count: int, root: int = 0) -> None:
     bound = everybody(world, kind, count, root)
-    world.run([each.operation for each in bound])
+    world.run([each.request for each in bound])
     for rank, each in enumerate(bound):
-        assert each.operation.done and each.operation.error is None, each.operation.error
+        assert each.request.done and each.request.error is None, each.request.error
         assert each.right(), f"rank {rank}, {count} elements, root {root}"
 
 
@@ -58,22 +58,22 @@ def test_frames_survive_any_cutting_of_the_stream(capacity: int) -> None:
 def test_many_operations_may_be_outstanding() -> None:
     world = World(3)
     bound = [each for _ in range(60) for kind in KINDS for each in everybody(world, kind, 5)]
-    world.run([each.operation for each in bound])
-    assert all(each.operation.done and each.operation.error is None and each.right() for each in bound)
+    world.run([each.request for each in bound])
+    assert all(each.request.done and each.request.error is None and each.right() for each in bound)
 
 
 def test_a_late_rank_finds_everything_waiting() -> None:
     world = World(3)
-    early = [[bind(kind, world.groups[rank], 100) for kind in KINDS] for rank in range(3)]
+    early = [[bind(kind, world.communicators[rank], 100) for kind in KINDS] for rank in range(3)]
     for rank in (0, 2):
         for each in early[rank]:
-            world.submit(world.groups[rank], each.operation)
-    world.run([each.operation for each in early[0]])
+            world.submit(world.communicators[rank], each.request)
+    world.run([each.request for each in early[0]])
     for each in early[1]:
-        world.submit(world.groups[1], each.operation)
+        world.submit(world.communicators[1], each.request)
     everything = [each for rank in early for each in rank]
-    world.run([each.operation for each in everything])
-    assert all(each.operation.done and each.operation.error is None and each.right() for each in everything)
+    world.run([each.request for each in everything])
+    assert all(each.request.done and each.request.error is None and each.right() for each in everything)
 
 
 def test_sums_are_the_same_bits_on_every_rank() -> None:
@@ -82,7 +82,10 @@ def test_sums_are_the_same_bits_on_every_rank() -> None:
         torch.manual_seed(1)
         tensors = [torch.randn(10_007) * 10**rank for rank in range(5)]
         world.run(
-            [world.submit(world.groups[rank], all_reduce(world.groups[rank], t)) for rank, t in enumerate(tensors)]
+            [
+                world.submit(world.communicators[rank], all_reduce(world.communicators[rank], t))
+                for rank, t in enumerate(tensors)
+            ]
         )
         assert all(torch.equal(tensors[0].view(torch.int32), other.view(torch.int32)) for other in tensors)
 
@@ -96,7 +99,7 @@ def test_calls_on_one_tensor_follow_each_other_without_being_waited_for(table: s
     world = World(3, table=TABLES[table])
     tensors = [torch.full((count,), rank + 1) for rank in range(3)]
     calls = [
-        world.submit(world.groups[rank], all_reduce(world.groups[rank], tensors[rank]))
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
         for _ in range(6)
         for rank in range(3)
     ]
@@ -108,12 +111,12 @@ def test_calls_on_one_tensor_follow_each_other_without_being_waited_for(table: s
 def test_a_call_reads_what_the_one_before_it_wrote() -> None:
     """All-reduce in place, then all-gather from there, then all-reduce of what was gathered."""
     world, results, calls = World(3), [], []
-    for rank, group in world.groups.items():
+    for rank, communicator in world.communicators.items():
         tensor, gathered = torch.tensor([rank]), torch.full((3,), -1)
         buffers = {Buffer.INPUT: [tensor], Buffer.OUTPUT: list(gathered.split(1))}
-        calls.append(world.submit(group, all_reduce(group, tensor)))
-        calls.append(world.submit(group, operation(Collective.ALL_GATHER, group, buffers)))
-        calls.append(world.submit(group, all_reduce(group, gathered)))
+        calls.append(world.submit(communicator, all_reduce(communicator, tensor)))
+        calls.append(world.submit(communicator, request(Collective.ALL_GATHER, communicator, buffers)))
+        calls.append(world.submit(communicator, all_reduce(communicator, gathered)))
         results.append(gathered)
     world.run(calls)
     assert all(torch.equal(result, torch.tensor([9, 9, 9])) for result in results)
@@ -122,19 +125,19 @@ def test_a_call_reads_what_the_one_before_it_wrote() -> None:
 def test_calls_that_share_no_memory_run_side_by_side() -> None:
     world = World(2)
     check(world, Collective.ALL_REDUCE, 1)
-    apart = [bind(Collective.ALL_REDUCE, world.groups[0], 10) for _ in range(3)]
+    apart = [bind(Collective.ALL_REDUCE, world.communicators[0], 10) for _ in range(3)]
     shared = torch.arange(10)
     reading = [
-        operation(Collective.ALL_GATHER, world.groups[0], {Buffer.INPUT: [shared], Buffer.OUTPUT: outputs})
+        request(Collective.ALL_GATHER, world.communicators[0], {Buffer.INPUT: [shared], Buffer.OUTPUT: outputs})
         for outputs in (list(torch.zeros(20, dtype=torch.int64).split(10)) for _ in range(2))
     ]
-    assert not any(one.operation.follows(other.operation) for one in apart for other in apart if one is not other)
+    assert not any(one.request.follows(other.request) for one in apart for other in apart if one is not other)
     assert not reading[1].follows(reading[0])
-    assert reading[0].follows(all_reduce(world.groups[0], shared[5:]))
-    assert all_reduce(world.groups[0], shared[5:]).follows(reading[0])
+    assert reading[0].follows(all_reduce(world.communicators[0], shared[5:]))
+    assert all_reduce(world.communicators[0], shared[5:]).follows(reading[0])
     for each in apart:
-        world.submit(world.groups[0], each.operation)
-    assert [each.operation.running for each in apart] == [1, 1, 1]
+        world.submit(world.communicators[0], each.request)
+    assert [each.request.running for each in apart] == [1, 1, 1]
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -143,12 +146,12 @@ def test_calls_that_share_no_memory_run_side_by_side() -> None:
 def test_the_opening_gives_all_ranks_one_fresh_instance() -> None:
     world = World(4)
     check(world, Collective.ALL_REDUCE, 10)
-    instances = {group.instance for group in world.groups.values()}
-    assert len(instances) == 1 and world.groups[0].digest[:16] not in instances
+    instances = {communicator.instance for communicator in world.communicators.values()}
+    assert len(instances) == 1 and world.communicators[0].digest[:16] not in instances
     again = World(4, seed=1)
     check(again, Collective.ALL_REDUCE, 10)
-    assert again.groups[0].digest == world.groups[0].digest
-    assert again.groups[0].instance not in instances
+    assert again.communicators[0].digest == world.communicators[0].digest
+    assert again.communicators[0].instance not in instances
 
 
 def test_a_group_of_one_sends_nothing() -> None:
@@ -161,41 +164,41 @@ def test_a_group_of_one_sends_nothing() -> None:
 def test_groups_do_not_wait_for_each_other() -> None:
     """Two groups, entered in opposite order; a third whose other member never comes."""
     world = World(3)
-    left, right = world.add_group("left", (0, 1)), world.add_group("right", (0, 1))
-    stuck = world.add_group("stuck", (0, 2))
+    left, right = world.add_communicator("left", (0, 1)), world.add_communicator("right", (0, 1))
+    stuck = world.add_communicator("stuck", (0, 2))
     waiting = bind(Collective.ALL_REDUCE, stuck[0], 10)
-    world.submit(stuck[0], waiting.operation)
+    world.submit(stuck[0], waiting.request)
     bound = []
-    for group in (left[0], right[0], right[1], left[1]):
-        bound.append(bind(Collective.ALL_REDUCE, group, 100_000))
-        world.submit(group, bound[-1].operation)
-    world.run([each.operation for each in bound])
-    assert all(each.operation.done and each.right() for each in bound)
-    assert not waiting.operation.done
+    for communicator in (left[0], right[0], right[1], left[1]):
+        bound.append(bind(Collective.ALL_REDUCE, communicator, 100_000))
+        world.submit(communicator, bound[-1].request)
+    world.run([each.request for each in bound])
+    assert all(each.request.done and each.right() for each in bound)
+    assert not waiting.request.done
 
 
 def test_a_group_whose_peer_does_not_know_it_yet_waits_for_it() -> None:
     world = World(2)
-    early = world.engines[0].add_group("new", (0, 1))
+    early = world.engines[0].add_communicator("new", (0, 1))
     first = bind(Collective.BROADCAST, early, 50)
-    world.submit(early, first.operation)
-    world.run([first.operation])
-    late = world.engines[1].add_group("new", (0, 1))
+    world.submit(early, first.request)
+    world.run([first.request])
+    late = world.engines[1].add_communicator("new", (0, 1))
     second = bind(Collective.BROADCAST, late, 50)
-    world.submit(late, second.operation)
-    world.run([first.operation, second.operation])
-    assert second.operation.done and second.right() and first.operation.error is None
+    world.submit(late, second.request)
+    world.run([first.request, second.request])
+    assert second.request.done and second.right() and first.request.error is None
 
 
 def test_a_removed_group_leaves_the_others_at_work() -> None:
     world = World(3)
-    groups = world.add_group("short", (0, 1, 2))
-    bound = [bind(Collective.ALL_GATHER, groups[rank], 10) for rank in range(3)]
+    communicators = world.add_communicator("short", (0, 1, 2))
+    bound = [bind(Collective.ALL_GATHER, communicators[rank], 10) for rank in range(3)]
     for rank, each in enumerate(bound):
-        world.submit(groups[rank], each.operation)
-    world.run([each.operation for each in bound])
+        world.submit(communicators[rank], each.request)
+    world.run([each.request for each in bound])
     for rank, engine in enumerate(world.engines):
-        engine.remove_group(groups[rank])
+        engine.remove_communicator(communicators[rank])
     check(world, Collective.ALL_REDUCE, 10)
     assert all(engine.failure is None for engine in world.engines)
 
@@ -207,17 +210,17 @@ def test_every_link_of_a_world_steps_its_keys_in_the_middle_of_work() -> None:
     """As if a million frames had gone over each link before."""
     world = World(3, table=TABLES["rings and chains"])
     check(world, Collective.ALL_REDUCE, 10)
-    groups = world.groups.values()
-    sealers = [group.outboxes[(group.rank + 1) % 3].sealer for group in groups]
-    openers = [group.inboxes[(group.rank - 1) % 3].opener for group in groups]
+    communicators = world.communicators.values()
+    sealers = [communicator.outboxes[(communicator.rank + 1) % 3].sealer for communicator in communicators]
+    openers = [communicator.inboxes[(communicator.rank - 1) % 3].opener for communicator in communicators]
     for end in (*sealers, *openers):
         end.counter = TURN - 3
-    for group in groups:
-        group.origin.counter = TURN - 2
+    for communicator in communicators:
+        communicator.origin.counter = TURN - 2
     for _ in range(5):
         check(world, Collective.ALL_REDUCE, 10)
     assert [end.key_phase for end in (*sealers, *openers)] == [1] * 6
-    assert world.groups[0].origin.counter > TURN
+    assert world.communicators[0].origin.counter > TURN
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -238,14 +241,14 @@ def test_segments_in_flight_do_not_grow_with_the_tensor(kind: Collective) -> Non
 def test_a_late_rank_costs_the_one_before_it_a_bounded_number_of_segments() -> None:
     """In a chain, what cannot be passed on yet is kept: a few passes of it, not the tensor."""
     world = World(3, table=TABLES["rings and chains"], capacity=1 << 20)
-    bound = [bind(Collective.BROADCAST, world.groups[rank], 12 * ONE_PASS) for rank in range(3)]
+    bound = [bind(Collective.BROADCAST, world.communicators[rank], 12 * ONE_PASS) for rank in range(3)]
     for rank in (0, 1):
-        world.submit(world.groups[rank], bound[rank].operation)
-    world.run([each.operation for each in bound])
-    assert not bound[0].operation.done
-    world.submit(world.groups[2], bound[2].operation)
-    world.run([each.operation for each in bound])
-    assert all(each.operation.done and each.right() for each in bound)
+        world.submit(world.communicators[rank], bound[rank].request)
+    world.run([each.request for each in bound])
+    assert not bound[0].request.done
+    world.submit(world.communicators[2], bound[2].request)
+    world.run([each.request for each in bound])
+    assert all(each.request.done and each.right() for each in bound)
     assert max(engine.pool.made for engine in world.engines) <= 40 < 12 * PASS_BYTES // SEGMENT_BYTES
 
 

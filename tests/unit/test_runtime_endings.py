@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from ringfence.control import Abort
-from ringfence.dataplane.request import Operation
+from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError
 from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
 from ringfence.link.hello import Hello, LinkSecrets
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.progress import Loop, _Waker
+from ringfence.runtime.progress import ProgressLoop, _Waker
 from ringfence.transport.tcp import TcpNetwork
 from tests.key_audit import fingerprints, keys_held
 from tests.memory_cluster import World, all_reduce, broadcast
@@ -35,7 +35,12 @@ def drive(world: World, times: int = 300) -> None:
 def test_a_dial_that_was_due_when_the_session_failed_is_not_made() -> None:
     """It would read the tensor of a call that has raised, and whose caller has gone on."""
     world = World(3)
-    world.run([world.submit(world.groups[rank], broadcast(world.groups[rank], torch.ones(4))) for rank in range(3)])
+    world.run(
+        [
+            world.submit(world.communicators[rank], broadcast(world.communicators[rank], torch.ones(4)))
+            for rank in range(3)
+        ]
+    )
     seen: list[Any] = []
     accept = world.engines[1].acceptor.accept
 
@@ -50,7 +55,7 @@ def test_a_dial_that_was_due_when_the_session_failed_is_not_made() -> None:
     tensors = [torch.full((1000,), float(rank)) for rank in range(3)]
     deadlines = (50.0, 50.0, 5.0)
     calls = [
-        world.submit(world.groups[rank], broadcast(world.groups[rank], tensors[rank], 2, deadlines[rank]))
+        world.submit(world.communicators[rank], broadcast(world.communicators[rank], tensors[rank], 2, deadlines[rank]))
         for rank in range(3)
     ]
     drive(world)
@@ -65,8 +70,13 @@ def test_a_dial_that_was_due_when_the_session_failed_is_not_made() -> None:
 
 def test_a_failure_that_was_interrupted_is_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(2)
-    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(9))) for rank in range(2)])
-    waiting = world.submit(world.groups[0], all_reduce(world.groups[0], torch.ones(9)))
+    world.run(
+        [
+            world.submit(world.communicators[rank], all_reduce(world.communicators[rank], torch.ones(9)))
+            for rank in range(2)
+        ]
+    )
+    waiting = world.submit(world.communicators[0], all_reduce(world.communicators[0], torch.ones(9)))
     engine = world.engines[0]
     engine.run_ready()
     (edge,) = engine.edges
@@ -74,7 +84,9 @@ def test_a_failure_that_was_interrupted_is_carried_on(monkeypatch: pytest.Monkey
     monkeypatch.setattr(edge, "send", lambda message: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         engine.fail(AbortedError("first"))
-    assert not any(link.open for link in world.groups[0].links()), "nothing may be read into memory that is given back"
+    assert not any(link.open for link in world.communicators[0].links()), (
+        "nothing may be read into memory that is given back"
+    )
     told: list[Any] = []
     monkeypatch.setattr(edge, "send", lambda message: (told.append(message), send(message)))
     engine.fail(AbortedError("second"))
@@ -85,8 +97,8 @@ def test_a_failure_that_was_interrupted_is_carried_on(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("when", ["at the end of a call", "at the end of all calls"])
 def test_an_operation_whose_end_is_interrupted_still_ends(when: str) -> None:
     world = World(2)
-    calls = [all_reduce(world.groups[rank], torch.ones(4)) for rank in range(2)]
-    more = all_reduce(world.groups[0], torch.ones(4))
+    calls = [all_reduce(world.communicators[rank], torch.ones(4)) for rank in range(2)]
+    more = all_reduce(world.communicators[0], torch.ones(4))
     told: list[str] = []
 
     def interrupt() -> None:
@@ -99,8 +111,8 @@ def test_an_operation_whose_end_is_interrupted_still_ends(when: str) -> None:
     calls[0].when_done(lambda: told.append("first"))
     more.when_done(lambda: told.append("second"))
     for rank in range(2):
-        world.submit(world.groups[rank], calls[rank])
-    world.submit(world.groups[0], more)
+        world.submit(world.communicators[rank], calls[rank])
+    world.submit(world.communicators[0], more)
     engine = world.engines[0]
     if when == "at the end of a call":
         with pytest.raises(KeyboardInterrupt):
@@ -116,35 +128,35 @@ def test_an_operation_whose_end_is_interrupted_still_ends(when: str) -> None:
 def test_a_submission_that_is_interrupted_ends_with_the_session() -> None:
     """It may be another thread's, which waits for it."""
     world = World(2)
-    engine, call, times = world.engines[0], all_reduce(world.groups[0], torch.ones(4)), 0
-    loop = Loop(engine, TcpNetwork(socket.create_server(("127.0.0.1", 0)), []), [])
+    engine, call, times = world.engines[0], all_reduce(world.communicators[0], torch.ones(4)), 0
+    loop = ProgressLoop(engine, TcpNetwork(socket.create_server(("127.0.0.1", 0)), []), [])
 
     def submit() -> None:
         nonlocal times
         times += 1
         if times == 1:
             raise KeyboardInterrupt
-        engine.submit(world.groups[0], call)
+        engine.submit(world.communicators[0], call)
 
     loop.ask(submit)
     with pytest.raises(KeyboardInterrupt):
-        loop.wait(Operation(Call(0), float("inf")))  # drives what others asked for, too
+        loop.wait(Request(Call(0), float("inf")))  # drives what others asked for, too
     assert call.block(20) and isinstance(call.error, AbortedError) and times == 2
     loop.leave(0)
 
 
 def test_what_was_asked_for_behind_something_that_raises_ends_with_it() -> None:
     world = World(1)
-    engine, group = world.engines[0], world.groups[0]
-    loop = Loop(engine, TcpNetwork(socket.create_server(("127.0.0.1", 0)), []), [])
-    first, second = (all_reduce(group, torch.ones(4), 1e9) for _ in range(2))
+    engine, communicator = world.engines[0], world.communicators[0]
+    loop = ProgressLoop(engine, TcpNetwork(socket.create_server(("127.0.0.1", 0)), []), [])
+    first, second = (all_reduce(communicator, torch.ones(4), 1e9) for _ in range(2))
 
     def before() -> None:
         raise RuntimeError("setStorage: its memory was freed")  # as torch says of a tensor that FSDP has sharded again
 
     first.before = before
     for call in (first, second):
-        loop.ask(partial(engine.submit, group, call))
+        loop.ask(partial(engine.submit, communicator, call))
     loop.wake()  # one wake for both, as two threads may hand over at once
     assert first.block(20) and "its memory was freed" in str(first.error)
     assert second.block(20) and second.error is engine.failure
@@ -156,7 +168,8 @@ def test_a_destroyed_group_still_delivers_what_it_reported_as_sent() -> None:
     world = World(2, capacity=200_000)
     tensors = [torch.full((1_000_000,), float(rank + 1)) for rank in range(2)]
     sent, received = (
-        world.submit(world.groups[rank], broadcast(world.groups[rank], tensors[rank], 0, 50.0)) for rank in range(2)
+        world.submit(world.communicators[rank], broadcast(world.communicators[rank], tensors[rank], 0, 50.0))
+        for rank in range(2)
     )
     while not sent.done:
         world.engines[0].run_ready()
@@ -164,18 +177,18 @@ def test_a_destroyed_group_still_delivers_what_it_reported_as_sent() -> None:
             world.wires.deliver()
             world.engines[1].run_ready()
     assert world.engines[0].blocked, "part of the last frame waits for the kernel"
-    world.engines[0].remove_group(world.groups[0])
+    world.engines[0].remove_communicator(world.communicators[0])
     drive(world)
     assert received.done and received.error is None and (tensors[1] == 1).all()
-    assert not world.engines[0].blocked and not any(link.open for link in world.groups[0].links())
+    assert not world.engines[0].blocked and not any(link.open for link in world.communicators[0].links())
 
 
 def test_what_a_destroyed_group_had_pending_ends_and_the_others_go_on() -> None:
     world = World(2)
-    other = world.add_group("other", (0, 1))
+    other = world.add_communicator("other", (0, 1))
     pending = world.submit(other[0], all_reduce(other[0], torch.ones(9)))
     settle(world)
-    world.engines[0].remove_group(other[0])
+    world.engines[0].remove_communicator(other[0])
     assert isinstance(pending.error, ProtocolError) and "destroyed" in str(pending.error)
     world.now = 1e6
     world.engines[0].expire()
@@ -189,7 +202,7 @@ def test_whoever_hangs_up_on_every_dial_is_named() -> None:
     for _ in range(LINK_DIALS + 1):
         settle(world)
         world.wait(SUSPICION_SECONDS)
-    assert isinstance(waiting.operation.error, PeerLostError) and "worker 1" in str(waiting.operation.error)
+    assert isinstance(waiting.request.error, PeerLostError) and "worker 1" in str(waiting.request.error)
 
 
 def test_a_waker_that_is_closed_writes_to_nobody(tmp_path: Any) -> None:
@@ -207,19 +220,24 @@ def test_a_waker_that_is_closed_writes_to_nobody(tmp_path: Any) -> None:
 
 def test_a_forked_child_holds_no_key() -> None:
     world = World(2)
-    world.run([world.submit(world.groups[rank], all_reduce(world.groups[rank], torch.ones(9))) for rank in range(2)])
+    world.run(
+        [
+            world.submit(world.communicators[rank], all_reduce(world.communicators[rank], torch.ones(9)))
+            for rank in range(2)
+        ]
+    )
     engine = world.engines[0]
     engine.forget()  # what the fork hook calls in the child
-    assert engine.session_key.reveal() == b"" and not engine.groups and not engine._shared
+    assert engine.session_key.reveal() == b"" and not engine.communicators and not engine._shared
     assert engine._private_key is None
 
 
 def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
     """It waits for the others, but not for ever, and then the run goes on without that group."""
     world = World(2)
-    part = world.add_group("part", range(2))
+    part = world.add_communicator("part", range(2))
     lonely = world.submit(part[0], all_reduce(part[0], torch.ones(10), deadline=1000.0))
-    world.engines[0].destroy_group(part[0])
+    world.engines[0].destroy_communicator(part[0])
     world.run([lonely])
     assert not lonely.done
     late = world.submit(part[0], all_reduce(part[0], torch.ones(10)))
@@ -231,10 +249,10 @@ def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
 
 def test_whoever_still_needs_a_destroyed_group_is_told_so() -> None:
     world = World(2)
-    part = world.add_group("part", range(2))
+    part = world.add_communicator("part", range(2))
     world.run([world.submit(part[rank], all_reduce(part[rank], torch.ones(10))) for rank in range(2)])
     needy = world.submit(part[1], all_reduce(part[1], torch.ones(10)))
-    world.engines[0].destroy_group(part[0])
+    world.engines[0].destroy_communicator(part[0])
     world.run([needy])
     assert isinstance(needy.error, PeerLostError)
     assert "worker 0 left the run or destroyed group 'part' while all_reduce #2" in str(needy.error)
@@ -242,10 +260,10 @@ def test_whoever_still_needs_a_destroyed_group_is_told_so() -> None:
 
 def test_a_destroyed_group_ends_with_its_last_collective() -> None:
     world = World(2)
-    part = world.add_group("part", range(2))
+    part = world.add_communicator("part", range(2))
     tensors = [torch.ones(10), torch.ones(10)]
     first = world.submit(part[0], all_reduce(part[0], tensors[0]))
-    world.engines[0].destroy_group(part[0])
+    world.engines[0].destroy_communicator(part[0])
     world.run([first])
     second = world.submit(part[1], all_reduce(part[1], tensors[1]))
     world.run([first, second, transfer(torch.ones(1))])
@@ -255,7 +273,7 @@ def test_a_destroyed_group_ends_with_its_last_collective() -> None:
 
 
 def end_by(ending: str, world: World, rank: int = 0) -> None:
-    engine, group = world.engines[rank], world.groups[rank]
+    engine, communicator = world.engines[rank], world.communicators[rank]
     match ending:
         case "failure":
             engine.fail(AbortedError("enough"))
@@ -264,18 +282,20 @@ def end_by(ending: str, world: World, rank: int = 0) -> None:
         case "fork":
             engine.forget()
         case "removal":
-            engine.remove_group(group)
+            engine.remove_communicator(communicator)
 
 
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])
 def test_who_still_holds_an_object_of_what_has_ended_holds_no_key(ending: str) -> None:
     """A process group, an operation, C code that was interrupted: nothing is taken from them, but it is empty."""
     world = World(3)
-    calls = [all_reduce(world.groups[rank], torch.ones(600_000)) for rank in range(3)]  # sealed once and forwarded, too
-    world.run([world.submit(world.groups[rank], call) for rank, call in enumerate(calls)])
-    group = world.groups[0]
-    links = [link for link in group.links() if link.open]
-    assert links and group.origin._ciphers
+    calls = [
+        all_reduce(world.communicators[rank], torch.ones(600_000)) for rank in range(3)
+    ]  # sealed once and forwarded, too
+    world.run([world.submit(world.communicators[rank], call) for rank, call in enumerate(calls)])
+    communicator = world.communicators[0]
+    links = [link for link in communicator.links() if link.open]
+    assert links and communicator.origin._ciphers
     end_by(ending, world)
     room = memoryview(bytearray(26))
     for half in (half for link in links for half in (link.sealer, link.opener)):
@@ -285,11 +305,11 @@ def test_who_still_holds_an_object_of_what_has_ended_holds_no_key(ending: str) -
             link.sealer.seal_into(b"header", b"ten bytes.", room)
         with pytest.raises(ProtocolError):
             link.opener.open_into(b"header", bytes(26), room[:10])
-    assert group.origin._instance is None and not group.origin._ciphers
+    assert communicator.origin._instance is None and not communicator.origin._ciphers
     with pytest.raises(ProtocolError):
-        group.origin.seal_into(0, b"header", b"ten bytes.", room)
+        communicator.origin.seal_into(0, b"header", b"ten bytes.", room)
     with pytest.raises(ProtocolError):
-        group.origin.open_into(1, 0, b"header", bytes(26), room[:10])
+        communicator.origin.open_into(1, 0, b"header", bytes(26), room[:10])
     assert (world.engines[0]._private_key is None) == (ending != "removal")
     drive(world, 10)
 
@@ -311,11 +331,11 @@ def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
     world = World(2)
     secrets: list[LinkSecrets] = []
     record_secrets(world.engines[0], secrets)
-    groups = [world.groups, world.add_group("other", range(2))]
-    calls = [all_reduce(group[rank], torch.ones(9)) for group in groups for rank in range(2)]
-    world.run([world.submit(groups[place // 2][place % 2], call) for place, call in enumerate(calls)])
+    communicators = [world.communicators, world.add_communicator("other", range(2))]
+    calls = [all_reduce(communicator[rank], torch.ones(9)) for communicator in communicators for rank in range(2)]
+    world.run([world.submit(communicators[place // 2][place % 2], call) for place, call in enumerate(calls)])
     for engine in world.engines:
-        engine.remove_group(groups[1][engine.rank])
+        engine.remove_communicator(communicators[1][engine.rank])
     own = world.engines[0]
     roots = fingerprints([own.session_key.reveal(), *own._shared.values()])
     links = fingerprints(half.reveal() for each in secrets for half in (each.forth, each.back))
@@ -326,31 +346,31 @@ def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
         end_by(ending, world, rank)
     drive(world, 10)
     assert keys_held(roots | links)["bytes"] == 0
-    assert calls and groups  # whoever still holds these holds no key
+    assert calls and communicators  # whoever still holds these holds no key
 
 
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])
 def test_an_opening_that_is_cut_short_leaves_no_instance_secret(ending: str) -> None:
     world = World(2)
-    waiting = world.submit(world.groups[0], all_reduce(world.groups[0], torch.ones(9)))
+    waiting = world.submit(world.communicators[0], all_reduce(world.communicators[0], torch.ones(9)))
     world.engines[0].run_ready()
-    assert any(world.groups[0]._drawn)
+    assert any(world.communicators[0]._drawn)
     end_by(ending, world)
-    assert not any(world.groups[0]._drawn)
+    assert not any(world.communicators[0]._drawn)
     drive(world, 10)
     assert ending == "fork" or waiting.error is not None
 
 
 def test_what_a_leaving_worker_could_not_write_does_not_keep_its_link_open() -> None:
     world = World(2, capacity=200_000)
-    calls = [broadcast(world.groups[rank], torch.ones(1_000_000), 0, 50.0) for rank in range(2)]
-    sent, _ = (world.submit(world.groups[rank], call) for rank, call in enumerate(calls))
+    calls = [broadcast(world.communicators[rank], torch.ones(1_000_000), 0, 50.0) for rank in range(2)]
+    sent, _ = (world.submit(world.communicators[rank], call) for rank, call in enumerate(calls))
     while not sent.done:
         world.engines[0].run_ready()
         if not sent.done:
             world.wires.deliver()
             world.engines[1].run_ready()
     assert world.engines[0].blocked
-    links = world.groups[0].links()
+    links = world.communicators[0].links()
     world.engines[0].leave()
     assert not world.engines[0].blocked and all(link.stream is None for link in links)

@@ -7,7 +7,7 @@ import torch
 
 from ringfence.collectives import Collective
 from ringfence.control import Closed, ControlMessage
-from ringfence.dataplane.request import CollectiveOperation, Operation
+from ringfence.dataplane.request import CollectiveRequest, Request
 from ringfence.errors import (
     AbortedError,
     AuthenticationError,
@@ -26,18 +26,18 @@ from tests.unit.runtime_calls import TABLES, Bound, bind, everybody
 
 def settle(world: World) -> None:
     """Drive until nothing moves."""
-    world.run([Operation(Call(0), float("inf"))])
+    world.run([Request(Call(0), float("inf"))])
 
 
 def begin(world: World, rank: int, kind: Collective = Collective.ALL_REDUCE, **options: float) -> Bound:
-    bound = bind(kind, world.groups[rank], 10, **options)  # type: ignore[arg-type]
-    world.submit(world.groups[rank], bound.operation)
+    bound = bind(kind, world.communicators[rank], 10, **options)  # type: ignore[arg-type]
+    world.submit(world.communicators[rank], bound.request)
     return bound
 
 
-def error_of(operation: Operation) -> RingfenceError:
-    assert operation.done and operation.error is not None, "it has not failed"
-    return operation.error
+def error_of(request: Request) -> RingfenceError:
+    assert request.done and request.error is not None, "it has not failed"
+    return request.error
 
 
 def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
@@ -49,7 +49,7 @@ def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
     settle(world)
     failures = [engine.failure for engine in world.engines]
     assert any(isinstance(failure, AuthenticationError) for failure in failures[:2])
-    assert all("worker 2 has a key of low order" in str(error_of(each.operation)) for each in bound)
+    assert all("worker 2 has a key of low order" in str(error_of(each.request)) for each in bound)
 
 
 # -- tampering ---------------------------------------------------------------------------------------------------------
@@ -60,10 +60,10 @@ def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
 def test_a_flipped_bit_is_reported_by_its_victim_to_everybody(kind: Collective, table: str) -> None:
     world = World(3, table=TABLES[table])
     warm = everybody(world, kind, 10)
-    world.run([each.operation for each in warm])
-    bound = [bind(kind, world.groups[rank], 5000) for rank in range(3)]
+    world.run([each.request for each in warm])
+    bound = [bind(kind, world.communicators[rank], 5000) for rank in range(3)]
     for rank, each in enumerate(bound):
-        world.submit(world.groups[rank], each.operation)
+        world.submit(world.communicators[rank], each.request)
     struck: list[Pipe] = []
 
     def flip(pipe: Pipe, data: bytes) -> bytes:
@@ -72,19 +72,19 @@ def test_a_flipped_bit_is_reported_by_its_victim_to_everybody(kind: Collective, 
         struck.append(pipe)
         return data[:300] + bytes([data[300] ^ 4]) + data[301:]
 
-    world.run([each.operation for each in bound], flip)
+    world.run([each.request for each in bound], flip)
     settle(world)
     victim = struck[0].receiver
     for rank, each in enumerate(bound):
-        if each.operation.error is None:
+        if each.request.error is None:
             assert each.right(), "it ended before the blow, with the right number"
         elif rank == victim:
-            assert isinstance(each.operation.error, AuthenticationError)
-            assert f"worker {struck[0].sender}" in str(each.operation.error)
+            assert isinstance(each.request.error, AuthenticationError)
+            assert f"worker {struck[0].sender}" in str(each.request.error)
         else:
-            assert isinstance(each.operation.error, AbortedError)
-            assert f"worker {victim} reported AuthenticationError" in str(each.operation.error)
-    assert isinstance(bound[victim].operation.error, AuthenticationError)
+            assert isinstance(each.request.error, AbortedError)
+            assert f"worker {victim} reported AuthenticationError" in str(each.request.error)
+    assert isinstance(bound[victim].request.error, AuthenticationError)
 
 
 # -- ranks that disagree -----------------------------------------------------------------------------------------------
@@ -94,8 +94,8 @@ def tensor(count: int = 10, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     return torch.ones(count, dtype=dtype)
 
 
-def different_calls(world: World, what: str) -> tuple[CollectiveOperation, CollectiveOperation, str, str]:
-    here, there = world.groups[0], world.groups[1]
+def different_calls(world: World, what: str) -> tuple[CollectiveRequest, CollectiveRequest, str, str]:
+    here, there = world.communicators[0], world.communicators[1]
     if what == "operation":
         return all_reduce(here, tensor()), broadcast(there, tensor(), 0), "all_reduce #1", "broadcast #1"
     if what == "count":
@@ -104,15 +104,15 @@ def different_calls(world: World, what: str) -> tuple[CollectiveOperation, Colle
         short = tensor(20, torch.int32)
         return all_reduce(here, tensor(10)), all_reduce(there, short), "10 x int64", "20 x int32"
     other = torch.distributed.ReduceOp.MAX
-    return all_reduce(here, tensor()), all_reduce(there, tensor(), operation=other), "sum", "max"
+    return all_reduce(here, tensor()), all_reduce(there, tensor(), reduction=other), "sum", "max"
 
 
 @pytest.mark.parametrize("what", ["operation", "count", "dtype", "reduction"])
 def test_ranks_in_different_collectives_get_both_named(what: str) -> None:
     world = World(2)
     one, other, mine, theirs = different_calls(world, what)
-    world.submit(world.groups[0], one)
-    world.submit(world.groups[1], other)
+    world.submit(world.communicators[0], one)
+    world.submit(world.communicators[1], other)
     world.run([one, other])
     errors = [error_of(one), error_of(other)]
     (named,) = [error for error in errors if isinstance(error, MismatchError)]
@@ -124,12 +124,12 @@ def test_ranks_in_different_collectives_get_both_named(what: str) -> None:
 def test_different_roots_are_named_also_where_everybody_waits() -> None:
     """Both expect the other to send: only the deadline ends it, and the abort carries what each was in."""
     world = World(2)
-    one, other = broadcast(world.groups[0], tensor(), 1), broadcast(world.groups[1], tensor(), 0)
+    one, other = broadcast(world.communicators[0], tensor(), 1), broadcast(world.communicators[1], tensor(), 0)
     settle(world)
     opened = [begin(world, rank) for rank in range(2)]
-    world.run([each.operation for each in opened])
-    world.submit(world.groups[0], one)
-    world.submit(world.groups[1], other)
+    world.run([each.request for each in opened])
+    world.submit(world.communicators[0], one)
+    world.submit(world.communicators[1], other)
     settle(world)
     assert not one.done and not other.done
     world.now = 11.0
@@ -147,15 +147,15 @@ def test_a_deadline_names_whom_it_waited_for_and_fails_all() -> None:
     world = World(4)
     waiting = [begin(world, rank) for rank in (0, 1, 2)]
     settle(world)
-    assert not any(each.operation.done for each in waiting)
+    assert not any(each.request.done for each in waiting)
     world.wait(9.9)
-    assert not any(each.operation.done for each in waiting)
+    assert not any(each.request.done for each in waiting)
     world.wait(0.2)
-    errors = [error_of(each.operation) for each in waiting]
+    errors = [error_of(each.request) for each in waiting]
     assert any(isinstance(error, CollectiveTimeoutError) and "3" in str(error) for error in errors)
     late = begin(world, 3)
     settle(world)
-    assert isinstance(error_of(late.operation), AbortedError)
+    assert isinstance(error_of(late.request), AbortedError)
 
 
 def test_a_worker_that_is_merely_late_kills_nobody() -> None:
@@ -164,8 +164,8 @@ def test_a_worker_that_is_merely_late_kills_nobody() -> None:
     settle(world)
     world.wait(60.0)
     late = begin(world, 1, deadline=160.0)
-    world.run([early.operation, late.operation])
-    assert early.right() and late.right() and early.operation.error is None
+    world.run([early.request, late.request])
+    assert early.right() and late.right() and early.request.error is None
 
 
 def test_the_next_deadline_is_the_soonest() -> None:
@@ -182,29 +182,29 @@ def test_the_next_deadline_is_the_soonest() -> None:
 def test_leaving_after_the_work_is_done_is_no_failure() -> None:
     world = World(3)
     bound = everybody(world, Collective.ALL_REDUCE, 10)
-    world.run([each.operation for each in bound])
+    world.run([each.request for each in bound])
     for engine in world.engines:
         engine.leave()
     settle(world)
     world.wait(5.0)
     for each in bound:
-        assert each.right() and each.operation.error is None
+        assert each.right() and each.request.error is None
     again = begin(world, 1)
-    assert isinstance(error_of(again.operation), ProtocolError) and "left the run" in str(again.operation.error)
+    assert isinstance(error_of(again.request), ProtocolError) and "left the run" in str(again.request.error)
 
 
 @pytest.mark.parametrize("when", ["before the others begin", "while they wait"])
 def test_leaving_while_others_need_one_names_it(when: str) -> None:
     world = World(3)
     bound = everybody(world, Collective.ALL_REDUCE, 10)
-    world.run([each.operation for each in bound])
+    world.run([each.request for each in bound])
     waiting = [begin(world, rank) for rank in (0, 2)] if when == "while they wait" else []
     settle(world)
     world.engines[1].leave()
     settle(world)
     waiting = waiting or [begin(world, rank) for rank in (0, 2)]
     settle(world)
-    errors = [error_of(each.operation) for each in waiting]
+    errors = [error_of(each.request) for each in waiting]
     assert any(isinstance(error, PeerLostError) for error in errors)
     assert all("worker 1 left the run" in str(error) for error in errors)
 
@@ -217,30 +217,30 @@ def test_one_that_left_before_its_first_link_is_named() -> None:
     settle(world)
     world.wait(SUSPICION_SECONDS)
     settle(world)
-    assert all("worker 2" in str(error_of(each.operation)) for each in waiting)
+    assert all("worker 2" in str(error_of(each.request)) for each in waiting)
 
 
 def test_a_connection_that_ends_without_goodbye_is_a_lost_worker_after_a_moment() -> None:
     world = World(2)
     bound = everybody(world, Collective.ALL_REDUCE, 10)
-    world.run([each.operation for each in bound])
+    world.run([each.request for each in bound])
     waiting = begin(world, 0)
-    for link in world.groups[1].links():
+    for link in world.communicators[1].links():
         link.close()
     settle(world)
-    assert not waiting.operation.done, "an abort that explains it may be on its way"
+    assert not waiting.request.done, "an abort that explains it may be on its way"
     world.wait(SUSPICION_SECONDS)
-    assert isinstance(error_of(waiting.operation), PeerLostError) and "worker 1" in str(waiting.operation.error)
+    assert isinstance(error_of(waiting.request), PeerLostError) and "worker 1" in str(waiting.request.error)
 
 
 def test_an_abort_says_more_than_the_end_of_a_connection() -> None:
     world = World(2)
     bound = everybody(world, Collective.ALL_REDUCE, 10)
-    world.run([each.operation for each in bound])
+    world.run([each.request for each in bound])
     waiting = begin(world, 0)
     world.engines[1].fail(AuthenticationError("a made-up reason"), 0)
     settle(world)
-    assert isinstance(error_of(waiting.operation), AbortedError) and "a made-up reason" in str(waiting.operation.error)
+    assert isinstance(error_of(waiting.request), AbortedError) and "a made-up reason" in str(waiting.request.error)
 
 
 def test_the_end_of_a_control_connection_without_goodbye_is_a_lost_worker() -> None:
@@ -251,8 +251,8 @@ def test_the_end_of_a_control_connection_without_goodbye_is_a_lost_worker() -> N
     edge._arrived = arrived  # type: ignore[attr-defined]
     world.engines[0].on_control(edge)
     settle(world)
-    assert isinstance(error_of(waiting[0].operation), PeerLostError)
-    assert "worker 2 is gone" in str(error_of(waiting[1].operation))
+    assert isinstance(error_of(waiting[0].request), PeerLostError)
+    assert "worker 2 is gone" in str(error_of(waiting[1].request))
 
 
 # -- afterwards --------------------------------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ def test_after_a_failure_every_call_raises_what_it_was() -> None:
     world = World(2)
     world.engines[0].fail(PeerLostError("worker 1 is gone"), 1)
     settle(world)
-    assert str(error_of(begin(world, 0).operation)) == "worker 1 is gone"
-    assert isinstance(error_of(begin(world, 1).operation), AbortedError)
+    assert str(error_of(begin(world, 0).request)) == "worker 1 is gone"
+    assert isinstance(error_of(begin(world, 1).request), AbortedError)
 
 
 def test_a_late_worker_cannot_write_into_a_call_that_has_failed() -> None:
@@ -275,7 +275,7 @@ def test_a_late_worker_cannot_write_into_a_call_that_has_failed() -> None:
     world.engines[0].edges = []  # nobody hears of it
     world.now = 6.0
     world.engines[0].expire()
-    assert isinstance(error_of(given_up.operation), CollectiveTimeoutError)
+    assert isinstance(error_of(given_up.request), CollectiveTimeoutError)
     late = [begin(world, rank, deadline=50.0) for rank in (1, 2)]
     settle(world)
     assert torch.equal(given_up.results[0], mine)
@@ -283,17 +283,17 @@ def test_a_late_worker_cannot_write_into_a_call_that_has_failed() -> None:
         world.wait(SUSPICION_SECONDS)
         settle(world)
         assert torch.equal(given_up.results[0], mine)
-    assert all("worker 0" in str(error_of(each.operation)) for each in late)
+    assert all("worker 0" in str(error_of(each.request)) for each in late)
 
 
 def test_what_waited_for_a_group_to_open_does_not_start_after_a_failure() -> None:
     world = World(2)
     bound = [begin(world, rank, Collective.ALL_GATHER) for rank in range(2)]
-    engine, group = world.engines[1], world.groups[1]
-    while not group._opened:
+    engine, communicator = world.engines[1], world.communicators[1]
+    while not communicator._opened:
         world.engines[0].run_ready()
         world.wires.deliver()
-        while engine.ready and not group._opened:
+        while engine.ready and not communicator._opened:
             next_up = engine.ready.popleft()
             next_up.queued = False
             next_up.work()
@@ -310,7 +310,7 @@ def test_a_mistake_of_our_own_ends_the_session_and_is_told() -> None:
     def mistake() -> None:
         raise ZeroDivisionError("oops")
 
-    world.engines[0].later(mistake)
+    world.engines[0].call_soon(mistake)
     settle(world)
-    assert "internal error ZeroDivisionError: oops" in str(error_of(waiting[0].operation))
-    assert "worker 0" in str(error_of(waiting[1].operation))
+    assert "internal error ZeroDivisionError: oops" in str(error_of(waiting[0].request))
+    assert "worker 0" in str(error_of(waiting[1].request))

@@ -11,25 +11,25 @@ from ringfence.collectives import Collective
 from ringfence.errors import AbortedError, AuthenticationError, MismatchError, PeerLostError, ProtocolError
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import Type
-from ringfence.runtime.point_to_point import Exchange, Transfer
+from ringfence.runtime.point_to_point import PointToPointLink, Transfer
 from tests.memory_cluster import World
 from tests.unit.runtime_calls import bind, transfer
 
 
 def send(world: World, source: int, target: int, tensor: torch.Tensor, tag: int = 0) -> Transfer:
-    operation = transfer(tensor, tag)
-    world.engines[source].send(world.groups[source], operation, target)
-    return operation
+    request = transfer(tensor, tag)
+    world.engines[source].send(world.communicators[source], request, target)
+    return request
 
 
 def recv(world: World, rank: int, source: int | None, tensor: torch.Tensor, tag: int = 0) -> Transfer:
-    operation = transfer(tensor, tag)
-    world.engines[rank].receive(world.groups[rank], operation, source)
-    return operation
+    request = transfer(tensor, tag)
+    world.engines[rank].receive(world.communicators[rank], request, source)
+    return request
 
 
-def fine(*operations: Transfer) -> bool:
-    return all(operation.done and operation.error is None for operation in operations)
+def fine(*requests: Transfer) -> bool:
+    return all(request.done and request.error is None for request in requests)
 
 
 def filled(value: int, count: int = 5) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_the_nth_send_of_a_tag_meets_the_nth_recv_in_any_order(actions: list[tup
     world = World(2)
     sent: dict[tuple[int, int], list[torch.Tensor]] = {}
     received: dict[tuple[int, int], list[torch.Tensor]] = {}
-    operations = []
+    requests = []
 
     def act(what: str, sender: int, tag: int) -> None:
         ours = (sent if what == "send" else received).setdefault((sender, tag), [])
@@ -63,18 +63,18 @@ def test_the_nth_send_of_a_tag_meets_the_nth_recv_in_any_order(actions: list[tup
             if what == "send"
             else recv(world, 1 - sender, sender, tensor, tag)
         )
-        operations.append(move)
+        requests.append(move)
 
     for what, sender, tag, moves in actions:
         act(what, sender, tag)
         if moves:
-            world.run(operations)
+            world.run(requests)
     for place in {*sent, *received}:
         ahead = len(sent.get(place, [])) - len(received.get(place, []))
         for _ in range(abs(ahead)):
             act("recv" if ahead > 0 else "send", *place)
-    world.run(operations)
-    assert fine(*operations)
+    world.run(requests)
+    assert fine(*requests)
     for place, tensors in sent.items():
         assert all(torch.equal(*pair) for pair in zip(tensors, received[place], strict=True))
 
@@ -95,11 +95,11 @@ def test_tags_asked_for_in_one_order_and_sent_in_the_other() -> None:
 def test_a_late_recv_stands_behind_collectives_and_blocks_none() -> None:
     world = World(2)
     early = send(world, 0, 1, filled(3))
-    bound = [bind(Collective.ALL_REDUCE, world.groups[rank], 1000) for rank in range(2)]
+    bound = [bind(Collective.ALL_REDUCE, world.communicators[rank], 1000) for rank in range(2)]
     for rank, each in enumerate(bound):
-        world.submit(world.groups[rank], each.operation)
-    world.run([each.operation for each in bound])
-    assert all(each.operation.done and each.right() for each in bound) and not early.done
+        world.submit(world.communicators[rank], each.request)
+    world.run([each.request for each in bound])
+    assert all(each.request.done and each.right() for each in bound) and not early.done
     target = blank()
     late = recv(world, 1, 0, target)
     world.run([early, late])
@@ -131,7 +131,7 @@ def test_a_payload_leaves_only_after_its_receiver_asked() -> None:
 
     sends = [send(world, 0, 1, filled(tag, 100_000), tag) for tag in range(3)]
     world.run(sends, count)
-    assert not any(operation.done for operation in sends) and moved[0] < 1000
+    assert not any(request.done for request in sends) and moved[0] < 1000
     target = blank(100_000)
     asked = recv(world, 1, 0, target, 1)
     world.run([asked], count)
@@ -159,9 +159,9 @@ def test_a_recv_from_any_source_takes_what_is_offered_and_says_from_whom() -> No
     sends = [send(world, rank, 0, filled(rank), 5) for rank in (3, 1, 2)]
     world.run([*recvs, *sends])
     assert fine(*recvs, *sends) and not other.done
-    assert sorted(operation.source for operation in recvs) == [1, 2, 3]
-    for operation, target in zip(recvs, targets, strict=True):
-        assert torch.equal(target, filled(operation.source))
+    assert sorted(request.source for request in recvs) == [1, 2, 3]
+    for request, target in zip(recvs, targets, strict=True):
+        assert torch.equal(target, filled(request.source))
 
 
 def test_named_recvs_come_before_those_from_any_source() -> None:
@@ -258,7 +258,7 @@ def test_a_member_that_breaks_the_rules_is_named(kind: Type, ordinals: list[int]
     world = World(2)
     moves = [send(world, 0, 1, filled(1)), recv(world, 1, 0, blank())]
     world.run(moves)
-    (link,) = [each for each in world.groups[0].links() if isinstance(each, Exchange)]
+    (link,) = [each for each in world.communicators[0].links() if isinstance(each, PointToPointLink)]
     for ordinal in ordinals:
         link._controls.append((kind, transfer(blank(), 3).call.pack(), ordinal))
     link.wake()
@@ -271,7 +271,7 @@ def test_a_payload_that_nobody_asked_for_is_refused() -> None:
     world = World(2)
     moves = [send(world, 0, 1, filled(1)), recv(world, 1, 0, blank())]
     world.run(moves)
-    (link,) = [each for each in world.groups[0].links() if isinstance(each, Exchange)]
+    (link,) = [each for each in world.communicators[0].links() if isinstance(each, PointToPointLink)]
     link._payloads.append(transfer(filled(1), 4))
     link.wake()
     world.run([transfer(blank())])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ringfence.dataplane.request import CollectiveOperation, first_look
+from ringfence.dataplane.request import CollectiveRequest, first_check
 from ringfence.errors import CollectiveTimeoutError
 from tests.memory_cluster import World, all_reduce
 from tests.unit.runtime_calls import transfer
@@ -30,11 +30,11 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
     return new
 
 
-def call(world: World, rank: int, timeout: float) -> CollectiveOperation:
+def call(world: World, rank: int, timeout: float) -> CollectiveRequest:
     """One worker calls an all-reduce."""
-    operation = all_reduce(world.groups[rank], torch.ones(5), world.now + timeout)
-    operation.timeout, operation.attention = timeout, world.now + first_look(timeout)
-    return world.submit(world.groups[rank], operation)
+    request = all_reduce(world.communicators[rank], torch.ones(5), world.now + timeout)
+    request.timeout, request.next_check = timeout, world.now + first_check(timeout)
+    return world.submit(world.communicators[rank], request)
 
 
 def alone(timeout: float) -> World:
@@ -107,7 +107,7 @@ def test_nothing_is_said_of_what_has_ended(said: Said) -> None:
 def test_a_recv_is_named_only_once_somebody_waits_for_it(said: Said) -> None:
     world = World(2)
     posted = transfer(torch.zeros(3), deadline=float("inf"))
-    world.engines[0].receive(world.groups[0], posted, 1)
+    world.engines[0].receive(world.communicators[0], posted, 1)
     world.run([posted])
     world.wait(500.0)
     assert said() == []

@@ -15,7 +15,7 @@ from ringfence.backend.binding import Staging, dtype_code, parts_of, reduction_o
 from ringfence.backend.default_backend import register_default_backend
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer, Collective, choose
-from ringfence.dataplane.request import CollectiveOperation, first_look
+from ringfence.dataplane.request import CollectiveRequest, first_check
 from ringfence.errors import UnsupportedError
 from ringfence.link.frames import Call
 from ringfence.session import Session
@@ -45,7 +45,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._description = "undefined"
         self._store = store
         self._coalescing: list[RingfenceWork] | None = None
-        self._added = _Lazy(lambda: engine.add_group(self._wire_name, ranks))
+        self._added = _Lazy(lambda: engine.add_communicator(self._wire_name, ranks))
         self._mine = ranks.index(engine.rank)
         self._count = len(ranks)
         self._holds_session = holds_session
@@ -121,11 +121,11 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
 
     def abort(self) -> None:
         """Wait for nothing."""
-        self._end(self._session.engine.remove_group, lambda: self._session.leave(seconds=0.0))
+        self._end(self._session.engine.remove_communicator, lambda: self._session.leave(seconds=0.0))
 
     def shutdown(self) -> None:
         """Finish the collectives that are under way first."""
-        self._end(self._session.engine.destroy_group, lambda: self._session.leave(finish=True))
+        self._end(self._session.engine.destroy_communicator, lambda: self._session.leave(finish=True))
 
     def _end(self, end: Callable[[Any], None], leave: Callable[[], None]) -> None:
         """The end of the last group that holds the session is the session's; any other only closes its own links."""
@@ -140,7 +140,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     # -- submitting --------------------------------------------------------------------------------------------------
 
     @property
-    def _group(self) -> Any:
+    def _communicator(self) -> Any:
         """The runtime's group; added when the first operation reaches it."""
         return self._added
 
@@ -174,19 +174,19 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
         keep = (parts, outputs)
         timeout, now = self._seconds(options), engine.clock()
-        operation = CollectiveOperation(call, now + timeout, keep, schedule, bound, dtype, combine)
-        operation.timeout, operation.attention = timeout, now + first_look(timeout)
-        operation.before, operation.after = stage.before, stage.after
+        request = CollectiveRequest(call, now + timeout, keep, schedule, bound, dtype, combine)
+        request.timeout, request.next_check = timeout, now + first_check(timeout)
+        request.before, request.after = stage.before, stage.after
         if profiler._is_profiler_enabled:
-            ranges.record(self, kind.name.lower(), operation, stage.given, outputs)
-        group = self._group
-        self._loop.ask(lambda: engine.submit(group.get(), operation))
-        return self._work([operation], outputs, wake=getattr(options, "asyncOp", True))
+            ranges.record(self, kind.name.lower(), request, stage.given, outputs)
+        communicator = self._communicator
+        self._loop.ask(lambda: engine.submit(communicator.get(), request))
+        return self._work([request], outputs, wake=getattr(options, "asyncOp", True))
 
-    def _work(self, operations: list[Any], outputs: list[Any], wake: bool) -> RingfenceWork:
+    def _work(self, requests: list[Any], outputs: list[Any], wake: bool) -> RingfenceWork:
         if wake:
             self._loop.wake()
-        work = RingfenceWork(self._loop, operations, outputs)
+        work = RingfenceWork(self._loop, requests, outputs)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
@@ -196,8 +196,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         return self._work([], outputs, wake=False)
 
     def _together(self, works: Sequence[RingfenceWork]) -> RingfenceWork:
-        operations = [operation for work in works for operation in work.operations]
-        return RingfenceWork(self._loop, operations, [tensor for work in works for tensor in work.outputs])
+        requests = [request for work in works for request in work.requests]
+        return RingfenceWork(self._loop, requests, [tensor for work in works for tensor in work.outputs])
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing = []
@@ -226,16 +226,16 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
 class _Lazy:
     """A group that the driving thread adds when the first operation reaches it."""
 
-    __slots__ = ("_group", "_make")
+    __slots__ = ("_communicator", "_make")
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self._group: Any = None
+        self._communicator: Any = None
 
     def get(self) -> Any:
-        if self._group is None:
-            self._group = self._make()
-        return self._group
+        if self._communicator is None:
+            self._communicator = self._make()
+        return self._communicator
 
 
 def one(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.futures import Future
 
-from ringfence.dataplane.request import Operation
+from ringfence.dataplane.request import Request
 from ringfence.runtime import stages
 
 _log = logging.getLogger("ringfence")
@@ -22,7 +22,7 @@ _broken = False
 
 
 def record(
-    group: Any, name: str, operation: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    group: Any, name: str, request: Request, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
     """Show an operation that is about to be submitted, while a profiler runs."""
     global _broken
@@ -30,7 +30,7 @@ def record(
     if _broken:
         return
     try:
-        _open_range(name, operation, inputs)
+        _open_range(name, request, inputs)
         with torch._C._profiler._RecordFunctionFast(
             "ringfence.call", list(inputs), _about(group, name, inputs, outputs)
         ):
@@ -40,7 +40,7 @@ def record(
         _log.warning("torch.profiler cannot show ringfence's collectives: torch has changed", exc_info=True)
 
 
-def _open_range(name: str, operation: Operation, inputs: Sequence[torch.Tensor]) -> None:
+def _open_range(name: str, request: Request, inputs: Sequence[torch.Tensor]) -> None:
     ended: Any = Future()
     opened = torch._C._autograd._record_function_with_args_enter(f"ringfence:{name}", *inputs)
     torch.ops.profiler._call_end_callbacks_on_jit_fut(opened, ended)
@@ -50,7 +50,7 @@ def _open_range(name: str, operation: Operation, inputs: Sequence[torch.Tensor])
         if futures:
             futures.pop().set_result(None)
 
-    operation.ending = end
+    request.ending = end
 
 
 def _about(

@@ -34,8 +34,8 @@ class TransferMethods(GroupBase):
             stage.before()
         if profiler._is_profiler_enabled:
             ranges.record(self, "send", transfer, [tensor], [])
-        group, engine = self._group, self._session.engine
-        self._loop.ask(lambda: engine.send(group.get(), transfer, destination))
+        communicator, engine = self._communicator, self._session.engine
+        self._loop.ask(lambda: engine.send(communicator.get(), transfer, destination))
         return self._work([transfer], [tensor], wake=True)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> RingfenceWork:
@@ -56,8 +56,8 @@ class TransferMethods(GroupBase):
         transfer.after = stage.after
         if profiler._is_profiler_enabled:
             ranges.record(self, "recv", transfer, [tensor], [tensor])
-        group, engine = self._group, self._session.engine
-        self._loop.ask(lambda: engine.receive(group.get(), transfer, source))
+        communicator, engine = self._communicator, self._session.engine
+        self._loop.ask(lambda: engine.receive(communicator.get(), transfer, source))
         return self._work([transfer], [tensor], wake=True)
 
     def _transfer(self, memory: torch.Tensor, tag: int, keep: Any, deadline: float | None = None) -> Transfer:
@@ -65,7 +65,7 @@ class TransferMethods(GroupBase):
         (view,) = parts_of(None, Buffer.DATA, [memory])
         transfer = Transfer(call, float("inf") if deadline is None else deadline, (keep, memory), view)
         if deadline is None:  # as with Gloo, time begins when somebody waits: a recv may be posted long before its send
-            transfer.patience = self._timeout.total_seconds()
+            transfer.wait_timeout = self._timeout.total_seconds()
         return transfer
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -89,22 +89,22 @@ class TransferMethods(GroupBase):
             self._plain_send(empty, peer, _BARRIER_GO, limit + 1).wait()
 
     def _arrived(self, work: RingfenceWork, limit: float) -> bool:
-        (operation,) = work.operations
-        self._loop.wait(operation, max(0.0, limit - self._session.engine.clock()))
-        if operation.done:
+        (request,) = work.requests
+        self._loop.wait(request, max(0.0, limit - self._session.engine.clock()))
+        if request.done:
             work.wait()
-        return operation.done
+        return request.done
 
     def _plain_send(self, tensor: torch.Tensor, peer: int, tag: int, deadline: float) -> RingfenceWork:
         transfer = self._transfer(tensor, tag, tensor, deadline)
-        group, engine = self._group, self._session.engine
-        self._loop.ask(lambda: engine.send(group.get(), transfer, peer))
+        communicator, engine = self._communicator, self._session.engine
+        self._loop.ask(lambda: engine.send(communicator.get(), transfer, peer))
         return self._work([transfer], [tensor], wake=True)
 
     def _plain_receive(self, tensor: torch.Tensor, peer: int, tag: int, deadline: float) -> RingfenceWork:
         transfer = self._transfer(tensor, tag, tensor, deadline)
-        group, engine = self._group, self._session.engine
-        self._loop.ask(lambda: engine.receive(group.get(), transfer, peer))
+        communicator, engine = self._communicator, self._session.engine
+        self._loop.ask(lambda: engine.receive(communicator.get(), transfer, peer))
         return self._work([transfer], [tensor], wake=True)
 
 

@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from ringfence.dataplane.request import Operation
+from ringfence.dataplane.request import Request
 from ringfence.errors import CollectiveTimeoutError, RingfenceError
-from ringfence.runtime.progress import Loop
+from ringfence.runtime.progress import ProgressLoop
 
 _log = logging.getLogger("ringfence")
 
@@ -73,10 +73,10 @@ def fresh(error: RingfenceError) -> RingfenceError:
 class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
     """One or several operations that end together, and the tensors they fill."""
 
-    def __init__(self, loop: Loop, operations: Sequence[Operation], outputs: list[Any]) -> None:
+    def __init__(self, loop: ProgressLoop, requests: Sequence[Request], outputs: list[Any]) -> None:
         super().__init__()
         self._loop = loop
-        self._operations = operations
+        self._requests = requests
         self._outputs = outputs
         self._future: Any = None
 
@@ -85,21 +85,21 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
         limit = time.monotonic() + seconds if seconds > 0 else float("inf")
         if limit == float("inf"):
             self._begin_to_wait()
-        for operation in self._operations:
-            if not self._loop.wait(operation, limit - time.monotonic()):
-                raise CollectiveTimeoutError(f"{operation.describe()} is not finished after {seconds} s")
-            if operation.error is not None:
-                raise fresh(operation.error)
+        for request in self._requests:
+            if not self._loop.wait(request, limit - time.monotonic()):
+                raise CollectiveTimeoutError(f"{request.describe()} is not finished after {seconds} s")
+            if request.error is not None:
+                raise fresh(request.error)
         return True
 
     def _begin_to_wait(self) -> bool:
         """From now on the time of sends and recvs counts. Whether there are any whose time did not."""
         engine = self._loop.engine
         begun = False
-        for operation in self._operations:
-            if operation.patience < float("inf") and not operation.done:
-                timeout, operation.patience = operation.patience, float("inf")
-                self._loop.ask(partial(engine.limit, operation, engine.clock() + timeout, timeout))
+        for request in self._requests:
+            if request.wait_timeout < float("inf") and not request.done:
+                timeout, request.wait_timeout = request.wait_timeout, float("inf")
+                self._loop.ask(partial(engine.limit, request, engine.clock() + timeout, timeout))
                 begun = True
         return begun
 
@@ -114,16 +114,16 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
 
     def _settle(self) -> None:
         """In a callback a future that completes later would wait for this very thread: finish first."""
-        for operation in self._operations:
-            self._loop.wait(operation)
+        for request in self._requests:
+            self._loop.wait(request)
 
     def _make_future(self) -> Any:
         base: Any = Future()
         ended = itertools.count(1)  # in one step; a lock might be held by who interrupts itself with a signal handler
-        settled = all(operation.done for operation in self._operations)
+        settled = all(request.done for request in self._requests)
 
         def one_ended() -> None:
-            last = next(ended) == len(self._operations)
+            last = next(ended) == len(self._requests)
             if last and settled:
                 base.set_result(None)
             elif last:
@@ -134,25 +134,25 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
             return self._outputs or [torch.empty(0, device="cpu")]  # DDP crashes on an empty list
 
         result = base.then(outcome)
-        if not self._operations:
+        if not self._requests:
             base.set_result(None)
-        for operation in self._operations:
-            operation.when_done(one_ended)
+        for request in self._requests:
+            request.when_done(one_ended)
         return result
 
     def _raise(self) -> None:
-        for operation in self._operations:
-            if operation.error is not None:
-                raise fresh(operation.error)
+        for request in self._requests:
+            if request.error is not None:
+                raise fresh(request.error)
 
     def is_completed(self) -> bool:
-        return all(operation.done for operation in self._operations)
+        return all(request.done for request in self._requests)
 
     def is_success(self) -> bool:
-        return all(operation.done and operation.error is None for operation in self._operations)
+        return all(request.done and request.error is None for request in self._requests)
 
     def exception(self) -> Any:
-        return next((operation.error for operation in self._operations if operation.error is not None), None)
+        return next((request.error for request in self._requests if request.error is not None), None)
 
     def result(self) -> list[Any]:
         self.wait()
@@ -162,13 +162,13 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
         self.wait()
 
     def source_rank(self) -> int:
-        return self._operations[0].source
+        return self._requests[0].source
 
     _source_rank = source_rank
 
     @property
-    def operations(self) -> Sequence[Operation]:
-        return self._operations
+    def requests(self) -> Sequence[Request]:
+        return self._requests
 
     @property
     def outputs(self) -> list[Any]:

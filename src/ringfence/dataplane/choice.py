@@ -21,7 +21,7 @@ from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES, HOP_BYTES
 
 if TYPE_CHECKING:
     from ringfence.dataplane.program import Program
-    from ringfence.runtime.communicator import Group
+    from ringfence.runtime.communicator import Communicator
 
 # What the compiled plane adds by itself; all else it leaves to torch. The numbers are those of _core.c.
 _ADDERS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 4, torch.bfloat16: 5}
@@ -53,15 +53,15 @@ _compiled = _load()
 COMPILED = _compiled is not None
 
 if TYPE_CHECKING or not COMPILED:
-    End = endpoint.End
+    Endpoint = endpoint.Endpoint
     Pool = PythonPool
-    Run = execution.Run
+    Execution = execution.Execution
     send = endpoint.send
     receive = endpoint.receive
 else:
-    End = _compiled.End
+    Endpoint = _compiled.End
     Pool = _compiled.Pool
-    Run = _compiled.Run
+    Execution = _compiled.Run
     send = _compiled.send
     receive = _compiled.receive
 
@@ -83,8 +83,8 @@ def events(on: bool) -> list[tuple[str, int, int, int]]:
     return found
 
 
-def make_run(
-    group: Group,
+def make_execution(
+    communicator: Communicator,
     program: Program,
     sequence: int,
     call: bytes,
@@ -94,15 +94,15 @@ def make_run(
     base: int,
     finished: Callable[[], None],
     keep: Any = None,
-) -> Run:
+) -> Execution:
     """One pass of a collective over its memory. `keep` owns that memory: the run holds it for as long as it may touch it."""
     views, scratched = _bind(program, parts)
     keeper = (scratched, keep)
     if not COMPILED:
-        return Run(group, program, sequence, call, views, keeper, dtype, combine, base, finished)
+        return Execution(communicator, program, sequence, call, views, keeper, dtype, combine, base, finished)
     add = _ADDERS.get(dtype, 0) if combine is torch.add else 0
     made: Any = _compiled.Run(
-        group,
+        communicator,
         program.compiled,
         sequence,
         call,
@@ -113,9 +113,9 @@ def make_run(
         base,
         finished,
         add,
-        group.instance,
-        group.pool,
-        group.size,
+        communicator.instance,
+        communicator.pool,
+        communicator.size,
     )
     return made  # type: ignore[no-any-return]
 

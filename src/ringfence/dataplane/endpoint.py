@@ -13,7 +13,7 @@ from ringfence.link.frames import HEADER_BYTES, Type
 
 if TYPE_CHECKING:
     from ringfence.dataplane.buffers import Pool, Segment
-    from ringfence.dataplane.execution import Run
+    from ringfence.dataplane.execution import Execution
     from ringfence.link.seal import Opener, Sealer
 
 _COUNTER_AT = 40  # where a forwarded frame's own counter stands in the header
@@ -28,7 +28,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class End:
+class Endpoint:
     """A stream, whether it can be read or written now, a FIFO of (run, step), and what is left of a frame half written.
 
     The order in which frames stand on the wire is the order in which both ends queued them.
@@ -44,7 +44,7 @@ class End:
         self.ended = False
         self.open = False
         self.queued = False
-        self.queue: deque[tuple[Run, int]] = deque()
+        self.queue: deque[tuple[Execution, int]] = deque()
         self.sealer: Sealer
         self.opener: Opener
         self._unsent: memoryview | None = None
@@ -135,86 +135,86 @@ class End:
         raise NotImplementedError
 
 
-def send(end: End) -> None:
+def send(endpoint: Endpoint) -> None:
     """Write on; when nothing is left, seal and write the next segment that may leave."""
-    if not end.flush() or not end.queue:
+    if not endpoint.flush() or not endpoint.queue:
         return
-    run, index = end.queue[0]
-    sealed = run.seal_next(index, end.sealer)
+    execution, index = endpoint.queue[0]
+    sealed = execution.seal_next(index, endpoint.sealer)
     if sealed is None:
         return
-    end.payload_sent += len(sealed[0]) - run.overhead(index)
-    if run.done[index] == run.segments[index]:
-        end.queue.popleft()
-    end.put(*sealed)
-    if end.flush() and end.queue:
-        end.wake()
+    endpoint.payload_sent += len(sealed[0]) - execution.overhead(index)
+    if execution.done[index] == execution.segments[index]:
+        endpoint.queue.popleft()
+    endpoint.put(*sealed)
+    if endpoint.flush() and endpoint.queue:
+        endpoint.wake()
 
 
-def receive(end: End) -> bytes | None:
+def receive(endpoint: Endpoint) -> bytes | None:
     """Read on; open a segment that is complete. Returns a frame that is complete and not the expected one."""
-    if not end.queue:
+    if not endpoint.queue:
         return None
-    run, index = end.queue[0]
-    if not end.open or not end.readable:
-        if end._expected is not None or run.ready(index):
-            end.begin_to_wait()
+    execution, index = endpoint.queue[0]
+    if not endpoint.open or not endpoint.readable:
+        if endpoint._expected is not None or execution.ready(index):
+            endpoint.begin_to_wait()
         return None
-    if end._expected is None:
-        expected = run.expect(index, end.opener)
+    if endpoint._expected is None:
+        expected = execution.expect(index, endpoint.opener)
         if expected is None:
             return None
-        end._expected, end._total = expected
-        end._have = 0
-        end._receiving = end._pool.take()
-    segment = end._receiving
+        endpoint._expected, endpoint._total = expected
+        endpoint._have = 0
+        endpoint._receiving = endpoint._pool.take()
+    segment = endpoint._receiving
     assert segment is not None
-    if not _read_on(end, segment.view):
+    if not _read_on(endpoint, segment.view):
         return None
-    frame = segment.view[: end._total]
-    if end._surprising:
+    frame = segment.view[: endpoint._total]
+    if endpoint._surprising:
         return bytes(frame)
-    header, end._expected, end._receiving = end._expected, None, None
-    if run.done[index] + 1 == run.segments[index]:
-        end.queue.popleft()
-    end.payload_received += end._total - run.overhead(index)
-    if not run.open_next(index, header, frame, segment, end.opener):
-        end._pool.give(segment)
-    if end.queue:
-        end.wake()
+    header, endpoint._expected, endpoint._receiving = endpoint._expected, None, None
+    if execution.done[index] + 1 == execution.segments[index]:
+        endpoint.queue.popleft()
+    endpoint.payload_received += endpoint._total - execution.overhead(index)
+    if not execution.open_next(index, header, frame, segment, endpoint.opener):
+        endpoint._pool.give(segment)
+    if endpoint.queue:
+        endpoint.wake()
     return None
 
 
-def _read_on(end: End, view: memoryview) -> bool:
+def _read_on(endpoint: Endpoint, view: memoryview) -> bool:
     """True when the frame is complete."""
-    assert end.stream is not None
-    before = end._have
-    wanted = end._total - before
+    assert endpoint.stream is not None
+    before = endpoint._have
+    wanted = endpoint._total - before
     try:
-        got = end.stream.recv_into(view[before : end._total])
+        got = endpoint.stream.recv_into(view[before : endpoint._total])
     except BlockingIOError:
-        end.readable = False
-        end.begin_to_wait()
+        endpoint.readable = False
+        endpoint.begin_to_wait()
         return False
     if not 0 <= got <= wanted:
         raise ValueError("a stream read more bytes than there was room for, or a negative number of them")
     if not got:
-        end.stream_ended()
+        endpoint.stream_ended()
         return False
-    end._have = before + got
-    end.wire_received += got
-    end.end_wait()
-    if before < HEADER_BYTES <= end._have:
-        end._surprising = not _as_expected(view, end._expected)
-        if end._surprising:
-            end._total = end.length_of_other(bytes(view[:HEADER_BYTES]))
-    if end._have >= end._total:
+    endpoint._have = before + got
+    endpoint.wire_received += got
+    endpoint.end_wait()
+    if before < HEADER_BYTES <= endpoint._have:
+        endpoint._surprising = not _as_expected(view, endpoint._expected)
+        if endpoint._surprising:
+            endpoint._total = endpoint.length_of_other(bytes(view[:HEADER_BYTES]))
+    if endpoint._have >= endpoint._total:
         return True
-    if got < wanted and not end.ended:
-        end.readable = False  # drained: the next edge says when to go on
-        end.begin_to_wait()
+    if got < wanted and not endpoint.ended:
+        endpoint.readable = False  # drained: the next edge says when to go on
+        endpoint.begin_to_wait()
     else:
-        end.wake()
+        endpoint.wake()
     return False
 
 

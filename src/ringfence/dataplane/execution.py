@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     import torch
 
     from ringfence.dataplane.program import Program
-    from ringfence.dataplane.request import Operation
+    from ringfence.dataplane.request import Request
     from ringfence.link.seal import Opener, Sealer
-    from ringfence.runtime.communicator import Group
+    from ringfence.runtime.communicator import Communicator
 
 _HOP, _FORWARD = int(Type.HOP), int(Type.FORWARD)  # an enum's member costs a look-up for every frame
 
 Combine = Callable[..., Any]  # combine(left, right, out=...)
 
 
-class Run:
+class Execution:
     """One pass: a program, the memory of each chunk, and how far each step has come."""
 
     __slots__ = (
@@ -52,13 +52,13 @@ class Run:
         "_dtype",
         "_each",
         "_finished",
-        "_group",
         "_instance",
         "_keep",
         "_kept",
         "_leases",
         "_left",
         "_pool",
+        "_route",
         "_tensors",
         "_views",
         "done",
@@ -71,7 +71,7 @@ class Run:
 
     def __init__(
         self,
-        group: Group,
+        communicator: Communicator,
         program: Program,
         sequence: int,
         call: bytes,
@@ -82,9 +82,9 @@ class Run:
         base: int,
         finished: Callable[[], None],
     ) -> None:
-        self._group = group
-        self._pool = group.pool
-        self._instance = group.instance
+        self._route = communicator
+        self._pool = communicator.pool
+        self._instance = communicator.instance
         self.program = program
         self.sequence = sequence
         self._call = call
@@ -103,22 +103,22 @@ class Run:
         self._left = count
         self._kept: dict[tuple[int, int], Segment] = {}  # (step, segment) -> ciphertext to pass on
         self.links: list[Any] = [None] * count
-        self.operation: Operation
+        self.operation: Request
 
     # -- start and progress ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Queue every message on its link, in program order, and do the local steps that can be done."""
-        group = self._group
+        communicator = self._route
         if not self._left:
             self._end()
             return
         local = []
         for index, step in enumerate(self.program.steps):
             if step.action is Action.SEND:
-                link: Any = group.outbox(step.peer)
+                link: Any = communicator.outbox(step.peer)
             elif step.action is Action.RECV or step.action is Action.REDUCE:
-                link = group.inbox(step.peer)
+                link = communicator.inbox(step.peer)
             else:
                 local.append(index)
                 continue
@@ -163,7 +163,7 @@ class Run:
                 self._check(step.other)
                 self._bytes(step.chunk, segment)[:] = self._bytes(step.other, segment)
             else:
-                divide(self._tensor(step.chunk, segment), self._group.size)
+                divide(self._tensor(step.chunk, segment), self._route.size)
                 self._check(step.chunk)
             self._advance(index)
 
@@ -235,14 +235,14 @@ class Run:
     def _seal_as_origin(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
         step = self.program.steps[index]
         payload = self._bytes(step.chunk, position)
-        counter = self._group.origin.take()
+        counter = self._route.origin.take()
         header = self._header(
             _FORWARD, index, position, len(payload), sealer.counter >> KEY_PHASE_SHIFT, step.origin, counter
         )
         end = len(payload) + HOP_OVERHEAD
         segment.view[:HEADER_BYTES] = header
         self._check(step.chunk)
-        self._group.origin.seal_into(counter, header[HOP_BYTES:], payload, segment.view[HEADER_BYTES:end])
+        self._route.origin.seal_into(counter, header[HOP_BYTES:], payload, segment.view[HEADER_BYTES:end])
         self._check(step.chunk)
         return _tag_for_hop(segment.view, end, sealer)
 
@@ -336,7 +336,7 @@ class Run:
             raise AuthenticationError("a forwarded frame does not authenticate on this hop") from None
         counter = int.from_bytes(header[40:48], "big")
         self._check(step.chunk)
-        self._group.origin.open_into(step.origin, counter, header[HOP_BYTES:], frame[HEADER_BYTES:end], target)
+        self._route.origin.open_into(step.origin, counter, header[HOP_BYTES:], frame[HEADER_BYTES:end], target)
         self._check(step.chunk)
 
     def _keep_for_forwarding(self, index: int, position: int, segment: Segment) -> bool:
@@ -345,7 +345,7 @@ class Run:
         if not forwarders:
             return False
         for other in forwarders[1:]:
-            copy = self._group.pool.take()
+            copy = self._route.pool.take()
             copy.view[:] = segment.view
             self._kept[other, position] = copy
         self._kept[forwarders[0], position] = segment

@@ -75,40 +75,40 @@ def describe_call(call: Call, sequence: int) -> str:
     return f"{name} #{sequence} ({', '.join(details)})"
 
 
-def first_look(timeout: float) -> float:
+def first_check(timeout: float) -> float:
     """After how many seconds the engine looks at an operation with this timeout."""
     return WAIT_WARNING_SECONDS if timeout > 2 * WAIT_WARNING_SECONDS else timeout / 2
 
 
-class Operation:
+class Request:
     """One call, from submission to its end. Ended exactly once, by the thread that drives the loop."""
 
     __slots__ = (
         "_callbacks",
         "_ended",
         "after",
-        "attention",
         "call",
+        "communicator",
         "deadline",
         "done",
         "ending",
         "error",
-        "group",
         "keep",
-        "patience",
+        "next_check",
         "sequence",
         "source",
         "timeout",
+        "wait_timeout",
     )
 
     def __init__(self, call: Call, deadline: float, keep: Any = None) -> None:
         self.call = call
         self.deadline = deadline
         self.timeout = NEVER  # seconds before its deadline that it began; without any, nobody waits for it yet
-        self.attention = deadline  # when the engine looks at it again
-        self.patience = NEVER  # seconds that whoever waits for it gives it, where it has no deadline before that
+        self.next_check = deadline  # when the engine looks at it again
+        self.wait_timeout = NEVER  # seconds that whoever waits for it gives it, where it has no deadline before that
         self.keep = keep  # the tensors behind the memory, alive until the end
-        self.group: Any = None
+        self.communicator: Any = None
         self.sequence = 0
         self.source = -1
         self.done = False
@@ -126,7 +126,7 @@ class Operation:
 
     def memory_changed(self, lease: Lease) -> NoReturn:
         """The storage of a tensor has other memory than when the call was made: nothing more of it is touched."""
-        raise lease.changed(f"worker {self.group.engine.rank}: {self.describe()}")
+        raise lease.changed(f"worker {self.communicator.engine.rank}: {self.describe()}")
 
     def finish(self, error: RingfenceError | None = None) -> None:
         """End it; wake whoever waits. Done again it does the rest, in case an interrupt came in between."""
@@ -174,7 +174,7 @@ class Operation:
         return False
 
 
-class CollectiveOperation(Operation):
+class CollectiveRequest(Request):
     """A collective bound to memory: the schedule, the bytes of each part, and the slices they are worked on in."""
 
     __slots__ = ("_cut", "_extents", "before", "combine", "dtype", "next_pass", "parts", "passes", "program", "running")
@@ -211,7 +211,7 @@ class CollectiveOperation(Operation):
         start, stop = index * PASS_BYTES, (index + 1) * PASS_BYTES
         return {buffer: [part[start:stop] for part in parts] for buffer, parts in self.parts.items()}
 
-    def follows(self, earlier: CollectiveOperation) -> bool:
+    def follows(self, earlier: CollectiveRequest) -> bool:
         """Whether it reads what the earlier one writes, or writes what that one touches: then it must wait for it."""
         if self.before or self.after or earlier.before or earlier.after:
             return True  # copies touch memory that the parts do not show

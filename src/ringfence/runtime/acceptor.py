@@ -16,7 +16,7 @@ from ringfence.runtime.pending import PendingConnection
 if TYPE_CHECKING:
     from ringfence.dataplane.endpoint import Stream
     from ringfence.link.hello import Hello, LinkSecrets
-    from ringfence.runtime.communicator import Group
+    from ringfence.runtime.communicator import Communicator
     from ringfence.runtime.connection import Link
     from ringfence.runtime.engine import Engine
 
@@ -56,31 +56,33 @@ class Acceptor:
         if known is not None and known.due(hello.sender) and not known.verified(hello.sender):
             self._hang_up(stream)
             raise ProtocolError(f"worker {hello.sender} dialled a link before it had shown its proof")
-        group = self._engine.groups.get(hello.group)
-        if group is not None:
-            self._hand_over(group, hello, stream, secrets)
+        communicator = self._engine.communicators.get(hello.group)
+        if communicator is not None:
+            self._hand_over(communicator, hello, stream, secrets)
         elif hello.group in self._engine.past:
             self._turn_away(hello, stream, secrets)
         else:
             self._parked.setdefault(hello.group, []).append((hello, stream, secrets))
 
-    def open(self, group: Group) -> None:
+    def open(self, communicator: Communicator) -> None:
         """This worker has made a group: those who dialled it early are let through."""
-        while self._parked.get(group.digest):  # a failure hangs up on the rest
-            hello, stream, secrets = self._parked[group.digest].pop(0)
+        while self._parked.get(communicator.digest):  # a failure hangs up on the rest
+            hello, stream, secrets = self._parked[communicator.digest].pop(0)
             try:
-                self._hand_over(group, hello, stream, secrets)
+                self._hand_over(communicator, hello, stream, secrets)
             except AuthenticationError:
                 continue  # as in the pending connection: it costs the unauthenticated peer its connection
             except RingfenceError as error:
                 self._engine.fail(error, hello.sender)
-        self._parked.pop(group.digest, None)
+        self._parked.pop(communicator.digest, None)
 
-    def _hand_over(self, group: Group, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
+    def _hand_over(self, communicator: Communicator, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
         try:
-            if hello.sender not in group.ranks:
-                raise AuthenticationError(f"worker {hello.sender} dialled group {group.name!r}, which it is not in")
-            link = group.reached_by(hello)
+            if hello.sender not in communicator.ranks:
+                raise AuthenticationError(
+                    f"worker {hello.sender} dialled group {communicator.name!r}, which it is not in"
+                )
+            link = communicator.reached_by(hello)
             if link.stream is not None:
                 raise ProtocolError(f"worker {hello.sender} dialled the same link twice")
             self._engine.network.watch(stream, link)
@@ -91,7 +93,7 @@ class Acceptor:
 
     def _turn_away(self, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
         """It dialled a group that this worker has destroyed: it hears what it would have heard on a link of it."""
-        link = Inbox(self._engine, cast("Group", Pair((hello.sender,), hello.group, removed=True)), 0)
+        link = Inbox(self._engine, cast("Communicator", Pair((hello.sender,), hello.group, removed=True)), 0)
         link.attach(stream, secrets)
         link.say_bye()
 
@@ -126,7 +128,7 @@ class Acceptor:
         self.met.add(peer_verification.worker)
         del self.verification_links[peer_verification.worker]
         for link in peer_verification.waiting:
-            self._engine.later(link.dial)  # not in that worker's turn: what this machine refuses is not its fault
+            self._engine.call_soon(link.dial)  # not in that worker's turn: what this machine refuses is not its fault
 
     def peer_presented(self, worker: int) -> None:
         """A worker begins to show its proof. It has one connection for that: an older one is what it gave up."""

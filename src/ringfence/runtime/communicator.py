@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from ringfence import keys
 from ringfence.collectives import Collective, choose
 from ringfence.collectives.schedule import Buffer
-from ringfence.dataplane.choice import Run, make_run
+from ringfence.dataplane.choice import Execution, make_execution
 from ringfence.dataplane.program import program
-from ringfence.dataplane.request import CollectiveOperation, Operation, describe_call
+from ringfence.dataplane.request import CollectiveRequest, Request, describe_call
 from ringfence.errors import PeerLostError
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
@@ -30,7 +30,7 @@ def group_digest(name: str, ranks: tuple[int, ...]) -> bytes:
     return keys.digest(keys.GROUP, name.encode(), b"".join(rank.to_bytes(4, "big") for rank in ranks))
 
 
-class Group:
+class Communicator:
     """The ranks of one process group, seen from this worker."""
 
     def __init__(self, engine: Engine, name: str, ranks: tuple[int, ...]) -> None:
@@ -52,8 +52,8 @@ class Group:
         self.outboxes: dict[int, Outbox] = {}
         self.inboxes: dict[int, Inbox] = {}
         self.tag_matcher = TagMatcher(engine, self)
-        self._waiting: deque[CollectiveOperation] = deque()
-        self._active: list[Run] = []
+        self._waiting: deque[CollectiveRequest] = deque()
+        self._active: list[Execution] = []
         self._opened = self.size == 1
         self._opening = False
         self._drawn = bytearray(keys.SECRET_BYTES)  # what the members drew, joined by XOR while the opening runs
@@ -104,10 +104,10 @@ class Group:
 
     # -- collectives, first in first out -----------------------------------------------------------------------------
 
-    def submit(self, operation: CollectiveOperation) -> None:
+    def submit(self, request: CollectiveRequest) -> None:
         self.sequence += 1
-        operation.sequence = self.sequence
-        self._waiting.append(operation)
+        request.sequence = self.sequence
+        self._waiting.append(request)
         self._pump()
 
     def _pump(self) -> None:
@@ -118,49 +118,49 @@ class Group:
             self._open()
             return
         while self._waiting and len(self._active) < _AT_ONCE:
-            operation = self._waiting[0]
-            index = operation.next_pass
+            request = self._waiting[0]
+            index = request.next_pass
             if not index:
-                if self._in_use(operation):
+                if self._in_use(request):
                     return
-                if operation.before is not None:
-                    operation.before()
-            operation.next_pass += 1
-            operation.running += 1
-            if operation.next_pass == operation.passes:
+                if request.before is not None:
+                    request.before()
+            request.next_pass += 1
+            request.running += 1
+            if request.next_pass == request.passes:
                 self._waiting.popleft()
-            self._start(operation, index)
+            self._start(request, index)
 
-    def _in_use(self, operation: CollectiveOperation) -> bool:
+    def _in_use(self, request: CollectiveRequest) -> bool:
         """Whether a call that is under way uses its memory: calls on one tensor follow each other."""
-        earlier = (run.operation for run in self._active)
-        return any(isinstance(each, CollectiveOperation) and operation.follows(each) for each in earlier)
+        earlier = (execution.operation for execution in self._active)
+        return any(isinstance(each, CollectiveRequest) and request.follows(each) for each in earlier)
 
-    def _start(self, operation: CollectiveOperation, index: int) -> None:
-        run: Run
+    def _start(self, request: CollectiveRequest, index: int) -> None:
+        execution: Execution
 
         def finished() -> None:
-            self._active.remove(run)
-            operation.running -= 1
-            if not operation.running and operation.next_pass == operation.passes:
-                self.engine.finish(operation)
-            self.engine.later(self._pump)
+            self._active.remove(execution)
+            request.running -= 1
+            if not request.running and request.next_pass == request.passes:
+                self.engine.finish(request)
+            self.engine.call_soon(self._pump)
 
-        run = make_run(
+        execution = make_execution(
             self,
-            operation.program,
-            operation.sequence,
-            operation.call.pack(),
-            operation.slices(index),
-            operation.dtype,
-            operation.combine,
-            operation.first_segment(index),
+            request.program,
+            request.sequence,
+            request.call.pack(),
+            request.slices(index),
+            request.dtype,
+            request.combine,
+            request.first_segment(index),
             finished,
-            operation.keep,
+            request.keep,
         )
-        run.operation = operation
-        self._active.append(run)
-        run.start()
+        execution.operation = request
+        self._active.append(execution)
+        execution.start()
 
     def _open(self) -> None:
         """Before the first collective, agree on the instance secret: every member draws 32 bytes and gets the XOR of all."""
@@ -172,31 +172,33 @@ class Group:
         self._drawn[:] = self.engine.random(keys.SECRET_BYTES)
         schedule = choose(Collective.GROUP_OPENING, self.size, self.rank, 0, keys.SECRET_BYTES, self.engine.table)
         call = Call(Collective.GROUP_OPENING, schedule=schedule.identifier)
-        run: Run
+        execution: Execution
 
         def finished() -> None:
-            self._active.remove(run)
+            self._active.remove(execution)
             instance = keys.group_secret(self.engine.session_key, bytes(self._drawn), self.digest)
             wipe(memoryview(self._drawn))
             self.origin = self.engine.origin_keys(instance, self.rank)
             self.instance = instance_identifier(instance, self.digest)
             self._opened = True
-            self.engine.later(self._pump)
+            self.engine.call_soon(self._pump)
 
         parts = {Buffer.DATA: [memoryview(self._drawn)]}
-        run = make_run(self, program(schedule), 0, call.pack(), parts, torch.uint8, torch.bitwise_xor, 0, finished)
-        run.operation = Operation(call, float("inf"))
-        self._active.append(run)
-        run.start()
+        execution = make_execution(
+            self, program(schedule), 0, call.pack(), parts, torch.uint8, torch.bitwise_xor, 0, finished
+        )
+        execution.operation = Request(call, float("inf"))
+        self._active.append(execution)
+        execution.start()
 
     # -- words -------------------------------------------------------------------------------------------------------
 
-    def describe_run(self, run: Run) -> str:
-        return f"{run.operation.describe()} in group {self.name!r}"
+    def describe_execution(self, execution: Execution) -> str:
+        return f"{execution.operation.describe()} in group {self.name!r}"
 
-    def describe_mismatch(self, run: Run, peer: int, header: Header) -> str:
+    def describe_mismatch(self, execution: Execution, peer: int, header: Header) -> str:
         theirs = describe_call(header_call(header), header.sequence)
-        mine = run.operation.describe()
+        mine = execution.operation.describe()
         where = f" ({header.length} bytes, step {header.step}, segment {header.segment})" if theirs == mine else ""
         return (
             f"the ranks of group {self.name!r} run different collectives: worker {self.engine.rank} is in {mine}, "

@@ -29,25 +29,25 @@ from ringfence.link.hello import REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.transport.outage import is_unanswered
 
 if TYPE_CHECKING:
-    from ringfence.runtime.communicator import Group
+    from ringfence.runtime.communicator import Communicator
     from ringfence.runtime.engine import Engine
 
 
 _log = logging.getLogger(__name__)
 
 
-class Link(choice.End):
+class Link(choice.Endpoint):
     """One connection: the worker at its other end, and how it came to be."""
 
     lane = Lane.COLLECTIVE
     served_always = False
 
-    def __init__(self, engine: Engine, group: Group, peer: int) -> None:
+    def __init__(self, engine: Engine, communicator: Communicator, peer: int) -> None:
         super().__init__(engine.ready, engine.blocked, engine.pool)
         self.engine = engine
-        self.group = group
+        self.communicator = communicator
         self.peer = peer  # rank in the group
-        self.worker = self.far_end = group.ranks[peer]  # rank in the world
+        self.worker = self.far_end = communicator.ranks[peer]  # rank in the world
         self.lingering = False  # its group is gone: say goodbye when what is written has left
         self.farewell = False  # the peer said BYE
         self._dials = 0
@@ -66,7 +66,7 @@ class Link(choice.End):
 
     def dial(self) -> None:
         """Begin the connection, once the two workers have met."""
-        if self.engine.failure is not None or self.group.removed:
+        if self.engine.failure is not None or self.communicator.removed:
             return  # what it would have carried has ended
         if self.engine.acceptor.is_verified(self):
             self._begin()
@@ -79,7 +79,7 @@ class Link(choice.End):
             sender=self.engine.rank,
             receiver=self.worker,
             lane=self.lane,
-            group=self.group.digest,
+            group=self.communicator.digest,
             nonce=self.engine.random(keys.NONCE_BYTES),
         )
         self._greeting: memoryview | None = memoryview(self.engine.hello_bytes(self._hello))
@@ -133,13 +133,13 @@ class Link(choice.End):
         self._warned = True
         self._hang_up()
         self._dials -= 1  # nobody turned it away
-        self.engine.after(keys.OUTAGE_REDIAL_SECONDS, self.dial)
+        self.engine.call_later(keys.OUTAGE_REDIAL_SECONDS, self.dial)
 
     def _redial(self) -> None:
         """The peer hung up before it was confirmed: perhaps too many dialled at once. Try again, a few times."""
         self._hang_up()
         if self._dials < keys.LINK_DIALS and self.worker not in self.engine.departed:
-            self.engine.after(keys.LINK_REDIAL_SECONDS * 2**self._dials, self.dial)
+            self.engine.call_later(keys.LINK_REDIAL_SECONDS * 2**self._dials, self.dial)
         else:
             self.engine.suspect(self, f"worker {self.worker} closed a connection before answering it")
 
@@ -178,7 +178,18 @@ class Link(choice.End):
     def control_frame(self, kind: Type, call: bytes, sequence: int = 0) -> memoryview:
         """A frame without payload."""
         header = pack_header(
-            kind, self.sealer.upcoming_key_phase(), 0, 0, 0, 0, 0, NO_ORIGIN, sequence, 0, self.group.digest[:16], call
+            kind,
+            self.sealer.upcoming_key_phase(),
+            0,
+            0,
+            0,
+            0,
+            0,
+            NO_ORIGIN,
+            sequence,
+            0,
+            self.communicator.digest[:16],
+            call,
         )
         frame = bytearray(HOP_OVERHEAD)
         frame[:HEADER_BYTES] = header
@@ -205,7 +216,7 @@ class Link(choice.End):
     def parting(self) -> str:
         """What a goodbye on this link means. That of the whole run may still be on its way, on another connection."""
         left = f"worker {self.worker} left the run"
-        return left if self.worker in self.engine.departed else f"{left} or destroyed group {self.group.name!r}"
+        return left if self.worker in self.engine.departed else f"{left} or destroyed group {self.communicator.name!r}"
 
     def linger(self) -> None:
         """Its group is gone: write what is left, then say goodbye."""
@@ -275,11 +286,13 @@ class Outbox(Link):
 
     def _miss(self) -> None:
         """The peer has said goodbye: fail if something is to be written to it, or was to come on a link of its own."""
-        inbox = self.group.inboxes.get(self.peer)
-        queue = self.queue or (inbox.queue if inbox is not None and self.group.never_comes(inbox) else ())
+        inbox = self.communicator.inboxes.get(self.peer)
+        queue = self.queue or (inbox.queue if inbox is not None and self.communicator.never_comes(inbox) else ())
         if queue:
-            run = queue[0][0]
-            raise PeerLostError(f"{self.parting()} while {self.group.describe_run(run)} still needed it")
+            execution = queue[0][0]
+            raise PeerLostError(
+                f"{self.parting()} while {self.communicator.describe_execution(execution)} still needed it"
+            )
 
 
 class Inbox(Link):
@@ -309,7 +322,7 @@ class Inbox(Link):
 
     def _surprise(self, frame: memoryview) -> None:
         """A frame that is not the expected one: only once it authenticates is it believed, and then it is named."""
-        run = self.queue[0][0]
+        execution = self.queue[0][0]
         header = read_header(frame[:HEADER_BYTES])
         plain = bytearray(header.length)
         try:
@@ -323,8 +336,10 @@ class Inbox(Link):
             raise self._forged() from None
         if header.type == Type.BYE:
             self.farewell = True
-            raise PeerLostError(f"{self.parting()} while {self.group.describe_run(run)} still needed it")
-        raise MismatchError(self.group.describe_mismatch(run, self.peer, header))
+            raise PeerLostError(
+                f"{self.parting()} while {self.communicator.describe_execution(execution)} still needed it"
+            )
+        raise MismatchError(self.communicator.describe_mismatch(execution, self.peer, header))
 
     def stream_ended(self) -> None:
         assert self.stream is not None

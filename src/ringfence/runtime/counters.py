@@ -58,10 +58,10 @@ def add_links(totals: Totals, links: Iterable[Any]) -> Totals:
 
 def read(engine: Engine) -> Counters:
     """All that the engine's links have counted, those of destroyed groups included."""
-    living = tuple(engine.groups.values())  # before the others: a group that is destroyed meanwhile is in both
+    living = tuple(engine.communicators.values())  # before the others: a group that is destroyed meanwhile is in both
     totals, removed = engine.past_links
-    groups = dict.fromkeys((*living, *removed))
-    totals = add_links(dict(totals), [link for group in groups for link in group.links()])
+    communicators = dict.fromkeys((*living, *removed))
+    totals = add_links(dict(totals), [link for communicator in communicators for link in communicator.links()])
     waiting = [each.deadline - each.timeout for each in tuple(engine.unfinished) if each.timeout < float("inf")]
     oldest = max(0.0, engine.clock() - min(waiting, default=float("inf")))
     operations = {_name(code): count for code, count in enumerate(engine.ended) if count}

@@ -20,7 +20,7 @@ from ringfence.collectives import Table
 from ringfence.control import Abort, Bye, Closed, ControlMessage
 from ringfence.dataplane.choice import Pool
 from ringfence.dataplane.endpoint import Stream
-from ringfence.dataplane.request import POINT_TO_POINT, CollectiveOperation, Operation, first_look
+from ringfence.dataplane.request import POINT_TO_POINT, CollectiveRequest, Request, first_check
 from ringfence.errors import (
     AbortedError,
     AdmissionError,
@@ -36,7 +36,7 @@ from ringfence.keys import OUTAGE_SECONDS, SUSPICION_SECONDS, Secret
 from ringfence.link.hello import Hello, LinkSecrets, link_secrets, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.runtime.acceptor import Acceptor
-from ringfence.runtime.communicator import Group
+from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.connection import Inbox, Link
 from ringfence.runtime.counters import Totals, add_links
 from ringfence.runtime.peer_verification import PeerVerifier
@@ -130,7 +130,7 @@ class Engine:
         self.pool = Pool()
         self.ready: deque[Any] = deque()
         self.at_work: Any = None  # the one of them whose turn it is, or was when an interrupt came
-        self.groups: dict[bytes, Group] = {}
+        self.communicators: dict[bytes, Communicator] = {}
         self.acceptor = Acceptor(self, peer_verifier)
         self.blocked: set[Link] = set()  # links with bytes that the kernel has not taken yet
         self.departed: set[int] = set()
@@ -138,10 +138,10 @@ class Engine:
         self._report: Abort | None = None  # the failure as the neighbours still have to be told it
         # What links counted that are gone, and destroyed groups, whose last bytes may be on their way. Replaced as a whole:
         # others read it at any time.
-        self.past_links: tuple[Totals, tuple[Group, ...]] = ({}, ())
+        self.past_links: tuple[Totals, tuple[Communicator, ...]] = ({}, ())
         self.ended = [0] * (POINT_TO_POINT + 1)  # by operation code: how many have ended well
         self.past: set[bytes] = set()  # the digests of all that were destroyed: whoever dials one is told
-        self.unfinished: dict[Operation, None] = {}
+        self.unfinished: dict[Request, None] = {}
         self._soonest = float("inf")
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._private_key: X25519PrivateKey | None = private_key
@@ -150,108 +150,108 @@ class Engine:
 
     # -- groups and operations ---------------------------------------------------------------------------------------
 
-    def add_group(self, name: str, ranks: tuple[int, ...]) -> Group:
-        group = Group(self, name, ranks)
-        self.groups[group.digest] = group
-        self.acceptor.open(group)
-        return group
+    def add_communicator(self, name: str, ranks: tuple[int, ...]) -> Communicator:
+        communicator = Communicator(self, name, ranks)
+        self.communicators[communicator.digest] = communicator
+        self.acceptor.open(communicator)
+        return communicator
 
-    def destroy_group(self, group: Group) -> None:
+    def destroy_communicator(self, communicator: Communicator) -> None:
         """It takes nothing more. Collectives under way are finished first, within bounds: others may be waiting for them."""
-        if not self.collectives(group):
-            self.remove_group(group)
-        elif not group.destroyed:
-            group.destroyed = True
-            group.give_up = lambda: self.remove_group(group)
-            self.after(self.farewell, group.give_up)
+        if not self.collectives(communicator):
+            self.remove_communicator(communicator)
+        elif not communicator.destroyed:
+            communicator.destroyed = True
+            communicator.give_up = lambda: self.remove_communicator(communicator)
+            self.call_later(self.farewell, communicator.give_up)
 
-    def collectives(self, group: Group | None = None) -> list[Operation]:
+    def collectives(self, communicator: Communicator | None = None) -> list[Request]:
         """Those under way, of one group or of all."""
-        unfinished = [each for each in self.unfinished if isinstance(each, CollectiveOperation)]
-        return [each for each in unfinished if group is None or each.group is group]
+        unfinished = [each for each in self.unfinished if isinstance(each, CollectiveRequest)]
+        return [each for each in unfinished if communicator is None or each.communicator is communicator]
 
     def under_way(self) -> bool:
         """Whether something has begun and not ended: a collective, or a transfer of which a part has moved."""
         transfers = (each for each in self.unfinished if isinstance(each, Transfer))
         return bool(self.collectives()) or any(each.position for each in transfers)
 
-    def remove_group(self, group: Group) -> None:
+    def remove_communicator(self, communicator: Communicator) -> None:
         """End what it had pending and close its links; what is written already is given the time it needs to leave."""
-        if group.removed:
+        if communicator.removed:
             return
-        self._retire(group)
-        self.groups.pop(group.digest, None)
-        self.past.add(group.digest)
-        group.destroyed = group.removed = True
-        self._timers = [timer for timer in self._timers if timer[1] is not group.give_up]
-        group.close()
-        for operation in [each for each in self.unfinished if each.group is group]:
-            operation.finish(ProtocolError(f"{operation.describe()} was pending when its group was destroyed"))
-            self.unfinished.pop(operation, None)
+        self._retire(communicator)
+        self.communicators.pop(communicator.digest, None)
+        self.past.add(communicator.digest)
+        communicator.destroyed = communicator.removed = True
+        self._timers = [timer for timer in self._timers if timer[1] is not communicator.give_up]
+        communicator.close()
+        for request in [each for each in self.unfinished if each.communicator is communicator]:
+            request.finish(ProtocolError(f"{request.describe()} was pending when its group was destroyed"))
+            self.unfinished.pop(request, None)
 
-    def _retire(self, group: Group) -> None:
+    def _retire(self, communicator: Communicator) -> None:
         """Keep a destroyed group while a link of it is open, and after that what its links have counted."""
         totals, removed = self.past_links
         gone = [each for each in removed if not any(link.open for link in each.links())]
         kept = [each for each in removed if each not in gone]
         totals = add_links(dict(totals), [link for each in gone for link in each.links()])
-        self.past_links = (totals, (*kept, group))
+        self.past_links = (totals, (*kept, communicator))
 
     @property
-    def _removed(self) -> tuple[Group, ...]:
+    def _removed(self) -> tuple[Communicator, ...]:
         return self.past_links[1]
 
-    def submit(self, group: Group, operation: CollectiveOperation) -> None:
-        if self._accepts(group, operation):
+    def submit(self, communicator: Communicator, request: CollectiveRequest) -> None:
+        if self._accepts(communicator, request):
             try:
-                group.submit(operation)
+                communicator.submit(request)
             except RingfenceError as error:
                 self.fail(error)
             except OSError as error:
-                self.cannot(error)
+                self.fail_on_os_error(error)
 
-    def send(self, group: Group, transfer: Transfer, peer: int) -> None:
-        if self._accepts(group, transfer):
-            self._guard(lambda: group.tag_matcher.send(transfer, peer), group.ranks[peer])
+    def send(self, communicator: Communicator, transfer: Transfer, peer: int) -> None:
+        if self._accepts(communicator, transfer):
+            self._guard(lambda: communicator.tag_matcher.send(transfer, peer), communicator.ranks[peer])
 
-    def receive(self, group: Group, transfer: Transfer, peer: int | None) -> None:
-        if self._accepts(group, transfer):
-            self._guard(lambda: group.tag_matcher.receive(transfer, peer), -1)
+    def receive(self, communicator: Communicator, transfer: Transfer, peer: int | None) -> None:
+        if self._accepts(communicator, transfer):
+            self._guard(lambda: communicator.tag_matcher.receive(transfer, peer), -1)
 
-    def _accepts(self, group: Group, operation: Operation) -> bool:
-        operation.group = group
+    def _accepts(self, communicator: Communicator, request: Request) -> bool:
+        request.communicator = communicator
         if self.failure is not None:
-            operation.finish(self.failure)
+            request.finish(self.failure)
             return False
-        if group.destroyed:
-            operation.finish(ProtocolError(f"group {group.name!r} was destroyed: make a new one"))
+        if communicator.destroyed:
+            request.finish(ProtocolError(f"group {communicator.name!r} was destroyed: make a new one"))
             return False
-        self.unfinished[operation] = None
-        if operation.attention < self._soonest:
-            self._soonest = operation.attention
+        self.unfinished[request] = None
+        if request.next_check < self._soonest:
+            self._soonest = request.next_check
         return True
 
-    def limit(self, operation: Operation, deadline: float, timeout: float) -> None:
+    def limit(self, request: Request, deadline: float, timeout: float) -> None:
         """Somebody waits for an operation that had all the time in the world."""
-        operation.deadline, operation.timeout = deadline, timeout
-        operation.attention = deadline - timeout + first_look(timeout)
-        self._soonest = min(self._soonest, operation.attention)
+        request.deadline, request.timeout = deadline, timeout
+        request.next_check = deadline - timeout + first_check(timeout)
+        self._soonest = min(self._soonest, request.next_check)
 
-    def finish(self, operation: Operation) -> None:
+    def finish(self, request: Request) -> None:
         """It has ended before it is taken off the list: an interrupt in between must not make it nobody's."""
-        if operation in self.unfinished:
-            operation.finish()
-            self.unfinished.pop(operation, None)
-            self.ended[operation.call.operation] += 1
-            if operation.group.destroyed:
-                self.later(lambda: self.destroy_group(operation.group))
+        if request in self.unfinished:
+            request.finish()
+            self.unfinished.pop(request, None)
+            self.ended[request.call.operation] += 1
+            if request.communicator.destroyed:
+                self.call_soon(lambda: self.destroy_communicator(request.communicator))
 
     # -- being driven ------------------------------------------------------------------------------------------------
 
-    def later(self, work: Callable[[], None]) -> None:
+    def call_soon(self, work: Callable[[], None]) -> None:
         self.ready.append(_Task(work))
 
-    def after(self, seconds: float, work: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, work: Callable[[], None]) -> None:
         self._timers.append((self.clock() + seconds, work))
 
     def run_ready(self) -> None:
@@ -271,7 +271,7 @@ class Engine:
                 self.fail(error, link.worker)
             except OSError as error:
                 if link.worker < 0:
-                    self.cannot(error)
+                    self.fail_on_os_error(error)
                 else:
                     self._broken(link, error)
             except (KeyboardInterrupt, SystemExit):
@@ -288,9 +288,9 @@ class Engine:
         except RingfenceError as error:
             self.fail(error, worker)
         except OSError as error:
-            self.cannot(error)
+            self.fail_on_os_error(error)
 
-    def cannot(self, error: OSError) -> None:
+    def fail_on_os_error(self, error: OSError) -> None:
         """This machine refuses what the run needs, such as one more socket: nobody else's fault, and the end of it."""
         self.fail(RingfenceError(f"worker {self.rank}: {refusal(error)}"), self.rank)
 
@@ -316,40 +316,42 @@ class Engine:
             due = [work for moment, work in self._timers if moment <= now]
             self._timers = [timer for timer in self._timers if timer[0] > now]
             for work in due:
-                self.later(work)
+                self.call_soon(work)
         if self._soonest <= now and self.failure is None:
-            overdue = [operation for operation in self.unfinished if operation.deadline <= now]
+            overdue = [request for request in self.unfinished if request.deadline <= now]
             if overdue:
                 self.fail(CollectiveTimeoutError(self._overdue_text(overdue[0])))
             self._warn_of_waits(now)
-            self._soonest = min((operation.attention for operation in self.unfinished), default=float("inf"))
+            self._soonest = min((request.next_check for request in self.unfinished), default=float("inf"))
 
     def _warn_of_waits(self, now: float) -> None:
         """Tell people of what waits: the first operation of each group, and again when it has waited twice as long."""
         told = set()
-        for operation in self.unfinished:
-            if operation.attention <= now:
-                waited = now - operation.deadline + operation.timeout
-                operation.attention = min(operation.deadline, now + waited)
-                if operation.group not in told:
-                    told.add(operation.group)
-                    _log.warning("worker %d: %s", self.rank, self._waiting_text(operation, waited))
+        for request in self.unfinished:
+            if request.next_check <= now:
+                waited = now - request.deadline + request.timeout
+                request.next_check = min(request.deadline, now + waited)
+                if request.communicator not in told:
+                    told.add(request.communicator)
+                    _log.warning("worker %d: %s", self.rank, self._waiting_text(request, waited))
 
-    def _waiting_text(self, operation: Operation, waited: float) -> str:
-        name, _, details = operation.describe().partition(" (")
-        late = sorted({link.worker for link in operation.group.waiting_for()})
+    def _waiting_text(self, request: Request, waited: float) -> str:
+        name, _, details = request.describe().partition(" (")
+        late = sorted({link.worker for link in request.communicator.waiting_for()})
         return (
             f"{name} has waited {waited:.0f} s for {', '.join(map(self._name_of, late)) or 'earlier calls'} in group "
-            f"{operation.group.name!r} ({details}; it fails after {operation.timeout:.0f} s"
+            f"{request.communicator.name!r} ({details}; it fails after {request.timeout:.0f} s"
         )
 
     def _name_of(self, worker: int) -> str:
         return f"worker {worker} ({self.names[worker]})" if self.names else f"worker {worker}"
 
-    def _overdue_text(self, operation: Operation) -> str:
-        waiting = sorted({link.worker for group in self.groups.values() for link in group.waiting_for()})
+    def _overdue_text(self, request: Request) -> str:
+        waiting = sorted(
+            {link.worker for communicator in self.communicators.values() for link in communicator.waiting_for()}
+        )
         who = f"; it waits for worker {', '.join(map(str, waiting))}" if waiting else ""
-        return f"worker {self.rank}: {operation.describe()} did not finish within its timeout{who}"
+        return f"worker {self.rank}: {request.describe()} did not finish within its timeout{who}"
 
     # -- links -------------------------------------------------------------------------------------------------------
 
@@ -393,7 +395,7 @@ class Engine:
                 self.fail(PeerLostError(f"worker {link.worker} left the run and is still needed"), link.worker)
 
         if self.failure is None:
-            self.after(0.0 if link.worker in self.departed else SUSPICION_SECONDS, verify)
+            self.call_later(0.0 if link.worker in self.departed else SUSPICION_SECONDS, verify)
 
     def fail(self, error: RingfenceError, suspect: int = -1, heard_from: Edge | None = None) -> None:
         """End the session: every unfinished operation raises, every other worker is told, nothing more is sent."""
@@ -419,8 +421,8 @@ class Engine:
         Links are closed before operations end: from then on their memory is the caller's again.
         """
         self._timers.clear()
-        for group in (*self.groups.values(), *self._removed):
-            for link in group.links():
+        for communicator in (*self.communicators.values(), *self._removed):
+            for link in communicator.links():
                 link.close()
         self.acceptor.close()
         if self._report is not None:
@@ -432,9 +434,9 @@ class Engine:
 
     def _finish_all(self, error: RingfenceError) -> None:
         while self.unfinished:
-            operation = next(iter(self.unfinished))
-            operation.finish(error)
-            self.unfinished.pop(operation, None)
+            request = next(iter(self.unfinished))
+            request.finish(error)
+            self.unfinished.pop(request, None)
 
     def _flood(self, message: Abort | Bye, heard_from: Edge | None = None) -> None:
         for edge in self.edges:
@@ -493,25 +495,27 @@ class Engine:
         """Of a worker that has left there is only what it wrote before: fail if an operation waits for more."""
         if worker not in self.departed or self.failure is not None:
             return
-        for group in self.groups.values():
-            for link in group.waiting_for():
+        for communicator in self.communicators.values():
+            for link in communicator.waiting_for():
                 if link.worker == worker and not link.open and not self.acceptor.hears(link):
                     self.fail(PeerLostError(f"worker {worker} left the run and is still needed"), worker)
-            self._guard(group.tag_matcher.expect_senders, worker)
+            self._guard(communicator.tag_matcher.expect_senders, worker)
 
     def leave(self) -> None:
         """Say goodbye to everybody and close everything. What did not leave by now is not waited for."""
         if self.failure is None:
             self._flood(Bye(self.rank))
-            for group in self.groups.values():
-                group.close()
+            for communicator in self.communicators.values():
+                communicator.close()
             self.failure = ProtocolError("this worker has left the run; initialise the process group again")
         self._wind_down()
 
     def forget(self) -> None:
         """In a forked child: hold no descriptor and no key, answer nothing. The parent's epoll is not touched."""
         self.failure = ProtocolError("this is a forked child: the process group belongs to its parent")
-        links = [link for group in (*self.groups.values(), *self._removed) for link in group.links()]
+        links = [
+            link for communicator in (*self.communicators.values(), *self._removed) for link in communicator.links()
+        ]
         streams = self.acceptor.forget()
         streams += [link.stream for link in links if link.stream is not None]
         for stream in streams:
@@ -519,7 +523,7 @@ class Engine:
         for link in links:
             link.stream = None  # its number will be somebody else's
         self._forget_keys()
-        self.groups.clear()
+        self.communicators.clear()
         self.past_links = ({}, ())
         self.ready.clear()
         self.unfinished.clear()
@@ -530,8 +534,8 @@ class Engine:
 
         Emptied where they lie: process groups, operations and C code that was interrupted still hold these objects.
         """
-        for group in (*self.groups.values(), *self._removed):
-            group.forget()
+        for communicator in (*self.communicators.values(), *self._removed):
+            communicator.forget()
         self.session_key = Secret(b"")
         self._private_key = None
         self._shared.clear()

@@ -20,7 +20,7 @@ from ringfence.link.seal import Opener
 from ringfence.runtime.connection import Link
 
 if TYPE_CHECKING:
-    from ringfence.runtime.communicator import Group
+    from ringfence.runtime.communicator import Communicator
     from ringfence.runtime.engine import Engine
 
 
@@ -90,7 +90,7 @@ class VerificationLink(Link):
     served_always = True
 
     def __init__(self, engine: Engine, worker: int) -> None:
-        super().__init__(engine, cast("Group", Pair((worker,))), 0)
+        super().__init__(engine, cast("Communicator", Pair((worker,))), 0)
         self.waiting: list[Link] = []  # to be dialled when the two have met
         self._incoming: Incoming | None = None
 

@@ -56,7 +56,7 @@ class PendingConnection:
     def dials(self, link: Link) -> bool:
         """Whether its hello is for this link."""
         hello = self._hello
-        place = (link.worker, link.lane, link.group.digest)
+        place = (link.worker, link.lane, link.communicator.digest)
         return hello is not None and (hello.sender, hello.lane, hello.group) == place
 
     def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
@@ -156,7 +156,7 @@ class PendingConnection:
             self.stream = None
         self.engine.acceptor.pending.discard(self)
         if self._hello is not None:
-            self.engine.later(partial(self.engine.miss, self._hello.sender))
+            self.engine.call_soon(partial(self.engine.miss, self._hello.sender))
         self.forget()
 
     def forget(self) -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ringfence.dataplane.buffers import lease_of
-from ringfence.dataplane.request import Operation, describe_call
+from ringfence.dataplane.request import Request, describe_call
 from ringfence.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError
 from ringfence.link.frames import (
     HEADER_BYTES,
@@ -33,11 +33,11 @@ from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime.connection import Link, header_call
 
 if TYPE_CHECKING:
-    from ringfence.runtime.communicator import Group
+    from ringfence.runtime.communicator import Communicator
     from ringfence.runtime.engine import Engine
 
 
-class Transfer(Operation):
+class Transfer(Request):
     """A send or a recv: the bytes, the tag, and how far it has come."""
 
     __slots__ = ("_lease", "memory", "ordinal", "position", "segments")
@@ -60,14 +60,14 @@ class Transfer(Operation):
             self.memory_changed(self._lease)
 
 
-class Exchange(Link):
+class PointToPointLink(Link):
     """One point-to-point connection, at either end."""
 
     lane = Lane.POINT_TO_POINT
     served_always = True
 
-    def __init__(self, engine: Engine, group: Group, peer: int, tag_matcher: TagMatcher) -> None:
-        super().__init__(engine, group, peer)
+    def __init__(self, engine: Engine, communicator: Communicator, peer: int, tag_matcher: TagMatcher) -> None:
+        super().__init__(engine, communicator, peer)
         self._tag_matcher = tag_matcher
         self._controls: deque[tuple[Type, bytes, int]] = deque()  # OFFERs or WANTs to write
         self._payloads: deque[Transfer] = deque()  # asked for, to write
@@ -213,7 +213,7 @@ class Exchange(Link):
             NO_ORIGIN,
             transfer.ordinal,
             0,
-            self.group.digest[:16],
+            self.communicator.digest[:16],
             transfer.call.pack(),
         )
         end = len(payload) + HOP_OVERHEAD
@@ -296,17 +296,17 @@ class Exchange(Link):
 class TagMatcher:
     """The point-to-point side of a group: who sends to whom, and the recvs that take any source."""
 
-    def __init__(self, engine: Engine, group: Group) -> None:
+    def __init__(self, engine: Engine, communicator: Communicator) -> None:
         self._engine = engine
-        self._group = group
-        self._senders: dict[int, Exchange] = {}
-        self._receivers: dict[int, Exchange] = {}
+        self._communicator = communicator
+        self._senders: dict[int, PointToPointLink] = {}
+        self._receivers: dict[int, PointToPointLink] = {}
         self._any: dict[int, deque[Transfer]] = {}
 
     def send(self, transfer: Transfer, peer: int) -> None:
         link = self._senders.get(peer)
         if link is None:
-            link = self._senders[peer] = Exchange(self._engine, self._group, peer, self)
+            link = self._senders[peer] = PointToPointLink(self._engine, self._communicator, peer, self)
             link.dial()
         link.post_send(transfer)
 
@@ -323,23 +323,23 @@ class TagMatcher:
     def expect_senders(self) -> None:
         """A recv from any source needs somebody who could send. Who left has nothing on its way: it would have been asked."""
         waiting = next((queue[0] for queue in self._any.values() if queue), None)
-        others = {*self._group.ranks} - {self._engine.rank}
+        others = {*self._communicator.ranks} - {self._engine.rank}
         if waiting is not None and others <= self._engine.departed:
             raise PeerLostError(
-                f"{waiting.describe()} takes any source, and nobody is left in group {self._group.name!r} to send"
+                f"{waiting.describe()} takes any source, and nobody is left in group {self._communicator.name!r} to send"
             )
 
-    def receiver(self, peer: int) -> Exchange:
+    def receiver(self, peer: int) -> PointToPointLink:
         link = self._receivers.get(peer)
         if link is None:
-            link = self._receivers[peer] = Exchange(self._engine, self._group, peer, self)
+            link = self._receivers[peer] = PointToPointLink(self._engine, self._communicator, peer, self)
         return link
 
-    def match_any(self, link: Exchange, tag: int) -> None:
+    def match_any(self, link: PointToPointLink, tag: int) -> None:
         """Give an offer that no recv has claimed to a recv that takes any source."""
         waiting = self._any.get(tag)
         while waiting and link.offers.get(tag, 0) > link.next_recv.get(tag, 0):
             link.post_recv(waiting.popleft())
 
-    def links(self) -> list[Exchange]:
+    def links(self) -> list[PointToPointLink]:
         return [*self._senders.values(), *self._receivers.values()]

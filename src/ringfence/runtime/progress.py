@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ringfence.control import ControlEdge
-from ringfence.dataplane.request import Operation
+from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, ProtocolError, RingfenceError
 from ringfence.link.frames import Call
 from ringfence.runtime.connection import Inbox
@@ -71,7 +71,7 @@ class _EdgeHandler:
         self.worker = edge.peer
 
     def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
-        self._engine.later(self._work)
+        self._engine.call_soon(self._work)
 
     def _work(self) -> None:
         if self._edge.wants_write:
@@ -80,7 +80,7 @@ class _EdgeHandler:
             self._engine.on_control(self._edge)
 
 
-class Loop:
+class ProgressLoop:
     """Drives one engine over TCP."""
 
     def __init__(self, engine: Engine, network: TcpNetwork, edges: Sequence[ControlEdge]) -> None:
@@ -96,7 +96,7 @@ class Loop:
         self._waker = _Waker()
         self._gil_switch = GilSwitch()
         network.watch_readable(self._waker.descriptor, self._waker)
-        network.serve(engine.acceptor.accept, engine.cannot)
+        network.serve(engine.acceptor.accept, engine.fail_on_os_error)
         for edge in edges:
             handler = _EdgeHandler(engine, edge)
             network.watch(edge.socket, handler)
@@ -123,30 +123,30 @@ class Loop:
         self._gil_switch.begin()
         self._waker.wake()
 
-    def wait(self, operation: Operation, seconds: float = float("inf")) -> bool:
+    def wait(self, request: Request, seconds: float = float("inf")) -> bool:
         """Wait for the end of an operation, driving if nobody does. Whatever interrupts it aborts the session."""
-        if operation.done:
+        if request.done:
             return True
         try:
-            return self._wait(operation, seconds)
+            return self._wait(request, seconds)
         except BaseException as error:
             if self._stopping or in_child(self.engine.alive):
                 raise
             self.abort(self._interruption(error))
             raise
 
-    def _wait(self, operation: Operation, seconds: float) -> bool:
+    def _wait(self, request: Request, seconds: float) -> bool:
         if in_child(self.engine.alive):
             raise ProtocolError("this is a forked child: the process group belongs to its parent")
         limit = self.engine.clock() + seconds
-        if self._mine() and not operation.done:
+        if self._mine() and not request.done:
             raise ProtocolError(
                 "a signal handler cannot wait for a collective while it interrupts one: return from it first"
             )
-        while not operation.done and self.engine.clock() < limit:
-            if not self._drive_inline(lambda: operation.done or self.engine.clock() >= limit, limit):
-                operation.block(max(0.0, limit - self.engine.clock()))
-        return operation.done
+        while not request.done and self.engine.clock() < limit:
+            if not self._drive_inline(lambda: request.done or self.engine.clock() >= limit, limit):
+                request.block(max(0.0, limit - self.engine.clock()))
+        return request.done
 
     def _drive_inline(self, enough: Callable[[], bool], limit: float) -> bool:
         """Drive, unless somebody does. Wherever an interrupt comes, the lock is given back."""
@@ -253,7 +253,7 @@ class Loop:
         If they are not, whoever waits for them is told at once, and what is written of them helps nobody.
         """
         limit = self.engine.clock() + seconds
-        left = Operation(Call(0), float("inf"))
+        left = Request(Call(0), float("inf"))
 
         def drained() -> bool:
             engine = self.engine
@@ -268,7 +268,7 @@ class Loop:
             else:
                 self.network.poll(0.01)
                 self.engine.expire()
-                self.engine.later(go)
+                self.engine.call_soon(go)
 
         interrupting = self._mine()  # a signal handler, in a collective of this very thread
         if interrupting:
