@@ -1,4 +1,4 @@
-"""A world in memory: real engines, real sealing, pipes instead of sockets, and a seat for the attacker."""
+"""A cluster in memory: real engines and real sealing over pipes, with a position for the attacker on every pipe."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from ringfence.keys import Secret
 from ringfence.link.frames import Call
 from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.engine import Engine
+from ringfence.runtime.events import Platform
+from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.peer_verification import PeerVerifier
 from ringfence.transport.in_memory import Pipe, Wires
 
@@ -41,7 +43,7 @@ class MemoryEdge:
 
 
 class World:
-    """Engines of one session, driven by hand. Time stands still unless a test moves it."""
+    """The engines of one session, driven by the test. Time advances only when the test advances it."""
 
     def __init__(
         self,
@@ -51,7 +53,10 @@ class World:
         capacity: int = 1 << 22,
         verify_peers: Callable[[list[bytes]], Sequence[PeerVerifier | None]] | None = None,
     ) -> None:
-        """`verify_peers` is told the public keys, and says for each worker who is verified at peer verification."""
+        """`verify_peers` receives the public keys and returns the peer verifier of each worker.
+
+        `capacity` is the size of a pipe in bytes. A test may replace the entropy of a worker in `randoms`.
+        """
         self.size = size
         self.now = 0.0
         self.wires = Wires(capacity)
@@ -60,20 +65,18 @@ class World:
         public = [key.public_key().public_bytes_raw() for key in private]
         session_key = Secret(draw.randbytes(32))
         edges = self._tree()
-        peer_verifier = verify_peers(public) if verify_peers else [None] * size
+        peer_verifiers = verify_peers(public) if verify_peers else [None] * size
+        self.randoms: list[Callable[[int], bytes]] = [draw.randbytes] * size
         self.engines = [
             Engine(
                 rank,
                 size,
-                session_key,
-                private[rank],
-                public,
+                LinkKeys(session_key, private[rank], public),
                 self.wires.network(rank),
                 table or Table(),
                 edges[rank],
-                clock=lambda: self.now,
-                random=draw.randbytes,
-                peer_verifier=peer_verifier[rank],
+                peer_verifiers[rank],
+                Platform(clock=lambda: self.now, random=self._random_of(rank)),
             )
             for rank in range(size)
         ]
@@ -82,6 +85,9 @@ class World:
             for edge in edges[rank]:
                 edge.engine = engine
         self.communicators = self.add_communicator("world", range(size))
+
+    def _random_of(self, rank: int) -> Callable[[int], bytes]:
+        return lambda length: self.randoms[rank](length)
 
     def _tree(self) -> list[list[MemoryEdge]]:
         edges: list[list[MemoryEdge]] = [[] for _ in range(self.size)]
@@ -97,7 +103,7 @@ class World:
         return {rank: self.engines[rank].add_communicator(name, tuple(ranks)) for rank in ranks}
 
     def submit(self, communicator: Communicator, request: CollectiveRequest) -> CollectiveRequest:
-        communicator.engine.submit(communicator, request)
+        engine_of(communicator).submit(communicator, request)
         return request
 
     def run(
@@ -106,7 +112,7 @@ class World:
         change: Callable[[Pipe, bytes], bytes] | None = None,
         rounds: int = 10_000,
     ) -> None:
-        """Drive until every operation has ended or nothing moves any more."""
+        """Drive until every request has ended, or no byte moves and no work is due."""
         for _ in range(rounds):
             for engine in self.engines:
                 engine.run_ready()
@@ -114,10 +120,10 @@ class World:
                 return
             if not self.wires.deliver(change) and not any(engine.ready for engine in self.engines):
                 return
-        raise AssertionError("the world never came to rest")
+        raise AssertionError("the cluster did not become idle")
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.now += seconds
         for engine in self.engines:
             engine.expire()
@@ -125,12 +131,19 @@ class World:
             engine.run_ready()
 
 
+def engine_of(communicator: Communicator) -> Engine:
+    """Return the engine that a communicator reports to."""
+    engine = communicator.context.events
+    assert isinstance(engine, Engine)
+    return engine
+
+
 def all_reduce(
     communicator: Communicator, tensor: torch.Tensor, deadline: float = 10.0, reduction: Any = dist.ReduceOp.SUM
 ) -> CollectiveRequest:
-    """An all-reduce of a contiguous tensor, bound as the backend binds it."""
+    """Return an all-reduce of a contiguous tensor, bound as the backend binds it."""
     code, combine, average = reduction_of(reduction, tensor.dtype)
-    weight, table = bytes_of(tensor), communicator.engine.table
+    weight, table = bytes_of(tensor), communicator.table
     schedule = choose(Collective.ALL_REDUCE, communicator.size, communicator.rank, 0, weight, table, average=average)
     call = Call(Collective.ALL_REDUCE, code, dtype_code(tensor.dtype), schedule.identifier, 0, tensor.numel())
     parts = {Buffer.DATA: parts_of(schedule, Buffer.DATA, [tensor])}
@@ -140,9 +153,9 @@ def all_reduce(
 def broadcast(
     communicator: Communicator, tensor: torch.Tensor, root: int = 0, deadline: float = 10.0
 ) -> CollectiveRequest:
-    """A broadcast of a contiguous tensor."""
+    """Return a broadcast of a contiguous tensor."""
     schedule = choose(
-        Collective.BROADCAST, communicator.size, communicator.rank, root, bytes_of(tensor), communicator.engine.table
+        Collective.BROADCAST, communicator.size, communicator.rank, root, bytes_of(tensor), communicator.table
     )
     call = Call(Collective.BROADCAST, 0, dtype_code(tensor.dtype), schedule.identifier, root, tensor.numel())
     parts = {Buffer.DATA: parts_of(schedule, Buffer.DATA, [tensor])}

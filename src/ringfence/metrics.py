@@ -13,7 +13,7 @@ from typing import Final
 
 from ringfence.admission.roster import Worker
 from ringfence.errors import ConfigurationError
-from ringfence.runtime.counters import Counters, PeerCounters, read
+from ringfence.runtime.counters import Counters, PeerCounters
 from ringfence.runtime.engine import Engine
 from ringfence.settings import Settings
 
@@ -128,7 +128,7 @@ class MetricsFile(threading.Thread):
         beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
             with beside.open("x") as file:  # new: what somebody else put there is not followed
-                file.write(openmetrics(read(self._engine), self._run_id, self._workers))
+                file.write(openmetrics(self._engine.counters(), self._run_id, self._workers))
             beside.replace(self._path)
         finally:
             beside.unlink(missing_ok=True)

@@ -15,13 +15,15 @@ from typing import Any
 
 from ringfence import keys, metrics
 from ringfence.collectives import Table
-from ringfence.dataplane import choice, info
+from ringfence.dataplane import info, native
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
 from ringfence.log import LOGGER as _log
 from ringfence.log import announce
 from ringfence.rendezvous import warn_of_open_rendezvous
 from ringfence.runtime.engine import Engine
+from ringfence.runtime.events import Platform
+from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.progress import ProgressLoop
 from ringfence.settings import Settings
 from ringfence.transport.alarm import Alarm
@@ -35,6 +37,7 @@ class Session:
     """The engine of one session and the loop that drives it."""
 
     engine_type: type[Engine] = Engine
+    keys_type: type[LinkKeys] = LinkKeys
     table: Table = Table()  # the proposal of rank 0; what the roster brings counts
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
@@ -64,7 +67,7 @@ class Session:
         if metrics_path is not None:
             self._metrics = metrics.MetricsFile(metrics_path, settings.run_id, self.engine, self.workers)
         if settings.stage_times:
-            choice.stages(True)
+            native.stages(True)
         self._announce(settings, member)
 
     def _begin(self, start: _Start, member: Membership, listener: socket.socket, outage: float) -> None:
@@ -75,18 +78,20 @@ class Session:
         start.engine = self.engine = self.engine_type(
             rank=member.rank,
             world_size=member.world_size,
-            session_key=member.session_key,
-            private_key=member.link_private_key,
-            public_keys=[entry.public_key for entry in member.roster.entries],
+            keys=self.keys_type(
+                session_key=member.session_key,
+                private_key=member.link_private_key,
+                public_keys=[entry.public_key for entry in member.roster.entries],
+                alive=canary(),
+            ),
             network=self.network,
             table=Table.from_bytes(member.table),
             edges=member.edges,
-            alive=canary(),
             peer_verifier=member.peer_verifier,
-            outage=outage,
+            platform=Platform(outage=outage),
         )
         self.workers = member.roster.workers
-        self.engine.names = [str(worker) for worker in self.workers]
+        self.engine.requests.worker_names = [str(worker) for worker in self.workers]
         self.loop = ProgressLoop(self.engine, self.network, member.edges)
         try:
             self._age_limit = self._limit_age(member)
@@ -98,7 +103,7 @@ class Session:
         """Rank 0 tells people what has formed."""
         size = member.world_size
         if member.rank == 0:
-            slow = "" if choice.COMPILED else f"\nthe data plane is not the compiled one: {info.why_not()}"
+            slow = "" if native.COMPILED else f"\nthe data plane is not the compiled one: {info.why_not()}"
             announce(
                 f"{size} worker{'s' if size > 1 else ''}, run {settings.run_id}, generation "
                 f"{settings.generation}, session {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
@@ -120,7 +125,7 @@ class Session:
     @property
     def over(self) -> bool:
         """Whether this process has no part in it: it has left, or is a fork of the one that has."""
-        return self.left or in_child(self.engine.alive)
+        return self.left or in_child(self.engine.keys.alive)
 
     def hold(self) -> None:
         """A group was made that keeps this session alive."""
@@ -143,7 +148,7 @@ class Session:
             atexit.unregister(self.leave)
             if self._age_limit is not None:
                 self._age_limit.cancel()
-            self.loop.leave(self.engine.farewell if seconds is None else seconds, finish)
+            self.loop.leave(self.engine.drain_timeout if seconds is None else seconds, finish)
             if self._metrics is not None:
                 self._metrics.close()
 

@@ -14,7 +14,7 @@ RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that di
 RINGFENCE_REQUIRE           "1": refuse process groups of other backends; read by guard.py, at `import torch`
 RINGFENCE_JOIN_TIMEOUT      seconds until the run must have formed; default: 300, and never more than torch's own timeout
 RINGFENCE_OUTAGE_TIMEOUT    seconds without an answer until a worker is given up; default: 300
-RINGFENCE_CORE              which data plane moves the bytes; read by dataplane/choice.py
+RINGFENCE_CORE              which data plane moves the bytes; read by dataplane/native.py
 RINGFENCE_METRICS_FILE      where to write counters for Prometheus; {rank} in it is replaced
 RINGFENCE_STAGE_TIMES       "1": keep the time of each stage of the data plane
 

@@ -66,7 +66,7 @@ class Scenario:
         world = World(self.size, seed, TABLES[self.table], self.capacity)
         if session:
             for engine in world.engines:
-                engine.session_key = Secret(Random(session).randbytes(32))
+                engine.keys.session_key = Secret(Random(session).randbytes(32))
         return world
 
 

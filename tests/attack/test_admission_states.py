@@ -33,7 +33,7 @@ from ringfence.control import Abort, Closed, ControlMessage
 from ringfence.errors import AdmissionError
 from ringfence.join import loop
 from ringfence.join.parent import AddressBook
-from ringfence.runtime.engine import ABORT_CODES
+from ringfence.runtime.aborts import ABORT_CODES
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of

@@ -19,7 +19,7 @@ ORIGIN_SEALS = Table(small=64, chain_slice=32)  # broadcasts are sealed once by 
 def repeat_draws(world: World, workers: range | list[int]) -> None:
     """From now on these workers draw the same bytes, in whatever session they are."""
     for worker in workers:
-        world.engines[worker].random = lambda length, worker=worker: bytes([worker + 1]) * length
+        world.randoms[worker] = lambda length, worker=worker: bytes([worker + 1]) * length
 
 
 def instance_secret(world: World) -> bytes:
@@ -97,7 +97,7 @@ def test_every_member_contributes_to_the_secret_of_a_group(member: int) -> None:
     worlds = [World(SIZE, table=ORIGIN_SEALS) for _ in range(2)]  # the same session keys
     for world in worlds:
         repeat_draws(world, range(SIZE))
-    worlds[1].engines[member].random = lambda length: b"\xee" * length
+    worlds[1].randoms[member] = lambda length: b"\xee" * length
     assert instance_secret(worlds[0]) != instance_secret(worlds[1])
 
 

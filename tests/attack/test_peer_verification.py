@@ -71,14 +71,14 @@ def test_a_lie_in_the_tree_is_found_out_at_peer_verification(lie: Lie) -> None:
 
 def test_a_worker_that_dials_a_link_without_presentation_its_proof_is_refused() -> None:
     world = World(SIZE, verify_peers=honest)
-    world.engines[5].acceptor.met.add(4)  # so it says
+    world.engines[5].acceptor.verified.add(4)  # so it says
     world.communicators[5].outbox(4)
     requests, _ = added_up(world)
     world.run(requests)
     found = [request.error for request in requests]
     assert all(error is not None for error in found)
     assert any(
-        type(error) is ProtocolError and "worker 5 dialled a link before it had shown its proof" in str(error)
+        type(error) is ProtocolError and "worker 5 dialled a link before it had presented its proof" in str(error)
         for error in found
     ), found
 

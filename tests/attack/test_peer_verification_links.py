@@ -29,7 +29,7 @@ def drive(world: World, requests: list[Any], seconds: float = 5.0) -> None:
         if all(request.done for request in requests):
             return
         for each in world.engines:  # pipes in memory do not tell of their end if they carried nothing: sockets do
-            links = [link for communicator in each.communicators.values() for link in communicator.links()]
+            links = [link for communicator in each.communicators.active.values() for link in communicator.links()]
             for link in (*links, *each.acceptor.verification_links.values()):
                 if link.stream is not None and not link.open:
                     link.notify(True, False)
@@ -101,16 +101,16 @@ def test_peer_verifications_that_are_cut_every_time_end_the_session_by_name() ->
 
 def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_has_just_met() -> None:
     world = World(SIZE, verify_peers=honest)
-    engine, dial, refused = world.engines[4], world.engines[4].network.dial, 0
+    engine, dial, refused = world.engines[4], world.engines[4].context.network.dial, 0
 
     def run_out(link: Any) -> None:
         nonlocal refused
-        if link.lane != Lane.PEER_VERIFICATION and engine.acceptor.met:
+        if link.lane != Lane.PEER_VERIFICATION and engine.acceptor.verified:
             refused += 1
             raise OSError(errno.EMFILE, "Too many open files")
         dial(link)
 
-    engine.network.dial = run_out  # type: ignore[method-assign]
+    engine.context.network.dial = run_out  # type: ignore[method-assign]
     requests, _ = added_up(world)
     drive(world, requests)
     assert refused and "worker 4: Too many open files. Raise the limit" in str(engine.failure)
@@ -123,11 +123,11 @@ def greet(world: World) -> tuple[MemoryStream, LinkSecrets]:
     """Say hello, and read the reply."""
     greeting = Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE)
     stream = world.wires.connect(5, 4)
-    stream.send(memoryview(world.engines[5].hello_bytes(greeting)))
+    stream.send(memoryview(world.engines[5].keys.hello_bytes(greeting)))
     settle(world)
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES
-    return stream, world.engines[5].link_secrets(4, greeting, reply[:NONCE_BYTES])
+    return stream, world.engines[5].keys.link_secrets(4, greeting, reply[:NONCE_BYTES])
 
 
 def confirm(world: World, stream: MemoryStream, secrets: LinkSecrets) -> bytes:
@@ -136,7 +136,7 @@ def confirm(world: World, stream: MemoryStream, secrets: LinkSecrets) -> bytes:
     settle(world)
     known = world.engines[5].acceptor.peer_verifier
     assert known is not None
-    return seal_presentation(world.engines[5].sealer(secrets.forth), known.presentation)
+    return seal_presentation(world.engines[5].keys.sealer(secrets.forth), known.presentation)
 
 
 def say(world: World, stream: MemoryStream, data: bytes) -> None:
@@ -186,7 +186,7 @@ def test_a_crowd_does_not_displace_who_shows_its_proof(monkeypatch: pytest.Monke
     stream, secrets = greet(world)
     frame = confirm(world, stream, secrets)
     say(world, stream, frame[:500])
-    replayed = world.engines[5].hello_bytes(Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE))
+    replayed = world.engines[5].keys.hello_bytes(Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE))
     for number in range(10):
         world.wait(0.1)
         say(world, world.wires.connect(100 + number, 4), replayed)
@@ -230,7 +230,7 @@ def test_everybody_meets_everybody_through_narrow_doors(monkeypatch: pytest.Monk
     callers: list[Any] = []
     for each in world.engines:
         new = [Caller(worker) for worker in range(SIZE) if worker != each.rank]
-        callers += [caller for caller in new if not each.acceptor.is_verified(caller)]  # type: ignore[arg-type]
+        callers += [caller for caller in new if not each.acceptor.may_dial(caller)]  # type: ignore[arg-type]
     assert len(callers) == 20, "all but parents and children"
     drive(world, callers)
     assert nobody_failed(world)
@@ -246,7 +246,7 @@ def test_two_workers_that_verify_themselves_to_each_other_at_once_both_pass() ->
     assert nobody_failed(world)
     for one, two in ((4, 5), (5, 4)):
         known = world.engines[one].acceptor.peer_verifier
-        assert known is not None and known.verified(two) and two in world.engines[one].acceptor.met
+        assert known is not None and known.verified(two) and two in world.engines[one].acceptor.verified
         assert not world.engines[one].acceptor.verification_links and not world.engines[one].acceptor.pending
     assert pair[4].outbox(1).open and pair[5].outbox(0).open
 

@@ -20,6 +20,7 @@ from ringfence.dataplane.request import POINT_TO_POINT, CollectiveRequest, Reque
 from ringfence.link.frames import Call
 from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.point_to_point import Transfer
+from tests.memory_cluster import engine_of
 
 SECONDS = 10.0  # the operations' timeout
 LANES = 4  # so there are at most four ranks
@@ -110,7 +111,7 @@ def _exchange(play: Round, communicators: Sequence[Communicator], draw: Random) 
     call = Call(POINT_TO_POINT, dtype=dtype_code(torch.int64), elements=play.elements, tag=play.root)
     watched = []
     for rank, communicator in enumerate(communicators):
-        engine, mine = communicator.engine, payloads[rank]
+        engine, mine = engine_of(communicator), payloads[rank]
         deadline = engine.clock() + SECONDS
         send = Transfer(call, deadline, mine, parts_of(None, Buffer.DATA, [mine])[0])
         target = numbers(draw, play.elements)
@@ -157,12 +158,12 @@ def _begin(communicator: Communicator, play: Round, given: list[torch.Tensor], t
     )
     weight = 8 * play.elements * (1 if kind in WHOLE else communicator.size)
     code, combine, _ = reduction_of(dist.ReduceOp.SUM, torch.int64) if kind in REDUCING else (0, None, False)
-    schedule = choose(kind, communicator.size, rank, root, weight, communicator.engine.table)
+    schedule = choose(kind, communicator.size, rank, root, weight, communicator.table)
     call = Call(kind, code, dtype_code(torch.int64), schedule.identifier, root, elements)
     bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
-    deadline = communicator.engine.clock() + SECONDS
+    deadline = communicator.context.platform.clock() + SECONDS
     request = CollectiveRequest(call, deadline, (parts, target), schedule, bound, torch.int64, combine)
-    communicator.engine.submit(communicator, request)
+    engine_of(communicator).submit(communicator, request)
     return request
 
 

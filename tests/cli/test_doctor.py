@@ -109,7 +109,7 @@ def test_what_a_backend_would_refuse_is_found(secret: Path, name: str, value: st
 
 WITHOUT_COMPILER = """
 import sys
-sys.modules["ringfence.runtime._core"] = None  # as where it was never built
+sys.modules["ringfence.dataplane._core"] = None  # as where it was never built
 from ringfence.cli import main
 sys.exit(main(sys.argv[1:]))
 """

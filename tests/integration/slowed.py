@@ -1,4 +1,4 @@
-"""ringfence, slowed on purpose: what the acceptor on speed must catch."""
+"""ringfence, slowed on purpose: the performance check must detect it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ringfence.keys import Secret
 from ringfence.link.seal import Sealer
-from ringfence.runtime.engine import Engine
+from ringfence.runtime.link_keys import LinkKeys
 from ringfence.session import Session
 
 TIMES = 12
@@ -26,10 +26,10 @@ class SlowSealer(Sealer):
         super().seal_into(header, plaintext, target)
 
 
-class SlowedEngine(Engine):
+class SlowedKeys(LinkKeys):
     def sealer(self, secret: Secret) -> Sealer:
         return SlowSealer(secret, self.alive)
 
 
 class SlowedSession(Session):
-    engine_type = SlowedEngine
+    keys_type = SlowedKeys

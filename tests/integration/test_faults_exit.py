@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence.errors import RingfenceError
-from ringfence.runtime.engine import FAREWELL_SECONDS
+from ringfence.runtime.engine import DRAIN_SECONDS
 from tests.integration.exit_script import LARGE
 from tests.pool import ROOT, Pool
 
@@ -65,7 +65,7 @@ def test_a_script_with_work_outstanding_ends(tmp_path: Path) -> None:
 def test_an_exception_with_work_under_way_is_heard_of_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     (_, mine), (status, words) = run_scripts(tmp_path, "an exception with work under way", world=2)
-    assert time.monotonic() - began < FAREWELL_SECONDS / 2
+    assert time.monotonic() - began < DRAIN_SECONDS / 2
     assert "a mistake of the script's" in mine and status == 1
     assert "worker 0 left the run" in words
 

@@ -72,7 +72,7 @@ def connected() -> None:
 def compare_sockets() -> tuple[int, set[str]]:
     """How many sockets the group opened in this worker, and which of them a child holds."""
     connected()
-    links = [link for each in dist.group.WORLD._session.engine.communicators.values() for link in each.links()]
+    links = [link for each in dist.group.WORLD._session.engine.communicators.active.values() for link in each.links()]
     ours = {os.readlink(f"/proc/self/fd/{link.stream.fileno()}") for link in links if link.stream is not None}
     edges = {os.readlink(f"/proc/self/fd/{edge.fileno()}") for edge in dist.group.WORLD._session.engine.edges}
     return len(ours | edges), in_a_child(sockets) & (ours | edges)
@@ -220,7 +220,7 @@ def test_a_collective_in_a_forked_child_raises(pool: Pool) -> None:
 def seal_in_a_child() -> list[str]:
     """Past everything that forgets at fork: the keys themselves, as an object that a child got hold of."""
     connected()
-    (communicator, *_) = dist.group.WORLD._session.engine.communicators.values()
+    (communicator, *_) = dist.group.WORLD._session.engine.communicators.active.values()
     outbox = next(iter(communicator.outboxes.values()))
     sealer, origin = outbox.sealer, communicator.origin
 

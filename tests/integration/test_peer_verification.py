@@ -108,7 +108,7 @@ def add_up_and_tell_whom_it_met() -> tuple[float, set[int], list[int]]:
     known = engine.acceptor.peer_verifier
     return (
         float(tensor[0]),
-        set(engine.acceptor.met),
+        set(engine.acceptor.verified),
         [rank for rank in range(dist.get_world_size()) if known.verified(rank)],
     )
 

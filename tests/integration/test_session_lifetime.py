@@ -65,7 +65,7 @@ def leave_and_look_for_threads() -> tuple[list[str], list[str]]:
 
 def session_and_sum() -> tuple[str, float]:
     """What tells sessions apart, and that this one works."""
-    key = session().engine.session_key.reveal()
+    key = session().engine.keys.session_key.reveal()
     return hashlib.sha256(key).hexdigest(), all_reduce()
 
 
@@ -149,7 +149,7 @@ def busy_links() -> list[Any]:
 def roots() -> frozenset[int]:
     """Fingerprints of what all links of this session derive from."""
     engine = session().engine
-    return fingerprints([engine.session_key.reveal(), *engine._shared.values()])
+    return fingerprints([engine.keys.session_key.reveal(), *engine.keys._shared.values()])
 
 
 def leave_and_look_for_keys() -> tuple[set[str], set[str]]:

@@ -123,7 +123,7 @@ dist.init_process_group("ringfence", init_method=f"tcp://127.0.0.1:{sys.argv[2]}
 tensor = torch.arange(10_000.0)
 dist.all_reduce(tensor)
 import ringfence
-from ringfence.dataplane import choice as core
+from ringfence.dataplane import native as core
 print(ringfence.__file__, core.COMPILED, torch.equal(tensor, 2 * torch.arange(10_000.0)))
 dist.destroy_process_group()
 """

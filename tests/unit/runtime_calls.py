@@ -71,9 +71,7 @@ def request(
     each = buffers[Buffer.INPUT][0] if Buffer.INPUT in buffers else first
     reducing = kind in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
     code, combine, _ = reduction_of(dist.ReduceOp.SUM, first.dtype) if reducing else (0, None, False)
-    schedule = choose(
-        kind, communicator.size, communicator.rank, root, bytes_of(each) * whole, communicator.engine.table
-    )
+    schedule = choose(kind, communicator.size, communicator.rank, root, bytes_of(each) * whole, communicator.table)
     call = Call(kind, code, dtype_code(first.dtype), schedule.identifier, root, each.numel())
     parts = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in buffers.items()}
     return CollectiveRequest(call, deadline, buffers, schedule, parts, first.dtype, combine)

@@ -14,7 +14,7 @@ from ringfence.admission.entry import Entry
 from ringfence.admission.messages import HANDSHAKE, HEADER_BYTES, TREE, Frames, Message, decode, encode
 from ringfence.control import Abort, Bye
 from ringfence.errors import ProtocolError
-from ringfence.runtime.engine import ABORT_CODES
+from ringfence.runtime.aborts import ABORT_CODES
 from tests.unit.admission_samples import entries, messages, ranks, texts, worker
 
 CONTROL: dict[int, type[Message]] = {Abort.TYPE: Abort, Bye.TYPE: Bye}

@@ -15,29 +15,29 @@ import torch.distributed as dist
 
 from ringfence.collectives import Collective, ScheduleId, Table, build, choose
 from ringfence.collectives.schedule import Action, Buffer, Dependency, Step
-from ringfence.dataplane import buffers, choice, endpoint
-from ringfence.dataplane import execution as python_run
-from ringfence.dataplane.program import _heirs
+from ringfence.dataplane import buffers, choice, endpoint, native
+from ringfence.dataplane import execution as python_execution
+from ringfence.dataplane.program import _fused_sends
 from ringfence.errors import ConfigurationError
 from ringfence.link.frames import FRAME_BYTES
 from ringfence.link.segments import segment_count
 from tests.memory_cluster import World, all_reduce, broadcast
 
-if not choice.COMPILED:
+if not native.COMPILED:
     from ringfence.dataplane import _core
 else:
-    _core = choice._compiled
+    _core = native.CORE
 
 
 def test_it_is_what_this_installation_uses() -> None:
     if os.environ.get("RINGFENCE_CORE") == "python":
         assert (choice.Endpoint, choice.Execution, choice.Pool) == (
             endpoint.Endpoint,
-            python_run.Execution,
+            python_execution.Execution,
             buffers.Pool,
         )
     else:
-        assert choice.COMPILED and choice.Execution is _core.Run
+        assert native.COMPILED and choice.Execution is _core.Run
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_it_is_what_this_installation_uses() -> None:
     [("python", "False"), ("compiled", "True"), ("", "True"), ("fast", "it may be 'compiled' or 'python'")],
 )
 def test_the_environment_chooses(wanted: str, expected: str) -> None:
-    code = "from ringfence.dataplane import choice; print(choice.COMPILED)"
+    code = "from ringfence.dataplane import native; print(native.COMPILED)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "RINGFENCE_CORE": wanted},
@@ -60,7 +60,7 @@ def test_one_that_was_built_for_other_frames_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(_core, "LAYOUT", (*_core.LAYOUT[:-1], FRAME_BYTES + 1))
     monkeypatch.delenv("RINGFENCE_CORE", raising=False)
     with pytest.raises(ConfigurationError, match="install again"):
-        choice._load()
+        native._load()
 
 
 def program(**changes: Any) -> Any:
@@ -236,12 +236,12 @@ def test_what_goes_to_several_is_sealed_once() -> None:
     schedule = choose(Collective.BROADCAST, 7, 0, 0, tensors[0].nbytes, table)
     children = sum(step.action is Action.SEND for step in schedule.steps)
     assert children > 1
-    assert root.origin.counter - before == (segments if choice.COMPILED else segments * children)
+    assert root.origin.counter - before == (segments if native.COMPILED else segments * children)
 
 
 def test_a_sum_that_is_only_passed_on_is_never_written_down() -> None:
     """In a ring of four, two of three sums are; the chunk of the third is its owner's."""
-    heirs = _heirs(build(ScheduleId.ALL_REDUCE_RING, 4, 0))
+    heirs = _fused_sends(build(ScheduleId.ALL_REDUCE_RING, 4, 0))
     steps = build(ScheduleId.ALL_REDUCE_RING, 4, 0).steps
     sums = [index for index, step in enumerate(steps) if step.action is Action.REDUCE]
     assert [heirs[index] >= 0 for index in sums] == [True, True, False]
@@ -249,14 +249,14 @@ def test_a_sum_that_is_only_passed_on_is_never_written_down() -> None:
         assert steps[heirs[index]].action is Action.SEND and steps[heirs[index]].chunk == steps[index].chunk
     assert all(heirs[index] < 0 for index in set(range(len(steps))) - set(sums))
     scattered = build(ScheduleId.REDUCE_SCATTER_RING, 4, 0)
-    assert sum(heir >= 0 for heir in _heirs(scattered)) == 2
+    assert sum(heir >= 0 for heir in _fused_sends(scattered)) == 2
 
 
 def test_a_sum_that_is_read_later_is_written_down() -> None:
     for identifier in ScheduleId:
         for rank in range(5):
             schedule = build(identifier, 5, rank)
-            for index, heir in enumerate(_heirs(schedule)):
+            for index, heir in enumerate(_fused_sends(schedule)):
                 if heir < 0:
                     continue
                 chunk = schedule.steps[index].chunk

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ringfence.collectives.schedule import Action, Step
-from ringfence.dataplane import _core, choice
+from ringfence.dataplane import _core, native
 from ringfence.errors import AbortedError, PeerLostError, ProtocolError
 from ringfence.keys import KEY_PHASE_SHIFT, SUSPICION_SECONDS, Secret
 from ringfence.link import seal
@@ -63,7 +63,7 @@ def test_an_interrupted_seal_never_leads_to_a_wrong_sum(monkeypatch: pytest.Monk
     for tensor, request in zip(tensors, requests, strict=True):
         if request.done and request.error is None:
             assert bool(tensor.eq(111).all())
-    if choice.COMPILED and calls >= when:
+    if native.COMPILED and calls >= when:
         assert not all(request.done for request in requests)
 
 

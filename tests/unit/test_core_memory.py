@@ -19,7 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from ringfence.backend.binding import Staging
 from ringfence.collectives import Collective
-from ringfence.dataplane import _core, buffers, choice
+from ringfence.dataplane import _core, buffers, native
 from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, RingfenceError, TensorChangedError
 from ringfence.link import seal
@@ -350,7 +350,7 @@ def test_whoever_keeps_a_view_keeps_its_memory_or_nothing(profiler: Profiler) ->
             assert view[0] == view[0] and view[-1] == view[-1]  # the address sanitizer looks at this
             if not view.readonly:
                 view[0] = view[-1] = 0
-    assert not choice.COMPILED or released > len(profiler.views) / 2, "views for the ciphers end with the call"
+    assert not native.COMPILED or released > len(profiler.views) / 2, "views for the ciphers end with the call"
     assert not any(len(tensor) and bool(tensor.ne(tensor).any()) for tensor in profiler.tensors)
 
 

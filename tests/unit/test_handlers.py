@@ -55,20 +55,20 @@ def test_a_handler_that_leaves_while_an_operation_ends_does_not_wait_for_itself(
     for call in (calls[0], waiting):
         call.when_done(lambda call=call: told.append(call))
     signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
-    calls[0]._ended = Rings(calls[0]._ended)  # type: ignore[assignment]
+    calls[0]._done_lock = Rings(calls[0]._done_lock)  # type: ignore[assignment]
     for call, rank in ((calls[0], 0), (calls[1], 1), (waiting, 0)):
         world.submit(world.communicators[rank], call)
     world.run([*calls, waiting])
     assert calls[0].done and calls[0].error is None, "it had ended when the signal came"
     assert waiting.done and isinstance(waiting.error, ProtocolError)
-    assert told == [calls[0], waiting] and not world.engines[0].unfinished
+    assert told == [calls[0], waiting] and not world.engines[0].requests.unfinished
 
 
 def test_a_handler_that_leaves_before_an_operation_has_ended_ends_it() -> None:
     world = World(2)
     calls = [all_reduce(world.communicators[rank], torch.ones(4)) for rank in range(2)]
     signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
-    calls[0].after = lambda: signal.raise_signal(signal.SIGUSR1)
+    calls[0].copy_out = lambda: signal.raise_signal(signal.SIGUSR1)
     for rank in range(2):
         world.submit(world.communicators[rank], calls[rank])
     world.run(calls)

@@ -118,7 +118,7 @@ def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
     hellos = [Hello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes([n]) * NONCE_BYTES) for n in range(256)]
     for hello in hellos[: LINK_PENDING_PER_ADDRESS - 1]:
         stream = world.wires.connect(0, 1)
-        stream.send(memoryview(world.engines[0].hello_bytes(hello)))
+        stream.send(memoryview(world.engines[0].keys.hello_bytes(hello)))
     (honest,) = [connection for connection in world.engines[1].acceptor.pending if connection.known]
     for pipe in [stream.outgoing for stream in world.wires.streams if stream.outgoing.reader is not honest]:
         pipe.delivered += pipe.written
@@ -263,7 +263,7 @@ def test_who_leaves_is_not_missed_by_who_has_only_exchanged_with_it() -> None:
 
 def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_dials_again() -> None:
     world = World(2)
-    engine, dial, dials = world.engines[0], world.engines[0].network.dial, 0
+    engine, dial, dials = world.engines[0], world.engines[0].context.network.dial, 0
 
     def run_out(link: Any) -> None:
         nonlocal dials
@@ -272,7 +272,7 @@ def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_dials_again
             raise OSError(errno.EMFILE, "Too many open files")
         dial(link)
 
-    engine.network.dial = run_out  # type: ignore[method-assign]
+    engine.context.network.dial = run_out  # type: ignore[method-assign]
     world.wires.serve(1, lambda stream, address: stream.close())
     waiting = begin(world, 0)
     settle(world)
@@ -336,7 +336,7 @@ def test_who_leaves_between_a_hello_and_its_confirmation_is_named() -> None:
     settle(world)
     hello = Hello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes(NONCE_BYTES))
     stream = world.wires.connect(0, 1)
-    stream.send(memoryview(world.engines[0].hello_bytes(hello)))
+    stream.send(memoryview(world.engines[0].keys.hello_bytes(hello)))
     settle(world)
     world.engines[0].leave()
     settle(world)
@@ -386,7 +386,7 @@ def test_a_sender_that_was_prompted_sends_on_and_hears_the_goodbye_behind_it() -
     world.engines[1].leave()
     settle(world)
     assert right(waiting, result) and world.engines[0].failure is None
-    assert world.communicators[0].outboxes[1].farewell
+    assert world.communicators[0].outboxes[1].bye_received
 
 
 def test_a_changed_prompt_does_not_authenticate() -> None:

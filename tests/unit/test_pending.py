@@ -58,7 +58,7 @@ def still_works(world: World) -> None:
 
 def hello(world: World, **changes: object) -> bytes:
     greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)._replace(**changes)  # type: ignore[arg-type]
-    return write_hello(world.engines[0].session_key, greeting)
+    return write_hello(world.engines[0].keys.session_key, greeting)
 
 
 @pytest.mark.parametrize("data", [b"\0" * HELLO_BYTES, b"GET / HTTP/1.1\r\n" * 100, b"\xff" * 100_000], ids=len)
@@ -101,7 +101,7 @@ def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
         "from nobody",
         "from far beyond",
         "in no lane",
-        "an peer verification that nobody needs",
+        "a peer verification that is not needed",
     ],
 )
 def test_a_hello_that_does_not_fit_is_shown_the_door(changes: dict[str, int]) -> None:
@@ -183,10 +183,10 @@ def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> No
 def shake_hands(world: World, sender: int, communicator: bytes) -> MemoryStream:
     """A connection of `sender`, which holds its keys, to worker 1."""
     greeting = Hello(sender, 1, Lane.COLLECTIVE, communicator, NONCE)
-    stream = knock(world, world.engines[sender].hello_bytes(greeting), sender)
+    stream = knock(world, world.engines[sender].keys.hello_bytes(greeting), sender)
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES
-    secrets = world.engines[sender].link_secrets(1, greeting, reply[:NONCE_BYTES])
+    secrets = world.engines[sender].keys.link_secrets(1, greeting, reply[:NONCE_BYTES])
     assert reply[NONCE_BYTES:] == secrets.acceptor_confirms
     stream.send(memoryview(secrets.dialler_confirms))
     settle(world)
@@ -208,7 +208,7 @@ def test_the_sessions_key_alone_does_not_make_a_dialler() -> None:
     stream = knock(world, hello(world), 2)
     reply = answer(stream)
     assert reply is not None
-    guess = world.engines[2].link_secrets(1, greeting, reply[:NONCE_BYTES])
+    guess = world.engines[2].keys.link_secrets(1, greeting, reply[:NONCE_BYTES])
     assert guess.acceptor_confirms != reply[NONCE_BYTES:]
     stream.send(memoryview(guess.dialler_confirms))
     settle(world)
@@ -239,7 +239,7 @@ def test_whoever_answers_for_a_worker_must_hold_its_key() -> None:
 def test_who_dials_with_a_key_of_low_order_is_shown_the_door() -> None:
     """Everybody knows what it agrees on: zero."""
     world = World(3)
-    world.engines[1]._public_keys = [bytes(32), *world.engines[1]._public_keys[1:]]
+    world.engines[1].keys._public_keys = [bytes(32), *world.engines[1].keys._public_keys[1:]]
     stream = knock(world, hello(world))
     assert answer(stream) is None
     assert world.engines[1].failure is None and not world.engines[1].acceptor.pending

@@ -105,7 +105,7 @@ def test_an_operation_whose_end_is_interrupted_still_ends(when: str) -> None:
         raise KeyboardInterrupt
 
     if when == "at the end of a call":
-        calls[0].after = interrupt
+        calls[0].copy_out = interrupt
     else:
         calls[0].when_done(interrupt)
     calls[0].when_done(lambda: told.append("first"))
@@ -122,7 +122,7 @@ def test_an_operation_whose_end_is_interrupted_still_ends(when: str) -> None:
             engine.fail(AbortedError("interrupted"))
     engine.fail(AbortedError("interrupted"))  # what the loop does then
     assert all(call.done and call.block(0) and str(call.error) == "interrupted" for call in (calls[0], more))
-    assert told == ["first", "second"] and not engine.unfinished
+    assert told == ["first", "second"] and not engine.requests.unfinished
 
 
 def test_a_submission_that_is_interrupted_ends_with_the_session() -> None:
@@ -154,7 +154,7 @@ def test_what_was_asked_for_behind_something_that_raises_ends_with_it() -> None:
     def before() -> None:
         raise RuntimeError("setStorage: its memory was freed")  # as torch says of a tensor that FSDP has sharded again
 
-    first.before = before
+    first.copy_in = before
     for call in (first, second):
         loop.ask(partial(engine.submit, communicator, call))
     loop.wake()  # one wake for both, as two threads may hand over at once
@@ -228,8 +228,8 @@ def test_a_forked_child_holds_no_key() -> None:
     )
     engine = world.engines[0]
     engine.forget()  # what the fork hook calls in the child
-    assert engine.session_key.reveal() == b"" and not engine.communicators and not engine._shared
-    assert engine._private_key is None
+    assert engine.keys.session_key.reveal() == b"" and not engine.communicators and not engine.keys._shared
+    assert engine.keys._private_key is None
 
 
 def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
@@ -242,7 +242,7 @@ def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
     assert not lonely.done
     late = world.submit(part[0], all_reduce(part[0], torch.ones(10)))
     assert isinstance(late.error, ProtocolError) and "was destroyed" in str(late.error)
-    world.wait(world.engines[0].farewell)
+    world.wait(world.engines[0].drain_timeout)
     assert isinstance(lonely.error, ProtocolError) and "was pending when its group was destroyed" in str(lonely.error)
     assert all(engine.failure is None for engine in world.engines)
 
@@ -310,19 +310,19 @@ def test_who_still_holds_an_object_of_what_has_ended_holds_no_key(ending: str) -
         communicator.origin.seal_into(0, b"header", b"ten bytes.", room)
     with pytest.raises(ProtocolError):
         communicator.origin.open_into(1, 0, b"header", bytes(26), room[:10])
-    assert (world.engines[0]._private_key is None) == (ending != "removal")
+    assert (world.engines[0].keys._private_key is None) == (ending != "removal")
     drive(world, 10)
 
 
 def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
     """Note the secrets of every connection that this engine opens or accepts."""
-    derive = engine.link_secrets
+    derive = engine.keys.link_secrets
 
     def noting(worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
         into.append(derive(worker, hello, acceptor_nonce))
         return into[-1]
 
-    engine.link_secrets = noting  # type: ignore[method-assign]
+    engine.keys.link_secrets = noting  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork"])

@@ -44,7 +44,7 @@ def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
     """It would agree on zero, with everybody."""
     world = World(3)
     for engine in world.engines:
-        engine._public_keys = [*engine._public_keys[:2], bytes(32)]
+        engine.keys._public_keys = [*engine.keys._public_keys[:2], bytes(32)]
     bound = [begin(world, rank) for rank in range(3)]
     settle(world)
     failures = [engine.failure for engine in world.engines]

@@ -46,7 +46,7 @@ def alone(timeout: float) -> World:
 
 def test_a_collective_that_waits_is_named_after_a_minute(said: Said) -> None:
     world = alone(timeout=1800.0)
-    world.engines[0].names = ["this one", "node-b, 10.0.0.2:4000"]
+    world.engines[0].requests.worker_names = ["this one", "node-b, 10.0.0.2:4000"]
     world.wait(59.9)
     assert said() == []
     world.wait(0.1)
@@ -111,7 +111,7 @@ def test_a_recv_is_named_only_once_somebody_waits_for_it(said: Said) -> None:
     world.run([posted])
     world.wait(500.0)
     assert said() == []
-    world.engines[0].limit(posted, world.now + 100.0, 100.0)
+    world.engines[0].requests.set_deadline(posted, world.now + 100.0, 100.0)
     world.wait(50.0)
     (text,) = said()
     assert "send/recv #0 with tag 0 has waited 50 s for worker 1" in text

@@ -12,7 +12,7 @@ import pytest
 
 from ringfence import keys
 from ringfence.collectives import Action, Collective, ScheduleId, Table, build
-from ringfence.dataplane.request import _SEGMENTS_OF_A_PASS, DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
+from ringfence.dataplane.request import _SEGMENTS_PER_PASS, DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
 from ringfence.link.frames import FRAME_BYTES, Type
 from ringfence.link.segments import segment_bytes
 
@@ -78,7 +78,7 @@ def test_limits() -> None:
     assert f"{keys.SEGMENT_BYTES:,}" in SPEC and f"{FRAME_BYTES:,}" in SPEC
     assert f"key_phase = counter >> {keys.KEY_PHASE_SHIFT}" in SPEC
     assert keys.COUNTER_LIMIT == 2**52 and "2^52" in SPEC
-    assert PASS_BYTES == 2 << 20 and f"counts segments from {_SEGMENTS_OF_A_PASS} p" in FLAT
+    assert PASS_BYTES == 2 << 20 and f"counts segments from {_SEGMENTS_PER_PASS} p" in FLAT
     assert keys.LINK_HELLO_SECONDS == 10 and keys.LINK_PENDING == 256 and keys.LINK_PENDING_PER_ADDRESS == 128
 
 

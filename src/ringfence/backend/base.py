@@ -176,7 +176,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         timeout, now = self._seconds(options), engine.clock()
         request = CollectiveRequest(call, now + timeout, keep, schedule, bound, dtype, combine)
         request.timeout, request.next_check = timeout, now + first_check(timeout)
-        request.before, request.after = stage.before, stage.after
+        request.copy_in, request.copy_out = stage.before, stage.after
         if profiler._is_profiler_enabled:
             ranges.record(self, kind.name.lower(), request, stage.given, outputs)
         communicator = self._communicator

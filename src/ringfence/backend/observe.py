@@ -6,7 +6,7 @@ from typing import Any
 
 from ringfence import backend
 from ringfence.errors import ConfigurationError
-from ringfence.runtime.counters import Counters, read
+from ringfence.runtime.counters import Counters
 from ringfence.session import Session
 
 
@@ -25,7 +25,7 @@ def counters() -> Counters:
 
     Raises ConfigurationError where this process has no process group of ringfence's.
     """
-    return read(_session().engine)
+    return _session().engine.counters()
 
 
 def _session() -> Session:

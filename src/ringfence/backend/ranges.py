@@ -50,7 +50,7 @@ def _open_range(name: str, request: Request, inputs: Sequence[torch.Tensor]) -> 
         if futures:
             futures.pop().set_result(None)
 
-    request.ending = end
+    request.on_end = end
 
 
 def _about(

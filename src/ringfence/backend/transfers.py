@@ -53,7 +53,7 @@ class TransferMethods(GroupBase):
         (tensor,) = one(tensors)
         stage = Staging()
         transfer = self._transfer(stage.output(tensor), tag, tensor)
-        transfer.after = stage.after
+        transfer.copy_out = stage.after
         if profiler._is_profiler_enabled:
             ranges.record(self, "recv", transfer, [tensor], [tensor])
         communicator, engine = self._communicator, self._session.engine

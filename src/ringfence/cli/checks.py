@@ -207,12 +207,12 @@ def data_plane() -> Check:
     """Which one moves the bytes. The one in Python does the same, slower, and nothing else would tell."""
     name = "data plane"
     try:
-        from ringfence.dataplane import choice, info
+        from ringfence.dataplane import info, native
     except RingfenceError as error:
         return Check(name, str(error), None, False, "unset RINGFENCE_CORE, or install ringfence again")
     except (ImportError, RuntimeError) as error:  # RuntimeError is what torch raises when a plug-in of it fails
         return Check(name, f"unknown: torch or cryptography cannot be imported ({error})", None)
-    if choice.COMPILED:
+    if native.COMPILED:
         return Check(name, "compiled", "compiled", True)
     return Check(name, f"not compiled: {info.why_not()}", "python")
 

@@ -1,13 +1,13 @@
-"""Host memory: tensors as bytes and bytes as tensors, and the segments that frames are built in.
+"""Host memory: tensors as bytes, bytes as tensors, and the segments in which frames are built.
 
-This is the staging seam: everything above it hands over tensors, everything below it sees bytes of this process. A device
-tensor would be staged here.
+Everything above this module passes tensors; everything below it handles bytes of this process.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,20 +15,22 @@ import torch
 from ringfence.errors import TensorChangedError, UnsupportedError
 from ringfence.link.frames import FRAME_BYTES
 
+Combine = Callable[..., Any]  # combine(left, right, out=...)
+
 _EMPTY = memoryview(bytearray())
 
 
 @functools.lru_cache(maxsize=1024)
 def _array_type(length: int) -> Any:
-    """A ctypes array of bytes exports memory that is not its own. Making its type costs many times what using it costs."""
+    """Return the ctypes array type of `length` bytes, cached: creating the type costs far more than using it."""
     return ctypes.c_ubyte * length
 
 
 class Lease:
-    """The storage of a tensor that a call uses, and where its memory was when the call was made.
+    """A reference to the storage of a tensor, with the address and size of its memory at the time of the call.
 
-    It keeps the storage alive. That is not enough: `resize_` and `share_memory_` replace the memory of a storage, whoever
-    refers to it. So whoever reads or writes the memory asks `is_intact` first, in the same hold of the interpreter's lock.
+    The reference keeps the storage alive, but `resize_` and `share_memory_` replace its memory. Code that reads or writes
+    the memory therefore calls `is_intact` first, without releasing the interpreter's lock in between.
     """
 
     __slots__ = ("address", "nbytes", "storage")
@@ -39,16 +41,16 @@ class Lease:
         self.nbytes: int = self.storage.nbytes()
 
     def is_intact(self) -> bool:
-        """Whether the storage still has the memory that it had."""
+        """Return whether the storage still has the same memory."""
         return bool(self.storage.data_ptr() == self.address and self.storage.nbytes() == self.nbytes)
 
     def check(self, user: str) -> None:
-        """Raise TensorChangedError if it has not. `user` names the call, and the worker that made it."""
+        """Raise TensorChangedError if the memory was replaced. `user` names the worker and the call."""
         if not self.is_intact():
             raise self.changed(user)
 
     def changed(self, user: str) -> TensorChangedError:
-        """What to raise for a storage that has other memory than it had."""
+        """Return the error for a storage whose memory was replaced."""
         now = self.storage.nbytes()
         what = "moved" if now == self.nbytes else f"resized from {self.nbytes} to {now} bytes"
         return TensorChangedError(
@@ -58,7 +60,7 @@ class Lease:
 
 
 def require_host(tensor: torch.Tensor) -> None:
-    """Refuse what does not live in this process's memory."""
+    """Raise UnsupportedError for a tensor that is not in host memory."""
     if tensor.device.type != "cpu":
         raise UnsupportedError(
             f"ringfence moves CPU tensors; this one is on {tensor.device}. Copy it to the CPU first (tensor.cpu())."
@@ -66,7 +68,7 @@ def require_host(tensor: torch.Tensor) -> None:
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous host tensor, writable. The view, and every view of it, keeps the tensor's storage alive."""
+    """Return the bytes of a contiguous host tensor, writable. The view and its slices keep the storage alive."""
     length = tensor.numel() * tensor.element_size()
     if not length:
         return _EMPTY
@@ -81,50 +83,50 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def lease_of(view: memoryview) -> Lease | None:
-    """The lease behind a view of a tensor's bytes, or None if they are not a tensor's."""
+    """Return the lease of a view that `as_bytes` returned, or None for other memory."""
     return getattr(view.obj, "lease", None)
 
 
 def address_of(view: memoryview) -> int:
-    """Where the bytes of a view begin; it must not be empty."""
+    """Return the address of a view, which must not be empty."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def as_tensor(view: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    """A flat tensor over bytes. It is no autograd tensor and no inference tensor, whatever the bytes belong to."""
+    """Return a flat tensor over bytes. It is neither an autograd nor an inference tensor."""
     if not len(view):
         return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(view, dtype=dtype)
 
 
 def combine_bytes(combine: Any, dtype: torch.dtype, left: memoryview, right: memoryview, target: memoryview) -> None:
-    """The reduction, over bytes."""
+    """Apply a reduction to bytes."""
     combine(as_tensor(left, dtype), as_tensor(right, dtype), out=as_tensor(target, dtype))
 
 
 def divide(tensor: torch.Tensor, divisor: int) -> None:
-    """An average's last step, in place. An average of integers is rounded toward zero, as NCCL rounds it."""
+    """Divide in place, the last step of an average. Integers are rounded toward zero, as in NCCL."""
     exact = tensor.is_floating_point() or tensor.is_complex()
     tensor.div_(divisor, rounding_mode=None if exact else "trunc")
 
 
 def divide_bytes(dtype: torch.dtype, target: memoryview, divisor: int) -> None:
-    """The same, over bytes."""
+    """Apply `divide` to bytes."""
     divide(as_tensor(target, dtype), divisor)
 
 
 def scratch(length: int) -> tuple[memoryview, Any]:
-    """Uninitialised bytes, and the object that keeps them."""
+    """Return uninitialised bytes and the object that owns them."""
     keeper = torch.empty(length, dtype=torch.uint8, device="cpu")
     if not length:
         return _EMPTY, keeper
     exporter = _array_type(length).from_address(keeper.data_ptr())
-    exporter.keeper, exporter.lease = keeper, None  # nobody else can resize it
+    exporter.keeper, exporter.lease = keeper, None  # no other code can resize it
     return memoryview(exporter).cast("B"), keeper
 
 
 class Segment:
-    """Room for one frame, or for the plaintext of one segment."""
+    """A buffer for one frame, or for the plaintext of one segment."""
 
     __slots__ = ("_typed", "view")
 
@@ -133,7 +135,7 @@ class Segment:
         self._typed: dict[torch.dtype, torch.Tensor] = {}
 
     def typed(self, dtype: torch.dtype) -> torch.Tensor:
-        """The start of the segment as a tensor."""
+        """Return the segment as a tensor of this dtype."""
         found = self._typed.get(dtype)
         if found is None:
             usable = FRAME_BYTES // 16 * 16
@@ -142,7 +144,7 @@ class Segment:
 
 
 class Pool:
-    """Segments that are used again; it keeps at most `most` idle ones."""
+    """A pool of segments that keeps at most `most` idle ones."""
 
     __slots__ = ("_idle", "_most", "made")
 

@@ -1,6 +1,6 @@
-"""One end of a link, the part that moves bytes: what is half written, and the frame that is expected next.
+"""One endpoint of a link: moves bytes between a stream and the executions that are queued on it.
 
-This is the data plane's other half beside run.py, in Python. _core.c has the same names and does the same.
+This is the implementation in Python. The compiled data plane has the same names and the same behaviour.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ringfence.link.frames import HEADER_BYTES, Type
 
 if TYPE_CHECKING:
     from ringfence.dataplane.buffers import Pool, Segment
-    from ringfence.dataplane.execution import Execution
+    from ringfence.dataplane.request import Request
     from ringfence.link.seal import Opener, Sealer
 
-_COUNTER_AT = 40  # where a forwarded frame's own counter stands in the header
+_COUNTER_AT = 40  # offset of a forwarded frame's own counter in the header
 _COUNTER_END = 48
 
 
@@ -28,10 +28,26 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Endpoint:
-    """A stream, whether it can be read or written now, a FIFO of (run, step), and what is left of a frame half written.
+class Frames(Protocol):
+    """Produces and consumes the frames of an endpoint: one pass of a collective (execution.py)."""
 
-    The order in which frames stand on the wire is the order in which both ends queued them.
+    operation: Request
+
+    @property
+    def done(self) -> list[int]: ...
+    @property
+    def segments(self) -> list[int]: ...
+    def ready(self, index: int, /) -> bool: ...
+    def overhead(self, index: int, /) -> int: ...
+    def seal_next(self, index: int, sealer: Sealer, /) -> tuple[memoryview, Segment] | None: ...
+    def expect(self, index: int, opener: Opener, /) -> tuple[bytes, int] | None: ...
+    def open_next(self, index: int, header: bytes, frame: memoryview, segment: Segment, opener: Opener, /) -> bool: ...
+
+
+class Endpoint:
+    """A stream, its readiness, a FIFO of (execution, step), and the unsent rest of a frame.
+
+    Both endpoints of a link queue frames in the same order; that is their order on the wire.
     """
 
     def __init__(self, ready: deque[Any], blocked: set[Any], pool: Pool) -> None:
@@ -44,31 +60,31 @@ class Endpoint:
         self.ended = False
         self.open = False
         self.queued = False
-        self.queue: deque[tuple[Execution, int]] = deque()
+        self.queue: deque[tuple[Frames, int]] = deque()
         self.sealer: Sealer
         self.opener: Opener
         self._unsent: memoryview | None = None
         self._sending: Segment | None = None
         self._expected: bytes | None = None
-        self._surprising = False
+        self._unexpected = False
         self._receiving: Segment | None = None
         self._have = 0
         self._total = 0
         self.far_end = -1
         self.wire_sent = self.wire_received = self.payload_sent = self.payload_received = 0
-        self.waits = self.waited = self._waiting_since = (
-            0  # how often, and how many nanoseconds, for a frame that is due
-        )
+        self.waits = 0  # how often a frame was due and had not arrived
+        self.waited = 0  # nanoseconds of those waits
+        self._waiting_since = 0
         self.spent: tuple[int, ...] = (0,) * 6  # only the compiled data plane has clocks
 
     def wake(self) -> None:
-        """Have the engine call `work` soon."""
+        """Schedule a call of `work`."""
         if not self.queued:
             self.queued = True
             self._ready.append(self)
 
     def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
-        """The stream's state changed. `ended`: no further change will be told, so read on until the end."""
+        """Record a change of the stream. After `ended` no further change is reported, so everything left is read."""
         self.readable |= readable
         self.writable |= writable
         self.ended |= ended
@@ -78,17 +94,17 @@ class Endpoint:
 
     @property
     def pending(self) -> bool:
-        """Whether a frame is half written."""
+        """Whether a part of a frame has not been written yet."""
         return self._unsent is not None
 
     def put(self, frame: memoryview, segment: Segment | None = None, /) -> None:
-        """Write this next; `segment` goes back to the pool afterwards."""
+        """Write `frame` next; return `segment` to the pool afterwards."""
         if self._unsent is not None:
             raise RuntimeError("a frame is still being written")
         self._unsent, self._sending = frame, segment
 
     def flush(self) -> bool:
-        """Write what is left of a frame. True when nothing is left."""
+        """Write the rest of a frame. Return True if nothing is left."""
         unsent = self._unsent
         if unsent is None:
             return True
@@ -104,7 +120,7 @@ class Endpoint:
         self.wire_sent += sent
         if sent < len(unsent):
             self._unsent = unsent[sent:]
-            self.writable = False  # the buffer is full: the next edge says when to go on
+            self.writable = False  # the socket buffer is full: the next edge event resumes
             self._blocked.add(self)
             return False
         self._unsent = None
@@ -114,7 +130,7 @@ class Endpoint:
             self._sending = None
         return True
 
-    # -- waiting, and what the receiving end of a collective link adds -------------------------------------------------
+    # -- waiting, and hooks of the receiving endpoint of a collective link ---------------------------------------------
 
     def begin_to_wait(self) -> None:
         if not self._waiting_since:
@@ -127,16 +143,16 @@ class Endpoint:
             self._waiting_since = 0
 
     def stream_ended(self) -> None:
-        """The peer closed the stream."""
+        """Called when the peer has closed the stream."""
         raise NotImplementedError
 
     def length_of_other(self, header: bytes) -> int:
-        """The length of a frame that was not expected; raises where there is no such frame."""
+        """Return the length of an unexpected frame; raise AuthenticationError if the header is invalid."""
         raise NotImplementedError
 
 
 def send(endpoint: Endpoint) -> None:
-    """Write on; when nothing is left, seal and write the next segment that may leave."""
+    """Continue writing; when nothing is left, seal and write the next segment that is ready."""
     if not endpoint.flush() or not endpoint.queue:
         return
     execution, index = endpoint.queue[0]
@@ -152,7 +168,7 @@ def send(endpoint: Endpoint) -> None:
 
 
 def receive(endpoint: Endpoint) -> bytes | None:
-    """Read on; open a segment that is complete. Returns a frame that is complete and not the expected one."""
+    """Continue reading; open a complete segment. Return a complete frame that is not the expected one, else None."""
     if not endpoint.queue:
         return None
     execution, index = endpoint.queue[0]
@@ -169,10 +185,10 @@ def receive(endpoint: Endpoint) -> bytes | None:
         endpoint._receiving = endpoint._pool.take()
     segment = endpoint._receiving
     assert segment is not None
-    if not _read_on(endpoint, segment.view):
+    if not _read_more(endpoint, segment.view):
         return None
     frame = segment.view[: endpoint._total]
-    if endpoint._surprising:
+    if endpoint._unexpected:
         return bytes(frame)
     header, endpoint._expected, endpoint._receiving = endpoint._expected, None, None
     if execution.done[index] + 1 == execution.segments[index]:
@@ -185,8 +201,8 @@ def receive(endpoint: Endpoint) -> bytes | None:
     return None
 
 
-def _read_on(endpoint: Endpoint, view: memoryview) -> bool:
-    """True when the frame is complete."""
+def _read_more(endpoint: Endpoint, view: memoryview) -> bool:
+    """Read more of a frame. Return True if it is complete."""
     assert endpoint.stream is not None
     before = endpoint._have
     wanted = endpoint._total - before
@@ -205,13 +221,13 @@ def _read_on(endpoint: Endpoint, view: memoryview) -> bool:
     endpoint.wire_received += got
     endpoint.end_wait()
     if before < HEADER_BYTES <= endpoint._have:
-        endpoint._surprising = not _as_expected(view, endpoint._expected)
-        if endpoint._surprising:
+        endpoint._unexpected = not _as_expected(view, endpoint._expected)
+        if endpoint._unexpected:
             endpoint._total = endpoint.length_of_other(bytes(view[:HEADER_BYTES]))
     if endpoint._have >= endpoint._total:
         return True
     if got < wanted and not endpoint.ended:
-        endpoint.readable = False  # drained: the next edge says when to go on
+        endpoint.readable = False  # drained: the next edge event resumes
         endpoint.begin_to_wait()
     else:
         endpoint.wake()
@@ -219,7 +235,7 @@ def _read_on(endpoint: Endpoint, view: memoryview) -> bool:
 
 
 def _as_expected(view: memoryview, expected: bytes | None) -> bool:
-    """Whether the header is the expected one; a forwarded frame brings its own counter."""
+    """Return whether the header is the expected one; a forwarded frame carries its own counter."""
     assert expected is not None
     if view[:HEADER_BYTES] == expected:
         return True

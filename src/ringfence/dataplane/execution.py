@@ -1,20 +1,21 @@
-"""A schedule at work: one pass of a collective over its memory, segment by segment. The C of _core.c does the same.
+"""The execution of a schedule: one pass of a collective over its memory, segment by segment.
 
-    a SEND's segment     dependencies done -> seal (or take what was received sealed) -> the outbox writes it
-    a RECV's segment     the inbox reads it -> open into place -> perhaps keep the ciphertext to pass on
-    a REDUCE's segment   the inbox reads it -> open beside -> add to the local operand
+    segment of a SEND     dependencies done -> seal, or reuse the received ciphertext -> the outbox writes it
+    segment of a RECV     the inbox reads it -> open in place -> keep the ciphertext if it is forwarded
+    segment of a REDUCE   the inbox reads it -> open into a buffer -> reduce into the local operand
 
-Each step counts its finished segments; a step may do segment s when the steps it waits for have done theirs. Finishing a
-segment wakes the links of the steps that wait for it. Nothing here blocks and nothing here touches a socket.
+Each step counts its finished segments. A step may process segment s when the steps it depends on have finished theirs.
+Finishing a segment wakes the links of the dependent steps. Nothing here blocks or uses a socket. The compiled data plane
+implements the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ringfence.collectives.schedule import Action, Step
-from ringfence.dataplane.buffers import Segment, as_tensor, divide, lease_of
+from ringfence.collectives.schedule import Action, Buffer, Step
+from ringfence.dataplane.buffers import Combine, Pool, Segment, as_tensor, divide, lease_of
 from ringfence.errors import AuthenticationError
 from ringfence.keys import KEY_PHASE_SHIFT, TAG_BYTES
 from ringfence.link.frames import (
@@ -32,33 +33,58 @@ from ringfence.link.segments import segment_bytes, segment_count
 if TYPE_CHECKING:
     import torch
 
+    from ringfence.dataplane.endpoint import Endpoint
     from ringfence.dataplane.program import Program
     from ringfence.dataplane.request import Request
-    from ringfence.link.seal import Opener, Sealer
-    from ringfence.runtime.communicator import Communicator
+    from ringfence.link.seal import Opener, OriginKeys, Sealer
 
-_HOP, _FORWARD = int(Type.HOP), int(Type.FORWARD)  # an enum's member costs a look-up for every frame
+_HOP, _FORWARD = int(Type.HOP), int(Type.FORWARD)  # looking up an enum member would cost time on every frame
 
-Combine = Callable[..., Any]  # combine(left, right, out=...)
+
+class Route(Protocol):
+    """The endpoints of a communicator, and what its frames carry."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def instance(self) -> bytes: ...
+    @property
+    def pool(self) -> Pool: ...
+    @property
+    def origin(self) -> OriginKeys: ...
+    def outbox(self, peer: int, /) -> Endpoint: ...
+    def inbox(self, peer: int, /) -> Endpoint: ...
+
+
+class Pass(NamedTuple):
+    """One pass of a collective: the call, the slices of its buffers, and the reduction."""
+
+    sequence: int  # number of the call in its communicator
+    call: bytes  #   the packed call, carried by every header
+    parts: dict[Buffer, list[memoryview]]
+    dtype: torch.dtype
+    combine: Combine | None
+    first_segment: int = 0  # segments of earlier passes: segments are numbered over the whole collective
+    keep: Any = None  #       owner of the memory of `parts`
 
 
 class Execution:
-    """One pass: a program, the memory of each chunk, and how far each step has come."""
+    """A program, the memory of each chunk, and the progress of each step."""
 
     __slots__ = (
-        "_base",
         "_call",
+        "_ciphertexts",
         "_combine",
         "_dtype",
-        "_each",
         "_finished",
+        "_first_segment",
         "_instance",
         "_keep",
-        "_kept",
         "_leases",
-        "_left",
         "_pool",
         "_route",
+        "_segment_bytes",
+        "_steps_left",
         "_tensors",
         "_views",
         "done",
@@ -71,26 +97,22 @@ class Execution:
 
     def __init__(
         self,
-        communicator: Communicator,
+        route: Route,
         program: Program,
-        sequence: int,
-        call: bytes,
+        work: Pass,
         views: list[memoryview],
         keeper: Any,
-        dtype: torch.dtype,
-        combine: Combine | None,
-        base: int,
         finished: Callable[[], None],
     ) -> None:
-        self._route = communicator
-        self._pool = communicator.pool
-        self._instance = communicator.instance
+        self._route = route
+        self._pool = route.pool
+        self._instance = route.instance
         self.program = program
-        self.sequence = sequence
-        self._call = call
-        self._dtype = dtype
-        self._combine = combine
-        self._base = base  # segments of earlier passes: positions are counted over the whole collective
+        self.sequence = work.sequence
+        self._call = work.call
+        self._dtype = dtype = work.dtype
+        self._combine = work.combine
+        self._first_segment = work.first_segment
         self._finished = finished
         self._views = views
         self._leases = [lease_of(view) for view in views]
@@ -98,27 +120,27 @@ class Execution:
         self._tensors = {chunk: as_tensor(self._views[chunk], dtype) for chunk in program.typed}
         count = len(program.steps)
         self.done = [0] * count
-        self._each = [segment_bytes(len(view)) for view in self._views]
+        self._segment_bytes = [segment_bytes(len(view)) for view in self._views]
         self.segments = [segment_count(len(self._views[step.chunk])) for step in program.steps]
-        self._left = count
-        self._kept: dict[tuple[int, int], Segment] = {}  # (step, segment) -> ciphertext to pass on
+        self._steps_left = count
+        self._ciphertexts: dict[tuple[int, int], Segment] = {}  # (step, segment) -> ciphertext to forward
         self.links: list[Any] = [None] * count
         self.operation: Request
 
     # -- start and progress ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Queue every message on its link, in program order, and do the local steps that can be done."""
-        communicator = self._route
-        if not self._left:
+        """Queue every message on its link, in program order, and execute the local steps that are ready."""
+        route = self._route
+        if not self._steps_left:
             self._end()
             return
         local = []
         for index, step in enumerate(self.program.steps):
             if step.action is Action.SEND:
-                link: Any = communicator.outbox(step.peer)
+                link: Any = route.outbox(step.peer)
             elif step.action is Action.RECV or step.action is Action.REDUCE:
-                link = communicator.inbox(step.peer)
+                link = route.inbox(step.peer)
             else:
                 local.append(index)
                 continue
@@ -129,11 +151,11 @@ class Execution:
             self._do_local(index)
 
     def _end(self) -> None:
-        finished, self._finished = self._finished, _nothing  # the callback holds this run: leave no cycle behind
+        finished, self._finished = self._finished, _nothing  # the callback refers to this object: break the cycle
         finished()
 
     def ready(self, index: int) -> bool:
-        """Whether the step's next segment may be done."""
+        """Return whether the next segment of a step can be processed."""
         segment = self.done[index]
         for needed, by_segment in self.program.dependencies[index]:
             if self.done[needed] < (segment + 1 if by_segment else self.segments[needed]):
@@ -143,15 +165,15 @@ class Execution:
     def _advance(self, index: int) -> None:
         self.done[index] += 1
         if self.done[index] == self.segments[index]:
-            self._left -= 1
+            self._steps_left -= 1
         for other in self.program.wakes[index]:
             link = self.links[other]
             if link is not None:
                 link.wake()
             elif self.program.steps[other].action >= Action.COPY:
                 self._do_local(other)
-        if not self._left:
-            self._left = -1
+        if not self._steps_left:
+            self._steps_left = -1
             self._end()
 
     def _do_local(self, index: int) -> None:
@@ -168,28 +190,31 @@ class Execution:
             self._advance(index)
 
     def _check(self, chunk: int) -> None:
-        """Refuse memory that its storage no longer has: before each use, and after each that gave up the lock."""
+        """Raise TensorChangedError if the storage of a chunk was resized or moved.
+
+        Called before each use of the memory, and after each use that released the interpreter's lock.
+        """
         lease = self._leases[chunk]
         if lease is not None and not lease.is_intact():
             self.operation.memory_changed(lease)
 
     def _bytes(self, chunk: int, segment: int) -> memoryview:
-        each = self._each[chunk]
+        each = self._segment_bytes[chunk]
         return self._views[chunk][segment * each : (segment + 1) * each]
 
     def _tensor(self, chunk: int, segment: int) -> torch.Tensor:
         whole = self._tensors[chunk]
-        each = self._each[chunk] // whole.element_size()
+        each = self._segment_bytes[chunk] // whole.element_size()
         return whole[segment * each : (segment + 1) * each]
 
     def overhead(self, index: int) -> int:
-        """What a frame of this step adds to its payload."""
+        """Return the bytes that a frame of this step adds to its payload."""
         return HOP_OVERHEAD if self.program.steps[index].origin < 0 else FORWARD_OVERHEAD
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def seal_next(self, index: int, sealer: Sealer) -> tuple[memoryview, Segment] | None:
-        """The next frame of a SEND, sealed and in its segment, or None when it has to wait."""
+        """Return the next frame of a SEND, sealed, with its segment; None if the step is not ready."""
         if not self.ready(index):
             return None
         step = self.program.steps[index]
@@ -198,7 +223,7 @@ class Execution:
             segment = self._pool.take()
             frame = self._seal_for_hop(index, position, segment.view, sealer)
         else:
-            kept = self._kept.pop((index, position), None)
+            kept = self._ciphertexts.pop((index, position), None)
             segment = kept or self._pool.take()
             seal = self._seal_as_origin if kept is None else self._forward
             frame = seal(index, position, segment, sealer)
@@ -207,7 +232,7 @@ class Execution:
 
     def _seal_for_hop(self, index: int, position: int, view: memoryview, sealer: Sealer) -> memoryview:
         step = self.program.steps[index]
-        each = self._each[step.chunk]
+        each = self._segment_bytes[step.chunk]
         payload = self._views[step.chunk][position * each : (position + 1) * each]
         length = len(payload)
         pack_header_into(
@@ -219,7 +244,7 @@ class Execution:
             0,
             length,
             step.label,
-            self._base + position,
+            self._first_segment + position,
             NO_ORIGIN,
             self.sequence,
             0,
@@ -247,7 +272,7 @@ class Execution:
         return _tag_for_hop(segment.view, end, sealer)
 
     def _forward(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
-        """Pass on what was received: the ciphertext stays as it came, the hop's part of the header is written anew."""
+        """Forward received ciphertext unchanged; only the hop's part of the header is rewritten."""
         length = len(self._bytes(self.program.steps[index].chunk, position))
         hop = self._header(_FORWARD, index, position, 0, sealer.counter >> KEY_PHASE_SHIFT, 0, 0)[:HOP_BYTES]
         segment.view[:HOP_BYTES] = hop
@@ -263,7 +288,7 @@ class Execution:
             0,
             length,
             self.program.steps[index].label,
-            self._base + position,
+            self._first_segment + position,
             origin,
             self.sequence,
             counter,
@@ -274,8 +299,7 @@ class Execution:
     # -- receiving ---------------------------------------------------------------------------------------------------
 
     def expect(self, index: int, opener: Opener) -> tuple[bytes, int] | None:
-        """The header that the next frame must have (its counter aside) and the length of the whole frame, or None when
-        its place is not free yet."""
+        """Return the expected header of the next frame (its counter aside) and the frame's length; None if not ready."""
         if not self.ready(index):
             return None
         step = self.program.steps[index]
@@ -288,9 +312,9 @@ class Execution:
         return header, length + FORWARD_OVERHEAD
 
     def open_next(self, index: int, header: bytes, frame: memoryview, segment: Segment, opener: Opener) -> bool:
-        """Open the frame of a RECV or REDUCE into place. True when the segment is kept here, to be passed on.
+        """Open the frame of a RECV or REDUCE in place. Return True if the segment is kept for forwarding.
 
-        `header` is the expected one, which the frame's is known to equal but for the counter of a forwarded one.
+        `header` is the expected header. The frame's header equals it, except for the counter of a forwarded frame.
         """
         step = self.program.steps[index]
         position = self.done[index]
@@ -309,7 +333,7 @@ class Execution:
 
     def _reduce(self, step: Step, position: int, header: bytes, frame: memoryview, opener: Opener) -> None:
         whole = self._tensors[step.chunk]
-        each = self._each[step.chunk] // whole.element_size()
+        each = self._segment_bytes[step.chunk] // whole.element_size()
         target = whole[position * each : (position + 1) * each]
         beside = self._pool.take()
         opener.open_into(header, frame[HEADER_BYTES:], beside.view[: len(frame) - HOP_OVERHEAD])
@@ -340,15 +364,15 @@ class Execution:
         self._check(step.chunk)
 
     def _keep_for_forwarding(self, index: int, position: int, segment: Segment) -> bool:
-        """Hand the segment to the SEND that passes it on; further SENDs get copies, since each rewrites the hop's part."""
+        """Give the segment to the SEND that forwards it; further SENDs get copies, since each rewrites the hop's part."""
         forwarders = self.program.forwarded_by[index]
         if not forwarders:
             return False
         for other in forwarders[1:]:
             copy = self._route.pool.take()
             copy.view[:] = segment.view
-            self._kept[other, position] = copy
-        self._kept[forwarders[0], position] = segment
+            self._ciphertexts[other, position] = copy
+        self._ciphertexts[forwarders[0], position] = segment
         return True
 
 
@@ -357,6 +381,6 @@ def _nothing() -> None:
 
 
 def _tag_for_hop(view: memoryview, end: int, sealer: Sealer) -> memoryview:
-    """Complete a forwarded frame: a tag for this hop over the header and the origin's tag."""
+    """Complete a forwarded frame with this hop's tag over the header and the origin's tag."""
     view[end : end + TAG_BYTES] = sealer.tag(bytes(view[:HEADER_BYTES]) + bytes(view[end - TAG_BYTES : end]))
     return view[: end + TAG_BYTES]

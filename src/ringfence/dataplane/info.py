@@ -1,4 +1,4 @@
-"""What can be said about this machine's data plane without torch: whether it is the compiled one, and if not, why."""
+"""Whether the compiled data plane is available, and why not. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from ringfence.errors import ConfigurationError
 
 
 def is_compiled() -> bool:
-    """Whether a worker that is started from here has the compiled data plane. Importing it would import torch."""
+    """Return whether a worker started in this environment uses the compiled data plane, without importing it (and torch)."""
     return os.environ.get("RINGFENCE_CORE") != "python" and find_spec("ringfence.dataplane._core") is not None
 
 
 def wanted() -> str:
-    """Which one RINGFENCE_CORE asks for: "python", "compiled", or "" for the best there is; what is neither is refused."""
+    """Return the value of RINGFENCE_CORE: "python", "compiled", or "" for the best available.
+
+    Raises ConfigurationError for any other value, and for "compiled" if the compiled data plane is not installed.
+    """
     asked = os.environ.get("RINGFENCE_CORE", "")
     if asked not in ("", "python", "compiled"):
         raise ConfigurationError(f"RINGFENCE_CORE is {asked!r}; it may be 'compiled' or 'python', or not set")
@@ -27,7 +30,7 @@ def wanted() -> str:
 
 
 def why_not() -> str:
-    """Why it is the one in Python, and what to do about it."""
+    """Return why the data plane in Python is used, and what to do about it."""
     if os.environ.get("RINGFENCE_CORE") == "python":
         return "RINGFENCE_CORE asks for the one in Python, which is slower; unset it"
     return (

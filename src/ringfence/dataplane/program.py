@@ -1,21 +1,25 @@
-"""A schedule made ready to run: for each step what it waits for, whom it wakes, and its place on the wire."""
+"""A schedule prepared for execution: the dependents of each step, and the position of each message on the wire."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from ringfence.collectives.schedule import Action, Buffer, Dependency, Schedule, Step
-from ringfence.dataplane.choice import compile_program
+from ringfence.dataplane.native import compile_program
 
 
 class Program(NamedTuple):
+    """A schedule with the tables that an execution looks up for each step."""
+
     schedule: Schedule
     steps: tuple[Step, ...]
     dependencies: tuple[tuple[Dependency, ...], ...]
-    wakes: tuple[tuple[int, ...], ...]  #     steps that wait for this one
-    ordinals: tuple[int, ...]  #              how many messages of this pair came before: the header's `step`
-    forwarded_by: tuple[tuple[int, ...], ...]  # for a RECV: the SENDs that pass its ciphertext on
-    typed: frozenset[int]  #                  chunks that are computed on, not only moved
+    wakes: tuple[tuple[int, ...], ...]  #     the steps that depend on this one
+    ordinals: tuple[
+        int, ...
+    ]  #              index of the message among those to or from the same peer: the header's `step`
+    forwarded_by: tuple[tuple[int, ...], ...]  # for a RECV: the SENDs that forward its ciphertext
+    typed: frozenset[int]  #                  chunks that are reduced or scaled, not only moved
     compiled: Any  #                          the same for the compiled data plane
 
 
@@ -23,7 +27,7 @@ _programs: dict[int, Program] = {}
 
 
 def program(schedule: Schedule) -> Program:
-    """The program of a schedule; made once for each schedule, which the catalogue makes once for each group size."""
+    """Return the program of a schedule. It is cached, as is the schedule of each group size."""
     found = _programs.get(id(schedule))
     if found is None or found.schedule is not schedule:
         if len(_programs) > 4096:
@@ -38,12 +42,12 @@ def _compile(schedule: Schedule) -> Program:
     for index, needed in enumerate(schedule.dependencies):
         for dependency in needed:
             wakes[dependency.step].append(index)
-    woken, ordinals, forwarders = tuple(map(tuple, wakes)), _ordinals(steps), _forwarders(steps)
+    wakes_of, ordinals, forwarders = tuple(map(tuple, wakes)), _ordinals(steps), _forwarders(steps)
     return Program(
         schedule=schedule,
         steps=steps,
         dependencies=schedule.dependencies,
-        wakes=woken,
+        wakes=wakes_of,
         ordinals=ordinals,
         forwarded_by=forwarders,
         typed=frozenset(
@@ -56,17 +60,17 @@ def _compile(schedule: Schedule) -> Program:
         compiled=compile_program(
             steps,
             schedule.dependencies,
-            woken,
+            wakes_of,
             ordinals,
             _sharers(steps, forwarders),
-            _heirs(schedule),
+            _fused_sends(schedule),
             len(schedule.chunks),
         ),
     )
 
 
 def _ordinals(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """The k-th message to a peer is the k-th message from us there, so k names it at both ends."""
+    """The k-th message to a peer is the k-th message received there, so k identifies it at both endpoints."""
     seen: dict[tuple[bool, int], int] = {}
     ordinals = []
     for step in steps:
@@ -83,7 +87,7 @@ def _forwarders(steps: tuple[Step, ...]) -> tuple[tuple[int, ...], ...]:
         if step.action is Action.SEND and step.origin >= 0:
             sends.setdefault((step.chunk, step.origin), []).append(index)
     return tuple(
-        tuple(later for later in sends.get((step.chunk, step.origin), ()) if later > index)
+        tuple(send for send in sends.get((step.chunk, step.origin), ()) if send > index)
         if step.action is Action.RECV and step.origin >= 0
         else ()
         for index, step in enumerate(steps)
@@ -91,7 +95,7 @@ def _forwarders(steps: tuple[Step, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _sharers(steps: tuple[Step, ...], forwarders: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """For each step the SENDs that write the ciphertext it has: what it received, or what it sealed as the origin."""
+    """For each step, the SENDs that reuse its ciphertext: received, or sealed as the origin."""
     sealed: dict[tuple[int, int, int], list[int]] = {}
     for index, step in enumerate(steps):
         if step.action is Action.SEND and step.origin >= 0:
@@ -104,11 +108,11 @@ def _sharers(steps: tuple[Step, ...], forwarders: tuple[tuple[int, ...], ...]) -
     )
 
 
-def _heirs(schedule: Schedule) -> tuple[int, ...]:
-    """For each REDUCE the SEND that is all its sum is for, because whoever touches the chunk next overwrites it; or -1."""
-    heirs = [-1] * len(schedule.steps)
+def _fused_sends(schedule: Schedule) -> tuple[int, ...]:
+    """For each REDUCE, the only SEND that reads its result before it is overwritten (fused in the compiled plane); or -1."""
+    fused = [-1] * len(schedule.steps)
     if any(place.parts > 1 for place in schedule.chunks):  # then chunks may overlap without being the same
-        return tuple(heirs)
+        return tuple(fused)
     touching: dict[int, list[int]] = {}
     for index, step in enumerate(schedule.steps):
         for chunk in {step.chunk, step.other} - {-1}:
@@ -117,13 +121,13 @@ def _heirs(schedule: Schedule) -> tuple[int, ...]:
         for index, after, last in zip(indices, indices[1:], [*indices[2:], -1], strict=False):
             step, following = schedule.steps[index], schedule.steps[after]
             is_sum = step.action is Action.REDUCE and step.chunk == chunk
-            if is_sum and following.action is Action.SEND and following.origin < 0 and _is_lost(schedule, chunk, last):
-                heirs[index] = after
-    return tuple(heirs)
+            if is_sum and following.action is Action.SEND and following.origin < 0 and _is_dead(schedule, chunk, last):
+                fused[index] = after
+    return tuple(fused)
 
 
-def _is_lost(schedule: Schedule, chunk: int, index: int) -> bool:
-    """Whether nobody reads the chunk from this step on."""
+def _is_dead(schedule: Schedule, chunk: int, index: int) -> bool:
+    """Return whether the chunk is overwritten or unused from this step on."""
     if index < 0:
         return schedule.chunks[chunk].buffer is Buffer.SCRATCH
     step = schedule.steps[index]

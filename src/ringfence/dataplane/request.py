@@ -1,4 +1,4 @@
-"""What was asked of the runtime: an operation, its deadline, how it ended, and who waits for it."""
+"""Requests: what a process group submits to the runtime, with its deadline, its outcome and its waiters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringfence.collectives import Collective, Schedule
 from ringfence.collectives.schedule import Buffer
-from ringfence.dataplane.buffers import Lease, address_of
+from ringfence.dataplane.buffers import Combine, Lease, address_of
 from ringfence.dataplane.program import Program, program
 from ringfence.errors import RingfenceError
 from ringfence.keys import SEGMENT_BYTES
@@ -17,11 +17,9 @@ from ringfence.link.frames import Call
 if TYPE_CHECKING:
     import torch
 
-    from ringfence.dataplane.execution import Combine
-
 NEVER = float("inf")
-WAIT_WARNING_SECONDS = 60.0  # what an operation waits before people are told, or half its timeout if that is shorter
-POINT_TO_POINT = 64  # the operation code of send and recv
+WAIT_WARNING_SECONDS = 60.0  # wait until the first warning; half the timeout if that is shorter
+POINT_TO_POINT = 64  # operation code of send and recv
 
 REDUCTIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
 DTYPES = (
@@ -51,15 +49,15 @@ DTYPES = (
 _REDUCING = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
 _ROOTED = (Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collective.SCATTER)
 
-# Where ciphertext is kept to be passed on, or sums stand in scratch, a large collective is run in passes over slices of
-# its parts, so that what is kept stays small. All ranks cut alike: the rule looks only at what they share.
+# A large collective that keeps ciphertext for forwarding, or sums in scratch memory, is executed in passes over slices of its
+# parts, which bounds that memory. The rule depends only on values that all ranks share, so all ranks slice alike.
 PASS_BYTES = 8 * SEGMENT_BYTES
-_SEGMENTS_OF_A_PASS = 16
+_SEGMENTS_PER_PASS = 16
 _IN_PASSES = (*_REDUCING, Collective.ALL_GATHER, Collective.BROADCAST)
 
 
 def describe_call(call: Call, sequence: int) -> str:
-    """A call in words, for error messages on any rank."""
+    """Return a call as text for error messages, such as "all_reduce #3 (10 x float32, sum)"."""
     dtype = DTYPES[call.dtype] if call.dtype < len(DTYPES) else f"dtype {call.dtype}"
     if call.operation == POINT_TO_POINT:
         return f"send/recv #{sequence} with tag {call.tag} ({call.elements} x {dtype})"
@@ -76,108 +74,117 @@ def describe_call(call: Call, sequence: int) -> str:
 
 
 def first_check(timeout: float) -> float:
-    """After how many seconds the engine looks at an operation with this timeout."""
+    """Return the seconds until the engine first checks a request with this timeout."""
     return WAIT_WARNING_SECONDS if timeout > 2 * WAIT_WARNING_SECONDS else timeout / 2
 
 
 class Request:
-    """One call, from submission to its end. Ended exactly once, by the thread that drives the loop."""
+    """One call, from submission to completion. The thread that drives the progress loop completes it exactly once."""
 
     __slots__ = (
         "_callbacks",
-        "_ended",
-        "after",
+        "_done_lock",
         "call",
-        "communicator",
+        "copy_out",
         "deadline",
         "done",
-        "ending",
         "error",
         "keep",
         "next_check",
+        "on_end",
         "sequence",
         "source",
         "timeout",
         "wait_timeout",
+        "worker",
     )
 
     def __init__(self, call: Call, deadline: float, keep: Any = None) -> None:
         self.call = call
         self.deadline = deadline
-        self.timeout = NEVER  # seconds before its deadline that it began; without any, nobody waits for it yet
-        self.next_check = deadline  # when the engine looks at it again
-        self.wait_timeout = NEVER  # seconds that whoever waits for it gives it, where it has no deadline before that
-        self.keep = keep  # the tensors behind the memory, alive until the end
-        self.communicator: Any = None
+        self.timeout = NEVER  # deadline minus the start; infinite until the deadline is set
+        self.next_check = deadline  # when the engine checks it for a warning or the deadline
+        self.wait_timeout = NEVER  # the timeout that starts when a caller waits for it
+        self.keep = keep  # owner of the memory, referenced until completion
+        self.worker = -1  # rank of this worker, for error messages
         self.sequence = 0
         self.source = -1
         self.done = False
         self.error: RingfenceError | None = None
-        self.ending: Callable[[], None] | None = (
-            None  # however it ends, before anybody is told: ends a profiler's range
-        )
-        self.after: Callable[[], None] | None = None  # on success, before anybody is told: copies back
-        self._ended = threading.Lock()
-        self._ended.acquire()
+        self.on_end: Callable[[], None] | None = None  # called before waiters are woken: ends a profiler's range
+        self.copy_out: Callable[[], None] | None = None  # called on success, before waiters are woken
+        self._done_lock = threading.Lock()
+        self._done_lock.acquire()
         self._callbacks: list[Callable[[], None]] = []
 
     def describe(self) -> str:
         return describe_call(self.call, self.sequence)
 
     def memory_changed(self, lease: Lease) -> NoReturn:
-        """The storage of a tensor has other memory than when the call was made: nothing more of it is touched."""
-        raise lease.changed(f"worker {self.communicator.engine.rank}: {self.describe()}")
+        """Raise TensorChangedError: the storage of a tensor was resized or moved since the call."""
+        raise lease.changed(f"worker {self.worker}: {self.describe()}")
 
     def finish(self, error: RingfenceError | None = None) -> None:
-        """End it; wake whoever waits. Done again it does the rest, in case an interrupt came in between."""
-        if error is None and self.after is not None and not self.done:
+        """Complete the request and wake its waiters. Idempotent: a second call completes an interrupted first one."""
+        if error is None and self.copy_out is not None and not self.done:
             try:
-                self.after()
+                self.copy_out()
             except Exception as mistake:
                 error = RingfenceError(f"the result of {self.describe()} could not be copied back: {mistake}")
-        if self.ending is not None:
-            self.ending()
+        if self.on_end is not None:
+            self.on_end()
         if not self.done:
-            # No lock: only who drives comes here, or a signal handler that interrupts it and leaves, which would wait for
-            # itself. Handlers run when a call has returned or a function begins, so none comes between the question and
-            # the release. One that comes before ends it in this one's place; one that comes after it does the rest.
+            # No lock: only the driving thread calls this, or a signal handler that interrupts it, which would deadlock on
+            # a lock. CPython runs handlers when a call returns or a function begins, so none runs between the test and the
+            # release. A handler that runs earlier completes the request; one that runs later does the rest.
             self.error = error
             self.done = True
-            self._ended.release()
-        self.keep = self.after = None
+            self._done_lock.release()
+        self.keep = self.copy_out = None
         if self._callbacks:
             self._call_back()
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back at the end, from the loop; at once if it has ended."""
+        """Call `callback` on completion, from the driving thread; immediately if the request is done."""
         if self.done:
             callback()
             return
         self._callbacks.append(callback)
-        if self.done:  # since a moment ago, and who ended it may not have seen this one
+        if self.done:  # completed meanwhile, perhaps without seeing this callback
             self._call_back()
 
     def _call_back(self) -> None:
-        """Each is taken in one step, and so called once: others may be here too, in another thread or in a handler."""
+        """Call the callbacks. `pop` is atomic, so each is called once, even if another thread or a handler is here too."""
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)
-            except IndexError:  # somebody else took the last one
+            except IndexError:  # another thread took the last one
                 return
             callback()
 
     def block(self, seconds: float) -> bool:
-        """Wait for the end in the calling thread; signals arrive meanwhile."""
-        if self._ended.acquire(timeout=seconds if seconds < threading.TIMEOUT_MAX else -1):
-            self._ended.release()
+        """Wait for completion in the calling thread; signals are delivered meanwhile. Return whether it is done."""
+        if self._done_lock.acquire(timeout=seconds if seconds < threading.TIMEOUT_MAX else -1):
+            self._done_lock.release()
             return True
         return False
 
 
 class CollectiveRequest(Request):
-    """A collective bound to memory: the schedule, the bytes of each part, and the slices they are worked on in."""
+    """A collective bound to memory: the schedule, the bytes of each part, and the passes it is executed in."""
 
-    __slots__ = ("_cut", "_extents", "before", "combine", "dtype", "next_pass", "parts", "passes", "program", "running")
+    __slots__ = (
+        "_extents",
+        "_sliced",
+        "combine",
+        "copy_in",
+        "dtype",
+        "next_pass",
+        "parts",
+        "passes",
+        "program",
+        "running",
+    )
 
     def __init__(
         self,
@@ -190,7 +197,7 @@ class CollectiveRequest(Request):
         combine: Combine | None,
     ) -> None:
         super().__init__(call, deadline, keep)
-        self.before: Callable[[], None] | None = None  # when it begins: copies in
+        self.copy_in: Callable[[], None] | None = None  # called when the first pass starts
         self.program: Program = program(schedule)
         self.parts = parts
         self.dtype = dtype
@@ -201,20 +208,20 @@ class CollectiveRequest(Request):
         if schedule.size > 2 and call.operation in _IN_PASSES:
             longest = max((len(part) for buffer in parts.values() for part in buffer), default=0)
             self.passes = max(1, -(-longest // PASS_BYTES))
-        self._cut = self.passes > 1
+        self._sliced = self.passes > 1
         self._extents: list[tuple[bool, int, int]] | None = None
 
     def slices(self, index: int) -> dict[Buffer, list[memoryview]]:
-        """The parts' slices of one pass."""
-        if not self._cut:
+        """Return the slices of the parts for one pass."""
+        if not self._sliced:
             return self.parts
         start, stop = index * PASS_BYTES, (index + 1) * PASS_BYTES
         return {buffer: [part[start:stop] for part in parts] for buffer, parts in self.parts.items()}
 
     def follows(self, earlier: CollectiveRequest) -> bool:
-        """Whether it reads what the earlier one writes, or writes what that one touches: then it must wait for it."""
-        if self.before or self.after or earlier.before or earlier.after:
-            return True  # copies touch memory that the parts do not show
+        """Return whether the memory of both overlaps and one of them writes it: then this one waits for the earlier one."""
+        if self.copy_in or self.copy_out or earlier.copy_in or earlier.copy_out:
+            return True  # copies use memory that is not among the parts
         return any(
             (writes or wrote) and start < its_end and its_start < end
             for writes, start, end in self._memory()
@@ -222,7 +229,7 @@ class CollectiveRequest(Request):
         )
 
     def _memory(self) -> list[tuple[bool, int, int]]:
-        """Of each buffer whether it is written, and where it begins and ends; what lies between its parts included."""
+        """Return (written, start, end) of each buffer, gaps between its parts included."""
         if self._extents is None:
             self._extents = []
             for buffer, parts in self.parts.items():
@@ -233,5 +240,5 @@ class CollectiveRequest(Request):
         return self._extents
 
     def first_segment(self, index: int) -> int:
-        """Where a pass begins to count its segments: no two segments of a part have one number."""
-        return index * _SEGMENTS_OF_A_PASS
+        """Return the number of the first segment of a pass; segment numbers are unique within a part."""
+        return index * _SEGMENTS_PER_PASS

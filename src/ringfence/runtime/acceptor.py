@@ -1,151 +1,186 @@
-"""The acceptor of a worker: everybody who has no link yet.
+"""The acceptor of a worker: connections that have no link yet.
 
-Pending connections: unauthenticated peers, workers under peer verification, workers that dialled a group before it was made.
+They are pending connections, peer verifications, and authenticated connections for a group that this worker has not created
+yet.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import Protocol
 
+from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, ProtocolError, RingfenceError
 from ringfence.keys import LINK_PENDING, LINK_PENDING_PER_ADDRESS
-from ringfence.runtime.connection import Inbox
-from ringfence.runtime.peer_verification import Pair, PeerVerifier, VerificationLink
+from ringfence.link.hello import Hello, LinkSecrets
+from ringfence.runtime.connection import Link
+from ringfence.runtime.events import LinkContext, PeerLink
+from ringfence.runtime.peer_verification import PairScope, PeerVerifier, VerificationLink
 from ringfence.runtime.pending import PendingConnection
 
-if TYPE_CHECKING:
-    from ringfence.dataplane.endpoint import Stream
-    from ringfence.link.hello import Hello, LinkSecrets
-    from ringfence.runtime.communicator import Communicator
-    from ringfence.runtime.connection import Link
-    from ringfence.runtime.engine import Engine
+
+class Destination(Protocol):
+    """A communicator as a dialler reaches it."""
+
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    def reached_by(self, hello: Hello, /) -> Link: ...
+
+
+class Destinations(Protocol):
+    """The communicators of a worker, by the digest that a hello names."""
+
+    def find(self, digest: bytes, /) -> Destination | None: ...
+    def is_destroyed(self, digest: bytes, /) -> bool: ...
+
+
+class _RefusedLink(Link):
+    """Tells the dialler of a destroyed group that the group is gone."""
+
+    def work(self) -> None:
+        """Do nothing: BYE has been sent."""
 
 
 class Acceptor:
-    """Who comes to one worker in one session, and whom it calls on, until a link has them."""
+    """Accepts connections until a link takes them over, and runs the peer verifications that this worker starts."""
 
-    def __init__(self, engine: Engine, peer_verifier: PeerVerifier | None) -> None:
+    def __init__(
+        self, context: LinkContext, destinations: Destinations, peer_verifier: PeerVerifier | None = None
+    ) -> None:
         self.peer_verifier = peer_verifier
         self.pending: set[PendingConnection] = set()
-        self.verification_links: dict[int, VerificationLink] = {}  # under way
-        self.met: set[int] = set()  # those to whom this worker has introduced itself
-        self._engine = engine
+        self.verification_links: dict[int, VerificationLink] = {}  # in progress, by worker
+        self.verified: set[int] = set()  # workers that this worker has presented its proof to
+        self._context = context
+        self._destinations = destinations
         self._parked: dict[bytes, list[tuple[Hello, Stream, LinkSecrets]]] = {}
 
-    # -- unauthenticated peers ------------------------------------------------------------------------------------------
+    # -- unauthenticated peers ---------------------------------------------------------------------------------------
 
     def accept(self, stream: Stream, address: str) -> None:
-        """Somebody dialled. A flood of unauthenticated peers costs itself its oldest connections, nobody else's."""
-        if self._engine.failure is not None:  # the memory of what was pending is no longer ours
+        """Accept a connection. Above the limits, the oldest pending connection of the same address, or of all, is closed."""
+        if self._context.events.failed:
             stream.close()
             return
-        unauthenticated_peers = [connection for connection in self.pending if connection.verifies_peer is None]
-        same = [connection for connection in unauthenticated_peers if connection.address == address]
-        crowd = same if len(same) >= LINK_PENDING_PER_ADDRESS else unauthenticated_peers
-        if len(same) >= LINK_PENDING_PER_ADDRESS or len(unauthenticated_peers) >= LINK_PENDING:
-            min(crowd, key=lambda connection: (connection.known, connection.queued, connection.deadline)).close()
-        connection = PendingConnection(self._engine, stream, address)
+        unauthenticated = [connection for connection in self.pending if connection.presenting_worker is None]
+        same = [connection for connection in unauthenticated if connection.address == address]
+        candidates = same if len(same) >= LINK_PENDING_PER_ADDRESS else unauthenticated
+        if len(same) >= LINK_PENDING_PER_ADDRESS or len(unauthenticated) >= LINK_PENDING:
+            min(candidates, key=lambda connection: (connection.known, connection.queued, connection.deadline)).close()
+        connection = PendingConnection(self._context, self, stream, address)
         self.pending.add(connection)
-        self._engine.network.watch(stream, connection)
+        self._context.network.watch(stream, connection)
         connection.wake()
 
-    def admitted(self, connection: PendingConnection, stream: Stream, hello: Hello, secrets: LinkSecrets) -> None:
-        """A dialler has shown that it is who it says."""
+    def on_authenticated(
+        self, connection: PendingConnection, stream: Stream, hello: Hello, secrets: LinkSecrets
+    ) -> None:
+        """Give the stream of an authenticated dialler to its link, or keep it until its group is created."""
         self.pending.discard(connection)
-        known = self.peer_verifier
-        if known is not None and known.due(hello.sender) and not known.verified(hello.sender):
+        verifier = self.peer_verifier
+        if verifier is not None and verifier.due(hello.sender) and not verifier.verified(hello.sender):
             self._hang_up(stream)
-            raise ProtocolError(f"worker {hello.sender} dialled a link before it had shown its proof")
-        communicator = self._engine.communicators.get(hello.group)
-        if communicator is not None:
-            self._hand_over(communicator, hello, stream, secrets)
-        elif hello.group in self._engine.past:
-            self._turn_away(hello, stream, secrets)
+            raise ProtocolError(f"worker {hello.sender} dialled a link before it had presented its proof")
+        destination = self._destinations.find(hello.group)
+        if destination is not None:
+            self._hand_over(destination, hello, stream, secrets)
+        elif self._destinations.is_destroyed(hello.group):
+            self._refuse(hello, stream, secrets)
         else:
             self._parked.setdefault(hello.group, []).append((hello, stream, secrets))
 
-    def open(self, communicator: Communicator) -> None:
-        """This worker has made a group: those who dialled it early are let through."""
-        while self._parked.get(communicator.digest):  # a failure hangs up on the rest
-            hello, stream, secrets = self._parked[communicator.digest].pop(0)
-            try:
-                self._hand_over(communicator, hello, stream, secrets)
-            except AuthenticationError:
-                continue  # as in the pending connection: it costs the unauthenticated peer its connection
-            except RingfenceError as error:
-                self._engine.fail(error, hello.sender)
-        self._parked.pop(communicator.digest, None)
+    def on_closed(self, connection: PendingConnection, worker: int | None) -> None:
+        """Drop a closed connection. A worker that has left the run may be missed now, if this was its last dial."""
+        self.pending.discard(connection)
+        if worker is not None:
+            self._context.events.call_soon(partial(self._context.events.check_departed, worker))
 
-    def _hand_over(self, communicator: Communicator, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
+    def open(self, destination: Destination) -> None:
+        """Hand over the connections of members that dialled a group before this worker created it."""
+        while self._parked.get(destination.digest):  # a failure closes the others
+            hello, stream, secrets = self._parked[destination.digest].pop(0)
+            try:
+                self._hand_over(destination, hello, stream, secrets)
+            except AuthenticationError:
+                continue  # closes only this connection
+            except RingfenceError as error:
+                self._context.events.fail(error, hello.sender)
+        self._parked.pop(destination.digest, None)
+
+    def _hand_over(self, destination: Destination, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
         try:
-            if hello.sender not in communicator.ranks:
+            if hello.sender not in destination.ranks:
                 raise AuthenticationError(
-                    f"worker {hello.sender} dialled group {communicator.name!r}, which it is not in"
+                    f"worker {hello.sender} dialled group {destination.name!r}, of which it is not a member"
                 )
-            link = communicator.reached_by(hello)
+            link = destination.reached_by(hello)
             if link.stream is not None:
                 raise ProtocolError(f"worker {hello.sender} dialled the same link twice")
-            self._engine.network.watch(stream, link)
+            self._context.network.watch(stream, link)
             link.attach(stream, secrets)
         except BaseException:
-            self._hang_up(stream)  # or the network would keep its number, which will be somebody else's
+            self._hang_up(stream)  # or the network would keep its file descriptor number
             raise
 
-    def _turn_away(self, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
-        """It dialled a group that this worker has destroyed: it hears what it would have heard on a link of it."""
-        link = Inbox(self._engine, cast("Communicator", Pair((hello.sender,), hello.group, removed=True)), 0)
+    def _refuse(self, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
+        """Send BYE to the dialler of a destroyed group, as a link of that group would have done."""
+        link = _RefusedLink(self._context, PairScope(digest=hello.group, removed=True), hello.sender)
         link.attach(stream, secrets)
-        link.say_bye()
+        link.send_bye()
 
-    def hears(self, link: Link) -> bool:
-        """Whether somebody who has said who it is is about to reach this link."""
-        return any(connection.dials(link) for connection in self.pending)
+    def is_connecting(self, worker: int, lane: int, digest: bytes) -> bool:
+        """Return whether a pending connection is for this worker, lane and group."""
+        return any(connection.is_for(worker, lane, digest) for connection in self.pending)
 
     def _hang_up(self, stream: Stream) -> None:
-        self._engine.network.forget(stream)
+        self._context.network.forget(stream)
         stream.close()
 
-    # -- peer verifications -----------------------------------------------------------------------------------------------
+    # -- peer verification -------------------------------------------------------------------------------------------
 
-    def is_verified(self, link: Link) -> bool:
-        """Whether the two ends of a link know each other. If not, they are introduced, and then it is dialled."""
+    def may_dial(self, link: PeerLink) -> bool:
+        """Return whether a link may be dialled. If not, verify its worker first; the link is dialled afterwards."""
         worker = link.worker
-        if self.peer_verifier is None or worker in self.met or not self.peer_verifier.due(worker):
+        if self.peer_verifier is None or worker in self.verified or not self.peer_verifier.due(worker):
             return True
-        peer_verification = self.verification_links.get(worker)
-        if peer_verification is None:
-            peer_verification = self.verification_links[worker] = VerificationLink(self._engine, worker)
-            peer_verification.dial()
-        peer_verification.waiting.append(link)
+        verification = self.verification_links.get(worker)
+        if verification is None:
+            verification = self.verification_links[worker] = VerificationLink(self._context, worker, self)
+            verification.dial()
+        verification.waiting.append(link)
         return False
 
-    def verify_by(self, peer_verification: VerificationLink) -> None:
-        """This one takes the place of an earlier attempt."""
-        self.verification_links[peer_verification.worker] = peer_verification
+    def replace_verification(self, link: VerificationLink) -> None:
+        """Replace an earlier attempt to verify the same worker."""
+        self.verification_links[link.worker] = link
 
-    def on_verified(self, peer_verification: VerificationLink) -> None:
-        """Both have verified: the acceptor shows its proof only to those who pass."""
-        self.met.add(peer_verification.worker)
-        del self.verification_links[peer_verification.worker]
-        for link in peer_verification.waiting:
-            self._engine.call_soon(link.dial)  # not in that worker's turn: what this machine refuses is not its fault
+    def on_verified(self, link: VerificationLink) -> None:
+        """Dial the links that waited. Both sides have verified: the acceptor presents its proof only after it has."""
+        self.verified.add(link.worker)
+        del self.verification_links[link.worker]
+        for waiting in link.waiting:
+            self._context.events.call_soon(waiting.dial)  # later, so that a local OSError is not blamed on that worker
 
-    def peer_presented(self, worker: int) -> None:
-        """A worker begins to show its proof. It has one connection for that: an older one is what it gave up."""
-        for connection in [each for each in self.pending if each.verifies_peer == worker]:
+    def on_presentation(self, worker: int) -> None:
+        """Close older connections on which this worker presented its proof: it has abandoned them."""
+        for connection in [each for each in self.pending if each.presenting_worker == worker]:
             connection.close()
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Hang up on the silent. Who has said something is heard first: it was this worker that was late, if it was stopped."""
+        """Close silent connections. A connection with unread bytes is served first: this worker may have been stopped."""
         for connection in [each for each in self.pending if each.deadline <= now and not each.queued]:
             connection.close()
 
     def close(self) -> None:
-        """Hang up on those who dialled and have no link yet, or they would wait for an answer; and introduce nobody."""
-        for peer_verification in self.verification_links.values():
-            peer_verification.close()
+        """Close all connections that have no link, and end the peer verifications."""
+        for verification in self.verification_links.values():
+            verification.close()
         for connection in list(self.pending):
             connection.close()
         for waiting in self._parked.values():
@@ -154,14 +189,17 @@ class Acceptor:
         self._parked.clear()
 
     def forget(self) -> list[Stream]:
-        """In a forked child: everybody is the parent's. The streams whose descriptors are to be closed."""
+        """Drop keys and policy in a forked child; return the streams whose descriptors are to be closed."""
         streams = [stream for parked in self._parked.values() for _, stream, _ in parked]
-        known: list[PendingConnection | VerificationLink] = [*self.pending, *self.verification_links.values()]
-        streams += [each.stream for each in known if each.stream is not None]
-        for each in known:
-            each.stream = None  # its number will be somebody else's
+        open_connections: list[PendingConnection | VerificationLink] = [
+            *self.pending,
+            *self.verification_links.values(),
+        ]
+        streams += [each.stream for each in open_connections if each.stream is not None]
+        for each in open_connections:
+            each.stream = None  # its descriptor number will be reused
             each.forget()
-        self.peer_verifier = None  # and with them the policy
+        self.peer_verifier = None  # it holds the policy
         self._parked.clear()
         self.pending.clear()
         self.verification_links.clear()

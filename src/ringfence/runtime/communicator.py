@@ -1,15 +1,16 @@
-"""A group at work: its links, its queue of collectives, and the opening in which its members agree on an instance secret."""
+"""A communicator: the links of a process group, its queue of collectives, and the opening that agrees on an instance secret."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from ringfence import keys
-from ringfence.collectives import Collective, choose
+from ringfence.collectives import Collective, Table, choose
 from ringfence.collectives.schedule import Buffer
 from ringfence.dataplane.choice import Execution, make_execution
+from ringfence.dataplane.endpoint import Frames
+from ringfence.dataplane.execution import Pass
 from ringfence.dataplane.program import program
 from ringfence.dataplane.request import CollectiveRequest, Request, describe_call
 from ringfence.errors import PeerLostError
@@ -17,122 +18,130 @@ from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
 from ringfence.link.seal import OriginKeys, instance_identifier, wipe
 from ringfence.runtime.connection import Inbox, Link, Outbox, header_call
+from ringfence.runtime.events import LinkContext
 from ringfence.runtime.point_to_point import TagMatcher
 
-if TYPE_CHECKING:
-    from ringfence.runtime.engine import Engine
-
-_AT_ONCE = 4  # passes, of one or of several collectives, that are under way together
+_CONCURRENT_PASSES = 4  # of one or of several collectives
 
 
 def group_digest(name: str, ranks: tuple[int, ...]) -> bytes:
-    """What names a group on the wire before its instance is known."""
+    """Return the digest that identifies a group on the wire before its instance secret is agreed on."""
     return keys.digest(keys.GROUP, name.encode(), b"".join(rank.to_bytes(4, "big") for rank in ranks))
 
 
 class Communicator:
-    """The ranks of one process group, seen from this worker."""
+    """The state of one process group on this worker."""
 
-    def __init__(self, engine: Engine, name: str, ranks: tuple[int, ...]) -> None:
-        self.engine = engine
+    def __init__(self, context: LinkContext, table: Table, name: str, ranks: tuple[int, ...]) -> None:
+        self.context = context
+        self.table = table
         self.name = name
         self.ranks = ranks
         self.size = len(ranks)
-        self.rank = ranks.index(engine.rank)
+        self.rank = ranks.index(context.rank)
         self.digest = group_digest(name, ranks)
-        self.instance = self.digest[:INSTANCE_BYTES]  # until the opening gives a fresh one
-        self.pool = engine.pool
+        self.instance = self.digest[:INSTANCE_BYTES]  # replaced by the opening
+        self.pool = context.queues.pool
         self.origin: OriginKeys
         self.sequence = 0
-        self.destroyed = False  # takes nothing more
-        self.give_up: Callable[[], None] | None = (
-            None  # what ends its last collectives if they do not end by themselves
-        )
-        self.removed = False  # and what it had under way has ended
+        self.destroyed = False  # accepts no further request
+        self.removed = False  # and has no request in progress
+        self.removal: Callable[[], None] | None = None  # the timer that removes it if its last collectives do not end
         self.outboxes: dict[int, Outbox] = {}
         self.inboxes: dict[int, Inbox] = {}
-        self.tag_matcher = TagMatcher(engine, self)
+        self.tag_matcher = TagMatcher(context, self)
         self._waiting: deque[CollectiveRequest] = deque()
         self._active: list[Execution] = []
         self._opened = self.size == 1
         self._opening = False
-        self._drawn = bytearray(keys.SECRET_BYTES)  # what the members drew, joined by XOR while the opening runs
+        self._drawn = bytearray(keys.SECRET_BYTES)  # during the opening: the XOR of what the members drew
 
     # -- links -------------------------------------------------------------------------------------------------------
 
     def outbox(self, peer: int) -> Outbox:
-        if self.ranks[peer] in self.engine.departed:
+        """Return the link for sending to a peer, dialling it on first use. Raises PeerLostError if the peer has left."""
+        if self.ranks[peer] in self.context.departed:
             raise PeerLostError(f"worker {self.ranks[peer]} left the run and is still needed")
         link = self.outboxes.get(peer)
         if link is None:
-            link = self.outboxes[peer] = Outbox(self.engine, self, peer)
+            link = self.outboxes[peer] = Outbox(self.context, self, peer)
             link.dial()
         return link
 
     def inbox(self, peer: int) -> Inbox:
+        """Return the link for receiving from a peer. Raises PeerLostError if the peer has left without dialling it."""
         link = self._inbox(peer)
-        if link.stream is None and self.never_comes(link):
-            raise PeerLostError(f"{link.parting()} and is still needed")
+        if link.stream is None and self._is_unreachable(link):
+            raise PeerLostError(f"{link.departure_text()} and is still needed")
         return link
 
-    def never_comes(self, link: Inbox) -> bool:
-        """Whether its peer has not dialled it, and has left, or said goodbye where this worker dialled it."""
+    def unreachable_frames(self, peer: int) -> Sequence[tuple[Frames, int]]:
+        """Return what waits for frames of a peer that will never connect."""
+        link = self.inboxes.get(peer)
+        return link.queue if link is not None and self._is_unreachable(link) else ()
+
+    def _is_unreachable(self, link: Inbox) -> bool:
+        """Return whether the peer has not dialled this link, and has left the run or sent BYE on the outbox to it."""
         outbox = self.outboxes.get(link.peer)
-        gone = link.worker in self.engine.departed or (outbox is not None and outbox.farewell)
-        return gone and link.stream is None and not self.engine.acceptor.hears(link)
+        gone = link.worker in self.context.departed or (outbox is not None and outbox.bye_received)
+        if not gone or link.stream is not None:
+            return False
+        return not self.context.events.is_connecting(link.worker, link.lane, self.digest)
 
     def _inbox(self, peer: int) -> Inbox:
         link = self.inboxes.get(peer)
         if link is None:
-            link = self.inboxes[peer] = Inbox(self.engine, self, peer)
+            link = self.inboxes[peer] = Inbox(self.context, self, peer)
         return link
 
     def reached_by(self, hello: Hello) -> Link:
-        """The link that a confirmed dialler reached. It may have left since: what it wrote before still counts."""
+        """Return the link that an authenticated dialler reached. It may have left since; what it wrote before counts."""
         peer = self.ranks.index(hello.sender)
         return self.tag_matcher.receiver(peer) if hello.lane == Lane.POINT_TO_POINT else self._inbox(peer)
 
     def links(self) -> list[Link]:
+        """Return all links."""
         return [*self.outboxes.values(), *self.inboxes.values(), *self.tag_matcher.links()]
 
     def waiting_for(self) -> list[Link]:
-        """The links to workers that an operation waits for."""
+        """Return the links to workers that a request waits for."""
         inboxes = [link for link in self.inboxes.values() if link.queue]
-        blocked = self.engine.blocked
+        blocked = self.context.queues.blocked
         outboxes = [link for link in self.outboxes.values() if link in blocked or (link.queue and not link.open)]
         return [*inboxes, *outboxes, *(link for link in self.tag_matcher.links() if link.needed)]
 
     # -- collectives, first in first out -----------------------------------------------------------------------------
 
     def submit(self, request: CollectiveRequest) -> None:
+        """Queue a collective and start what can be started."""
         self.sequence += 1
         request.sequence = self.sequence
         self._waiting.append(request)
-        self._pump()
+        self._start_passes()
 
-    def _pump(self) -> None:
-        """Start what may start: passes in order, a few at a time."""
-        if self.engine.failure is not None or self.removed:  # what waits here has ended; its memory is no longer ours
+    def _start_passes(self) -> None:
+        """Start passes in order, up to the limit of concurrent ones."""
+        if self.context.events.failed or self.removed:  # waiting requests have ended; their memory is the caller's
             return
         if not self._opened:
             self._open()
             return
-        while self._waiting and len(self._active) < _AT_ONCE:
+        while self._waiting and len(self._active) < _CONCURRENT_PASSES:
             request = self._waiting[0]
             index = request.next_pass
             if not index:
-                if self._in_use(request):
+                if self._shares_memory(request):
                     return
-                if request.before is not None:
-                    request.before()
+                if request.copy_in is not None:
+                    request.copy_in()
             request.next_pass += 1
             request.running += 1
             if request.next_pass == request.passes:
                 self._waiting.popleft()
             self._start(request, index)
 
-    def _in_use(self, request: CollectiveRequest) -> bool:
-        """Whether a call that is under way uses its memory: calls on one tensor follow each other."""
+    def _shares_memory(self, request: CollectiveRequest) -> bool:
+        """Return whether an active request uses the same memory: such requests are executed one after the other."""
         earlier = (execution.operation for execution in self._active)
         return any(isinstance(each, CollectiveRequest) and request.follows(each) for each in earlier)
 
@@ -143,78 +152,77 @@ class Communicator:
             self._active.remove(execution)
             request.running -= 1
             if not request.running and request.next_pass == request.passes:
-                self.engine.finish(request)
-            self.engine.call_soon(self._pump)
+                self.context.events.finish(request)
+            self.context.events.call_soon(self._start_passes)
 
-        execution = make_execution(
-            self,
-            request.program,
-            request.sequence,
-            request.call.pack(),
-            request.slices(index),
-            request.dtype,
-            request.combine,
-            request.first_segment(index),
-            finished,
-            request.keep,
+        work = Pass(
+            sequence=request.sequence,
+            call=request.call.pack(),
+            parts=request.slices(index),
+            dtype=request.dtype,
+            combine=request.combine,
+            first_segment=request.first_segment(index),
+            keep=request.keep,
         )
+        execution = make_execution(self, request.program, work, finished)
         execution.operation = request
         self._active.append(execution)
         execution.start()
 
     def _open(self) -> None:
-        """Before the first collective, agree on the instance secret: every member draws 32 bytes and gets the XOR of all."""
+        """Agree on the instance secret before the first collective: every member draws 32 bytes, all get the XOR."""
         if self._opening:
             return
         self._opening = True
         import torch  # for the reduction
 
-        self._drawn[:] = self.engine.random(keys.SECRET_BYTES)
-        schedule = choose(Collective.GROUP_OPENING, self.size, self.rank, 0, keys.SECRET_BYTES, self.engine.table)
+        self._drawn[:] = self.context.platform.random(keys.SECRET_BYTES)
+        schedule = choose(Collective.GROUP_OPENING, self.size, self.rank, 0, keys.SECRET_BYTES, self.table)
         call = Call(Collective.GROUP_OPENING, schedule=schedule.identifier)
         execution: Execution
 
         def finished() -> None:
             self._active.remove(execution)
-            instance = keys.group_secret(self.engine.session_key, bytes(self._drawn), self.digest)
+            instance = self.context.keys.group_secret(bytes(self._drawn), self.digest)
             wipe(memoryview(self._drawn))
-            self.origin = self.engine.origin_keys(instance, self.rank)
+            self.origin = self.context.keys.origin_keys(instance, self.rank)
             self.instance = instance_identifier(instance, self.digest)
             self._opened = True
-            self.engine.call_soon(self._pump)
+            self.context.events.call_soon(self._start_passes)
 
         parts = {Buffer.DATA: [memoryview(self._drawn)]}
-        execution = make_execution(
-            self, program(schedule), 0, call.pack(), parts, torch.uint8, torch.bitwise_xor, 0, finished
-        )
+        work = Pass(sequence=0, call=call.pack(), parts=parts, dtype=torch.uint8, combine=torch.bitwise_xor)
+        execution = make_execution(self, program(schedule), work, finished)
         execution.operation = Request(call, float("inf"))
         self._active.append(execution)
         execution.start()
 
-    # -- words -------------------------------------------------------------------------------------------------------
+    # -- words for errors --------------------------------------------------------------------------------------------
 
-    def describe_execution(self, execution: Execution) -> str:
+    def describe_execution(self, execution: Frames) -> str:
+        """Return the call that an execution belongs to, and its group."""
         return f"{execution.operation.describe()} in group {self.name!r}"
 
-    def describe_mismatch(self, execution: Execution, peer: int, header: Header) -> str:
+    def describe_mismatch(self, execution: Frames, peer: int, header: Header) -> str:
+        """Return the message for a frame that belongs to another collective than the expected one."""
         theirs = describe_call(header_call(header), header.sequence)
         mine = execution.operation.describe()
         where = f" ({header.length} bytes, step {header.step}, segment {header.segment})" if theirs == mine else ""
         return (
-            f"the ranks of group {self.name!r} run different collectives: worker {self.engine.rank} is in {mine}, "
+            f"the ranks of group {self.name!r} run different collectives: worker {self.context.rank} is in {mine}, "
             f"worker {self.ranks[peer]} sent {theirs}{where}. Every rank must call the same collectives in the same order."
         )
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Say goodbye on every link. What is half written is given time; nothing more is sealed but the goodbyes."""
+        """Send BYE on every link. A frame that is partly written is completed first."""
         for link in self.links():
-            link.say_bye()
+            link.send_bye()
         self._forget_instance()
 
     def forget(self) -> None:
-        """Hold no key. In place: process groups and operations that are referenced still hold this object."""
+        """Wipe all keys in place: process groups and requests may still refer to this object."""
         for link in self.links():
             link.forget()
         self._forget_instance()

@@ -1,14 +1,13 @@
-"""Links: how the ends of a connection come to be, say goodbye, and refuse what they did not expect.
+"""Links: how a connection between two workers is dialled, authenticated, closed, and how unexpected frames are refused.
 
-An `Outbox` is dialled by its sender and writes; an `Inbox` is what the other end reads. What moves their bytes is `End`'s
-(ends.py, or _core.c).
+The sender dials an `Outbox` and writes to it; its peer reads from an `Inbox`. `Endpoint` (dataplane/endpoint.py, or the
+compiled data plane) moves their bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING
 
 from ringfence import keys
 from ringfence.dataplane import choice
@@ -26,80 +25,77 @@ from ringfence.link.frames import (
     read_header,
 )
 from ringfence.link.hello import REPLY_BYTES, Hello, Lane, LinkSecrets
+from ringfence.runtime.events import CollectiveScope, LinkContext, Scope
 from ringfence.transport.outage import is_unanswered
-
-if TYPE_CHECKING:
-    from ringfence.runtime.communicator import Communicator
-    from ringfence.runtime.engine import Engine
-
 
 _log = logging.getLogger(__name__)
 
 
 class Link(choice.Endpoint):
-    """One connection: the worker at its other end, and how it came to be."""
+    """One connection to another worker, dialled or accepted."""
 
     lane = Lane.COLLECTIVE
     served_always = False
 
-    def __init__(self, engine: Engine, communicator: Communicator, peer: int) -> None:
-        super().__init__(engine.ready, engine.blocked, engine.pool)
-        self.engine = engine
-        self.communicator = communicator
-        self.peer = peer  # rank in the group
-        self.worker = self.far_end = communicator.ranks[peer]  # rank in the world
-        self.lingering = False  # its group is gone: say goodbye when what is written has left
-        self.farewell = False  # the peer said BYE
+    def __init__(self, context: LinkContext, scope: Scope, worker: int) -> None:
+        super().__init__(context.queues.ready, context.queues.blocked, context.queues.pool)
+        self.context = context
+        self.scope = scope
+        self.worker = self.far_end = worker  # rank in the world
+        self.lingering = False  # its communicator is gone: send BYE once everything is written
+        self.bye_received = False
         self._dials = 0
-        self._dial_until = 0.0  # the peer may be out of reach until then
+        self._dial_until = 0.0  # the peer may be unreachable until then
         self._warned = False
 
     def work(self) -> None:
+        """Continue, as far as the stream allows."""
         raise NotImplementedError
 
     @property
     def needed(self) -> bool:
-        """Whether something waits for its peer."""
+        """Whether a request waits for the peer."""
         return bool(self.queue)
 
     # -- dialling ----------------------------------------------------------------------------------------------------
 
     def dial(self) -> None:
-        """Begin the connection, once the two workers have met."""
-        if self.engine.failure is not None or self.communicator.removed:
-            return  # what it would have carried has ended
-        if self.engine.acceptor.is_verified(self):
-            self._begin()
+        """Start the connection, once both workers have verified each other."""
+        if self.context.events.failed or self.scope.removed:
+            return  # its requests have ended
+        if self.context.events.may_dial(self):
+            self._connect()
 
-    def _begin(self) -> None:
-        """`_shake_hands` goes on as the stream allows."""
+    def _connect(self) -> None:
+        """Start to connect; `_shake_hands` continues as the stream allows."""
+        context = self.context
         self._dials += 1
-        self._dial_until = self._dial_until or self.engine.clock() + self.engine.outage
+        self._dial_until = self._dial_until or context.platform.clock() + context.platform.outage
         self._hello = Hello(
-            sender=self.engine.rank,
+            sender=context.rank,
             receiver=self.worker,
             lane=self.lane,
-            group=self.communicator.digest,
-            nonce=self.engine.random(keys.NONCE_BYTES),
+            group=self.scope.digest,
+            nonce=context.platform.random(keys.NONCE_BYTES),
         )
-        self._greeting: memoryview | None = memoryview(self.engine.hello_bytes(self._hello))
+        self._greeting: memoryview | None = memoryview(context.keys.hello_bytes(self._hello))
         self._reply = memoryview(bytearray(REPLY_BYTES))
         self._reply_have = 0
         try:
-            self.engine.network.dial(self)
+            context.network.dial(self)
         except PeerLostError as error:
-            self._out_of_reach(error)
+            self._on_unreachable(error)
 
     def _shake_hands(self) -> bool:
-        """One step further as the dialler; True once frames may be sent."""
+        """Continue the link handshake as the dialler. Return True once frames may be sent."""
         assert self.stream is not None
         if self._greeting is not None:
             if not self.writable:
                 return False
             try:
                 sent = self.stream.send(self._greeting)
-            except OSError as error:  # that of connecting
-                self._out_of_reach(error)
+            except OSError as error:  # the error of connecting
+                self._on_unreachable(error)
                 return False
             self._greeting = self._greeting[sent:] if sent < len(self._greeting) else None
             if self._greeting is not None:
@@ -115,33 +111,34 @@ class Link(choice.Endpoint):
                 self._redial()
                 return False
             self._reply_have += got
-        if self.ended:  # it answered, and did not wait for this worker, which may have been stopped
+        if self.ended:  # the peer answered and then closed: this worker was too slow, perhaps stopped
             self._redial()
             return False
         self._confirm(bytes(self._reply))
         return True
 
-    def _out_of_reach(self, error: OSError | PeerLostError) -> None:
-        """No answer, or no route: dial again until the outage timeout. Raises what is no outage."""
+    def _on_unreachable(self, error: OSError | PeerLostError) -> None:
+        """Dial again until the outage timeout if there was no answer or no route; otherwise raise `error`."""
         if not is_unanswered(error):
             raise error
+        context = self.context
         reason = error.strerror if isinstance(error, OSError) else error
-        if self.engine.clock() >= self._dial_until:
-            raise PeerLostError(f"{self.engine.no_answer(self.worker)} ({reason})")
+        if context.platform.clock() >= self._dial_until:
+            raise PeerLostError(f"{context.no_answer(self.worker)} ({reason})")
         if not self._warned:
-            _log.warning("worker %d cannot reach worker %d and tries on: %s", self.engine.rank, self.worker, reason)
+            _log.warning("worker %d cannot reach worker %d and keeps trying: %s", context.rank, self.worker, reason)
         self._warned = True
         self._hang_up()
-        self._dials -= 1  # nobody turned it away
-        self.engine.call_later(keys.OUTAGE_REDIAL_SECONDS, self.dial)
+        self._dials -= 1  # the peer did not refuse it
+        context.events.call_later(keys.OUTAGE_REDIAL_SECONDS, self.dial)
 
     def _redial(self) -> None:
-        """The peer hung up before it was confirmed: perhaps too many dialled at once. Try again, a few times."""
+        """Dial again, a few times: the peer closed the connection early, perhaps because too many were pending."""
         self._hang_up()
-        if self._dials < keys.LINK_DIALS and self.worker not in self.engine.departed:
-            self.engine.call_later(keys.LINK_REDIAL_SECONDS * 2**self._dials, self.dial)
+        if self._dials < keys.LINK_DIALS and self.worker not in self.context.departed:
+            self.context.events.call_later(keys.LINK_REDIAL_SECONDS * 2**self._dials, self.dial)
         else:
-            self.engine.suspect(self, f"worker {self.worker} closed a connection before answering it")
+            self.context.events.suspect(self, f"worker {self.worker} closed a connection before answering it")
 
     def _hang_up(self) -> None:
         self.close()
@@ -149,23 +146,23 @@ class Link(choice.Endpoint):
 
     def _confirm(self, reply: bytes) -> None:
         nonce, confirmation = reply[: keys.NONCE_BYTES], reply[keys.NONCE_BYTES :]
-        secrets = self.engine.link_secrets(self.worker, self._hello, nonce)
+        secrets = self.context.keys.link_secrets(self.worker, self._hello, nonce)
         if not keys.same(confirmation, secrets.acceptor_confirms):
-            raise AuthenticationError(f"whoever answered for worker {self.worker} does not hold its key")
+            raise AuthenticationError(f"the peer that answered for worker {self.worker} does not hold its key")
         self.put(memoryview(secrets.dialler_confirms))
-        self._use(secrets, dialler=True)
+        self._install_keys(secrets, dialler=True)
 
     def attach(self, stream: Stream, secrets: LinkSecrets) -> None:
-        """Take over an accepted connection whose dialler has been confirmed."""
+        """Take over an accepted connection whose dialler has been authenticated."""
         self.stream = stream
         self.readable = self.writable = True
-        self._use(secrets, dialler=False)
+        self._install_keys(secrets, dialler=False)
         self.wake()
 
-    def _use(self, secrets: LinkSecrets, dialler: bool) -> None:
+    def _install_keys(self, secrets: LinkSecrets, dialler: bool) -> None:
         out, into = (secrets.forth, secrets.back) if dialler else (secrets.back, secrets.forth)
-        self.sealer = self.engine.sealer(out)
-        self.opener = self.engine.opener(into)
+        self.sealer = self.context.keys.sealer(out)
+        self.opener = self.context.keys.opener(into)
         self.open = True
 
     def _forged(self) -> AuthenticationError:
@@ -173,85 +170,85 @@ class Link(choice.Endpoint):
             f"a frame from worker {self.worker} does not authenticate: it was changed, forged or replayed"
         )
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------------------------
 
     def control_frame(self, kind: Type, call: bytes, sequence: int = 0) -> memoryview:
-        """A frame without payload."""
+        """Return a sealed frame without payload."""
         header = pack_header(
-            kind,
-            self.sealer.upcoming_key_phase(),
-            0,
-            0,
-            0,
-            0,
-            0,
-            NO_ORIGIN,
-            sequence,
-            0,
-            self.communicator.digest[:16],
-            call,
+            kind, self.sealer.upcoming_key_phase(), 0, 0, 0, 0, 0, NO_ORIGIN, sequence, 0, self.scope.digest[:16], call
         )
         frame = bytearray(HOP_OVERHEAD)
         frame[:HEADER_BYTES] = header
         self.sealer.seal_into(header, b"", memoryview(frame)[HEADER_BYTES:])
         return memoryview(frame)
 
-    def say_bye(self) -> None:
-        """Tell the peer that nothing follows; then close. A frame that is half written is finished first."""
-        self.drop()
-        if self is self.engine.at_work:  # a signal handler leaves: the frame that it interrupted has its number already
+    def send_bye(self) -> None:
+        """Send BYE and close. If a frame is partly written, it is completed first."""
+        self.discard_queue()
+        events = self.context.events
+        if events.is_current(self):  # called by a signal handler; the interrupted frame has used its counter
             self.close()
-        elif self in self.engine.blocked and self.engine.failure is None and not self.lingering:
+        elif self in self.context.queues.blocked and not events.failed and not self.lingering:
             self.lingering = True
         else:
-            self._last_word()
+            self._close_with_bye()
 
-    def _last_word(self) -> None:
-        with contextlib.suppress(OSError):  # the peer may have left first
+    def _close_with_bye(self) -> None:
+        with contextlib.suppress(OSError):  # the peer may have closed first
             if self.open and self.stream is not None and self.flush():
                 self.put(self.control_frame(Type.BYE, Call(0).pack()))
                 self.flush()
         self.close()
 
-    def parting(self) -> str:
-        """What a goodbye on this link means. That of the whole run may still be on its way, on another connection."""
+    def departure_text(self) -> str:
+        """Return what a BYE on this link means. The BYE of the whole run may still be on its way on a control edge."""
         left = f"worker {self.worker} left the run"
-        return left if self.worker in self.engine.departed else f"{left} or destroyed group {self.communicator.name!r}"
+        return left if self.worker in self.context.departed else f"{left} or destroyed group {self.scope.name!r}"
 
     def linger(self) -> None:
-        """Its group is gone: write what is left, then say goodbye."""
+        """Write the rest, then send BYE and close."""
         if self.stream is not None and self.flush():
             self.lingering = False
-            self._last_word()
+            self._close_with_bye()
 
-    def drop(self) -> None:
-        """Begin nothing more: the memory of what is queued is about to be its caller's again."""
+    def discard_queue(self) -> None:
+        """Start no queued frame any more: its memory is about to be returned to the caller."""
         self.queue.clear()
 
     def close(self) -> None:
-        self.engine.blocked.discard(self)
+        """Close the stream and wipe the keys."""
+        self.context.queues.blocked.discard(self)
         if self.stream is not None:
-            self.engine.network.forget(self.stream)
+            self.context.network.forget(self.stream)
             self.stream.close()
             self.stream = None
         self.open = False
         self.forget()
 
     def forget(self) -> None:
-        """Its keys end with the connection; another one has new ones."""
+        """Wipe the keys of this connection; another connection derives new ones."""
         for half in (getattr(self, "sealer", None), getattr(self, "opener", None)):
             if half is not None:
                 half.forget()
 
 
-class Outbox(Link):
-    """The sending end of a collective link. Nothing comes back on it but a goodbye, which is read when the stream ends."""
+class CollectiveLink(Link):
+    """A link between two members of a communicator."""
+
+    def __init__(self, context: LinkContext, scope: CollectiveScope, peer: int) -> None:
+        super().__init__(context, scope, scope.ranks[peer])
+        self.communicator = scope
+        self.peer = peer  # rank in the communicator
+
+
+class Outbox(CollectiveLink):
+    """The sending endpoint. The peer sends nothing on it but NOP and BYE, which are read when the stream ends."""
 
     def work(self) -> None:
         if self.ended and self.open:
-            self._hear_out()
-        if self.farewell:
-            self._miss()
+            self._read_goodbye()
+        if self.bye_received:
+            self._check_still_needed()
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
         if self.lingering:
@@ -259,20 +256,20 @@ class Outbox(Link):
         else:
             choice.send(self)
 
-    def _hear_out(self) -> None:
-        """The stream has ended. All may have been written, and read by nobody: only a goodbye says that nobody misses it."""
-        while (kind := self._next_word()) == Type.NOP:
+    def _read_goodbye(self) -> None:
+        """The stream has ended. Only a BYE tells whether the peer has read everything that was written."""
+        while (kind := self._next_frame_type()) == Type.NOP:
             pass
-        self.farewell = kind == Type.BYE
-        if not self.farewell:
-            self.engine.suspect(self, f"worker {self.worker} closed its connection without saying goodbye")
+        self.bye_received = kind == Type.BYE
+        if not self.bye_received:
+            self.context.events.suspect(self, f"worker {self.worker} closed its connection without a goodbye")
         self.close()
 
-    def _next_word(self) -> int:
-        """The type of the next frame; 0 where there is none."""
+    def _next_frame_type(self) -> int:
+        """Return the type of the next frame, or 0 at the end of the stream."""
         assert self.stream is not None
         frame, have = memoryview(bytearray(HOP_OVERHEAD)), 0
-        with contextlib.suppress(OSError):  # a reset is an end like any other
+        with contextlib.suppress(OSError):  # a reset ends the stream, too
             while have < HOP_OVERHEAD and (got := self.stream.recv_into(frame[have:])):
                 have += got
         if have < HOP_OVERHEAD:
@@ -284,19 +281,16 @@ class Outbox(Link):
             raise self._forged() from None
         return read_header(header).type
 
-    def _miss(self) -> None:
-        """The peer has said goodbye: fail if something is to be written to it, or was to come on a link of its own."""
-        inbox = self.communicator.inboxes.get(self.peer)
-        queue = self.queue or (inbox.queue if inbox is not None and self.communicator.never_comes(inbox) else ())
+    def _check_still_needed(self) -> None:
+        """Raise PeerLostError if frames are to be sent to a peer that said BYE, or expected from it."""
+        queue = self.queue or self.communicator.unreachable_frames(self.peer)
         if queue:
-            execution = queue[0][0]
-            raise PeerLostError(
-                f"{self.parting()} while {self.communicator.describe_execution(execution)} still needed it"
-            )
+            needed_by = self.communicator.describe_execution(queue[0][0])
+            raise PeerLostError(f"{self.departure_text()} while {needed_by} still needed it")
 
 
-class Inbox(Link):
-    """The receiving end of a collective link: reads exactly the frame that the schedule expects next."""
+class Inbox(CollectiveLink):
+    """The receiving endpoint: reads exactly the frame that the schedule expects next."""
 
     def work(self) -> None:
         try:
@@ -306,10 +300,10 @@ class Inbox(Link):
                 f"{error} (from worker {self.worker}): it was changed, forged or replayed"
             ) from None
         if frame is not None:
-            self._surprise(memoryview(frame))
+            self._reject(memoryview(frame))
 
-    def prompt(self) -> None:
-        """The peer has not answered for some seconds, and may have missed that this end reads again: tell it by a frame."""
+    def send_nop(self) -> None:
+        """Send a NOP: the peer has not answered for some seconds and may have missed that this end reads again."""
         if self.open and not self.pending and self.queue:
             self.put(self.control_frame(Type.NOP, Call(0).pack()))
             self.flush()
@@ -320,8 +314,8 @@ class Inbox(Link):
         except ProtocolError:
             raise AuthenticationError("a frame does not authenticate") from None
 
-    def _surprise(self, frame: memoryview) -> None:
-        """A frame that is not the expected one: only once it authenticates is it believed, and then it is named."""
+    def _reject(self, frame: memoryview) -> None:
+        """Raise the error for a frame that was not expected. Its contents are reported only if it authenticates."""
         execution = self.queue[0][0]
         header = read_header(frame[:HEADER_BYTES])
         plain = bytearray(header.length)
@@ -335,18 +329,17 @@ class Inbox(Link):
         except AuthenticationError:
             raise self._forged() from None
         if header.type == Type.BYE:
-            self.farewell = True
-            raise PeerLostError(
-                f"{self.parting()} while {self.communicator.describe_execution(execution)} still needed it"
-            )
+            self.bye_received = True
+            needed_by = self.communicator.describe_execution(execution)
+            raise PeerLostError(f"{self.departure_text()} while {needed_by} still needed it")
         raise MismatchError(self.communicator.describe_mismatch(execution, self.peer, header))
 
     def stream_ended(self) -> None:
         assert self.stream is not None
-        self.engine.suspect(self, f"worker {self.worker} closed its connection without saying goodbye")
+        self.context.events.suspect(self, f"worker {self.worker} closed its connection without a goodbye")
         self.close()
 
 
 def header_call(header: Header) -> Call:
-    """The call that an authenticated header names."""
+    """Return the call that an authenticated header names."""
     return Call.unpack(header.call)

@@ -1,15 +1,16 @@
-"""Peer verification: before two workers that never met in the admission tree open a link, they show each other their proofs.
+"""Peer verification: two workers that were not neighbours in the admission tree verify each other before they open a link.
 
-    dialler   hello, lane 2 ─►  ◄─ reply   confirm, its proof ─►  verified   ◄─ the acceptor's   verified; links are dialled
+    dialler   hello, lane 2 ->            confirm, its proof ->            (verifies), then dials its links
+    acceptor                  <- reply                       (verifies) <- its own proof
 
-It has a connection of its own, once for each worker that is dialled, so that links carry nothing but frames of collectives
-and transfers, and cost what they cost before. Who does not pass ends the session, on every worker and by name.
+The two proofs have a connection of their own, once for each dialled worker, so links carry nothing but frames of collectives
+and transfers. If verification fails, every worker aborts, naming the offending rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar
 
 from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, PeerLostError
@@ -18,17 +19,13 @@ from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.hello import Lane
 from ringfence.link.seal import Opener
 from ringfence.runtime.connection import Link
-
-if TYPE_CHECKING:
-    from ringfence.runtime.communicator import Communicator
-    from ringfence.runtime.engine import Engine
-
+from ringfence.runtime.events import LinkContext, PeerLink
 
 _T = TypeVar("_T")
 
 
 class PeerVerifier(Protocol):
-    """Who must be verified at peer verification, and the verifier (admission.contact)."""
+    """Decides which workers must be verified when they connect, and verifies them (implemented in admission)."""
 
     @property
     def presentation(self) -> bytes: ...
@@ -37,11 +34,11 @@ class PeerVerifier(Protocol):
 
     def verified(self, rank: int, /) -> bool: ...
 
-    def verify(self, rank: int, shown: bytes, /) -> None: ...
+    def verify(self, rank: int, presentation: bytes, /) -> None: ...
 
 
-class Incoming:
-    """Reads the one frame that a peer shows."""
+class PresentationReader:
+    """Reads the one frame in which a peer presents its proof."""
 
     def __init__(self, opener: Opener, worker: int) -> None:
         self._opener = opener
@@ -51,7 +48,10 @@ class Incoming:
         self._total: int | None = None
 
     def read(self, stream: Stream) -> bytes | None:
-        """What it shows, once all of it is there. PeerLostError at the end of the stream."""
+        """Return the presentation, or None until it is complete.
+
+        Raises PeerLostError at the end of the stream, and AuthenticationError if the frame does not authenticate.
+        """
         while self._total is None or self._have < self._total:
             with memoryview(self._frame) as view:
                 try:
@@ -59,7 +59,7 @@ class Incoming:
                 except BlockingIOError:
                     return None
             if not got:
-                raise PeerLostError(f"worker {self._worker} hung up before it had shown its proof")
+                raise PeerLostError(f"worker {self._worker} closed the connection before it had presented its proof")
             self._have += got
             if self._have == HEADER_BYTES and self._total is None:
                 self._total = self._open(lambda: presentation_frame_bytes(bytes(self._frame)))
@@ -71,73 +71,79 @@ class Incoming:
             return work()
         except AuthenticationError:
             raise AuthenticationError(
-                f"the proof that worker {self._worker} shows does not authenticate: it was changed, forged or replayed"
+                f"the proof presented by worker {self._worker} does not authenticate: it was changed, forged or replayed"
             ) from None
 
 
-class Pair(NamedTuple):
-    """As much of a group as a link asks for."""
+class PairScope(NamedTuple):
+    """The scope of a link that belongs to no communicator."""
 
-    ranks: tuple[int]
     digest: bytes = NO_GROUP
+    name: str = ""
     removed: bool = False
 
 
+class VerificationOwner(Protocol):
+    """Keeps the verifications in progress: the acceptor."""
+
+    @property
+    def peer_verifier(self) -> PeerVerifier | None: ...
+    def replace_verification(self, link: VerificationLink, /) -> None: ...
+    def on_verified(self, link: VerificationLink, /) -> None: ...
+
+
 class VerificationLink(Link):
-    """The dialling end."""
+    """The dialling endpoint of a peer verification."""
 
     lane = Lane.PEER_VERIFICATION
     served_always = True
 
-    def __init__(self, engine: Engine, worker: int) -> None:
-        super().__init__(engine, cast("Communicator", Pair((worker,))), 0)
-        self.waiting: list[Link] = []  # to be dialled when the two have met
-        self._incoming: Incoming | None = None
+    def __init__(self, context: LinkContext, worker: int, owner: VerificationOwner) -> None:
+        super().__init__(context, PairScope(), worker)
+        self.waiting: list[PeerLink] = []  # dialled once both workers are verified
+        self._owner = owner
+        self._reader: PresentationReader | None = None
 
     @property
     def needed(self) -> bool:
         return any(link.needed for link in self.waiting)
 
     def dial(self) -> None:
-        if self.engine.failure is None:
-            self._incoming = None
-            self._begin()
+        if not self.context.events.failed:
+            self._reader = None
+            self._connect()
 
     def work(self) -> None:
         if not self.open and (self.stream is None or not self._shake_hands()):
             return
-        known = self.engine.acceptor.peer_verifier
-        assert known is not None
+        verifier = self._owner.peer_verifier
+        assert verifier is not None
         try:
-            shown = self._exchange(known.presentation)
-        except (
-            PeerLostError,
-            ConnectionResetError,
-            BrokenPipeError,
-        ):  # the pending connection was too crowded, or gave up on us
+            presentation = self._exchange(verifier.presentation)
+        except (PeerLostError, ConnectionResetError, BrokenPipeError):  # the acceptor had too many pending connections
             self._start_over()
             return
-        if shown is not None:
+        if presentation is not None:
             self.close()
-            known.verify(self.worker, shown)
-            self.engine.acceptor.on_verified(self)
+            verifier.verify(self.worker, presentation)
+            self._owner.on_verified(self)
 
     def _start_over(self) -> None:
-        """Dial again, by a new end: this one may hold half a frame, which belongs to the connection that was cut."""
+        """Dial again with a new endpoint: this one may hold a part of a frame of the closed connection."""
         self.close()
-        successor = VerificationLink(self.engine, self.worker)
+        successor = VerificationLink(self.context, self.worker, self._owner)
         successor.waiting, successor._dials = self.waiting, self._dials
-        self.engine.acceptor.verify_by(successor)
+        self._owner.replace_verification(successor)
         successor._redial()
 
     def _exchange(self, presentation: bytes) -> bytes | None:
-        """Write this worker's proof, then read the other's: None until all of it is there."""
+        """Write this worker's proof, then read the peer's. Return None until it is complete."""
         if not self.flush():
             return None
-        if self._incoming is None:
-            self._incoming = Incoming(self.opener, self.worker)
+        if self._reader is None:
+            self._reader = PresentationReader(self.opener, self.worker)
             self.put(memoryview(seal_presentation(self.sealer, presentation)))
             if not self.flush():
                 return None
         assert self.stream is not None
-        return self._incoming.read(self.stream)
+        return self._reader.read(self.stream)

@@ -1,69 +1,77 @@
-"""The pending connection of a worker: what happens to a connection that somebody dialled, until it is known who."""
+"""Pending connections: accepted connections whose dialler has not been authenticated yet."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ringfence import keys
+from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AdmissionError, AuthenticationError, PeerLostError
 from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, Hello, Lane, LinkSecrets, read_hello
-from ringfence.runtime.peer_verification import Incoming
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, Hello, Lane, LinkSecrets
+from ringfence.runtime.events import LinkContext
+from ringfence.runtime.peer_verification import PeerVerifier, PresentationReader
 
-if TYPE_CHECKING:
-    from ringfence.dataplane.endpoint import Stream
-    from ringfence.runtime.connection import Link
-    from ringfence.runtime.engine import Engine
+
+class PendingOwner(Protocol):
+    """Keeps the pending connections: the acceptor."""
+
+    @property
+    def peer_verifier(self) -> PeerVerifier | None: ...
+    def on_presentation(self, worker: int, /) -> None: ...
+    def on_authenticated(
+        self, connection: PendingConnection, stream: Stream, hello: Hello, secrets: LinkSecrets, /
+    ) -> None: ...
+    def on_closed(self, connection: PendingConnection, worker: int | None, /) -> None: ...
 
 
 class PendingConnection:
-    """A connection that somebody dialled: nothing but two fixed-size reads until it is known who."""
+    """An accepted connection. Before authentication it costs two reads of fixed size."""
 
     served_always = True
 
-    def __init__(self, engine: Engine, stream: Stream, address: str) -> None:
-        self.engine = engine
+    def __init__(self, context: LinkContext, owner: PendingOwner, stream: Stream, address: str) -> None:
+        self.context = context
         self.stream: Stream | None = stream
         self.address = address
-        self.deadline = engine.clock() + keys.LINK_HELLO_SECONDS
+        self.deadline = context.platform.clock() + keys.LINK_HELLO_SECONDS
         self.queued = False
         self.worker = -1
+        self._owner = owner
         self._buffer = memoryview(bytearray(HELLO_BYTES))
         self._have = 0
         self._hello: Hello | None = None
         self._secrets: LinkSecrets | None = None
         self._unsent: memoryview | None = None
-        self._incoming: Incoming | None = None  # its proof, if this is an peer verification
+        self._reader: PresentationReader | None = None  # set if this is a peer verification
         self._answered = False
 
     def wake(self) -> None:
-        """Have the engine call `work` soon."""
+        """Schedule a call of `work`."""
         if not self.queued:
             self.queued = True
-            self.engine.ready.append(self)
+            self.context.queues.ready.append(self)
 
     @property
     def known(self) -> bool:
-        """Whether it has said a hello that authenticates."""
+        """Whether it has sent a hello that authenticates."""
         return self._hello is not None
 
     @property
-    def verifies_peer(self) -> int | None:
-        """The worker that has shown that it holds its key and now shows its proof; None: an unauthenticated peer so far."""
-        return None if self._incoming is None or self._hello is None else self._hello.sender
+    def presenting_worker(self) -> int | None:
+        """The worker that has proved possession of its key and presents its proof; None for any other connection."""
+        return None if self._reader is None or self._hello is None else self._hello.sender
 
-    def dials(self, link: Link) -> bool:
-        """Whether its hello is for this link."""
+    def is_for(self, worker: int, lane: int, digest: bytes) -> bool:
+        """Return whether its hello is from this worker, for this lane and group."""
         hello = self._hello
-        place = (link.worker, link.lane, link.communicator.digest)
-        return hello is not None and (hello.sender, hello.lane, hello.group) == place
+        return hello is not None and (hello.sender, hello.lane, hello.group) == (worker, lane, digest)
 
     def notify(self, readable: bool, writable: bool, ended: bool = False) -> None:
         self.wake()
 
     def work(self) -> None:
-        """An unauthenticated peer's mistake costs the unauthenticated peer its connection and nobody else anything."""
+        """Continue the handshake. An error of an unauthenticated peer only closes its own connection."""
         try:
             self._work()
         except (OSError, AuthenticationError, PeerLostError):
@@ -74,8 +82,8 @@ class PendingConnection:
             return
         if self._unsent is not None:
             self._write()
-        if self._incoming is not None:
-            self._verify_peer(self._incoming)
+        if self._reader is not None:
+            self._verify_peer(self._reader)
             return
         want = HELLO_BYTES if self._hello is None else CONFIRM_BYTES
         while self._have < want:
@@ -84,26 +92,27 @@ class PendingConnection:
             except BlockingIOError:
                 return
             if not got:
-                raise AuthenticationError("an unauthenticated peer hung up")
+                raise AuthenticationError("an unauthenticated peer closed its connection")
             self._have += got
         received, self._have = bytes(self._buffer[:want]), 0
         if self._hello is None:
             self._answer(received)
             self.wake()
         else:
-            self._admit(received)
+            self._authenticate(received)
 
     def _answer(self, received: bytes) -> None:
-        hello = read_hello(self.engine.session_key, received)
-        if hello.receiver != self.engine.rank or not 0 <= hello.sender < self.engine.world_size:
-            raise AuthenticationError("a hello for somebody else")
+        context = self.context
+        hello = context.keys.read_hello(received)
+        if hello.receiver != context.rank or not 0 <= hello.sender < context.world_size:
+            raise AuthenticationError("a hello for another worker")
         if hello.lane == Lane.PEER_VERIFICATION:
-            known = self.engine.acceptor.peer_verifier
-            if hello.group != NO_GROUP or known is None or not known.due(hello.sender):
-                raise AuthenticationError("an peer verification that nobody needs")
-        nonce = self.engine.random(keys.NONCE_BYTES)
+            verifier = self._owner.peer_verifier
+            if hello.group != NO_GROUP or verifier is None or not verifier.due(hello.sender):
+                raise AuthenticationError("a peer verification that is not needed")
+        nonce = context.platform.random(keys.NONCE_BYTES)
         self._hello = hello
-        self._secrets = self.engine.link_secrets(hello.sender, hello, nonce)
+        self._secrets = context.keys.link_secrets(hello.sender, hello, nonce)
         self._unsent = memoryview(nonce + self._secrets.acceptor_confirms)
         self._write()
 
@@ -115,50 +124,50 @@ class PendingConnection:
             return
         self._unsent = self._unsent[sent:] if sent < len(self._unsent) else None
 
-    def _admit(self, received: bytes) -> None:
+    def _authenticate(self, received: bytes) -> None:
         assert self._hello is not None and self._secrets is not None and self.stream is not None
         if not keys.same(received, self._secrets.dialler_confirms):
             raise AuthenticationError("a dialler does not hold the key it claims")
         if self._hello.lane == Lane.PEER_VERIFICATION:
-            self.engine.acceptor.peer_presented(self._hello.sender)
-            self._incoming = Incoming(self.engine.opener(self._secrets.forth), self._hello.sender)
-            self.deadline = self.engine.clock() + keys.LINK_HELLO_SECONDS
+            self._owner.on_presentation(self._hello.sender)
+            self._reader = PresentationReader(self.context.keys.opener(self._secrets.forth), self._hello.sender)
+            self.deadline = self.context.platform.clock() + keys.LINK_HELLO_SECONDS
             self.wake()
             return
         stream, secrets = self.stream, self._secrets
         self.stream = self._secrets = None
-        self.engine.acceptor.admitted(self, stream, self._hello, secrets)
+        self._owner.on_authenticated(self, stream, self._hello, secrets)
 
-    def _verify_peer(self, incoming: Incoming) -> None:
+    def _verify_peer(self, reader: PresentationReader) -> None:
         """Verify the proof of a worker of the roster. A failure from here on aborts the session."""
         assert self._hello is not None and self._secrets is not None and self.stream is not None
-        known = self.engine.acceptor.peer_verifier
-        assert known is not None
+        verifier = self._owner.peer_verifier
+        assert verifier is not None
         if not self._answered:
             try:
-                shown = incoming.read(self.stream)
-                if shown is None:
+                presentation = reader.read(self.stream)
+                if presentation is None:
                     return
-                known.verify(self._hello.sender, shown)
+                verifier.verify(self._hello.sender, presentation)
             except (AuthenticationError, AdmissionError) as error:
-                self.engine.fail(error, self._hello.sender)
+                self.context.events.fail(error, self._hello.sender)
                 return
             self._answered = True
-            self._unsent = memoryview(seal_presentation(self.engine.sealer(self._secrets.back), known.presentation))
+            sealer = self.context.keys.sealer(self._secrets.back)
+            self._unsent = memoryview(seal_presentation(sealer, verifier.presentation))
             self._write()
         if self._unsent is None:
             self.close()
 
     def close(self) -> None:
+        """Close the stream and drop the keys."""
         if self.stream is not None:
-            self.engine.network.forget(self.stream)
+            self.context.network.forget(self.stream)
             self.stream.close()
             self.stream = None
-        self.engine.acceptor.pending.discard(self)
-        if self._hello is not None:
-            self.engine.call_soon(partial(self.engine.miss, self._hello.sender))
+        self._owner.on_closed(self, None if self._hello is None else self._hello.sender)
         self.forget()
 
     def forget(self) -> None:
-        """Its keys end with the connection."""
-        self._secrets = self._incoming = None
+        """Drop the keys of this connection."""
+        self._secrets = self._reader = None

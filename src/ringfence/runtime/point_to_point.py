@@ -1,18 +1,18 @@
-"""Point-to-point: a payload leaves only after its receiver has asked for its tag, so nothing ever blocks the lane.
+"""Point-to-point transfers and tag matching. A payload is sent only after its receiver has asked for its tag.
 
     sender                              receiver
-    send(tag)  -> OFFER tag, n          kept, for a recv from any source
-                  WANT tag, n   <-      recv(tag), whichever came first
+    send(tag)  -> OFFER tag, n          recorded, for a recv from any source
+                  WANT tag, n   <-      recv(tag), before or after the OFFER
                -> PAYLOAD tag, n, segments
 
-The n-th send with a tag to a peer is the n-th recv with that tag from it. One connection for each direction of payload,
-dialled by the sender.
+So no payload blocks another one. The n-th send with a tag to a peer matches the n-th recv with that tag from it. Each
+direction of payload has its own connection, which the sender dials.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ringfence.dataplane.buffers import lease_of
 from ringfence.dataplane.request import Request, describe_call
@@ -30,15 +30,12 @@ from ringfence.link.frames import (
 )
 from ringfence.link.hello import Lane
 from ringfence.link.segments import segment_bytes, segment_count
-from ringfence.runtime.connection import Link, header_call
-
-if TYPE_CHECKING:
-    from ringfence.runtime.communicator import Communicator
-    from ringfence.runtime.engine import Engine
+from ringfence.runtime.connection import CollectiveLink, header_call
+from ringfence.runtime.events import CollectiveScope, LinkContext
 
 
 class Transfer(Request):
-    """A send or a recv: the bytes, the tag, and how far it has come."""
+    """A send or a recv: the bytes, the tag, and the number of segments done."""
 
     __slots__ = ("_lease", "memory", "ordinal", "position", "segments")
 
@@ -51,27 +48,37 @@ class Transfer(Request):
         self.segments = segment_count(len(memory))
 
     def next_bytes(self) -> memoryview:
+        """Return the memory of the next segment."""
         each = segment_bytes(len(self.memory))
         return self.memory[self.position * each : (self.position + 1) * each]
 
     def check_memory(self) -> None:
-        """Refuse memory that its storage no longer has: before each use, and after, because ciphers give up the lock."""
+        """Raise TensorChangedError if the storage was resized or moved.
+
+        Called before and after each use of the memory, because ciphers release the interpreter's lock.
+        """
         if self._lease is not None and not self._lease.is_intact():
             self.memory_changed(self._lease)
 
 
-class PointToPointLink(Link):
-    """One point-to-point connection, at either end."""
+class OfferMatcher(Protocol):
+    """Matches offers with receives that accept any source."""
+
+    def match_any(self, link: PointToPointLink, tag: int, /) -> None: ...
+
+
+class PointToPointLink(CollectiveLink):
+    """One point-to-point connection, as its sender or its receiver."""
 
     lane = Lane.POINT_TO_POINT
     served_always = True
 
-    def __init__(self, engine: Engine, communicator: Communicator, peer: int, tag_matcher: TagMatcher) -> None:
-        super().__init__(engine, communicator, peer)
+    def __init__(self, context: LinkContext, scope: CollectiveScope, peer: int, tag_matcher: OfferMatcher) -> None:
+        super().__init__(context, scope, peer)
         self._tag_matcher = tag_matcher
         self._controls: deque[tuple[Type, bytes, int]] = deque()  # OFFERs or WANTs to write
-        self._payloads: deque[Transfer] = deque()  # asked for, to write
-        self.expected: dict[tuple[int, int], Transfer] = {}  # (tag, ordinal) -> asked for, to read
+        self._payloads: deque[Transfer] = deque()  # requested by the peer, to write
+        self.expected: dict[tuple[int, int], Transfer] = {}  # (tag, ordinal) -> requested, to read
         self._buffer: Any = None
         self._have = 0
         self._total = HOP_OVERHEAD
@@ -82,18 +89,19 @@ class PointToPointLink(Link):
         self._wanted: dict[int, int] = {}
         # as the receiver
         self.next_recv: dict[int, int] = {}
-        self.offers: dict[int, int] = {}  # tag -> how many payloads have been offered
+        self.offers: dict[int, int] = {}  # tag -> number of payloads offered
 
     @property
     def needed(self) -> bool:
-        """Whether a transfer waits for the peer: for its payload, or for being asked."""
+        """Whether a transfer waits for the peer: for its payload, or for its request."""
         return bool(self.expected or self._payloads or any(self._offered.values()))
 
     # -- sender ------------------------------------------------------------------------------------------------------
 
     def post_send(self, transfer: Transfer) -> None:
-        if self.farewell or (self.stream is None and self.worker in self.engine.departed):
-            raise PeerLostError(f"{self.parting()}, and {transfer.describe()} is for it")
+        """Offer a payload, or send it if the receiver has asked for it. Raises PeerLostError if the peer has left."""
+        if self.bye_received or (self.stream is None and self.worker in self.context.departed):
+            raise PeerLostError(f"{self.departure_text()}, and {transfer.describe()} is for it")
         tag = transfer.call.tag
         transfer.ordinal = transfer.sequence = self._next_send.get(tag, 0)
         self._next_send[tag] = transfer.ordinal + 1
@@ -116,14 +124,15 @@ class PointToPointLink(Link):
     # -- receiver ----------------------------------------------------------------------------------------------------
 
     def post_recv(self, transfer: Transfer) -> None:
+        """Ask for a payload. Raises PeerLostError if the peer has left."""
         tag = transfer.call.tag
         transfer.ordinal = transfer.sequence = self.next_recv.get(tag, 0)
         self.next_recv[tag] = transfer.ordinal + 1
         transfer.source = self.peer
         self.expected[tag, transfer.ordinal] = transfer
         self._controls.append((Type.WANT, transfer.call.pack(), transfer.ordinal))
-        if self.farewell or (self.stream is None and self.worker in self.engine.departed):
-            raise PeerLostError(f"{self.parting()}, and {transfer.describe()} waits for it")
+        if self.bye_received or (self.stream is None and self.worker in self.context.departed):
+            raise PeerLostError(f"{self.departure_text()}, and {transfer.describe()} waits for it")
         self.wake()
 
     def _on_offer(self, header: Header) -> None:
@@ -138,12 +147,12 @@ class PointToPointLink(Link):
         transfer = self.expected.get((theirs.tag, header.sequence))
         if transfer is None:
             self._authenticate(frame)
-            raise ProtocolError(f"worker {self.worker} sent a payload that nobody asked for")
+            raise ProtocolError(f"worker {self.worker} sent a payload that was not requested")
         target = transfer.next_bytes()
         if (theirs, header.segment, header.length) != (transfer.call, transfer.position, len(target)):
             self._authenticate(frame)
             raise MismatchError(
-                f"worker {self.engine.rank} receives {transfer.describe()} from worker {self.worker}, which sent "
+                f"worker {self.context.rank} receives {transfer.describe()} from worker {self.worker}, which sent "
                 f"{describe_call(theirs, header.sequence)}. Both ends must name the same tag, dtype and element count."
             )
         transfer.check_memory()
@@ -156,7 +165,7 @@ class PointToPointLink(Link):
         transfer.position += 1
         if transfer.position == transfer.segments:
             del self.expected[theirs.tag, transfer.ordinal]
-            self.engine.finish(transfer)
+            self.context.events.finish(transfer)
 
     def _authenticate(self, frame: memoryview) -> None:
         plain = memoryview(bytearray(len(frame) - HOP_OVERHEAD))
@@ -165,7 +174,7 @@ class PointToPointLink(Link):
         except AuthenticationError:
             raise self._forged() from None
 
-    def drop(self) -> None:
+    def discard_queue(self) -> None:
         self._controls.clear()
         self._payloads.clear()
         self.expected.clear()
@@ -200,7 +209,7 @@ class PointToPointLink(Link):
 
     def _put_payload(self, transfer: Transfer) -> None:
         payload = transfer.next_bytes()
-        segment = self.engine.pool.take()
+        segment = self.context.queues.pool.take()
         view = segment.view
         header = pack_header(
             Type.PAYLOAD,
@@ -225,15 +234,15 @@ class PointToPointLink(Link):
         transfer.position += 1
         if transfer.position == transfer.segments:
             self._payloads.popleft()
-            self.engine.finish(transfer)
+            self.context.events.finish(transfer)
         self.put(view[:end], segment)
 
     def _read_frame(self) -> bool:
-        """Read on; handle a frame that is complete. True while there may be more."""
+        """Continue reading and handle a complete frame. Return True while there may be more."""
         if not self.readable or self.stream is None:
             return False
         if self._buffer is None:
-            self._buffer = self.engine.pool.take()
+            self._buffer = self.context.queues.pool.take()
         view = self._buffer.view
         wanted = self._total - self._have
         try:
@@ -256,7 +265,7 @@ class PointToPointLink(Link):
         self._handle(header, view[: self._total])
         self._have, self._total = 0, HOP_OVERHEAD
         if not self.expected:
-            self.engine.pool.give(self._buffer)
+            self.context.queues.pool.give(self._buffer)
             self._buffer = None
         return True
 
@@ -282,35 +291,37 @@ class PointToPointLink(Link):
             self._on_bye()
 
     def _on_bye(self) -> None:
-        self.farewell = True
+        self.bye_received = True
         unfinished = [*self.expected.values(), *self._payloads, *(t for q in self._offered.values() for t in q)]
         if unfinished:
-            raise PeerLostError(f"{self.parting()}, and {unfinished[0].describe()} waits for it")
+            raise PeerLostError(f"{self.departure_text()}, and {unfinished[0].describe()} waits for it")
         self.close()
 
     def _ended(self) -> None:
-        self.engine.suspect(self, f"worker {self.worker} closed its connection without saying goodbye")
+        self.context.events.suspect(self, f"worker {self.worker} closed its connection without a goodbye")
         self.close()
 
 
 class TagMatcher:
-    """The point-to-point side of a group: who sends to whom, and the recvs that take any source."""
+    """The point-to-point links of a communicator, and the receives that accept any source."""
 
-    def __init__(self, engine: Engine, communicator: Communicator) -> None:
-        self._engine = engine
-        self._communicator = communicator
+    def __init__(self, context: LinkContext, scope: CollectiveScope) -> None:
+        self._context = context
+        self._scope = scope
         self._senders: dict[int, PointToPointLink] = {}
         self._receivers: dict[int, PointToPointLink] = {}
         self._any: dict[int, deque[Transfer]] = {}
 
     def send(self, transfer: Transfer, peer: int) -> None:
+        """Submit a send to a peer."""
         link = self._senders.get(peer)
         if link is None:
-            link = self._senders[peer] = PointToPointLink(self._engine, self._communicator, peer, self)
+            link = self._senders[peer] = PointToPointLink(self._context, self._scope, peer, self)
             link.dial()
         link.post_send(transfer)
 
     def receive(self, transfer: Transfer, peer: int | None) -> None:
+        """Submit a receive from a peer, or from any source if `peer` is None."""
         if peer is not None:
             self.receiver(peer).post_recv(transfer)
             return
@@ -318,25 +329,29 @@ class TagMatcher:
         self._any.setdefault(tag, deque()).append(transfer)
         for link in self._receivers.values():
             self.match_any(link, tag)
-        self.expect_senders()
+        self.check_senders()
 
-    def expect_senders(self) -> None:
-        """A recv from any source needs somebody who could send. Who left has nothing on its way: it would have been asked."""
+    def check_senders(self) -> None:
+        """Raise PeerLostError if a receive accepts any source and all other members have left.
+
+        A worker that left has nothing on its way: its payloads would have been requested.
+        """
         waiting = next((queue[0] for queue in self._any.values() if queue), None)
-        others = {*self._communicator.ranks} - {self._engine.rank}
-        if waiting is not None and others <= self._engine.departed:
+        others = {*self._scope.ranks} - {self._context.rank}
+        if waiting is not None and others <= self._context.departed:
             raise PeerLostError(
-                f"{waiting.describe()} takes any source, and nobody is left in group {self._communicator.name!r} to send"
+                f"{waiting.describe()} accepts any source, and no other member of group {self._scope.name!r} is left"
             )
 
     def receiver(self, peer: int) -> PointToPointLink:
+        """Return the link on which payloads of a peer arrive."""
         link = self._receivers.get(peer)
         if link is None:
-            link = self._receivers[peer] = PointToPointLink(self._engine, self._communicator, peer, self)
+            link = self._receivers[peer] = PointToPointLink(self._context, self._scope, peer, self)
         return link
 
     def match_any(self, link: PointToPointLink, tag: int) -> None:
-        """Give an offer that no recv has claimed to a recv that takes any source."""
+        """Match unclaimed offers with receives that accept any source."""
         waiting = self._any.get(tag)
         while waiting and link.offers.get(tag, 0) > link.next_recv.get(tag, 0):
             link.post_recv(waiting.popleft())

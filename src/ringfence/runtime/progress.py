@@ -113,7 +113,7 @@ class ProgressLoop:
 
     def ask(self, work: Callable[[], None]) -> None:
         """Have whoever drives do `work`; `wake` or `wait` makes sure that somebody does."""
-        if in_child(self.engine.alive):
+        if in_child(self.engine.keys.alive):
             raise ProtocolError("this is a forked child: the process group belongs to its parent")
         if self._stopping:
             raise ProtocolError("this worker has left the run; initialise the process group again")
@@ -130,13 +130,13 @@ class ProgressLoop:
         try:
             return self._wait(request, seconds)
         except BaseException as error:
-            if self._stopping or in_child(self.engine.alive):
+            if self._stopping or in_child(self.engine.keys.alive):
                 raise
             self.abort(self._interruption(error))
             raise
 
     def _wait(self, request: Request, seconds: float) -> bool:
-        if in_child(self.engine.alive):
+        if in_child(self.engine.keys.alive):
             raise ProtocolError("this is a forked child: the process group belongs to its parent")
         limit = self.engine.clock() + seconds
         if self._mine() and not request.done:
@@ -259,7 +259,12 @@ class ProgressLoop:
             engine = self.engine
             if engine.failure is not None:
                 return True
-            return not (engine.blocked or engine.collectives()) if finish else not engine.blocked or engine.under_way()
+            requests = engine.requests
+            return (
+                not (engine.blocked or requests.collectives())
+                if finish
+                else not engine.blocked or requests.in_progress()
+            )
 
         def go() -> None:
             if drained() or self.engine.clock() >= limit:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch.autograd import profiler
 
-from ringfence.dataplane import choice
+from ringfence.dataplane import native
 
 _MOST_WAITS = 1 << 20  # as many as the compiled data plane keeps of its own events
 
@@ -43,7 +43,7 @@ def start(network: Any) -> None:
         stop()
         _kept.clear()
         _waits.clear()
-        choice.events(True)
+        native.events(True)
         running, _network, _poll = True, network, network.poll
         network.poll = _timed(network.poll)
 
@@ -84,7 +84,7 @@ def recorded() -> list[Event]:
 def _collect(on: bool) -> None:
     since_1970 = time.time_ns() - time.monotonic_ns()
     _kept.extend(
-        Event(stage, begin + since_1970, end + since_1970, worker) for stage, begin, end, worker in choice.events(on)
+        Event(stage, begin + since_1970, end + since_1970, worker) for stage, begin, end, worker in native.events(on)
     )
     waits = _waits[:]
     del _waits[: len(waits)]

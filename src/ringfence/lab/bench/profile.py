@@ -15,7 +15,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Any
 
-from ringfence.dataplane import choice, info
+from ringfence.dataplane import info, native
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench.names import STAGES
 from ringfence.runtime.engine import Engine
@@ -26,7 +26,7 @@ class Stages:
     """Nanoseconds by stage, between `start` and `stop`."""
 
     def __init__(self, network: Any) -> None:
-        if not choice.COMPILED:
+        if not native.COMPILED:
             raise ConfigurationError(f"a profile needs the compiled data plane; {info.why_not()}")
         self._waited = 0
         self._poll = network.poll
@@ -41,10 +41,10 @@ class Stages:
 
     def start(self) -> None:
         self._waited = 0
-        choice.stages(True)
+        native.stages(True)
 
     def stop(self) -> dict[str, int]:
-        spent = {**choice.stages(False), "wait": self._waited}
+        spent = {**native.stages(False), "wait": self._waited}
         return {stage: spent[stage] for stage in STAGES}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ringfence.keys import TAG_BYTES, Secret
 from ringfence.link.seal import Buffer, Opener, OriginKeys, Sealer
-from ringfence.runtime.engine import Engine
+from ringfence.runtime.link_keys import LinkKeys
 from ringfence.session import Session
 
 _NO_TAG = bytes(TAG_BYTES)
@@ -48,8 +48,8 @@ class _NoKeys(OriginKeys):
         target[:] = sealed[: len(target)]
 
 
-class UnsealedEngine(Engine):
-    """An engine whose links carry plaintext."""
+class UnsealedKeys(LinkKeys):
+    """Makes sealers and openers that copy plaintext."""
 
     def sealer(self, secret: Secret) -> Sealer:
         return _Copier(secret, self.alive)
@@ -64,4 +64,4 @@ class UnsealedEngine(Engine):
 class UnsealedSession(Session):
     """Admission as ever, then links without sealing."""
 
-    engine_type = UnsealedEngine
+    keys_type = UnsealedKeys

@@ -1,0 +1,65 @@
+"""Loads the compiled data plane, unless `RINGFENCE_CORE` asks for the one in Python or the package was built without it.
+
+`RINGFENCE_CORE=python` selects the slower one in Python, `compiled` raises ConfigurationError if the compiled one is missing.
+Both put the same bytes on the wire, so workers of one run may differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringfence.dataplane import info
+from ringfence.errors import ConfigurationError
+from ringfence.keys import KEY_PHASE_SHIFT, TAG_BYTES
+from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES, HOP_BYTES
+
+_INTERFACE = 3
+_LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, KEY_PHASE_SHIFT, FRAME_BYTES)
+
+
+def _load() -> Any:
+    """Return the compiled module, or None if the data plane in Python is to be used."""
+    wanted = info.wanted()
+    if wanted == "python":
+        return None
+    try:
+        from ringfence.dataplane import _core
+    except ImportError as error:
+        if wanted == "compiled":
+            raise ConfigurationError(
+                f"RINGFENCE_CORE asks for the compiled data plane, which cannot be loaded ({error}): "
+                "install a C compiler and Python's headers, then ringfence again"
+            ) from error
+        return None
+    if tuple(_core.LAYOUT) != _LAYOUT:
+        raise ConfigurationError(
+            f"the compiled data plane was built for another version of ringfence ({_core.__file__}): install again"
+        )
+    return _core
+
+
+CORE = _load()
+COMPILED = CORE is not None
+
+
+def compile_program(*parts: Any) -> Any:
+    """Return a program in the form that the compiled data plane executes; None without it."""
+    return CORE.compile(*parts) if COMPILED else None
+
+
+def stages(on: bool) -> dict[str, int]:
+    """Switch the clocks on or off; return the nanoseconds per stage since the last call.
+
+    Only the compiled data plane has clocks; the result is empty without it.
+    """
+    found: dict[str, int] = CORE.stages(on) if COMPILED else {}
+    return found
+
+
+def events(on: bool) -> list[tuple[str, int, int, int]]:
+    """Switch event recording on or off; return the events since the last call.
+
+    An event is (stage, start, end, worker), with times in monotonic nanoseconds. Only the compiled data plane records them.
+    """
+    found: list[tuple[str, int, int, int]] = CORE.events(on) if COMPILED else []
+    return found
