@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 
 # One binary for Python 3.11 and newer, except free-threaded builds: those have no stable ABI.
 STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+CSRC = Path("src/ringfence/dataplane/csrc")
+
 core = Extension(
     "ringfence.dataplane._core",
-    ["src/ringfence/dataplane/_core.c"],
+    sorted(map(str, CSRC.glob("*.c"))),
+    depends=sorted(map(str, CSRC.glob("*.h"))),
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else [],
     py_limited_api=STABLE_ABI,
     extra_compile_args=[
         "-O3",
         "-std=gnu11",
+        "-fvisibility=hidden",  # the module exports PyInit__core alone
         "-Wall",
         "-Wextra",
         "-Werror=implicit-function-declaration",  # what the limited API lacks

@@ -14,7 +14,7 @@ from pathlib import Path
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
-SOURCES = ("src/ringfence/dataplane/_core.c",)  # compiled, not installed
+SOURCES = "src/ringfence/dataplane/csrc/"  # compiled, not installed
 BINARY = "ringfence/dataplane/_core.abi3.so"
 INFORMATION = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
 
@@ -26,7 +26,11 @@ def check_wheel(wheel: Path, files: list[str], tag: str, here: set[str]) -> Iter
         yield f"{wheel.name}: the name should end with {tag}"
     with zipfile.ZipFile(wheel) as packed:
         contents = {item.filename: packed.read(item) for item in packed.infolist() if not item.is_dir()}
-    wanted = {file.removeprefix("src/") for file in files if file.startswith("src/ringfence/") and file not in SOURCES}
+    wanted = {
+        file.removeprefix("src/")
+        for file in files
+        if file.startswith("src/ringfence/") and not file.startswith(SOURCES)
+    }
     wanted |= {f"ringfence-{version}.dist-info/{file}" for file in INFORMATION}
     if "abi3" in tag:
         wanted.add(BINARY)

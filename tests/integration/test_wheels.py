@@ -71,7 +71,9 @@ def test_a_wheel_holds_the_package_and_nothing_else(built: Path, kind: str) -> N
         names = set(wheel.namelist())
     assert {"ringfence/py.typed", "ringfence/report/page.css", "ringfence/study/grids/default.toml"} <= names
     assert {"ringfence/admission/roots/amd-milan.pem", f"ringfence-{__version__}.dist-info/licenses/LICENSE"} <= names
-    assert [name for name in names if name.endswith((".c", ".pyc")) or name.startswith(("tests/", "scripts/"))] == []
+    assert [
+        name for name in names if name.endswith((".c", ".h", ".pyc")) or name.startswith(("tests/", "scripts/"))
+    ] == []
     assert [name for name in names if name.endswith(".so")] == ["ringfence/dataplane/_core.abi3.so"] * (
         kind == "compiled"
     )

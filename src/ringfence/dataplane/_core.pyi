@@ -1,4 +1,4 @@
-"""What core.py uses of _core.c; the types are those of run.py, ends.py and memory.py."""
+"""What choice.py uses of csrc/; the types are those of run.py, ends.py and memory.py."""
 
 from typing import Any
 

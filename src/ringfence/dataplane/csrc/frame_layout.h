@@ -1,0 +1,35 @@
+#ifndef RINGFENCE_FRAME_LAYOUT_H
+#define RINGFENCE_FRAME_LAYOUT_H
+
+#include <endian.h>
+#include <string.h>
+
+#include "core.h"
+
+#define HEADER_BYTES 88
+#define HOP_BYTES 16
+#define TAG_BYTES 16
+#define COUNTER_AT 40
+#define COUNTER_END 48
+#define INSTANCE_AT 48
+#define INSTANCE_BYTES 16
+#define CALL_AT 64
+#define CALL_BYTES 24
+#define KEY_PHASE_SHIFT 20
+#define SEGMENT_BYTES (256 * 1024)
+#define FRAME_BYTES (HEADER_BYTES + SEGMENT_BYTES + 2 * TAG_BYTES)
+#define NO_ORIGIN 0xFFFFFFFFu
+
+enum { HOP = 1, FORWARD = 2 };
+
+static inline void put32(unsigned char *at, uint32_t value) {
+    value = htobe32(value);
+    memcpy(at, &value, 4);
+}
+
+static inline void put64(unsigned char *at, uint64_t value) {
+    value = htobe64(value);
+    memcpy(at, &value, 8);
+}
+
+#endif
