@@ -37,7 +37,7 @@ def test_it_is_what_this_installation_uses() -> None:
             buffers.Pool,
         )
     else:
-        assert native.COMPILED and choice.Execution is _core.Run
+        assert native.COMPILED and choice.Execution is _core.Execution
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_program_that_points_outside_itself_is_refused(changes: dict[str, Any]
 def test_a_run_is_bound_to_what_its_program_names() -> None:
     def run(views: list[memoryview], call: bytes = bytes(24), instance: bytes = bytes(16)) -> Any:
         pool = _core.Pool()
-        return _core.Run(
+        return _core.Execution(
             None, program(), 0, call, views, None, torch.uint8, None, 0, lambda: None, 0, instance, pool, 1
         )
 
@@ -130,8 +130,8 @@ def test_only_ends_send_and_receive(what: Any) -> None:
 
 
 def test_an_end_that_was_never_made_moves_nothing() -> None:
-    bare = _core.End.__new__(_core.End)
-    for use in (_core.send, _core.receive, _core.End.wake, _core.End.flush):
+    bare = _core.Endpoint.__new__(_core.Endpoint)
+    for use in (_core.send, _core.receive, _core.Endpoint.wake, _core.Endpoint.flush):
         with pytest.raises(TypeError):
             use(bare)
 

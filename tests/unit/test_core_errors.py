@@ -28,10 +28,10 @@ def reuse(number: int) -> tuple[socket.socket, socket.socket]:
     raise AssertionError("the number was not given out again")
 
 
-@pytest.mark.parametrize("plane", [_core.End, endpoint.Endpoint], ids=["compiled", "python"])
+@pytest.mark.parametrize("plane", [_core.Endpoint, endpoint.Endpoint], ids=["compiled", "python"])
 def test_a_frame_is_not_written_to_whoever_has_the_number_now(plane: Any) -> None:
     here, there = socket.socketpair()
-    end = plane(deque(), set(), _core.Pool() if plane is _core.End else buffers.Pool())
+    end = plane(deque(), set(), _core.Pool() if plane is _core.Endpoint else buffers.Pool())
     end.stream, end.writable = here, True
     number = here.fileno()
     here.close()
@@ -81,7 +81,7 @@ class Stream:
         self.send = self.recv_into = moves
 
 
-class Receiver(_core.End):  # type: ignore[misc,name-defined]
+class Receiver(_core.Endpoint):  # type: ignore[misc,name-defined]
     def length_of_other(self, header: bytes) -> int:
         return FRAME_BYTES
 
@@ -99,7 +99,7 @@ def receiver(stream: Any, length: int = 100) -> tuple[Any, Any]:
 def sender(sealer: Any = None) -> tuple[Any, Any]:
     """The end of a link that has one segment to seal and send."""
     pool = _core.Pool()
-    end = _core.End(deque(), set(), pool)
+    end = _core.Endpoint(deque(), set(), pool)
     run = make_run(Action.SEND, end, pool, 100)
     end.stream, end.open, end.writable, end.sealer = Stream(len), True, True, sealer
     run.start()
@@ -115,12 +115,12 @@ def make_run(action: Action, end: Any, pool: Any, length: int, views: list[Any] 
 
     program = _core.compile((Step(action, 0, peer=1),), ((),), ((),), (0,), ((),), (-1,), 1)
     views = [memoryview(bytearray(length))] if views is None else views
-    return _core.Run(Group(), program, 1, bytes(24), views, None, None, None, 0, lambda: None, 0, bytes(16), pool, 1)
+    return _core.Execution(Group(), program, 1, bytes(24), views, None, None, None, 0, lambda: None, 0, bytes(16), pool, 1)
 
 
 @pytest.mark.parametrize("place", range(3))
 def test_a_state_without_truth_is_an_error(place: int) -> None:
-    end = _core.End(deque(), set(), _core.Pool())
+    end = _core.Endpoint(deque(), set(), _core.Pool())
     state: list[Any] = [False] * 3
     state[place] = Raises()
     with pytest.raises(LookupError):
@@ -134,10 +134,10 @@ def test_a_clock_that_is_neither_on_nor_off_is_an_error() -> None:
     assert set(_core.stages(False)) == {"seal", "open", "reduce", "send", "receive", "lock"}
 
 
-@pytest.mark.parametrize("plane", [_core.End, endpoint.Endpoint], ids=["compiled", "python"])
+@pytest.mark.parametrize("plane", [_core.Endpoint, endpoint.Endpoint], ids=["compiled", "python"])
 @pytest.mark.parametrize("moved", [-1, -7, 6, 1 << 62])
 def test_a_stream_that_sends_an_impossible_number_is_an_error(plane: Any, moved: int) -> None:
-    end = plane(deque(), set(), _core.Pool() if plane is _core.End else buffers.Pool())
+    end = plane(deque(), set(), _core.Pool() if plane is _core.Endpoint else buffers.Pool())
     end.stream, end.writable = Stream(lambda data: moved), True
     end.put(memoryview(b"frame"))
     with pytest.raises(ValueError, match="a stream"):
@@ -195,7 +195,7 @@ def test_what_has_memory_is_made_by_the_plane_alone(kind: Any) -> None:
 
 
 def test_the_end_of_a_link_is_made_once() -> None:
-    end = _core.End(deque(), set(), _core.Pool())
+    end = _core.Endpoint(deque(), set(), _core.Pool())
     with pytest.raises(RuntimeError, match="once"):
         end.__init__(deque(), set(), _core.Pool())  # type: ignore[misc]
 
@@ -264,7 +264,7 @@ def test_a_link_that_was_interrupted_can_be_used_again() -> None:
     def interrupted(data: Any) -> int:
         raise KeyboardInterrupt
 
-    end = _core.End(deque(), set(), _core.Pool())
+    end = _core.Endpoint(deque(), set(), _core.Pool())
     end.stream, end.writable = Stream(interrupted), True
     end.put(b"frame")
     with pytest.raises(KeyboardInterrupt):
@@ -285,9 +285,9 @@ def test_what_is_replaced_while_it_is_called_lives_until_it_returns(which: str) 
             _core.send(end)
 
 
-@pytest.mark.parametrize("plane", [_core.End, endpoint.Endpoint], ids=["compiled", "python"])
+@pytest.mark.parametrize("plane", [_core.Endpoint, endpoint.Endpoint], ids=["compiled", "python"])
 def test_a_frame_is_not_put_over_another(plane: Any) -> None:
-    end = plane(deque(), set(), _core.Pool() if plane is _core.End else buffers.Pool())
+    end = plane(deque(), set(), _core.Pool() if plane is _core.Endpoint else buffers.Pool())
     end.put(memoryview(b"one"))
     with pytest.raises(RuntimeError, match="still being written"):
         end.put(memoryview(b"two"))

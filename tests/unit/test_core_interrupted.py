@@ -143,7 +143,7 @@ def test_a_frame_that_is_waiting_to_be_refused_is_not_read_over() -> None:
     here, there = socket.socketpair()
     there.setblocking(False)
 
-    class Receiver(_core.End):  # type: ignore[misc,name-defined]
+    class Receiver(_core.Endpoint):  # type: ignore[misc,name-defined]
         def length_of_other(self, header: bytes) -> int:
             return 104
 
@@ -158,7 +158,7 @@ def test_a_frame_that_is_waiting_to_be_refused_is_not_read_over() -> None:
     end = Receiver(deque(), set(), pool)
     program = _core.compile((Step(Action.RECV, 0, peer=1),), ((),), ((),), (0,), ((),), (-1,), 1)
     memory = memoryview(bytearray(100))
-    run = _core.Run(
+    run = _core.Execution(
         Communicator(), program, 1, bytes(24), [memory], None, None, None, 0, lambda: None, 0, bytes(16), pool, 1
     )
     end.stream, end.open, end.readable, end.opener = there, True, True, Counter()

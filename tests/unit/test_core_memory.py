@@ -370,7 +370,7 @@ def test_a_segment_that_somebody_has_a_view_of_is_not_used_again() -> None:
     here, there = socket.socketpair()
     with here, there:
         pool = _core.Pool()
-        end = _core.End(deque(), set(), pool)
+        end = _core.Endpoint(deque(), set(), pool)
         end.stream, end.writable = here, True
         made = []
         for kept in ([], [memoryview], []):

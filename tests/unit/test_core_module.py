@@ -12,12 +12,12 @@ import pytest
 
 from ringfence.dataplane import _core
 
-TYPES = ("Segment", "Piece", "Pool", "Program", "End", "Run")
+TYPES = ("Segment", "SegmentSlice", "Pool", "Program", "Endpoint", "Execution")
 
 
 def another_copy() -> Any:
     """The module, loaded again from its file."""
-    spec = importlib.util.spec_from_file_location("ringfence.runtime._core", _core.__file__)
+    spec = importlib.util.spec_from_file_location("ringfence.dataplane._core", _core.__file__)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -38,20 +38,20 @@ def test_each_copy_has_types_of_its_own() -> None:
 def test_objects_of_one_copy_are_refused_by_another() -> None:
     other = another_copy()
     with pytest.raises(TypeError):
-        other.End(deque(), set(), _core.Pool())
-    with pytest.raises(TypeError, match="takes segments"):
+        other.Endpoint(deque(), set(), _core.Pool())
+    with pytest.raises(TypeError, match="takes a Segment"):
         other.Pool().give(_core.Pool().take())
-    with pytest.raises(TypeError, match="not the end of a link"):
-        other.send(_core.End(deque(), set(), _core.Pool()))
+    with pytest.raises(TypeError, match="not an initialized Endpoint"):
+        other.send(_core.Endpoint(deque(), set(), _core.Pool()))
     program = _core.compile((), (), (), (), (), (), 0)
     with pytest.raises(TypeError):
-        other.Run(None, program, 1, bytes(24), [], None, None, None, 0, len, 0, bytes(16), other.Pool(), 1)
+        other.Execution(None, program, 1, bytes(24), [], None, None, None, 0, len, 0, bytes(16), other.Pool(), 1)
 
 
 def test_a_copy_is_freed_with_its_types_and_objects() -> None:
     module = another_copy()
 
-    class Derived(module.End):  # type: ignore[misc,name-defined]
+    class Derived(module.Endpoint):  # type: ignore[misc,name-defined]
         pass
 
     pool = module.Pool()
@@ -68,7 +68,7 @@ def one_object(kind: str) -> tuple[Any, weakref.ref[Any]]:
     """An object of a copy of the module that nothing else refers to, and a weak reference to that copy."""
     module = another_copy()
     pool = module.Pool()
-    made = {"segment": pool.take(), "pool": pool, "end": module.End(deque(), set(), pool)}[kind]
+    made = {"segment": pool.take(), "pool": pool, "end": module.Endpoint(deque(), set(), pool)}[kind]
     return made, weakref.ref(module)
 
 
@@ -117,13 +117,13 @@ def test_an_object_cannot_be_given_another_type() -> None:
     pool = _core.Pool()
     with pytest.raises(TypeError):
         pool.__class__ = Other
-    for name in set(TYPES) - {"End"}:
+    for name in set(TYPES) - {"Endpoint"}:
         with pytest.raises(TypeError, match="not an acceptable base type"):
             type("Derived", (getattr(_core, name),), {})
 
 
 def test_an_end_that_was_not_initialised_is_refused() -> None:
-    bare = _core.End.__new__(_core.End)
+    bare = _core.Endpoint.__new__(_core.Endpoint)
     for use in (
         bare.wake,
         bare.flush,
@@ -131,5 +131,5 @@ def test_an_end_that_was_not_initialised_is_refused() -> None:
         lambda: bare.put(b""),
         lambda: _core.send(bare),
     ):
-        with pytest.raises(TypeError, match="not the end of a link"):
+        with pytest.raises(TypeError, match="not an initialized Endpoint"):
             use()

@@ -1,4 +1,4 @@
-"""Collectives as data: schedules that the runtime runs, tests check and the planner prices."""
+"""Collective algorithms as schedules: data that the runtime executes, tests check and the planner simulates."""
 
 from ringfence.collectives.schedule import Action, Buffer, Dependency, Place, Schedule, Step
 from ringfence.collectives.selection import Collective, ScheduleId, Table, build, choose

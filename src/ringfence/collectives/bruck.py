@@ -1,7 +1,7 @@
-"""Bruck's algorithms: blocks travel in O(log P) large messages instead of P small ones, in groups of any size.
+"""Bruck's algorithms: O(log P) large messages instead of P small ones, in groups of any size.
 
-Block i is the one that belongs to rank + i. Each round moves blocks by a power of two; the price is that every block is
-copied into or out of scratch, where blocks that travel together lie side by side.
+Block i belongs to rank + i. Each round moves blocks by a power of two. In return every block is copied into or out of
+scratch, where the blocks of one message are adjacent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ringfence.collectives.schedule import Buffer, Place
 
 
 def all_gather(builder: Builder) -> None:
-    """OUTPUT part r becomes rank r's INPUT: each round doubles the run of blocks that one has from here on."""
+    """OUTPUT part r becomes rank r's INPUT. Each round doubles the number of consecutive blocks that a rank has."""
     rank, size = builder.rank, builder.size
     blocks = [slice_of(Buffer.OUTPUT, (rank + i) % size) for i in range(size)]
     first = builder.scratch(blocks)
@@ -26,7 +26,7 @@ def all_gather(builder: Builder) -> None:
 
 
 def reduce_scatter(builder: Builder) -> None:
-    """OUTPUT becomes the reduction of every worker's INPUT part of this rank: the all-gather, backwards."""
+    """OUTPUT becomes the reduction of every worker's INPUT part of this rank: the rounds of the all-gather, in reverse."""
     rank, size = builder.rank, builder.size
     blocks = [slice_of(Buffer.INPUT, (rank + i) % size) for i in range(size)]
     if size == 1:
@@ -47,34 +47,34 @@ def reduce_scatter(builder: Builder) -> None:
 def all_to_all(builder: Builder) -> None:
     """OUTPUT part r becomes rank r's INPUT part of this rank; all parts are equally long.
 
-    Block i has to travel i ranks on: it goes along in the round of each bit that i has. With the highest bit first,
-    the blocks of a later round lie in long runs within what came in earlier ones, so fewer copies line them up.
+    Block i travels i ranks: it moves in the round of each bit that is set in i. With the highest bit first, the blocks
+    of a later round are mostly adjacent in what earlier rounds received, so fewer copies are needed.
     """
     rank, size = builder.rank, builder.size
-    lies = [slice_of(Buffer.INPUT, (rank + i) % size) for i in range(size)]
+    places = [slice_of(Buffer.INPUT, (rank + i) % size) for i in range(size)]
     for turn in reversed(range(rounds(size))):
         distance = 1 << turn
         moving = [i for i in range(size) if i & distance]
         leaving, arriving = (builder.scratch([INPUT] * len(moving)) for _ in range(2))
         position = leaving
-        for run in _runs([lies[i] for i in moving]):
-            builder.copy(scratch(position, run.parts), run)
-            position += run.parts
+        for place in _merge([places[i] for i in moving]):
+            builder.copy(scratch(position, place.parts), place)
+            position += place.parts
         builder.send(scratch(leaving, len(moving)), (rank + distance) % size, turn)
         builder.receive(scratch(arriving, len(moving)), (rank - distance) % size, turn)
         for position, i in enumerate(moving, arriving):
-            lies[i] = scratch(position)
-    for i, place in enumerate(lies):
+            places[i] = scratch(position)
+    for i, place in enumerate(places):
         builder.copy(slice_of(Buffer.OUTPUT, (rank - i) % size), place)
 
 
-def _runs(places: list[Place]) -> list[Place]:
-    """The same places in the same order, with neighbours in scratch taken together."""
-    runs = [places[0]]
+def _merge(places: list[Place]) -> list[Place]:
+    """The same places in the same order, with adjacent places in scratch merged."""
+    merged = [places[0]]
     for place in places[1:]:
-        buffer, part, parts = runs[-1]
+        buffer, part, parts = merged[-1]
         if buffer == place.buffer == Buffer.SCRATCH and place.part == part + parts:
-            runs[-1] = Place(buffer, part, parts + 1)
+            merged[-1] = Place(buffer, part, parts + 1)
         else:
-            runs.append(place)
-    return runs
+            merged.append(place)
+    return merged

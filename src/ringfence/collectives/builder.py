@@ -1,4 +1,4 @@
-"""Writes down one rank's steps: what every builder of a schedule starts from."""
+"""`Builder` collects the steps of one rank's schedule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from ringfence.collectives.schedule import Action, Buffer, Place, Schedule, Step
 
-HOP: Final = -1  # an `origin`: sealed for this hop only
+HOP: Final = -1  # value of `origin`: sealed for this hop only
 
 DATA: Final = Place(Buffer.DATA, 0)
 INPUT: Final = Place(Buffer.INPUT, 0)
@@ -22,27 +22,27 @@ class Builder:
     rank: int
     size: int
     root: int = 0
-    average: bool = False  # divide what was reduced by the group's size
-    even: bool = True  # all parts of a buffer are equally long, on every rank
+    average: bool = False  # divide the reduction by the group's size
+    even: bool = True  # all parts of a buffer have the same length, on every rank
     steps: list[Step] = field(default_factory=list)
     chunks: dict[Place, int] = field(default_factory=dict)
     lengths: list[Place] = field(default_factory=list)  # of the scratch parts
 
     @property
-    def seat(self) -> int:
-        """This rank, counted from the root."""
+    def relative_rank(self) -> int:
+        """This rank relative to the root, which has relative rank 0."""
         return (self.rank - self.root) % self.size
 
-    def seated(self, seat: int) -> int:
-        """The rank that is so many places after the root, or this many before it."""
-        return (self.root + seat) % self.size
+    def rank_at(self, relative_rank: int) -> int:
+        """The rank with this relative rank; negative values count backwards from the root."""
+        return (self.root + relative_rank) % self.size
 
     def forwarded(self, origin: int) -> int:
-        """The `origin` of what others pass on. Among two nobody does, and sealing for the hop is cheaper."""
+        """The `origin` of a chunk that others forward. Two workers forward nothing, and sealing for the hop is cheaper."""
         return origin if self.size > 2 else HOP
 
     def scratch(self, lengths: Iterable[Place]) -> int:
-        """Add scratch parts, side by side and as long as these; the index of the first."""
+        """Add adjacent scratch parts with the lengths of these places; return the index of the first."""
         first = len(self.lengths)
         self.lengths.extend(lengths)
         return first
@@ -61,7 +61,7 @@ class Builder:
         self.steps.append(Step(Action.COPY, self._index(chunk), -1, self._index(other)))
 
     def divide(self, chunk: Place) -> None:
-        """For an average only: whoever calls this is the one that divides this chunk."""
+        """Divide the chunk by the group's size, if the collective averages."""
         if self.average and self.size > 1:
             self.steps.append(Step(Action.SCALE, self._index(chunk)))
 
@@ -75,7 +75,7 @@ class Builder:
 
 
 def slice_of(buffer: Buffer, part: int) -> Place:
-    """One worker's part of a buffer that is cut for all of them."""
+    """One worker's part of a buffer that has a part for each worker."""
     return Place(buffer, part)
 
 
@@ -84,5 +84,5 @@ def scratch(part: int, parts: int = 1) -> Place:
 
 
 def rounds(size: int) -> int:
-    """How often a group halves until one is left, or a distance doubles until it spans the group."""
+    """ceil(log2(size)): the rounds of an algorithm that doubles its distance in each."""
     return (size - 1).bit_length()

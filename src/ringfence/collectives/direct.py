@@ -1,4 +1,4 @@
-"""Direct exchanges: every part goes straight to where it belongs; the least bytes, but up to P - 1 links."""
+"""Direct algorithms: every part goes straight to its destination. Fewest bytes, but up to P - 1 links."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from ringfence.collectives.schedule import Buffer
 
 def gather(builder: Builder) -> None:
     """The root's OUTPUT part r becomes rank r's INPUT."""
-    if builder.seat:
+    if builder.relative_rank:
         builder.send(INPUT, builder.root, 0)
         return
     builder.copy(slice_of(Buffer.OUTPUT, builder.rank), INPUT)
-    for seat in range(1, builder.size):
-        builder.receive(slice_of(Buffer.OUTPUT, builder.seated(seat)), builder.seated(seat), 0)
+    for relative_rank in range(1, builder.size):
+        builder.receive(slice_of(Buffer.OUTPUT, builder.rank_at(relative_rank)), builder.rank_at(relative_rank), 0)
 
 
 def scatter(builder: Builder) -> None:
     """OUTPUT becomes this rank's part of the root's INPUT."""
-    if builder.seat:
+    if builder.relative_rank:
         builder.receive(OUTPUT, builder.root, 0)
         return
-    for seat in range(1, builder.size):
-        builder.send(slice_of(Buffer.INPUT, builder.seated(seat)), builder.seated(seat), 0)
+    for relative_rank in range(1, builder.size):
+        builder.send(slice_of(Buffer.INPUT, builder.rank_at(relative_rank)), builder.rank_at(relative_rank), 0)
     builder.copy(OUTPUT, slice_of(Buffer.INPUT, builder.rank))
 
 
 def all_to_all(builder: Builder) -> None:
     """OUTPUT part r becomes rank r's INPUT part of this rank. Parts may be of any length, on any rank.
 
-    At each turn all send to a different worker, so that nobody is met by all at once.
+    In each round every worker sends to a different worker, so that no worker receives from all at once.
     """
     rank, size = builder.rank, builder.size
     for turn in range(1, size):

@@ -1,4 +1,4 @@
-"""Distances that double: small collectives among everybody, in as many rounds as the group's size has bits."""
+"""Recursive doubling: small collectives over all ranks in O(log P) rounds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from ringfence.collectives.schedule import Buffer, Place
 
 
 def all_reduce(builder: Builder) -> None:
-    """DATA becomes the reduction of all: each round, two blocks of neighbouring ranks exchange their whole sums.
+    """DATA becomes the reduction of all. In each round two blocks of neighbouring ranks exchange their sums.
 
-    The block of lower ranks is the left operand on both sides, so both get the same bits. In a group that is no power
-    of two, the odd ones among the first ranks hand their data to the rank before and get the result from it.
+    The block of lower ranks is the left operand on both sides, so both get the same bits. If the group's
+    size is not a power of two, the odd ones among the first ranks send their data to the rank before and receive the
+    result from it.
     """
     rank, size = builder.rank, builder.size
     blocks = 1 << (size.bit_length() - 1)
@@ -33,8 +34,8 @@ def all_reduce(builder: Builder) -> None:
 
 
 def barrier(builder: Builder) -> None:
-    """Nobody ends before all have begun: each round an empty message goes twice as far as in the last."""
-    empty = Place(Buffer.DATA, 0, 0)  # no parts: the scratch part that is as long as this has no elements
+    """No rank ends before all have begun. The distance of the empty messages doubles in each round (dissemination barrier)."""
+    empty = Place(Buffer.DATA, 0, 0)  # no parts: a scratch part of this length has no elements
     token = scratch(builder.scratch([empty]))
     for turn in range(rounds(builder.size)):
         distance = 1 << turn

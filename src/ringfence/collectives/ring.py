@@ -1,8 +1,8 @@
-"""Rings: every worker talks to two neighbours, moves the least possible bytes, and takes O(P) steps.
+"""Ring algorithms: every worker uses two neighbours, moves the fewest possible bytes, and takes O(P) steps.
 
-Slice s sets out from rank s + 1 and is reduced at every stop until it reaches its owner, rank s. From there it goes
-round once more: sealed once by its owner and passed on as it is. Every sum is made along one path and once, so all
-ranks get the same bits.
+Slice s starts at rank s + 1 and is reduced at every rank until it reaches its owner, rank s. From there it goes round
+once more: sealed once by its owner and forwarded unchanged. Every sum is computed once, along one path, so all ranks
+get the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def all_reduce(builder: Builder) -> None:
 
 
 def reduce_scatter(builder: Builder) -> None:
-    """OUTPUT becomes the reduction of every worker's INPUT part of this rank; INPUT stays as it is."""
+    """OUTPUT becomes the reduction of every worker's INPUT part of this rank; INPUT is unchanged."""
     rank, size = builder.rank, builder.size
     if size == 1:
         builder.copy(OUTPUT, INPUT)
@@ -40,7 +40,7 @@ def reduce_scatter(builder: Builder) -> None:
     for turn in range(size - 2):
         passing = (rank - 2 - turn) % size
         mine = slice_of(Buffer.INPUT, passing)
-        # Two scratch slices serve the whole way round, unless slices differ in length: then each has its own.
+        # Two scratch slices are enough for all rounds, unless slices differ in length: then each has its own.
         if not builder.even or turn < 2:
             held.append(builder.scratch([mine]))
         sums = scratch(held[-1] if not builder.even else held[turn % 2])

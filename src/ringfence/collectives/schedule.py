@@ -1,13 +1,13 @@
-"""A collective as data: for each rank a list of steps over chunks; what the runtime runs, tests check, plan prices.
+"""A collective as data: for each rank a list of steps over chunks, which the runtime executes and the planner simulates.
 
-A schedule belongs to one rank of one group size (and root). It names *chunks*, never bytes, so one schedule serves
-every tensor size and is cached. A chunk is a run of consecutive *parts* of one buffer; whoever binds the schedule to
-memory says how long each part is (an all-reduce of n elements in a world of P binds DATA as P parts of n/P elements).
+A schedule belongs to one rank of one group size (and root). It refers to *chunks*, not bytes, so one cached schedule
+serves every tensor size. A chunk is one or more consecutive *parts* of one buffer. Binding the schedule to memory
+defines the length of each part: an all-reduce of n elements among P ranks binds DATA as P parts of n/P elements.
 
-Order. Steps are listed in program order, but a step waits only for what it needs: a reader for the last writers of its
-parts, a writer also for the readers since. Where two steps name the very same chunk that holds segment by segment,
-which is what pipelines a large collective. Messages from one rank to another travel in program order of both ends: the
-k-th SEND to a peer is the k-th RECV or REDUCE from it there.
+Steps are listed in program order, but a step waits only for its dependencies: a reader for the last writers of its
+parts, a writer also for the readers since. Between steps on the same chunk, segment s waits for segment s only; this
+pipelines a large collective. Messages from one rank to another travel in program order: the k-th SEND to a peer
+matches the peer's k-th RECV or REDUCE from this rank.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Buffer(IntEnum):
     DATA = 0  #    read and written: all-reduce, broadcast
     INPUT = 1  #   read only
     OUTPUT = 2  #  written
-    SCRATCH = 3  # the schedule's own; part i is as long as the part that `Schedule.scratch[i]` names
+    SCRATCH = 3  # temporary; part i has the length of the place `Schedule.scratch[i]`
 
 
 class Place(NamedTuple):
-    """Consecutive parts of one buffer. More than one part only in SCRATCH, where parts lie side by side."""
+    """Consecutive parts of one buffer. More than one part only in SCRATCH, where parts are adjacent."""
 
     buffer: Buffer
     part: int
@@ -45,8 +45,8 @@ class Step(NamedTuple):
     chunk: int  #          index into Schedule.chunks
     peer: int = -1  #      SEND: to; RECV, REDUCE: from (rank in the group)
     other: int = -1  #     REDUCE: the local operand; COPY: the source (index into Schedule.chunks)
-    label: int = 0  #      its name on the wire: equal at both ends of a message and at all hops of a forwarded one
-    origin: int = -1  #    SEND, RECV: the rank that sealed this chunk once for everybody; -1: sealed for this hop only
+    label: int = 0  #      on the wire: equal at sender and receiver, and at all hops of a forwarded chunk
+    origin: int = -1  #    SEND, RECV: the rank that sealed this chunk once for all; -1: sealed for this hop only
     received_first: bool = True  # REDUCE: received (+) other, or other (+) received; fixes the order of addition
 
 
@@ -65,14 +65,14 @@ class Schedule:
     steps: tuple[Step, ...]
     scratch: tuple[Place, ...] = ()
     dependencies: tuple[tuple[Dependency, ...], ...] = field(init=False)
-    cuts: tuple[int, ...] = field(init=False)  # by Buffer: into how many parts to cut it; 0: not touched
+    cuts: tuple[int, ...] = field(init=False)  # by Buffer: its number of parts; 0: not used by this rank
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dependencies", _dependencies(self.chunks, self.steps))
         object.__setattr__(self, "cuts", _cuts(self.chunks, len(self.scratch)))
 
     def parts(self, buffer: Buffer) -> int:
-        """Into how many parts the binder cuts this buffer; 0 when this rank does not touch it."""
+        """The number of parts of this buffer; 0 if this rank does not use it."""
         return self.cuts[buffer]
 
 
@@ -84,13 +84,13 @@ def _cuts(chunks: tuple[Place, ...], scratch: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-_BUFFER_STRIDE = 1 << 32  # gives every part of every buffer a number of its own
+_BUFFER_STRIDE = 1 << 32  # gives every part of every buffer its own number
 
 
 def _dependencies(chunks: tuple[Place, ...], steps: tuple[Step, ...]) -> tuple[tuple[Dependency, ...], ...]:
-    """For each step, the earlier ones it must follow: read after write, write after write, write after read.
+    """For each step, the earlier steps it must follow: read after write, write after write, write after read.
 
-    A writer that follows readers names only these: they in turn followed the writer before them.
+    A writer that follows readers depends only on these: they depend on the writer before them.
     """
     numbers = [_numbers(place) for place in chunks]
     touched = [_touched(step) for step in steps]

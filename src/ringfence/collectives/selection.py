@@ -1,7 +1,7 @@
-"""Which schedule a collective runs: the door of this package.
+"""Selection of the schedule for a collective: the public interface of this package.
 
-The choice depends only on what all ranks share: the collective, the group's size, the root, the bytes, and the table
-of thresholds that came with the roster. `bytes_` is the whole that a collective is about:
+The choice depends only on values that all ranks share: the collective, the group's size, the root, the bytes, and the
+table of thresholds distributed with the roster. `bytes_` is the total size of a collective:
 
     ALL_REDUCE, REDUCE, BROADCAST   the tensor
     ALL_GATHER                      all parts of OUTPUT
@@ -37,11 +37,11 @@ class Collective(IntEnum):
     SCATTER = 6
     ALL_TO_ALL = 7
     BARRIER = 8
-    GROUP_OPENING = 9  # every member contributes to the instance secret: before it, nothing can be sealed as an origin
+    GROUP_OPENING = 9  # every member contributes to the instance secret, which origins' keys are derived from
 
 
 class ScheduleId(IntEnum):
-    """On the wire in every call's description: never give a number a second meaning."""
+    """Identifiers on the wire, in every call's description. A number is never reused."""
 
     ALL_REDUCE_RING = 1
     ALL_REDUCE_DOUBLING = 2
@@ -93,16 +93,16 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Builder], None]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Thresholds, the same on every worker of a session because they travel with the roster."""
+    """Thresholds, equal on every worker of a session because they are distributed with the roster."""
 
-    small: int = 512 * KIB  #         the whole, up to which few messages matter more than few bytes
-    ring_slice: int = 32 * KIB  #     a worker's slice, from which a ring is worth its O(P) steps
-    chain_slice: int = 128 * KIB  #   the whole over the group's size, from which a chain is worth its depth
-    chain_group: int = 64  #          the largest group in which a chain is used at all
-    direct_group: int = 16  #         the largest group in which gather's root talks to all even about small parts
-    direct_part: int = 1024 * KIB  #  a part, from which it does in any group
-    bruck_group: int = 16  #          the smallest group in which all-to-all saves messages by Bruck's algorithm,
-    bruck_part: int = 4 * KIB  #      and the largest part with which it does
+    small: int = 512 * KIB  #         total size up to which fewer messages matter more than fewer bytes
+    ring_slice: int = 32 * KIB  #     slice of a worker from which a ring is worth its O(P) steps
+    chain_slice: int = 128 * KIB  #   total size over group size from which a chain is worth its depth
+    chain_group: int = 64  #          largest group that uses a chain
+    direct_group: int = 16  #         largest group in which gather's root has a link to every rank for small parts too
+    direct_part: int = 1024 * KIB  #  part from which it does in any group
+    bruck_group: int = 16  #          smallest group in which all-to-all uses Bruck's algorithm,
+    bruck_part: int = 4 * KIB  #      and largest part for which it does
 
     def to_bytes(self) -> bytes:
         return _LAYOUT.pack(_TABLE_VERSION, *astuple(self))
@@ -110,10 +110,10 @@ class Table:
     @classmethod
     def from_bytes(cls, encoded: bytes) -> Table:
         if len(encoded) != _LAYOUT.size:
-            raise ProtocolError(f"a schedule table has {_LAYOUT.size} bytes, this one {len(encoded)}")
+            raise ProtocolError(f"a schedule table has {_LAYOUT.size} bytes, this one has {len(encoded)}")
         version, *thresholds = _LAYOUT.unpack(encoded)
         if version != _TABLE_VERSION:
-            raise ProtocolError(f"schedule table of version {version}; this worker knows {_TABLE_VERSION}")
+            raise ProtocolError(f"schedule table of version {version}; this worker supports {_TABLE_VERSION}")
         return cls(*thresholds)
 
 
@@ -132,10 +132,10 @@ def choose(
     average: bool = False,
     even: bool = True,
 ) -> Schedule:
-    """This rank's schedule. `root` is 0 where there is none.
+    """Return this rank's schedule. `root` is 0 for collectives without one.
 
-    `even` says that all parts are equally long. For an all-to-all the caller must know that of every rank, because it
-    decides the schedule; for a reduce-scatter it only saves scratch; elsewhere it means nothing.
+    `even`: all parts have the same length. For an all-to-all this must hold on every rank, because it decides the
+    schedule; for a reduce-scatter it only saves scratch; other collectives ignore it.
     """
     return build(_CHOICES[kind](size, bytes_, table, even), size, rank, root, average, even)
 
@@ -144,7 +144,7 @@ def choose(
 def build(
     identifier: ScheduleId, size: int, rank: int, root: int = 0, average: bool = False, even: bool = True
 ) -> Schedule:
-    """One named schedule, whether or not the table would choose it."""
+    """Build one schedule by its identifier, whether or not the table would select it."""
     if not (0 <= rank < size and 0 <= root < size):
         raise ValueError(f"rank {rank} or root {root} is not in a group of {size}")
     builder = Builder(rank, size, root, average, even)
@@ -163,42 +163,42 @@ def _all_reduce(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
 def _reduce(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
     if bytes_ <= table.small or size == 2:
         return ScheduleId.REDUCE_BINOMIAL
-    return ScheduleId.REDUCE_CHAIN if _chained(size, bytes_, table) else ScheduleId.REDUCE_TREE
+    return ScheduleId.REDUCE_CHAIN if _use_chain(size, bytes_, table) else ScheduleId.REDUCE_TREE
 
 
 def _broadcast(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
     if bytes_ <= table.small or size == 2:
         return ScheduleId.BROADCAST_BINOMIAL
-    return ScheduleId.BROADCAST_CHAIN if _chained(size, bytes_, table) else ScheduleId.BROADCAST_TREE
+    return ScheduleId.BROADCAST_CHAIN if _use_chain(size, bytes_, table) else ScheduleId.BROADCAST_TREE
 
 
-def _chained(size: int, bytes_: int, table: Table) -> bool:
+def _use_chain(size: int, bytes_: int, table: Table) -> bool:
     return size <= table.chain_group and bytes_ >= table.chain_slice * size
 
 
 def _all_gather(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
-    return ScheduleId.ALL_GATHER_BRUCK if _in_few_rounds(size, bytes_, table) else ScheduleId.ALL_GATHER_RING
+    return ScheduleId.ALL_GATHER_BRUCK if _use_bruck(size, bytes_, table) else ScheduleId.ALL_GATHER_RING
 
 
 def _reduce_scatter(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
-    return ScheduleId.REDUCE_SCATTER_BRUCK if _in_few_rounds(size, bytes_, table) else ScheduleId.REDUCE_SCATTER_RING
+    return ScheduleId.REDUCE_SCATTER_BRUCK if _use_bruck(size, bytes_, table) else ScheduleId.REDUCE_SCATTER_RING
 
 
-def _in_few_rounds(size: int, bytes_: int, table: Table) -> bool:
-    """Up to three workers, a ring has no more rounds than Bruck's algorithm and copies less."""
+def _use_bruck(size: int, bytes_: int, table: Table) -> bool:
+    """With up to three workers a ring has no more rounds than Bruck's algorithm and copies less."""
     return size > 3 and (bytes_ <= table.small or bytes_ < table.ring_slice * size)
 
 
 def _gather(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
-    return ScheduleId.GATHER_BINOMIAL if _relayed(size, bytes_, table) else ScheduleId.GATHER_DIRECT
+    return ScheduleId.GATHER_BINOMIAL if _use_tree(size, bytes_, table) else ScheduleId.GATHER_DIRECT
 
 
 def _scatter(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:
-    return ScheduleId.SCATTER_BINOMIAL if _relayed(size, bytes_, table) else ScheduleId.SCATTER_DIRECT
+    return ScheduleId.SCATTER_BINOMIAL if _use_tree(size, bytes_, table) else ScheduleId.SCATTER_DIRECT
 
 
-def _relayed(size: int, bytes_: int, table: Table) -> bool:
-    """Through a tree: few links, but its inner workers hold many parts, so not with large ones."""
+def _use_tree(size: int, bytes_: int, table: Table) -> bool:
+    """A tree needs few links, but its inner workers hold many parts, so it is not used for large parts."""
     if bytes_ <= table.small:
         return True
     return size > table.direct_group and bytes_ < table.direct_part * size

@@ -1,17 +1,17 @@
-"""What choice.py uses of csrc/; the types are those of run.py, ends.py and memory.py."""
+"""The functions and types of csrc/ that choice.py uses. The types match those of execution.py, endpoint.py and buffers.py."""
 
 from typing import Any
 
 LAYOUT: tuple[int, ...]
-End: Any
-Piece: Any
+Endpoint: Any
+Execution: Any
 Pool: Any
 Program: Any
-Run: Any
 Segment: Any
+SegmentSlice: Any
 
 def compile(*parts: Any) -> Any: ...
-def send(end: Any) -> None: ...
-def receive(end: Any) -> bytes | None: ...
+def send(endpoint: Any) -> None: ...
+def receive(endpoint: Any) -> bytes | None: ...
 def stages(on: bool) -> dict[str, int]: ...
 def events(on: bool) -> list[tuple[str, int, int, int]]: ...

@@ -25,9 +25,9 @@ if TYPE_CHECKING or not COMPILED:
     send = endpoint.send
     receive = endpoint.receive
 else:
-    Endpoint = CORE.End
+    Endpoint = CORE.Endpoint
     Pool = CORE.Pool
-    Execution = CORE.Run
+    Execution = CORE.Execution
     send = CORE.send
     receive = CORE.receive
 
@@ -43,7 +43,7 @@ def make_execution(route: Route, program: Program, work: Pass, finished: Callabl
     if not COMPILED:
         return Execution(route, program, work, views, keeper, finished)
     add = _ADDERS.get(work.dtype, 0) if work.combine is torch.add else 0
-    made: Any = CORE.Run(
+    made: Any = CORE.Execution(
         route,
         program.compiled,
         work.sequence,

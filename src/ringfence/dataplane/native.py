@@ -13,7 +13,7 @@ from ringfence.errors import ConfigurationError
 from ringfence.keys import KEY_PHASE_SHIFT, TAG_BYTES
 from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES, HOP_BYTES
 
-_INTERFACE = 3
+_INTERFACE = 4
 _LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, KEY_PHASE_SHIFT, FRAME_BYTES)
 
 

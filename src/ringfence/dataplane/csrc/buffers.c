@@ -1,14 +1,14 @@
-#include <stdlib.h>
-
 #include "buffers.h"
 #include "frame_layout.h"
 
-/* -- views: whoever has one keeps its memory alive ------------------------------------------------------------------- */
+#include <stdlib.h>
 
-/* The call that a view was made for is over: whoever kept it, such as a profiler, has a view of nothing. Takes over the
- * reference, which may be NULL; keeps the error that is set, if one is. */
-void end_view(State *state, PyObject *view) {
-    if (view == NULL || Py_REFCNT(view) == 1) { /* nobody kept it */
+/* Segments, the pool that recycles them, and the memoryviews of them that Python code receives. */
+
+/* Release a view after the call that it was made for: code that kept it, such as a profiler, cannot read the memory any
+ * more. Steals the reference, which may be NULL. Preserves the error indicator. */
+void release_view(ModuleState *state, PyObject *view) {
+    if (view == NULL || Py_REFCNT(view) == 1) { /* the call kept no reference */
         Py_XDECREF(view);
         return;
     }
@@ -16,7 +16,7 @@ void end_view(State *state, PyObject *view) {
     PyErr_Fetch(&type, &value, &trace);
     PyObject *done = PyObject_CallMethodObjArgs(view, state->s_release, NULL);
     if (done == NULL && PyErr_ExceptionMatches(PyExc_BufferError))
-        PyErr_Clear(); /* somebody has taken a buffer of it, and keeps the memory alive with that */
+        PyErr_Clear(); /* a buffer of the view is in use; that buffer keeps the memory alive */
     else if (done == NULL)
         PyErr_WriteUnraisable(view);
     Py_XDECREF(done);
@@ -24,12 +24,9 @@ void end_view(State *state, PyObject *view) {
     PyErr_Restore(type, value, trace);
 }
 
-/* Short pieces are handed over as copies. */
-PyObject *copy_of(const void *at, Py_ssize_t length) { return PyBytes_FromStringAndSize(at, length); }
+PyObject *copy_bytes(const void *at, Py_ssize_t length) { return PyBytes_FromStringAndSize(at, length); }
 
-/* -- segments and their pool ---------------------------------------------------------------------------------------- */
-
-static Segment *new_segment(State *state) {
+static Segment *new_segment(ModuleState *state) {
     Segment *self = PyObject_New(Segment, (PyTypeObject *)state->segment_type);
     if (self == NULL)
         return NULL;
@@ -47,15 +44,15 @@ static Segment *new_segment(State *state) {
 
 static void segment_dealloc(Segment *self) {
     free(self->memory);
-    free_object(self);
+    free_untracked(self);
 }
 
 static int segment_buffer(Segment *self, Py_buffer *buffer, int flags) {
     return PyBuffer_FillInfo(buffer, (PyObject *)self, self->at, FRAME_BYTES, 0, flags);
 }
 
-Place in_segment(Segment *segment, Py_ssize_t offset, Py_ssize_t length) {
-    return (Place){(PyObject *)segment, offset, length, segment->at + offset};
+Span segment_span(Segment *segment, Py_ssize_t offset, Py_ssize_t length) {
+    return (Span){(PyObject *)segment, offset, length, segment->at + offset};
 }
 
 static PyObject *segment_view(Segment *self, void *unused) {
@@ -69,48 +66,50 @@ static PyType_Slot segment_slots[] = {
     {Py_tp_dealloc, segment_dealloc},
     {Py_bf_getbuffer, segment_buffer},
     {Py_tp_getset, segment_getset},
-    {Py_tp_doc, "Room for one frame."},
+    {Py_tp_doc, "Memory for one frame."},
     {0, NULL},
 };
-PyType_Spec segment_spec = {"ringfence.dataplane._core.Segment", sizeof(Segment), 0, MADE_HERE, segment_slots};
+PyType_Spec segment_spec = {"ringfence.dataplane._core.Segment", sizeof(Segment), 0, INTERNAL_TYPE_FLAGS,
+                            segment_slots};
 
-/* A piece of a segment: what it exports is that piece, and it keeps the segment. */
+/* Exports part of a segment through the buffer protocol and keeps the segment alive. */
 typedef struct {
     PyObject_HEAD
     Segment *segment;
     Py_ssize_t offset, length;
-} Piece;
+} SegmentSlice;
 
-static void piece_dealloc(Piece *self) {
+static void slice_dealloc(SegmentSlice *self) {
     Py_DECREF(self->segment);
-    free_object(self);
+    free_untracked(self);
 }
 
-static int piece_buffer(Piece *self, Py_buffer *buffer, int flags) {
+static int slice_buffer(SegmentSlice *self, Py_buffer *buffer, int flags) {
     return PyBuffer_FillInfo(buffer, (PyObject *)self, self->segment->at + self->offset, self->length, 0, flags);
 }
 
-static PyType_Slot piece_slots[] = {
-    {Py_tp_dealloc, piece_dealloc},
-    {Py_bf_getbuffer, piece_buffer},
-    {Py_tp_doc, "A piece of a segment."},
+static PyType_Slot slice_slots[] = {
+    {Py_tp_dealloc, slice_dealloc},
+    {Py_bf_getbuffer, slice_buffer},
+    {Py_tp_doc, "Part of a segment."},
     {0, NULL},
 };
-PyType_Spec piece_spec = {"ringfence.dataplane._core.Piece", sizeof(Piece), 0, MADE_HERE, piece_slots};
+PyType_Spec slice_spec = {"ringfence.dataplane._core.SegmentSlice", sizeof(SegmentSlice), 0, INTERNAL_TYPE_FLAGS,
+                          slice_slots};
 
-/* A view of the place. It keeps the owner alive, and so does every view that somebody makes of it. */
-PyObject *view_of(Place place) {
-    if (PyMemoryView_Check(place.owner))
-        return PySequence_GetSlice(place.owner, place.offset, place.offset + place.length);
-    Segment *segment = (Segment *)place.owner;
-    Piece *piece = PyObject_New(Piece, (PyTypeObject *)segment->state->piece_type);
-    if (piece == NULL)
+/* A memoryview of the span. The view, and every view made from it, keeps the owner alive. */
+PyObject *view_span(Span span) {
+    if (PyMemoryView_Check(span.owner))
+        return PySequence_GetSlice(span.owner, span.offset, span.offset + span.length);
+    Segment *segment = (Segment *)span.owner;
+    SegmentSlice *slice = PyObject_New(SegmentSlice, (PyTypeObject *)segment->state->slice_type);
+    if (slice == NULL)
         return NULL;
-    piece->segment = (Segment *)Py_NewRef(place.owner);
-    piece->offset = place.offset;
-    piece->length = place.length;
-    PyObject *view = PyMemoryView_FromObject((PyObject *)piece);
-    Py_DECREF(piece);
+    slice->segment = (Segment *)Py_NewRef(span.owner);
+    slice->offset = span.offset;
+    slice->length = span.length;
+    PyObject *view = PyMemoryView_FromObject((PyObject *)slice);
+    Py_DECREF(slice);
     return view;
 }
 
@@ -125,7 +124,8 @@ Segment *pool_take(Pool *self) {
     return segment;
 }
 
-/* Takes over the caller's reference. A segment that others still send, or have a view of, stays with them. */
+/* Return a segment to the pool. Steals the reference. A segment with other references (another link sends it, or a view
+ * exists) is not recycled. */
 void pool_give(Pool *self, Segment *segment) {
     if (Py_REFCNT((PyObject *)segment) == 1 && self->count < self->most) {
         segment->idle = 1;
@@ -137,7 +137,7 @@ void pool_give(Pool *self, Segment *segment) {
 static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     Pool *self = (Pool *)PyType_GenericNew(type, args, keywords);
     if (self != NULL)
-        self->state = PyType_GetModuleState(type); /* nothing can be derived from the type, so that it is ours */
+        self->state = PyType_GetModuleState(type); /* valid because the type has no subclasses */
     return (PyObject *)self;
 }
 
@@ -146,7 +146,7 @@ static int pool_init(Pool *self, PyObject *args, PyObject *keywords) {
     int most = 32;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "|i", names, &most))
         return -1;
-    if (most < 0 || most > MOST_IDLE) {
+    if (most < 0 || most > MAX_IDLE) {
         PyErr_SetString(PyExc_ValueError, "a pool keeps at most 64 idle segments");
         return -1;
     }
@@ -157,7 +157,7 @@ static int pool_init(Pool *self, PyObject *args, PyObject *keywords) {
 static void pool_dealloc(Pool *self) {
     while (self->count)
         Py_DECREF(self->idle[--self->count]);
-    free_object(self);
+    free_untracked(self);
 }
 
 static PyObject *pool_take_method(Pool *self, PyObject *unused) {
@@ -167,11 +167,11 @@ static PyObject *pool_take_method(Pool *self, PyObject *unused) {
 
 static PyObject *pool_give_method(Pool *self, PyObject *segment) {
     if (!Py_IS_TYPE(segment, (PyTypeObject *)self->state->segment_type)) {
-        PyErr_SetString(PyExc_TypeError, "a pool takes segments");
+        PyErr_SetString(PyExc_TypeError, "give() takes a Segment of this module");
         return NULL;
     }
     if (((Segment *)segment)->idle) {
-        PyErr_SetString(PyExc_ValueError, "a segment is given back once");
+        PyErr_SetString(PyExc_ValueError, "the segment is already in a pool");
         return NULL;
     }
     if (self->count < self->most) {
@@ -182,12 +182,12 @@ static PyObject *pool_give_method(Pool *self, PyObject *segment) {
 }
 
 static PyMethodDef pool_methods[] = {
-    {"take", (PyCFunction)pool_take_method, METH_NOARGS, "A segment, used before or new."},
-    {"give", (PyCFunction)pool_give_method, METH_O, "Take a segment back."},
+    {"take", (PyCFunction)pool_take_method, METH_NOARGS, "Return a segment, recycled or new."},
+    {"give", (PyCFunction)pool_give_method, METH_O, "Return a segment to the pool."},
     {NULL},
 };
 static PyMemberDef pool_members[] = {
-    {"made", T_PYSSIZET, offsetof(Pool, made), READONLY, "How many segments were ever made."}, {NULL}};
+    {"made", T_PYSSIZET, offsetof(Pool, made), READONLY, "Number of segments allocated so far."}, {NULL}};
 
 static PyType_Slot pool_slots[] = {
     {Py_tp_dealloc, pool_dealloc},
@@ -195,7 +195,7 @@ static PyType_Slot pool_slots[] = {
     {Py_tp_members, pool_members},
     {Py_tp_init, pool_init},
     {Py_tp_new, pool_new},
-    {Py_tp_doc, "Segments that are used again; it keeps at most `most` idle ones."},
+    {Py_tp_doc, "Recycles segments; keeps at most `most` idle ones."},
     {0, NULL},
 };
-PyType_Spec pool_spec = {"ringfence.dataplane._core.Pool", sizeof(Pool), 0, FIXED, pool_slots};
+PyType_Spec pool_spec = {"ringfence.dataplane._core.Pool", sizeof(Pool), 0, TYPE_FLAGS, pool_slots};

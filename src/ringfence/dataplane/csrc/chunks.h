@@ -3,9 +3,9 @@
 
 #include "execution.h"
 
-int bind_chunks(Run *self);
-Place in_chunk(Run *self, int chunk, Py_ssize_t position);
-int check_memory(Run *self, int chunk);
-int check_address(Run *self, int chunk);
+int bind_chunks(Execution *self);
+Span chunk_span(Execution *self, int chunk, Py_ssize_t position);
+int check_memory(Execution *self, int chunk);
+int check_address(Execution *self, int chunk);
 
 #endif

@@ -1,17 +1,17 @@
+#include "clock.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "clock.h"
+/* Time spent in each stage. Off unless a benchmark, a profiler or a setting turns it on. */
 
-/* -- the clock: off unless a benchmark, a profiler or a setting asks ----------------------------------------------------------------------- */
+static const char *const stage_names[STAGE_COUNT] = {"seal", "open", "reduce", "send", "receive", "lock"};
 
-static const char *const stage_names[STAGES] = {"seal", "open", "reduce", "send", "receive", "lock"};
+int timing;
+static uint64_t spent[STAGE_COUNT];
 
-int timing; /* which of the two are kept */
-static uint64_t spent[STAGES];
-
-/* What was done when, for a profiler's trace. What does not fit any more is not kept. */
-#define MOST_EVENTS (1 << 20)
+/* Events for a profiler's trace. Further events are dropped when the limit is reached. */
+#define MAX_EVENTS (1 << 20)
 typedef struct {
     uint64_t start, end;
     int stage, worker;
@@ -21,10 +21,10 @@ static struct {
     size_t count, room;
 } events;
 
-static void keep_event(int stage, uint64_t start, uint64_t end, int worker) {
+static void record_event(int stage, uint64_t start, uint64_t end, int worker) {
     if (events.count == events.room) {
         size_t room = events.room ? 2 * events.room : 4096;
-        Event *at = room > MOST_EVENTS ? NULL : realloc(events.at, room * sizeof(Event));
+        Event *at = room > MAX_EVENTS ? NULL : realloc(events.at, room * sizeof(Event));
         if (at == NULL)
             return;
         events.at = at;
@@ -39,20 +39,20 @@ uint64_t clock_ns(clockid_t which) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-void spend(int stage, uint64_t start, uint64_t length, uint64_t *link_spent, int worker) {
+void record_stage(int stage, uint64_t start, uint64_t length, uint64_t *link_spent, int worker) {
     spent[stage] += length;
     if (link_spent != NULL)
         link_spent[stage] += length;
-    if (timing & EVENTS && length)
-        keep_event(stage, start, start + length, worker);
+    if (timing & TIME_EVENTS && length)
+        record_event(stage, start, start + length, worker);
 }
 
-/* stages(on) -> nanoseconds by stage since it was last asked */
+/* stages(on) -> dict of nanoseconds by stage since the last call */
 PyObject *core_stages(PyObject *module, PyObject *on) {
     (void)module;
     int wanted = PyObject_IsTrue(on);
     PyObject *result = wanted < 0 ? NULL : PyDict_New();
-    for (int i = 0; result != NULL && i < STAGES; i++) {
+    for (int i = 0; result != NULL && i < STAGE_COUNT; i++) {
         PyObject *number = PyLong_FromUnsignedLongLong(spent[i]);
         if (number == NULL || PyDict_SetItemString(result, stage_names[i], number))
             Py_CLEAR(result);
@@ -60,11 +60,11 @@ PyObject *core_stages(PyObject *module, PyObject *on) {
         spent[i] = 0;
     }
     if (result != NULL)
-        timing = wanted ? timing | TOTALS : timing & ~TOTALS;
+        timing = wanted ? timing | TIME_TOTALS : timing & ~TIME_TOTALS;
     return result;
 }
 
-/* events(on) -> a list of (stage, start, end, worker) since it was last asked, on the monotonic clock in nanoseconds */
+/* events(on) -> list of (stage, start, end, worker) since the last call; times in nanoseconds of the monotonic clock */
 PyObject *core_events(PyObject *module, PyObject *on) {
     (void)module;
     int wanted = PyObject_IsTrue(on);
@@ -81,6 +81,6 @@ PyObject *core_events(PyObject *module, PyObject *on) {
         return NULL;
     free(events.at);
     memset(&events, 0, sizeof events);
-    timing = wanted ? timing | EVENTS : timing & ~EVENTS;
+    timing = wanted ? timing | TIME_EVENTS : timing & ~TIME_EVENTS;
     return result;
 }

@@ -1,25 +1,25 @@
 #ifndef RINGFENCE_CLOCK_H
 #define RINGFENCE_CLOCK_H
 
-#include <time.h>
-
 #include "core.h"
 
-enum { IN_SEAL, IN_OPEN, IN_REDUCE, IN_SEND, IN_RECEIVE, FOR_LOCK, STAGES };
+#include <time.h>
 
-enum { TOTALS = 1, EVENTS = 2 };
+enum { STAGE_SEAL, STAGE_OPEN, STAGE_REDUCE, STAGE_SEND, STAGE_RECEIVE, STAGE_LOCK, STAGE_COUNT };
 
-extern int timing; /* which of the two are kept */
+enum { TIME_TOTALS = 1, TIME_EVENTS = 2 };
+
+extern int timing; /* bits of the two above */
 
 typedef struct {
     uint64_t wall, cpu;
-} Start;
+} ClockStart;
 
 uint64_t clock_ns(clockid_t which);
-void spend(int stage, uint64_t start, uint64_t length, uint64_t *link_spent, int worker);
+void record_stage(int stage, uint64_t start, uint64_t length, uint64_t *link_spent, int worker);
 
-static inline Start start_clock(void) {
-    Start start = {0, 0};
+static inline ClockStart start_clock(void) {
+    ClockStart start = {0, 0};
     if (timing) {
         start.wall = clock_ns(CLOCK_MONOTONIC);
         start.cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
@@ -27,18 +27,19 @@ static inline Start start_clock(void) {
     return start;
 }
 
-/* A cipher gives up the interpreter's lock: what its call took beyond its CPU time went to getting that, or a core, back. */
-static inline void stop_clock(int stage, Start start, uint64_t *link_spent, int worker) {
+/* Ciphers release the GIL. Wall time beyond the thread's CPU time was spent waiting for the GIL or a core, and counts
+ * as "lock". */
+static inline void stop_clock(int stage, ClockStart start, uint64_t *link_spent, int worker) {
     if (!timing || !start.wall)
         return;
     uint64_t wall = clock_ns(CLOCK_MONOTONIC) - start.wall;
-    if (stage == IN_SEAL || stage == IN_OPEN) {
+    if (stage == STAGE_SEAL || stage == STAGE_OPEN) {
         uint64_t cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID) - start.cpu;
         cpu = cpu < wall ? cpu : wall;
-        spend(FOR_LOCK, start.wall + cpu, wall - cpu, link_spent, worker);
+        record_stage(STAGE_LOCK, start.wall + cpu, wall - cpu, link_spent, worker);
         wall = cpu;
     }
-    spend(stage, start.wall, wall, link_spent, worker);
+    record_stage(stage, start.wall, wall, link_spent, worker);
 }
 
 PyObject *core_stages(PyObject *module, PyObject *on);

@@ -1,46 +1,46 @@
 #ifndef RINGFENCE_ENDPOINT_H
 #define RINGFENCE_ENDPOINT_H
 
-#include <sys/uio.h>
-
 #include "buffers.h"
 #include "clock.h"
 #include "frame_layout.h"
 
+#include <sys/uio.h>
+
 typedef struct {
     PyObject_HEAD
-    PyObject *ready;   /* the engine's deque of what has work to do */
-    PyObject *blocked; /* the engine's set of links with bytes that the kernel has not taken */
-    PyObject *queue;   /* a deque of (run, step) */
+    PyObject *ready;   /* the engine's deque of endpoints with work to do */
+    PyObject *blocked; /* the engine's set of endpoints with unsent bytes */
+    PyObject *queue;   /* a deque of (execution, step) */
     PyObject *stream, *sealer, *opener;
     Pool *pool;
     char readable, writable, ended, open, queued;
-    char busy; /* bytes are being moved: whoever is called meanwhile and wants to move some, too, is refused */
-    /* writing: what is left of one frame, in up to three pieces: a forwarded one's body may be shared with other links */
+    char busy; /* a transfer is in progress; reentrant transfers are refused */
+    /* writing: the rest of one frame, in up to three buffers; the body of a forwarded frame may be shared with other
+     * links */
     struct iovec unsent[3];
-    int pieces;
+    int unsent_count;
     unsigned char hop[HOP_BYTES], tag[TAG_BYTES];
-    Py_buffer unsent_view; /* where the frame is not in `sending` */
+    Py_buffer unsent_view; /* holds a frame that is not in `sending` */
     Segment *sending;
-    /* reading: the frame that the schedule expects next */
-    char expecting, surprising;
+    /* reading: the next frame of the schedule */
+    char expecting, unexpected;
     unsigned char expected[HEADER_BYTES];
-    Py_ssize_t have, total;
+    Py_ssize_t received_bytes, frame_bytes;
     Segment *receiving;
-    /* what Python asks to be counted: bytes of frames, bytes of tensors in them, and how often and how long a frame was due
-     * from the peer and nothing of it was there */
+    /* counters: bytes of frames, bytes of tensors in them, number and duration of waits for a frame that was due */
     int worker;
     unsigned long long wire_sent, wire_received, payload_sent, payload_received, waits, waited;
     uint64_t waiting_since;
-    uint64_t spent[STAGES]; /* while the clock is on */
-} End;
+    uint64_t spent[STAGE_COUNT]; /* while timing is on */
+} Endpoint;
 
-extern PyType_Spec end_spec;
+extern PyType_Spec endpoint_spec;
 
-int is_end(State *state, PyObject *object);
-int wake(End *self);
-int begin_to_move(End *self);
-int flush(End *self);
-Py_ssize_t read_some(End *self, Segment *segment, Py_ssize_t offset, Py_ssize_t room);
+int is_endpoint(ModuleState *state, PyObject *object);
+int endpoint_wake(Endpoint *self);
+int begin_transfer(Endpoint *self);
+int endpoint_flush(Endpoint *self);
+Py_ssize_t endpoint_read(Endpoint *self, Segment *segment, Py_ssize_t offset, Py_ssize_t room);
 
 #endif

@@ -1,50 +1,50 @@
-#include <string.h>
-
 #include "chunks.h"
 #include "execution.h"
 #include "reductions.h"
 
-/* -- runs ------------------------------------------------------------------------------------------------------------ */
+#include <string.h>
 
-static int run_traverse(Run *self, visitproc visit, void *arg) {
+/* Execution: tracks how many segments of each step are done and which steps are ready. */
+
+static int execution_traverse(Execution *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->group);
-    Py_VISIT(self->operation);
-    Py_VISIT(self->finished);
+    Py_VISIT(self->communicator);
+    Py_VISIT(self->request);
+    Py_VISIT(self->on_finished);
     Py_VISIT(self->views);
-    Py_VISIT(self->keeper);
+    Py_VISIT(self->memory_owner);
     Py_VISIT(self->combine);
     Py_VISIT(self->pool);
     for (int i = 0; self->progress != NULL && i < self->program->count; i++)
         Py_VISIT(self->progress[i].link);
     for (int i = 0; self->chunks != NULL && i < self->program->chunks; i++) {
-        Py_VISIT(self->chunks[i].lease); /* not what `held` holds, as in end_traverse */
+        Py_VISIT(self->chunks[i].lease); /* `buffer` is not visited, as in endpoint_traverse */
         Py_VISIT(self->chunks[i].storage);
     }
     return 0;
 }
 
-static int run_clear(Run *self) {
-    Py_CLEAR(self->group);
-    Py_CLEAR(self->operation);
-    Py_CLEAR(self->finished);
+static int execution_clear(Execution *self) {
+    Py_CLEAR(self->communicator);
+    Py_CLEAR(self->request);
+    Py_CLEAR(self->on_finished);
     Py_CLEAR(self->combine);
     for (int i = 0; self->progress != NULL && i < self->program->count; i++)
         Py_CLEAR(self->progress[i].link);
     return 0;
 }
 
-static void run_dealloc(Run *self) {
+static void execution_dealloc(Execution *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyObject_GC_UnTrack(self);
-    run_clear(self);
-    for (int i = 0; i < self->keeping; i++)
-        Py_DECREF(self->kept[i].segment);
-    PyMem_Free(self->kept);
+    execution_clear(self);
+    for (int i = 0; i < self->held_count; i++)
+        Py_DECREF(self->held[i].segment);
+    PyMem_Free(self->held);
     PyMem_Free(self->progress);
     for (int i = 0; self->chunks != NULL && i < self->program->chunks; i++) {
         Chunk *chunk = &self->chunks[i];
-        PyBuffer_Release(&chunk->held);
+        PyBuffer_Release(&chunk->buffer);
         Py_XDECREF(chunk->lease);
         Py_XDECREF(chunk->storage);
         Py_XDECREF(chunk->address);
@@ -53,7 +53,7 @@ static void run_dealloc(Run *self) {
     PyMem_Free(self->chunks);
     Py_CLEAR(self->program);
     Py_CLEAR(self->views);
-    Py_CLEAR(self->keeper);
+    Py_CLEAR(self->memory_owner);
     Py_CLEAR(self->dtype);
     Py_CLEAR(self->divisor);
     Py_CLEAR(self->pool);
@@ -61,48 +61,50 @@ static void run_dealloc(Run *self) {
     Py_DECREF(type);
 }
 
-/* Run(group, program, sequence, call, views, keeper, dtype, combine, base, finished, native) */
-static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+/* Execution(communicator, program, sequence, call, views, memory_owner, dtype, combine, first_segment, on_finished,
+ * sum_type, instance, pool, divisor) */
+static PyObject *execution_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     (void)keywords;
-    PyObject *group, *program, *views, *keeper, *dtype, *combine, *finished;
+    PyObject *communicator, *program, *views, *memory_owner, *dtype, *combine, *on_finished;
     unsigned long long sequence;
     const char *call, *instance;
     Py_ssize_t call_length, instance_length;
-    unsigned int base;
+    unsigned int first_segment;
     int add;
     PyObject *pool, *divisor;
-    State *state = PyType_GetModuleState(type); /* ours, as in pool_new */
-    if (!PyArg_ParseTuple(args, "OO!Ky#O!OOOIOiy#O!O", &group, (PyTypeObject *)state->program_type, &program, &sequence, &call,
-                          &call_length, &PyList_Type, &views, &keeper, &dtype, &combine, &base, &finished, &add, &instance,
-                          &instance_length, (PyTypeObject *)state->pool_type, &pool, &divisor))
+    ModuleState *state = PyType_GetModuleState(type); /* valid because the type has no subclasses */
+    if (!PyArg_ParseTuple(args, "OO!Ky#O!OOOIOiy#O!O", &communicator, (PyTypeObject *)state->program_type, &program,
+                          &sequence, &call, &call_length, &PyList_Type, &views, &memory_owner, &dtype, &combine,
+                          &first_segment, &on_finished, &add, &instance, &instance_length,
+                          (PyTypeObject *)state->pool_type, &pool, &divisor))
         return NULL;
-    views = PyList_AsTuple(views); /* the list is somebody else's, to change */
+    views = PyList_AsTuple(views); /* the caller may change its list */
     if (views == NULL)
         return NULL;
-    if (call_length != CALL_BYTES || instance_length != INSTANCE_BYTES || PyTuple_Size(views) != ((Program *)program)->chunks ||
-        add < ADD_NOT || add > ADD_BF16) {
-        PyErr_SetString(PyExc_ValueError, "a run is bound to something else than its program");
+    if (call_length != CALL_BYTES || instance_length != INSTANCE_BYTES ||
+        PyTuple_Size(views) != ((Program *)program)->chunks || add < SUM_BY_TORCH || add > SUM_BF16) {
+        PyErr_SetString(PyExc_ValueError, "the arguments of an execution do not match its program");
         Py_DECREF(views);
         return NULL;
     }
-    Run *self = (Run *)PyType_GenericAlloc(type, 0);
+    Execution *self = (Execution *)PyType_GenericAlloc(type, 0);
     if (self == NULL) {
         Py_DECREF(views);
         return NULL;
     }
     self->program = (Program *)Py_NewRef(program);
-    self->group = Py_NewRef(group);
-    self->operation = Py_NewRef(Py_None);
-    self->finished = Py_NewRef(finished);
+    self->communicator = Py_NewRef(communicator);
+    self->request = Py_NewRef(Py_None);
+    self->on_finished = Py_NewRef(on_finished);
     self->views = views;
-    self->keeper = Py_NewRef(keeper);
+    self->memory_owner = Py_NewRef(memory_owner);
     self->dtype = Py_NewRef(dtype);
     self->combine = Py_NewRef(combine);
     self->divisor = Py_NewRef(divisor);
     self->pool = (Pool *)Py_NewRef(pool);
-    self->base = base;
-    self->add = add;
-    self->left = self->program->count;
+    self->first_segment = first_segment;
+    self->sum_type = add;
+    self->steps_left = self->program->count;
     put32(self->header + 28, NO_ORIGIN);
     put64(self->header + 32, sequence);
     memcpy(self->header + INSTANCE_AT, instance, INSTANCE_BYTES);
@@ -118,86 +120,86 @@ static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     return (PyObject *)self;
 }
 
-/* Whether the step's next segment may be done. */
-int is_ready(Run *self, int index) {
-    if (self->broken)
+/* Whether the dependencies of the step's next segment are done. */
+int step_is_ready(Execution *self, int index) {
+    if (self->failed)
         return 0;
     Step *step = &self->program->steps[index];
     Py_ssize_t segment = self->progress[index].done;
-    for (int i = 0; i < step->needs; i++) {
-        Progress *needed = &self->progress[step->need[i].step];
-        if (needed->done < (step->need[i].by_segment ? segment + 1 : needed->segments))
+    for (int i = 0; i < step->dependencies; i++) {
+        Progress *required = &self->progress[step->dependency[i].step];
+        if (required->done < (step->dependency[i].by_segment ? segment + 1 : required->segments))
             return 0;
     }
     return 1;
 }
 
-static int do_local(Run *self, int index);
+static int execute_local_step(Execution *self, int index);
 
-static int end_of_run(Run *self) {
-    PyObject *finished = self->finished; /* the callback holds this run: leave no cycle behind */
-    self->finished = Py_NewRef(Py_None);
-    PyObject *done = PyObject_CallNoArgs(finished);
-    Py_DECREF(finished);
+static int execution_finish(Execution *self) {
+    PyObject *on_finished = self->on_finished; /* the callback refers to this execution: break the cycle */
+    self->on_finished = Py_NewRef(Py_None);
+    PyObject *done = PyObject_CallNoArgs(on_finished);
+    Py_DECREF(on_finished);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
-int advance(Run *self, int index) {
+int execution_advance(Execution *self, int index) {
     Progress *mine = &self->progress[index];
     Step *step = &self->program->steps[index];
     mine->done++;
     if (mine->done == mine->segments)
-        self->left--;
-    for (int i = 0; i < step->wakes; i++) {
-        int other = step->wake[i];
+        self->steps_left--;
+    for (int i = 0; i < step->dependents; i++) {
+        int other = step->dependent[i];
         if (self->progress[other].link != NULL) {
-            if (wake(self->progress[other].link))
+            if (endpoint_wake(self->progress[other].link))
                 return -1;
-        } else if (self->program->steps[other].action >= COPY && do_local(self, other))
+        } else if (self->program->steps[other].action >= COPY && execute_local_step(self, other))
             return -1;
     }
-    if (!self->left) {
-        self->left = -1;
-        return end_of_run(self);
+    if (!self->steps_left) {
+        self->steps_left = -1;
+        return execution_finish(self);
     }
     return 0;
 }
 
-static int do_local(Run *self, int index) {
+static int execute_local_step(Execution *self, int index) {
     Step *step = &self->program->steps[index];
     Progress *progress = &self->progress[index];
-    while (progress->done < progress->segments && is_ready(self, index)) {
-        Place target = in_chunk(self, step->chunk, progress->done);
+    while (progress->done < progress->segments && step_is_ready(self, index)) {
+        Span target = chunk_span(self, step->chunk, progress->done);
         int copies = step->action == COPY;
-        Start start = start_clock();
+        ClockStart start = start_clock();
         if ((copies && check_memory(self, step->other)) || check_memory(self, step->chunk))
             return -1;
         if (copies)
-            memmove(target.at, in_chunk(self, step->other, progress->done).at, (size_t)target.length);
-        else if (divide(self, target) || check_address(self, step->chunk))
+            memmove(target.at, chunk_span(self, step->other, progress->done).at, (size_t)target.length);
+        else if (divide_span(self, target) || check_address(self, step->chunk))
             return -1;
-        stop_clock(IN_REDUCE, start, NULL, -1);
-        if (advance(self, index))
+        stop_clock(STAGE_REDUCE, start, NULL, -1);
+        if (execution_advance(self, index))
             return -1;
     }
     return 0;
 }
 
-/* Queue every message on its link, in program order, and do the local steps that can be done. */
-static PyObject *run_start(Run *self, PyObject *unused) {
+/* Queue every message on its link, in program order, and execute the local steps that are ready. */
+static PyObject *execution_start(Execution *self, PyObject *unused) {
     (void)unused;
-    if (self->started || self->group == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "a run is started once, and not after the garbage collector had it");
+    if (self->started || self->communicator == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the execution was started before, or cleared by the garbage collector");
         return NULL;
     }
     self->started = 1;
-    if (!self->left) {
-        if (end_of_run(self))
+    if (!self->steps_left) {
+        if (execution_finish(self))
             return NULL;
         Py_RETURN_NONE;
     }
-    State *state = self->pool->state;
+    ModuleState *state = self->pool->state;
     for (int i = 0; i < self->program->count; i++) {
         Step *step = &self->program->steps[i];
         if (step->action > REDUCE)
@@ -206,96 +208,105 @@ static PyObject *run_start(Run *self, PyObject *unused) {
         if (peer == NULL)
             return NULL;
         PyObject *method = step->action == SEND ? state->s_outbox : state->s_inbox;
-        PyObject *link = PyObject_CallMethodObjArgs(self->group, method, peer, NULL);
+        PyObject *link = PyObject_CallMethodObjArgs(self->communicator, method, peer, NULL);
         Py_DECREF(peer);
-        if (link == NULL || !is_end(state, link)) {
+        if (link == NULL || !is_endpoint(state, link)) {
             Py_XDECREF(link);
             return NULL;
         }
-        REPLACE(self->progress[i].link, (End *)link);
+        SET_REF(self->progress[i].link, (Endpoint *)link);
         PyObject *entry = Py_BuildValue("Oi", self, i);
-        PyObject *done = entry == NULL ? NULL : PyObject_CallMethodObjArgs(((End *)link)->queue, state->s_append, entry, NULL);
+        PyObject *done =
+            entry == NULL ? NULL : PyObject_CallMethodObjArgs(((Endpoint *)link)->queue, state->s_append, entry, NULL);
         Py_XDECREF(entry);
         Py_XDECREF(done);
-        if (done == NULL || wake((End *)link))
+        if (done == NULL || endpoint_wake((Endpoint *)link))
             return NULL;
     }
     for (int i = 0; i < self->program->count; i++)
-        if (self->program->steps[i].action > REDUCE && do_local(self, i))
+        if (self->program->steps[i].action > REDUCE && execute_local_step(self, i))
             return NULL;
     Py_RETURN_NONE;
 }
 
-static PyMethodDef run_methods[] = {
-    {"start", (PyCFunction)run_start, METH_NOARGS, "Queue every message on its link and do what can be done."}, {NULL}};
-static PyMemberDef run_members[] = {{"operation", T_OBJECT_EX, offsetof(Run, operation), 0, NULL}, {NULL}};
+static PyMethodDef execution_methods[] = {
+    {"start", (PyCFunction)execution_start, METH_NOARGS,
+     "Queue every message on its link and execute the local steps that are ready."},
+    {NULL}};
+static PyMemberDef execution_members[] = {{"operation", T_OBJECT_EX, offsetof(Execution, request), 0, NULL}, {NULL}};
 
-static PyType_Slot run_slots[] = {
-    {Py_tp_dealloc, run_dealloc},
-    {Py_tp_traverse, run_traverse},
-    {Py_tp_clear, run_clear},
-    {Py_tp_methods, run_methods},
-    {Py_tp_members, run_members},
-    {Py_tp_new, run_new},
-    {Py_tp_doc, "One pass: a program, the memory of each chunk, and how far each step has come."},
+static PyType_Slot execution_slots[] = {
+    {Py_tp_dealloc, execution_dealloc},
+    {Py_tp_traverse, execution_traverse},
+    {Py_tp_clear, execution_clear},
+    {Py_tp_methods, execution_methods},
+    {Py_tp_members, execution_members},
+    {Py_tp_new, execution_new},
+    {Py_tp_doc, "One pass of a program over the memory of its chunks, with the progress of each step."},
     {0, NULL},
 };
-PyType_Spec run_spec = {"ringfence.dataplane._core.Run", sizeof(Run), 0, FIXED | Py_TPFLAGS_HAVE_GC, run_slots};
+PyType_Spec execution_spec = {"ringfence.dataplane._core.Execution", sizeof(Execution), 0,
+                              TYPE_FLAGS | Py_TPFLAGS_HAVE_GC, execution_slots};
 
-Segment *take_kept(Run *self, int index, Py_ssize_t position) {
-    for (int i = 0; i < self->keeping; i++) {
-        Kept *kept = &self->kept[i];
-        if (kept->step == index && kept->position == position) {
-            Segment *segment = kept->segment;
-            *kept = self->kept[--self->keeping];
+Segment *take_held(Execution *self, int index, Py_ssize_t position) {
+    for (int i = 0; i < self->held_count; i++) {
+        HeldSegment *held = &self->held[i];
+        if (held->step == index && held->position == position) {
+            Segment *segment = held->segment;
+            *held = self->held[--self->held_count];
             return segment;
         }
     }
     return NULL;
 }
 
-/* Takes over the reference to the segment, also when it fails. */
-int keep(Run *self, int index, Py_ssize_t position, Segment *segment) {
-    if (self->keeping == self->room) {
-        int room = self->room ? 2 * self->room : 8;
-        Kept *kept = PyMem_Realloc(self->kept, (size_t)room * sizeof(Kept));
-        if (kept == NULL) {
+/* Hold a segment for a later SEND. Steals the reference, also on failure. */
+int hold_segment(Execution *self, int index, Py_ssize_t position, Segment *segment) {
+    if (self->held_count == self->held_capacity) {
+        int room = self->held_capacity ? 2 * self->held_capacity : 8;
+        HeldSegment *held = PyMem_Realloc(self->held, (size_t)room * sizeof(HeldSegment));
+        if (held == NULL) {
             Py_DECREF(segment);
             PyErr_NoMemory();
             return -1;
         }
-        self->kept = kept;
-        self->room = room;
+        self->held = held;
+        self->held_capacity = room;
     }
-    self->kept[self->keeping++] = (Kept){index, position, segment};
+    self->held[self->held_count++] = (HeldSegment){index, position, segment};
     return 0;
 }
 
-/* Give the ciphertext to those who write the same and have not come so far; each holds it until it has. */
-int share(Run *self, Step *step, Py_ssize_t position, Segment *segment) {
+/* Hold the ciphertext for the other SENDs that write the same bytes and have not reached this position. */
+int share_ciphertext(Execution *self, Step *step, Py_ssize_t position, Segment *segment) {
     for (int i = 0; i < step->sharers; i++)
         if (self->progress[step->sharer[i]].done <= position &&
-            keep(self, step->sharer[i], position, (Segment *)Py_NewRef((PyObject *)segment)))
+            hold_segment(self, step->sharer[i], position, (Segment *)Py_NewRef((PyObject *)segment)))
             return -1;
     return 0;
 }
 
-/* The head of the queue. 1: there is one (`run` is a new reference); 0: none; -1: an error is set. */
-int head_of_queue(End *link, int sends, Run **run, int *index) {
+/* The first entry of the queue. 1: found (`execution` is a new reference); 0: the queue is empty; -1: an exception is
+ * set. */
+int queue_head(Endpoint *link, int sends, Execution **execution, int *index) {
     Py_ssize_t length = PyObject_Size(link->queue);
     if (length <= 0)
         return (int)length;
     PyObject *entry = PySequence_GetItem(link->queue, 0);
     if (entry == NULL)
         return -1;
-    int understood = is_tuple(entry) && PyArg_ParseTuple(entry, "O!i", (PyTypeObject *)link->pool->state->run_type, run, index);
+    int understood =
+        is_tuple(entry) &&
+        PyArg_ParseTuple(entry, "O!i", (PyTypeObject *)link->pool->state->execution_type, execution, index);
     if (understood) {
-        int known = *index >= 0 && *index < (*run)->program->count && (*run)->program->steps[*index].action <= REDUCE;
-        known = known && (*run)->progress[*index].done < (*run)->progress[*index].segments && (*run)->group != NULL;
-        if (known && ((*run)->program->steps[*index].action == SEND) == sends)
-            Py_INCREF((PyObject *)*run);
+        int known = *index >= 0 && *index < (*execution)->program->count &&
+                    (*execution)->program->steps[*index].action <= REDUCE;
+        known = known && (*execution)->progress[*index].done < (*execution)->progress[*index].segments &&
+                (*execution)->communicator != NULL;
+        if (known && ((*execution)->program->steps[*index].action == SEND) == sends)
+            Py_INCREF((PyObject *)*execution);
         else {
-            PyErr_SetString(PyExc_ValueError, "a step stands in the queue of a link that it does not belong to, or is done");
+            PyErr_SetString(PyExc_ValueError, "a queue entry is done, or belongs to another link");
             understood = 0;
         }
     }
@@ -303,14 +314,14 @@ int head_of_queue(End *link, int sends, Run **run, int *index) {
     return understood ? 1 : -1;
 }
 
-int leave_queue(End *link) {
+int queue_pop(Endpoint *link) {
     PyObject *gone = PyObject_CallMethodObjArgs(link->queue, link->pool->state->s_popleft, NULL);
     Py_XDECREF(gone);
     return gone == NULL ? -1 : 0;
 }
 
-/* Have the engine come back if there is more to do. */
-int wake_if_queued(End *link) {
+/* Wake the endpoint if its queue is not empty. */
+int wake_if_queued(Endpoint *link) {
     Py_ssize_t length = PyObject_Size(link->queue);
-    return length < 0 || (length && wake(link)) ? -1 : 0;
+    return length < 0 || (length && endpoint_wake(link)) ? -1 : 0;
 }

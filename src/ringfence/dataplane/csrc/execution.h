@@ -4,54 +4,59 @@
 #include "endpoint.h"
 #include "program.h"
 
+/* The memory of one chunk. */
 typedef struct {
-    Py_buffer held; /* for as long as the run: nobody releases or resizes what is under it, but torch (see check_memory) */
+    Py_buffer buffer; /* held during the execution; only torch can still free the memory (see check_memory) */
     char *at;
-    Py_ssize_t length, each;
-    PyObject *exporter; /* of the view that `held` is of; borrowed from it */
-    PyObject *lease, *storage, *address, *nbytes; /* of the tensor that the memory is (memory.py); NULL if it is none */
+    Py_ssize_t length, segment_bytes;
+    PyObject *exporter;                           /* of the memoryview; borrowed from it */
+    PyObject *lease, *storage, *address, *nbytes; /* of the tensor (buffers.py); NULL for other memory */
 } Chunk;
 
+/* Progress of one step. */
 typedef struct {
     Py_ssize_t done, segments;
-    End *link;
+    Endpoint *link;
 } Progress;
 
+/* A segment that waits for its SEND. */
 typedef struct {
     int step;
     Py_ssize_t position;
     Segment *segment;
-} Kept;
+} HeldSegment;
 
-#define MOST_KEPT 8 /* sums that wait to be sealed; further ones are written to the chunk, where there is room for them */
+#define MAX_HELD_SUMS 8 /* further sums are written to the chunk instead */
 
-enum { ADD_NOT, ADD_F32, ADD_F64, ADD_I32, ADD_I64, ADD_BF16 };
+enum { SUM_BY_TORCH, SUM_F32, SUM_F64, SUM_I32, SUM_I64, SUM_BF16 };
 
 typedef struct {
     PyObject_HEAD
     Program *program;
-    PyObject *group, *operation, *finished, *views, *keeper, *dtype, *combine, *divisor; /* views: a tuple */
+    PyObject *communicator, *request, *on_finished;
+    PyObject *views; /* a tuple of memoryviews, one for each chunk */
+    PyObject *memory_owner, *dtype, *combine, *divisor;
     Pool *pool;
     Chunk *chunks;
     Progress *progress;
-    Kept *kept; /* ciphertext to pass on, sums to seal */
-    int keeping, room;
-    int left, add;
+    HeldSegment *held; /* ciphertext to forward, sums to seal */
+    int held_count, held_capacity;
+    int steps_left, sum_type;
     char started;
-    char broken; /* something failed half-way: no further segment of it may be sealed or opened, whoever asks */
-    uint32_t base;
-    unsigned char header[HEADER_BYTES]; /* what all frames of the run share */
-} Run;
+    char failed; /* a segment failed: no further segment is sealed or opened */
+    uint32_t first_segment;
+    unsigned char header[HEADER_BYTES]; /* the header fields that all frames share */
+} Execution;
 
-extern PyType_Spec run_spec;
+extern PyType_Spec execution_spec;
 
-int is_ready(Run *self, int index);
-int advance(Run *self, int index);
-Segment *take_kept(Run *self, int index, Py_ssize_t position);
-int keep(Run *self, int index, Py_ssize_t position, Segment *segment);
-int share(Run *self, Step *step, Py_ssize_t position, Segment *segment);
-int head_of_queue(End *link, int sends, Run **run, int *index);
-int leave_queue(End *link);
-int wake_if_queued(End *link);
+int step_is_ready(Execution *self, int index);
+int execution_advance(Execution *self, int index);
+Segment *take_held(Execution *self, int index, Py_ssize_t position);
+int hold_segment(Execution *self, int index, Py_ssize_t position, Segment *segment);
+int share_ciphertext(Execution *self, Step *step, Py_ssize_t position, Segment *segment);
+int queue_head(Endpoint *link, int sends, Execution **execution, int *index);
+int queue_pop(Endpoint *link);
+int wake_if_queued(Endpoint *link);
 
 #endif

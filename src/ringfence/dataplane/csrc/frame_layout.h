@@ -1,10 +1,10 @@
 #ifndef RINGFENCE_FRAME_LAYOUT_H
 #define RINGFENCE_FRAME_LAYOUT_H
 
+#include "core.h"
+
 #include <endian.h>
 #include <string.h>
-
-#include "core.h"
 
 #define HEADER_BYTES 88
 #define HOP_BYTES 16

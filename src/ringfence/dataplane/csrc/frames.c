@@ -1,17 +1,18 @@
-#include "chunks.h"
 #include "frames.h"
+#include "chunks.h"
 
-/* -- sealing ---------------------------------------------------------------------------------------------------------- */
+/* Headers of frames, and the calls of link/seal.py that seal and open them. */
 
-/* A new reference to the half of a link that seals or opens: it may be replaced while it is called. NULL: there is none. */
-PyObject *half_of(PyObject *half) {
-    if (half == NULL)
-        PyErr_SetString(PyExc_RuntimeError, "this end of a link has no keys");
-    return Py_XNewRef(half);
+/* A new reference to the sealer or opener: a callback may replace it during the call. NULL: there is none, and an
+ * exception is set. */
+PyObject *hold_cipher(PyObject *cipher) {
+    if (cipher == NULL)
+        PyErr_SetString(PyExc_RuntimeError, "the endpoint has no keys");
+    return Py_XNewRef(cipher);
 }
 
-int read_counter(State *state, PyObject *half, uint64_t *counter) {
-    PyObject *owner = half_of(half);
+int read_counter(ModuleState *state, PyObject *cipher, uint64_t *counter) {
+    PyObject *owner = hold_cipher(cipher);
     PyObject *number = owner == NULL ? NULL : PyObject_GetAttr(owner, state->s_counter);
     Py_XDECREF(owner);
     if (number == NULL)
@@ -21,31 +22,32 @@ int read_counter(State *state, PyObject *half, uint64_t *counter) {
     return *counter == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* half.method([numbers,] header, data, target): the header as a copy, the others as views that end with the call. */
-int with_views(State *state, PyObject *half, PyObject *method, PyObject *const *numbers, int count, const void *header,
-                      Py_ssize_t header_length, Place data, Place target) {
-    PyObject *args[6] = {half_of(half), NULL, NULL, NULL, NULL, NULL};
+/* Call cipher.method([numbers,] header, data, target). The header is copied; data and target are views, released after
+ * the call. */
+int call_cipher(ModuleState *state, PyObject *cipher, PyObject *method, PyObject *const *numbers, int count,
+                const void *header, Py_ssize_t header_length, Span data, Span target) {
+    PyObject *args[6] = {hold_cipher(cipher), NULL, NULL, NULL, NULL, NULL};
     if (args[0] == NULL)
         return -1;
     for (int i = 0; i < count; i++)
         args[1 + i] = numbers[i];
     PyObject **views = args + 1 + count;
     PyObject *done = NULL;
-    views[0] = copy_of(header, header_length);
-    views[1] = view_of(data);
-    views[2] = view_of(target);
+    views[0] = copy_bytes(header, header_length);
+    views[1] = view_span(data);
+    views[2] = view_span(target);
     if (views[0] != NULL && views[1] != NULL && views[2] != NULL)
         done = PyObject_CallMethodObjArgs(args[0], method, args[1], args[2], args[3], args[4], args[5], NULL);
     Py_XDECREF(done);
     Py_XDECREF(views[0]);
-    end_view(state, views[1]);
-    end_view(state, views[2]);
+    release_view(state, views[1]);
+    release_view(state, views[2]);
     Py_DECREF(args[0]);
     return done == NULL ? -1 : 0;
 }
 
-void write_header(Run *self, int index, Py_ssize_t position, int type, uint64_t counter, Py_ssize_t length, uint32_t origin,
-                         uint64_t origin_counter, unsigned char *at) {
+void write_header(Execution *self, int index, Py_ssize_t position, int type, uint64_t counter, Py_ssize_t length,
+                  uint32_t origin, uint64_t origin_counter, unsigned char *at) {
     Step *step = &self->program->steps[index];
     memcpy(at, self->header, HEADER_BYTES);
     at[0] = (unsigned char)type;
@@ -53,14 +55,15 @@ void write_header(Run *self, int index, Py_ssize_t position, int type, uint64_t 
     put32(at + 8, step->ordinal);
     put32(at + 16, (uint32_t)length);
     put32(at + 20, step->label);
-    put32(at + 24, self->base + (uint32_t)position);
+    put32(at + 24, self->first_segment + (uint32_t)position);
     put32(at + 28, origin);
     put64(at + COUNTER_AT, origin_counter);
 }
 
-/* A forwarded frame on this link: its own hop part and its own tag, over the header and the origin's tag, around a body
- * that stays as it is. `end` is where the body, which begins after the hop part, ends. */
-int frame_for_hop(End *link, Step *step, uint64_t counter, Segment *segment, Py_ssize_t end) {
+/* Prepare a forwarded frame for this link: a hop part and a tag of the link around the origin's body. The tag covers
+ * the header and the origin's tag (spec/link.md). `end` is the offset of the end of the body, which follows the hop
+ * part. */
+int tag_for_hop(Endpoint *link, Step *step, uint64_t counter, Segment *segment, Py_ssize_t end) {
     unsigned char covered[HEADER_BYTES + TAG_BYTES];
     memset(link->hop, 0, HOP_BYTES);
     link->hop[0] = FORWARD;
@@ -69,8 +72,8 @@ int frame_for_hop(End *link, Step *step, uint64_t counter, Segment *segment, Py_
     memcpy(covered, link->hop, HOP_BYTES);
     memcpy(covered + HOP_BYTES, segment->at + HOP_BYTES, HEADER_BYTES - HOP_BYTES);
     memcpy(covered + HEADER_BYTES, segment->at + end - TAG_BYTES, TAG_BYTES);
-    PyObject *sealer = half_of(link->sealer);
-    PyObject *copy = sealer == NULL ? NULL : copy_of(covered, sizeof covered);
+    PyObject *sealer = hold_cipher(link->sealer);
+    PyObject *copy = sealer == NULL ? NULL : copy_bytes(covered, sizeof covered);
     PyObject *tag = copy == NULL ? NULL : PyObject_CallMethodObjArgs(sealer, link->pool->state->s_tag, copy, NULL);
     Py_XDECREF(copy);
     Py_XDECREF(sealer);
@@ -78,7 +81,7 @@ int frame_for_hop(End *link, Step *step, uint64_t counter, Segment *segment, Py_
         return -1;
     if (!PyBytes_Check(tag) || PyBytes_Size(tag) != TAG_BYTES) {
         Py_DECREF(tag);
-        PyErr_SetString(PyExc_TypeError, "a tag has 16 bytes");
+        PyErr_SetString(PyExc_TypeError, "tag() must return 16 bytes");
         return -1;
     }
     memcpy(link->tag, PyBytes_AsString(tag), TAG_BYTES);
@@ -86,22 +89,24 @@ int frame_for_hop(End *link, Step *step, uint64_t counter, Segment *segment, Py_
     link->unsent[0] = (struct iovec){link->hop, HOP_BYTES};
     link->unsent[1] = (struct iovec){segment->at + HOP_BYTES, (size_t)(end - HOP_BYTES)};
     link->unsent[2] = (struct iovec){link->tag, TAG_BYTES};
-    link->pieces = 3;
+    link->unsent_count = 3;
     return 0;
 }
 
-int seal_as_origin(Run *self, int index, Py_ssize_t position, uint64_t counter, Segment *segment, Place payload) {
+int seal_as_origin(Execution *self, int index, Py_ssize_t position, uint64_t counter, Segment *segment, Span payload) {
     int result = -1;
-    State *state = self->pool->state;
-    PyObject *origin = PyObject_GetAttr(self->group, state->s_origin);
+    ModuleState *state = self->pool->state;
+    PyObject *origin = PyObject_GetAttr(self->communicator, state->s_origin);
     PyObject *own = origin == NULL ? NULL : PyObject_CallMethodObjArgs(origin, state->s_take, NULL);
     if (own != NULL) {
         uint64_t number = PyLong_AsUnsignedLongLong(own);
         if (number != (uint64_t)-1 || !PyErr_Occurred()) {
             uint32_t rank = (uint32_t)self->program->steps[index].origin;
-            write_header(self, index, position, FORWARD, counter, payload.length, rank, number, (unsigned char *)segment->at);
-            result = with_views(state, origin, state->s_seal_into, &own, 1, segment->at + HOP_BYTES, HEADER_BYTES - HOP_BYTES,
-                                payload, in_segment(segment, HEADER_BYTES, payload.length + TAG_BYTES));
+            write_header(self, index, position, FORWARD, counter, payload.length, rank, number,
+                         (unsigned char *)segment->at);
+            result = call_cipher(state, origin, state->s_seal_into, &own, 1, segment->at + HOP_BYTES,
+                                 HEADER_BYTES - HOP_BYTES, payload,
+                                 segment_span(segment, HEADER_BYTES, payload.length + TAG_BYTES));
         }
     }
     Py_XDECREF(own);
@@ -109,15 +114,15 @@ int seal_as_origin(Run *self, int index, Py_ssize_t position, uint64_t counter, 
     return result;
 }
 
-int open_forwarded(Run *self, Step *step, End *link, Segment *segment, Py_ssize_t total, Place target) {
+int open_forwarded(Execution *self, Step *step, Endpoint *link, Segment *segment, Py_ssize_t frame_bytes, Span target) {
     unsigned char *frame = (unsigned char *)segment->at;
-    Py_ssize_t end = total - TAG_BYTES;
+    Py_ssize_t end = frame_bytes - TAG_BYTES;
     unsigned char covered[HEADER_BYTES + TAG_BYTES];
     memcpy(covered, frame, HEADER_BYTES);
     memcpy(covered + HEADER_BYTES, frame + end - TAG_BYTES, TAG_BYTES);
-    State *state = self->pool->state;
-    PyObject *opener = half_of(link->opener);
-    PyObject *copies[2] = {copy_of(covered, sizeof covered), copy_of(frame + end, TAG_BYTES)};
+    ModuleState *state = self->pool->state;
+    PyObject *opener = hold_cipher(link->opener);
+    PyObject *copies[2] = {copy_bytes(covered, sizeof covered), copy_bytes(frame + end, TAG_BYTES)};
     PyObject *done = NULL;
     if (opener != NULL && copies[0] != NULL && copies[1] != NULL)
         done = PyObject_CallMethodObjArgs(opener, state->s_check, copies[0], copies[1], NULL);
@@ -130,21 +135,23 @@ int open_forwarded(Run *self, Step *step, End *link, Segment *segment, Py_ssize_
     uint64_t counter;
     memcpy(&counter, frame + COUNTER_AT, 8);
     PyObject *numbers[2] = {PyLong_FromLongLong(step->origin), PyLong_FromUnsignedLongLong(be64toh(counter))};
-    PyObject *origin = PyObject_GetAttr(self->group, state->s_origin);
+    PyObject *origin = PyObject_GetAttr(self->communicator, state->s_origin);
     int failed = -1;
     if (numbers[0] != NULL && numbers[1] != NULL && origin != NULL && !check_memory(self, step->chunk))
-        failed = with_views(state, origin, state->s_open_into, numbers, 2, frame + HOP_BYTES, HEADER_BYTES - HOP_BYTES,
-                            in_segment(segment, HEADER_BYTES, target.length + TAG_BYTES), target);
+        failed = call_cipher(state, origin, state->s_open_into, numbers, 2, frame + HOP_BYTES, HEADER_BYTES - HOP_BYTES,
+                             segment_span(segment, HEADER_BYTES, target.length + TAG_BYTES), target);
     Py_XDECREF(numbers[0]);
     Py_XDECREF(numbers[1]);
     Py_XDECREF(origin);
     return failed;
 }
 
-/* Whether the header is the expected one; a forwarded frame brings its own counter. Headers are no secrets. */
-int as_expected(End *link) {
+/* Whether the header is the expected one. The counter of a forwarded frame is the origin's choice. Headers are public,
+ * so memcmp is safe. */
+int header_matches(Endpoint *link) {
     const unsigned char *got = (const unsigned char *)link->receiving->at, *expected = link->expected;
     if (expected[0] != FORWARD)
         return !memcmp(got, expected, HEADER_BYTES);
-    return !memcmp(got, expected, COUNTER_AT) && !memcmp(got + COUNTER_END, expected + COUNTER_END, HEADER_BYTES - COUNTER_END);
+    return !memcmp(got, expected, COUNTER_AT) &&
+           !memcmp(got + COUNTER_END, expected + COUNTER_END, HEADER_BYTES - COUNTER_END);
 }

@@ -1,11 +1,11 @@
-/* The data plane in C: what run.py and ends.py do, segment by segment, at a tenth of their price.
+/* ringfence.dataplane._core: execution.py and endpoint.py in C, at a tenth of the CPU time per segment.
  *
- * It schedules, frames, moves and adds. It holds no key, takes no nonce and checks no tag: sealing and opening are calls
- * to the same Python objects (link/seal.py) that the Python data plane calls, and every failure is theirs to raise.
- * Everything runs under the interpreter's lock; the ciphers give it up while they work, and so does a wait in epoll.
- * What is told to others is told through Python too: `finished`, the engine's `ready`, the set of `blocked` links.
+ * The module schedules segments, writes headers, moves bytes and computes sums. It holds no keys, chooses no nonces and
+ * verifies no tags: it calls the same Python objects (link/seal.py) as the Python data plane to seal and open, and they
+ * raise on failure. All code runs with the GIL; the ciphers release it while they work. The engine learns of progress
+ * through Python objects: the `on_finished` callback, the `ready` deque and the `blocked` set.
  *
- * The wire format is spec/link.md's. core.py compares the sizes below with link/frames.py's when it is imported.
+ * spec/link.md defines the wire format. choice.py compares LAYOUT with link/frames.py on import.
  */
 
 #include "clock.h"
@@ -13,58 +13,71 @@
 #include "program.h"
 #include "transfer.h"
 
-#define INTERFACE 3 /* core.py's calls of this module; a change of either changes both */
+#define INTERFACE_VERSION 4 /* of the functions and types that choice.py uses; increment both together */
 
-/* For a type without cycles: its memory and its reference to the type. */
-void free_object(void *self) {
+void free_untracked(void *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
-/* The state of the module whose End a type is, or is derived from. NULL: an error is set. */
-State *state_of(PyTypeObject *type) {
+ModuleState *state_of_type(PyTypeObject *type) {
     for (; type != NULL; type = PyType_GetSlot(type, Py_tp_base)) {
         PyObject *module = PyType_GetModule(type);
         if (module != NULL && PyModule_GetDef(module) == &core_module)
             return PyModule_GetState(module);
         PyErr_Clear();
     }
-    PyErr_SetString(PyExc_TypeError, "this is not the end of a link");
+    PyErr_SetString(PyExc_TypeError, "not an initialized Endpoint of this module");
     return NULL;
 }
 
-/* -- the module ------------------------------------------------------------------------------------------------------- */
-
 static PyMethodDef core_methods[] = {
-    {"compile", core_compile, METH_VARARGS, "A program as numbers."},
-    {"send", core_send, METH_O, "Write on; seal and write the next segment that may leave."},
-    {"receive", core_receive, METH_O, "Read on; open a segment that is complete."},
-    {"events", core_events, METH_O, "What was done when since it was last asked; keep such events from now on, or not."},
-    {"stages", core_stages, METH_O, "Nanoseconds by stage since it was last asked; switch the clock on or off."},
+    {"compile", core_compile, METH_VARARGS, "Convert a program to its C form."},
+    {"send", core_send, METH_O, "Write the rest of a frame, then seal and write the next segment that is ready."},
+    {"receive", core_receive, METH_O, "Read; open a segment that is complete."},
+    {"events", core_events, METH_O, "Return the events since the last call; turn their recording on or off."},
+    {"stages", core_stages, METH_O, "Return nanoseconds by stage since the last call; turn timing on or off."},
     {NULL},
 };
 
-static PyObject *attribute(const char *module, const char *name) {
+static PyObject *import_attribute(const char *module, const char *name) {
     PyObject *from = PyImport_ImportModule(module);
     PyObject *found = from == NULL ? NULL : PyObject_GetAttrString(from, name);
     Py_XDECREF(from);
     return found;
 }
 
-static int intern_names(State *state) {
+static int intern_names(ModuleState *state) {
     struct {
         PyObject **where;
         const char *text;
     } names[] = {
-        {&state->s_add, "add"}, {&state->s_append, "append"}, {&state->s_check, "check"}, {&state->s_counter, "counter"},
-        {&state->s_fileno, "fileno"}, {&state->s_inbox, "inbox"}, {&state->s_open_into, "open_into"},
-        {&state->s_origin, "origin"}, {&state->s_outbox, "outbox"}, {&state->s_popleft, "popleft"},
-        {&state->s_recv_into, "recv_into"}, {&state->s_seal_into, "seal_into"}, {&state->s_send, "send"},
-        {&state->s_tag, "tag"}, {&state->s_take, "take"}, {&state->s_ended, "stream_ended"}, {&state->s_release, "release"},
-        {&state->s_storage, "storage"}, {&state->s_address, "address"}, {&state->s_nbytes, "nbytes"},
-        {&state->s_data_ptr, "data_ptr"}, {&state->s_memory_changed, "memory_changed"}, {&state->s_obj, "obj"},
-        {&state->s_length_of_other, "length_of_other"}, {&state->s_lease, "lease"},
+        {&state->s_add, "add"},
+        {&state->s_append, "append"},
+        {&state->s_check, "check"},
+        {&state->s_counter, "counter"},
+        {&state->s_fileno, "fileno"},
+        {&state->s_inbox, "inbox"},
+        {&state->s_open_into, "open_into"},
+        {&state->s_origin, "origin"},
+        {&state->s_outbox, "outbox"},
+        {&state->s_popleft, "popleft"},
+        {&state->s_recv_into, "recv_into"},
+        {&state->s_seal_into, "seal_into"},
+        {&state->s_send, "send"},
+        {&state->s_tag, "tag"},
+        {&state->s_take, "take"},
+        {&state->s_ended, "stream_ended"},
+        {&state->s_release, "release"},
+        {&state->s_storage, "storage"},
+        {&state->s_address, "address"},
+        {&state->s_nbytes, "nbytes"},
+        {&state->s_data_ptr, "data_ptr"},
+        {&state->s_memory_changed, "memory_changed"},
+        {&state->s_obj, "obj"},
+        {&state->s_length_of_other, "length_of_other"},
+        {&state->s_lease, "lease"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if ((*names[i].where = PyUnicode_InternFromString(names[i].text)) == NULL)
@@ -72,7 +85,7 @@ static int intern_names(State *state) {
     return 0;
 }
 
-static int import_used(State *state) {
+static int import_attributes(ModuleState *state) {
     struct {
         PyObject **where;
         const char *module, *name;
@@ -84,7 +97,7 @@ static int import_used(State *state) {
         {&state->divide_bytes, "ringfence.dataplane.buffers", "divide_bytes"},
     };
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
-        if ((*used[i].where = attribute(used[i].module, used[i].name)) == NULL)
+        if ((*used[i].where = import_attribute(used[i].module, used[i].name)) == NULL)
             return -1;
     if (PyType_Check(state->socket_type))
         return 0;
@@ -92,13 +105,14 @@ static int import_used(State *state) {
     return -1;
 }
 
-static int make_types(PyObject *module, State *state) {
+static int make_types(PyObject *module, ModuleState *state) {
     struct {
         PyObject **where;
         PyType_Spec *spec;
     } types[] = {
-        {&state->segment_type, &segment_spec}, {&state->piece_type, &piece_spec}, {&state->pool_type, &pool_spec},
-        {&state->program_type, &program_spec}, {&state->end_type, &end_spec},     {&state->run_type, &run_spec},
+        {&state->segment_type, &segment_spec},   {&state->slice_type, &slice_spec},
+        {&state->pool_type, &pool_spec},         {&state->program_type, &program_spec},
+        {&state->endpoint_type, &endpoint_spec}, {&state->execution_type, &execution_spec},
     };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         *types[i].where = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
@@ -109,10 +123,11 @@ static int make_types(PyObject *module, State *state) {
 }
 
 static int core_exec(PyObject *module) {
-    State *state = PyModule_GetState(module);
-    if (intern_names(state) || import_used(state) || make_types(module, state))
+    ModuleState *state = PyModule_GetState(module);
+    if (intern_names(state) || import_attributes(state) || make_types(module, state))
         return -1;
-    PyObject *layout = Py_BuildValue("iiiiiii", INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT, KEY_PHASE_SHIFT, FRAME_BYTES);
+    PyObject *layout = Py_BuildValue("iiiiiii", INTERFACE_VERSION, HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT,
+                                     KEY_PHASE_SHIFT, FRAME_BYTES);
     if (layout == NULL || PyModule_AddObject(module, "LAYOUT", layout) < 0) {
         Py_XDECREF(layout);
         return -1;
@@ -120,17 +135,17 @@ static int core_exec(PyObject *module) {
     return 0;
 }
 
-/* Each of these may be called before core_exec, or after it failed. */
+/* The three functions below may be called before core_exec, or after it failed. */
 static int core_traverse(PyObject *module, visitproc visit, void *arg) {
     PyObject **held = PyModule_GetState(module);
-    for (size_t i = 0; held != NULL && i < sizeof(State) / sizeof *held; i++)
+    for (size_t i = 0; held != NULL && i < sizeof(ModuleState) / sizeof *held; i++)
         Py_VISIT(held[i]);
     return 0;
 }
 
 static int core_clear(PyObject *module) {
     PyObject **held = PyModule_GetState(module);
-    for (size_t i = 0; held != NULL && i < sizeof(State) / sizeof *held; i++)
+    for (size_t i = 0; held != NULL && i < sizeof(ModuleState) / sizeof *held; i++)
         Py_CLEAR(held[i]);
     return 0;
 }
@@ -143,7 +158,7 @@ struct PyModuleDef core_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "ringfence.dataplane._core",
     .m_doc = "The data plane in C.",
-    .m_size = sizeof(State),
+    .m_size = sizeof(ModuleState),
     .m_methods = core_methods,
     .m_slots = core_slots,
     .m_traverse = core_traverse,

@@ -3,23 +3,23 @@
 
 #include "core.h"
 
-#define MOST_STEPS (1 << 24)
+#define MAX_STEPS (1 << 24)
 
 enum { SEND, RECV, REDUCE, COPY, SCALE };
 
 typedef struct {
     int step;
     int by_segment;
-} Need;
+} Dependency;
 
 typedef struct {
     int action, chunk, peer, other, received_first;
     uint32_t label, ordinal;
     int64_t origin;
-    int needs, wakes, sharers;
-    Need *need;
-    int *wake, *sharer; /* sharers: the SENDs that write the same ciphertext, as received or as sealed by another of them */
-    int heir;           /* a REDUCE's sum goes nowhere but into this SEND; -1: it belongs in the chunk */
+    int dependencies, dependents, sharers;
+    Dependency *dependency;
+    int *dependent, *sharer; /* sharers: the other SENDs of the same ciphertext */
+    int consumer;            /* the only SEND that uses a REDUCE's sum; -1: the sum is written to the chunk */
 } Step;
 
 typedef struct {

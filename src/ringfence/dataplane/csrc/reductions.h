@@ -3,7 +3,7 @@
 
 #include "execution.h"
 
-int divide(Run *self, Place place);
-int reduce(Run *self, Step *step, Py_ssize_t position, Place received, int inherits);
+int divide_span(Execution *self, Span span);
+int reduce_segment(Execution *self, Step *step, Py_ssize_t position, Span received, int stays_in_segment);
 
 #endif
