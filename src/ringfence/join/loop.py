@@ -35,7 +35,7 @@ from ringfence.join.membership import Membership
 from ringfence.join.parent import FINAL, AddressBook, Place, Search, Store
 from ringfence.join.peer import Peer
 from ringfence.join.refusals import Refusals
-from ringfence.join.shares import Shares
+from ringfence.join.cpu_shares import Shares
 from ringfence.join.verification import Verification
 from ringfence.settings import Settings
 from ringfence.transport.alarm import boot_seconds

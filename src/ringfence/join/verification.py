@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ringfence.admission.policy import Evidence, Policy, Verdict, verdict
 from ringfence.join.background import Background
 from ringfence.join.peer import Peer
-from ringfence.join.shares import Shares
+from ringfence.join.cpu_shares import Shares
 
 
 class Verification:

@@ -14,7 +14,7 @@ from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError
 from ringfence.join import verification
-from ringfence.join.shares import Shares
+from ringfence.join.cpu_shares import Shares
 from ringfence.join.verification import Verification
 from tests.unit.admission_samples import SECRET, worker
 
