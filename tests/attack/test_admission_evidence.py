@@ -16,7 +16,7 @@ from ringfence.admission.handshake import Handshake, State
 from ringfence.admission.messages import Hello, Proof
 from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.policy import Evidence, Policy
-from ringfence.join import collect, loop
+from ringfence.join import collect, handshakes
 from ringfence.join.parent import AddressBook
 from ringfence.join.peer import Peer
 from ringfence.settings import Settings
@@ -52,7 +52,7 @@ class Child:
 
     def prove(self) -> None:
         shown = SlowlyShown(SECRET, RUN).prove(self.handshake.wanted)
-        self.unauthenticated_peer.say(*self.handshake.show(Proof(SlowlyShown.kind, shown)))
+        self.unauthenticated_peer.say(*self.handshake.present(Proof(SlowlyShown.kind, shown)))
 
 
 @contextlib.contextmanager
@@ -146,14 +146,14 @@ def test_a_crowd_that_says_the_right_hello_does_not_displace_the_oldest(monkeypa
         drawn.append(len(crowd))
         return crowd[-1]
 
-    greeted, go_on = threading.Semaphore(0), loop._JoinLoop._go_on
+    greeted, go_on = threading.Semaphore(0), handshakes.Handshakes._continue
 
-    def goes_on(self: loop._JoinLoop, peer: Peer) -> None:
+    def goes_on(self: handshakes.Handshakes, peer: Peer) -> None:
         go_on(self, peer)
         if (peer.handshake.role, peer.handshake.state) == (Role.PARENT, State.PROOF):
             greeted.release()
 
-    monkeypatch.setattr(loop._JoinLoop, "_go_on", goes_on)
+    monkeypatch.setattr(handshakes.Handshakes, "_continue", goes_on)
     monkeypatch.setattr(secrets, "choice", draw)
     monkeypatch.setattr(keys, "ADMISSION_PENDING", 16)
     world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
@@ -239,7 +239,7 @@ def test_a_proof_counts_as_of_when_it_was_shown(monkeypatch: pytest.MonkeyPatch)
             super().verify(evidence)
             clock.now += 500
 
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(handshakes, "time", clock)
     policy, quick = Policy((Verifier(SECRET, RUN),)), SlowlyShown(SECRET, RUN)
     with World(SIZE) as world:
         world.start(range(SIZE), dict.fromkeys(range(SIZE), ONE_RUN), dict.fromkeys(range(SIZE), (policy, quick)))

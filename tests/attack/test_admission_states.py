@@ -157,7 +157,7 @@ def test_an_unauthenticated_peer_that_stalls_is_sent_away_in_every_state(
         connection.close()
         error = world.error(rank)
     assert "did not form within 1 s" in error
-    assert ("missing: rank 1" if rank == 0 else "did not get to its parent, rank 0") in error
+    assert ("missing: rank 1" if rank == 0 else "did not reach its parent, rank 0") in error
 
 
 @pytest.mark.parametrize(

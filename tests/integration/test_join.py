@@ -22,9 +22,10 @@ from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.join import Membership, join, listen, loop
-from ringfence.join.loop import _JoinLoop
-from ringfence.join.parent import AddressBook, Search
+from ringfence.join import Membership, diagnostics, join, listen
+from ringfence.join.diagnostics import Deadline
+from ringfence.join.loop import JoinLoop
+from ringfence.join.parent import AddressBook, ParentSearch
 from ringfence.join.provers import policy_of
 from ringfence.join.refusals import Refusals
 from ringfence.settings import Settings
@@ -75,10 +76,28 @@ def test_the_sessions_secret_is_drawn_and_not_derived() -> None:
     """In both joins all that is stored, and all that goes into the roster, is the same, to this worker's own keys."""
     credentials, private_key = Credentials(), X25519PrivateKey.generate()
     public_key = private_key.public_key().public_bytes_raw()
-    entry = Entry("none", "0", 0, 1, public_key, credentials.key_digest, "127.0.0.1", 30000)
-    settings, limits = Settings(SECRET), (5.0, time.monotonic() + 5.0)
+    entry = Entry(
+        run_id="none",
+        generation="0",
+        rank=0,
+        world_size=1,
+        public_key=public_key,
+        tls_key_digest=credentials.key_digest,
+        host="127.0.0.1",
+        port=30000,
+    )
+    settings = Settings(SECRET)
     one, two = (
-        _JoinLoop(MemoryStore(), settings, entry, credentials, private_key, limits, b"table", policy_of(settings)).run()
+        JoinLoop(
+            store=MemoryStore(),
+            settings=settings,
+            entry=entry,
+            credentials=credentials,
+            private_key=private_key,
+            deadline=Deadline(5.0, time.monotonic() + 5.0),
+            table=b"table",
+            admission=policy_of(settings),
+        ).run()
         for _ in range(2)
     )
     assert one.roster.digest == two.roster.digest
@@ -117,7 +136,7 @@ def test_the_admission_listener_closes_when_the_session_begins() -> None:
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
-HINTS = "see that all run, have the same RINGFENCE_RUN_ID"
+HINTS = "check that all workers run, have the same RINGFENCE_RUN_ID"
 
 
 def test_a_missing_rank_is_named_by_everyone_at_the_deadline() -> None:
@@ -136,13 +155,13 @@ def test_a_worker_without_its_parent_says_so() -> None:
     world = World(2, timeout=0.5)
     world.start([1])
     error = world.error(1)
-    assert "rank 1 did not get to its parent, rank 0: it has not published an address" in error
+    assert "rank 1 did not reach its parent, rank 0: it has not published an address" in error
 
 
 def test_a_worker_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Two generations of one run: each looks for the other in a place of its own, until the deadline."""
-    monkeypatch.setattr(loop, "FIRST_WARNING", 0.3)
-    monkeypatch.setattr(loop, "NEXT_WARNING", 0.3)
+    monkeypatch.setattr(diagnostics, "FIRST_WARNING", 0.3)
+    monkeypatch.setattr(diagnostics, "NEXT_WARNING", 0.3)
     world = World(2, timeout=1.0)
     world.start([0, 1], {1: replace(Settings(SECRET), generation="1")})
     errors = [world.error(rank) for rank in (0, 1)]
@@ -157,7 +176,7 @@ def test_a_worker_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, capl
         assert "1 of 2 workers are missing: rank 1" in text
         assert f"rank 0 itself is at {host}:{port}" in text
     for text in (child[0], errors[1]):
-        assert "rank 1 did not get to its parent, rank 0: it has not published an address" in text
+        assert "rank 1 did not reach its parent, rank 0: it has not published an address" in text
         assert "rank 1 itself is at 127.0.0.1:30001" in text
     for text in (*said, *errors):
         assert "RINGFENCE_RUN_ID and RINGFENCE_GENERATION" in text
@@ -166,7 +185,7 @@ def test_a_worker_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, capl
 def test_a_worker_that_has_its_neighbours_leaves_it_to_others_to_say_who_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop, "FIRST_WARNING", 1.0)
+    monkeypatch.setattr(diagnostics, "FIRST_WARNING", 1.0)
     with World(3, timeout=2.0) as world:
         world.start([0, 1])
         world.finish()
@@ -183,7 +202,7 @@ def test_an_address_that_refuses_is_named_with_the_trouble() -> None:
     AddressBook(store, worker(0, 2, run_id="none", generation="0").entry).publish(address)
     world = World(2, timeout=0.5, store=store)
     world.start([1])
-    assert f"rank 1 did not get to its parent, rank 0: 127.0.0.1:{address[1]}: Connection refused" in world.error(1)
+    assert f"rank 1 did not reach its parent, rank 0: 127.0.0.1:{address[1]}: Connection refused" in world.error(1)
 
 
 def test_an_address_without_a_way_to_it_is_named_with_the_trouble() -> None:
@@ -192,12 +211,12 @@ def test_an_address_without_a_way_to_it_is_named_with_the_trouble() -> None:
     AddressBook(store, worker(0, 2, run_id="none", generation="0").entry).publish(("255.255.255.255", 4000))
     world = World(2, timeout=0.5, store=store)
     world.start([1])
-    assert "to its parent, rank 0: 255.255.255.255:4000: Network is unreachable" in world.error(1)
+    assert "its parent, rank 0: 255.255.255.255:4000: Network is unreachable" in world.error(1)
 
 
 def test_a_refusal_is_final_if_it_lasts_without_a_break() -> None:
     refusal = Refusal(Reason.PROOF, "no", by_peer=True, same_run=True)
-    search = Search(AddressBook(MemoryStore(), worker(1, 2).entry), 1, 0, 0.0)
+    search = ParentSearch(AddressBook(MemoryStore(), worker(1, 2).entry), own=1, parent=0, now=0.0)
     search.retry(0.0, "refused", refusal)
     search.retry(5.0, "Connection refused")
     search.retry(
@@ -250,7 +269,7 @@ def test_refusals_are_final_once_all_missing_children_have_stopped_trying() -> N
     refusals.check(0, {1}, 5.9)  # it may try again
     with pytest.raises(AdmissionError, match="rank 0 was not admitted by its children, rank 1: no"):
         refusals.check(0, {1}, 6.0)
-    refusals.end(1)
+    refusals.remove(1)
     refusals.check(0, {1}, 60.0)
     refusals.check(0, set(), 60.0)
 
@@ -501,7 +520,7 @@ def test_evidence_that_never_comes_is_named_at_the_deadline(rank: int) -> None:
     moody = Moody(1000, ConfigurationError("the service is down\x1b"))
     with World(2, timeout=1.0) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
-        assert f"rank {rank} has no proof to show: the service is down\\x1b" in world.error(rank)
+        assert f"rank {rank} could not collect a proof: the service is down\\x1b" in world.error(rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
@@ -512,7 +531,7 @@ def test_evidence_that_never_comes_is_not_waited_for_until_the_deadline(
     moody = Moody(1000, ConfigurationError("the service is down"))
     with World(2, timeout=2.0) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
-        assert world.error(rank).startswith(f"EvidenceError: rank {rank} has had no proof to show for")
+        assert world.error(rank).startswith(f"EvidenceError: rank {rank} could not collect a proof for")
 
 
 def test_a_worker_that_collects_serves_others_meanwhile() -> None:

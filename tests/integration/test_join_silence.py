@@ -22,7 +22,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from ringfence.errors import AdmissionError
-from ringfence.join import join, loop
+from ringfence.join import diagnostics, join
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
 from tests.integration.join_cluster import SECRET, MemoryStore, World
@@ -82,7 +82,7 @@ def test_a_store_that_falls_silent_ends_a_join_at_its_deadline(server: tuple[sub
     error = world.error(1)
     assert time.monotonic() - started < TIMEOUT + GRACE
     assert error.startswith("AdmissionError")
-    assert "rank 1 did not get to its parent, rank 0: the store has not answered for" in error
+    assert "rank 1 did not reach its parent, rank 0: the store has not answered for" in error
     process.send_signal(signal.SIGCONT)
 
 
@@ -128,7 +128,7 @@ def test_a_driver_that_does_not_answer_ends_a_join_at_its_deadline(
     driver = Stuck(top)
     monkeypatch.setattr(pynvml, "nvmlLib", driver)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    monkeypatch.setattr(loop, "FIRST_WARNING", TIMEOUT / 4)
+    monkeypatch.setattr(diagnostics, "FIRST_WARNING", TIMEOUT / 4)
     write_gpu_policy(tmp_path, top)
     world = World(2, timeout=TIMEOUT)
     started = time.monotonic()
@@ -136,7 +136,7 @@ def test_a_driver_that_does_not_answer_ends_a_join_at_its_deadline(
     error = world.error(0)
     assert time.monotonic() - started < TIMEOUT + GRACE
     driver.may_answer.set()
-    silent = "rank 0 has asked its own machine what evidence it can give, and has no answer: see what its kernel"
+    silent = "rank 0 asked its own machine what evidence it can provide and got no answer: check its kernel"
     assert silent in error
     assert [silent in record.message for record in caplog.records] == [True]
 

@@ -205,12 +205,12 @@ def test_a_proof_is_shown_once_and_only_where_it_is_wanted(role: Role) -> None:
     proof = Proof(1, bytes(32))
     for state in set(State) - {State.COLLECT}:
         with pytest.raises(ProtocolError, match="a proof to show, where this worker"):
-            in_state(role, state).show(proof)
+            in_state(role, state).present(proof)
     handshake = in_state(role, State.COLLECT)
-    assert handshake.show(proof)[0] is proof
-    assert handshake.shown == (proof, handshake.wanted)
+    assert handshake.present(proof)[0] is proof
+    assert handshake.presented == (proof, handshake.wanted)
     with pytest.raises(ProtocolError, match="a proof to show"):
-        handshake.show(proof)
+        handshake.present(proof)
 
 
 @pytest.mark.parametrize("role", Role)

@@ -117,7 +117,7 @@ def receive(handshake: Handshake, message: Message | str, policy: Policy) -> lis
     if handshake.state is not State.COLLECT:
         raise ProtocolError("nothing was asked for")
     shared = SharedSecret(SECRET, "run-7")
-    return handshake.show(Proof(shared.kind, shared.prove(handshake.wanted)))
+    return handshake.present(Proof(shared.kind, shared.prove(handshake.wanted)))
 
 
 def explore(role: Role) -> tuple[list[Branch], int]:

@@ -14,15 +14,15 @@ from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError
 from ringfence.join import verification
-from ringfence.join.cpu_shares import Shares
+from ringfence.join.cpu_shares import CpuShares
 from ringfence.join.verification import Verification
 from tests.unit.admission_samples import SECRET, worker
 
 
-def serve(shares: Shares, backlog: Counter[str], costs: dict[str, float], pieces: int) -> Iterator[str]:
+def serve(shares: CpuShares, backlog: Counter[str], costs: dict[str, float], pieces: int) -> Iterator[str]:
     """Serve a backlog as the loop does, piece by piece."""
     for _ in range(pieces):
-        address = min((each for each in backlog if backlog[each]), key=shares.mark)
+        address = min((each for each in backlog if backlog[each]), key=shares.start_tag)
         backlog[address] -= 1
         shares.charge(address, costs[address])
         yield address
@@ -30,13 +30,13 @@ def serve(shares: Shares, backlog: Counter[str], costs: dict[str, float], pieces
 
 def test_addresses_that_ask_for_more_than_there_is_get_equal_shares() -> None:
     costs = {"a": 0.001, "b": 0.005, "c": 0.02}
-    counted = Counter(serve(Shares(), Counter(dict.fromkeys(costs, 10_000)), costs, 5000))
+    counted = Counter(serve(CpuShares(), Counter(dict.fromkeys(costs, 10_000)), costs, 5000))
     spent = [counted[each] * costs[each] for each in costs]
     assert max(spent) - min(spent) <= 2 * max(costs.values())
 
 
 def test_an_address_that_comes_later_is_next_whatever_others_have_had() -> None:
-    shares, costs = Shares(), {"attacker": 1.0, "child": 0.001}
+    shares, costs = CpuShares(), {"attacker": 1.0, "child": 0.001}
     backlog = Counter({"attacker": 10_000})
     list(serve(shares, backlog, costs, 1000))
     backlog["child"] = 1
@@ -45,7 +45,7 @@ def test_an_address_that_comes_later_is_next_whatever_others_have_had() -> None:
 
 def test_what_was_spent_in_the_name_of_an_address_is_forgiven_once_others_have_had_as_much() -> None:
     """An attacker at the address of an honest worker must not exhaust anything there for good."""
-    shares, costs = Shares(), {"shared": 5.0, "other": 0.001}
+    shares, costs = CpuShares(), {"shared": 5.0, "other": 0.001}
     list(serve(shares, Counter({"shared": 1000}), costs, 1000))
     backlog = Counter({"shared": 1, "other": 10_000})
     costs["shared"] = 0.001
@@ -54,7 +54,7 @@ def test_what_was_spent_in_the_name_of_an_address_is_forgiven_once_others_have_h
 
 
 def test_new_addresses_without_end_do_not_starve_an_old_one() -> None:
-    shares, costs = Shares(), dict.fromkeys(map(str, range(10_000)), 0.01)
+    shares, costs = CpuShares(), dict.fromkeys(map(str, range(10_000)), 0.01)
     costs["child"] = 0.01
     list(serve(shares, Counter({"child": 3}), costs, 3))
     backlog = Counter({"child": 1})
@@ -66,10 +66,10 @@ def test_new_addresses_without_end_do_not_starve_an_old_one() -> None:
 
 
 def test_no_more_addresses_are_remembered_than_matter() -> None:
-    shares, chance = Shares(), random.Random(1)
+    shares, chance = CpuShares(), random.Random(1)
     for count in range(10_000):
         shares.charge(str(count), chance.random())
-    assert len(shares._marks) <= 257
+    assert len(shares._tags) <= 257
 
 
 # -- the queue ------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_a_queue_serves_the_address_that_has_cost_least_and_each_in_order(
 ) -> None:
     costs = {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 0.1, "b2": 0.1}
     spending = Spending(monkeypatch, costs)
-    queue = Verification(policy, Shares())
+    queue = Verification(policy, CpuShares())
     for name in costs:
         queue.start(Fake(name[0]), evidence(name))  # type: ignore[arg-type]
     drain(queue, 5)
@@ -127,7 +127,7 @@ def test_a_queue_serves_the_address_that_has_cost_least_and_each_in_order(
 
 def test_who_is_gone_is_not_verified(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     spending = Spending(monkeypatch, dict.fromkeys(("one", "two", "three"), 0.0))
-    queue, peers = Verification(policy, Shares()), [Fake("a"), Fake("a"), Fake("a")]
+    queue, peers = Verification(policy, CpuShares()), [Fake("a"), Fake("a"), Fake("a")]
     for peer, name in zip(peers, ("one", "two", "three"), strict=True):
         queue.start(peer, evidence(name))  # type: ignore[arg-type]
     queue.cancel(peers[1])  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ def check_that_who_hung_up_is_passed_over(device: threading.Lock, prover: Asks, 
         gone.stream.close()
     found = outcomes(collector, 2)
     assert isinstance(found[waiting], Proof)
-    assert isinstance(found[gone], ConfigurationError) and "nobody waits for this evidence" in str(found[gone])
+    assert isinstance(found[gone], ConfigurationError) and "its requester has disconnected" in str(found[gone])
     assert questions() == 1
     waiting.stream.close()
     collector.close()
@@ -111,24 +111,24 @@ def test_the_kernel_is_asked_for_one_connection_after_the_other() -> None:
 
 def test_a_failure_window_counts_from_the_first_of_failures_that_follow_each_other() -> None:
     failure_window = FailureWindow()
-    assert failure_window.failed(100.0, 101.0) == 0
-    assert failure_window.failed(102.0, 111.0) == 10
-    assert failure_window.failed(111.0, 131.5) == 30.5, "an attempt that takes long is an attempt all the same"
+    assert failure_window.record(100.0, 101.0) == 0
+    assert failure_window.record(102.0, 111.0) == 10
+    assert failure_window.record(111.0, 131.5) == 30.5, "an attempt that takes long is an attempt all the same"
 
 
 def test_time_in_which_nothing_was_tried_does_not_count() -> None:
     """A parent is asked for evidence when a child comes; the next may come minutes later."""
     failure_window = FailureWindow()
-    failure_window.failed(100.0, 101.0)
-    assert failure_window.failed(200.0, 201.0) == 0
-    assert failure_window.failed(202.0, 203.0) == 2
+    failure_window.record(100.0, 101.0)
+    assert failure_window.record(200.0, 201.0) == 0
+    assert failure_window.record(202.0, 203.0) == 2
 
 
 def test_a_proof_ends_a_failure_window_also_if_its_peer_has_hung_up() -> None:
     collector, gone = Collector(Asks(lambda _: None)), unauthenticated_peer()
-    collector.failure_window.failed(100.0, 101.0)
+    collector.failure_window.record(100.0, 101.0)
     gone.stream.close()
     collector.start(gone, BINDING)
     assert isinstance(outcomes(collector, 1)[gone], Proof)
-    assert collector.failure_window.failed(103.0, 140.0) == 0
+    assert collector.failure_window.record(103.0, 140.0) == 0
     collector.close()

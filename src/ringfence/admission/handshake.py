@@ -10,7 +10,7 @@
 Either side may answer with Refuse, which ends it. A message that the table does not list is the peer's error.
 
 A worker's own proof may take seconds to collect (a quote, a GPU's report, a token). Where no prover was handed in, the
-handshake stops in COLLECT and says in `wanted` what the proof must cover; whoever drives it calls `show` when it is there.
+handshake stops in COLLECT and says in `wanted` what the proof must cover; whoever drives it calls `present` when it is there.
 
 A peer's proof takes CPU time to verify, and whoever sent it is not authenticated yet. Where no policy was handed in, the
 handshake stops in VERIFY with the proof in `unverified`; whoever drives it verifies that beside its loop and calls `decide`.
@@ -66,7 +66,7 @@ class Handshake:
         self.admitted: Admitted | None = None
         self.child_proof_digest: bytes | None = None  # stands for the child's proof in the roster
         self.child_kind: int | None = None  # the kind of that proof
-        self.shown: tuple[Proof, Binding] | None = None  # this worker's own
+        self.presented: tuple[Proof, Binding] | None = None  # this worker's own
         self.unverified: Evidence | None = None  # the peer's proof, until it is decided on
         self._hello = hello
         self._ranks = ranks  # that the peer may hold: the one dialled, or our children
@@ -95,7 +95,7 @@ class Handshake:
         if self._policy is not None and self.unverified is not None:
             answers += self.decide(verdict(self._policy, self.unverified))
         if self._prover is not None and self.state is State.COLLECT:
-            answers += self.show(Proof(self._prover.kind, self._prover.prove(self.wanted)))
+            answers += self.present(Proof(self._prover.kind, self._prover.prove(self.wanted)))
         return answers
 
     @property
@@ -103,12 +103,12 @@ class Handshake:
         """What this worker's own proof must cover."""
         return self._binding(of_peer=False)
 
-    def show(self, proof: Proof) -> list[Message]:
+    def present(self, proof: Proof) -> list[Message]:
         """This worker's own proof has been collected."""
         if self.state is not State.COLLECT:
             raise ProtocolError(f"a proof to show, where this worker {self.state.value}")
         binding = self.wanted
-        self.shown = proof, binding
+        self.presented = proof, binding
         if self.role is Role.PARENT:
             self.state = State.ADMIT
             return [proof, Admit()]
@@ -199,11 +199,11 @@ class Handshake:
 
 
 TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Message], list[Message]]]] = {
-    (Role.CHILD, State.HELLO, Hello): Handshake._on_hello,  #     -> COLLECT; show() -> PROOF, sends Proof
+    (Role.CHILD, State.HELLO, Hello): Handshake._on_hello,  #     -> COLLECT; present() -> PROOF, sends Proof
     (Role.CHILD, State.PROOF, Proof): Handshake._on_proof,  #     -> VERIFY; decide() -> ADMIT, sends Admit
     (Role.CHILD, State.ADMIT, Admit): Handshake._on_admit,  #     -> DONE
     (Role.PARENT, State.HELLO, Hello): Handshake._on_hello,  #    -> PROOF
-    (Role.PARENT, State.PROOF, Proof): Handshake._on_proof,  #    -> VERIFY; decide() -> COLLECT; show() -> ADMIT
+    (Role.PARENT, State.PROOF, Proof): Handshake._on_proof,  #    -> VERIFY; decide() -> COLLECT; present() -> ADMIT
     (Role.PARENT, State.ADMIT, Admit): Handshake._on_admit,  #    -> DONE
     (Role.CHILD, State.HELLO, Refuse): Handshake._on_refuse,  #   -> REFUSED
     (Role.CHILD, State.COLLECT, Refuse): Handshake._on_refuse,

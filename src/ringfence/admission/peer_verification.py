@@ -62,7 +62,7 @@ class PeerVerifier:
     It lives as long as the run, so it keeps no key of the policy.
 
     Credentials are verified once a session: a proof counts as of when it was shown, and that was while the run formed. So
-    `formed` says when that ended, and `patience` how long it may have taken, in seconds.
+    `formed` says when that ended, and `join_timeout` how long it may have taken, in seconds.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class PeerVerifier:
         own: int,
         presentation: Presentation | None,
         formed: float,
-        patience: float,
+        join_timeout: float,
     ) -> None:
         self._policy = policy.without_keys()
         self._roster = roster
         self._own = own
-        self._begin, self._end = formed - patience - _CLOCKS_DIFFER, formed + _CLOCKS_DIFFER
+        self._begin, self._end = formed - join_timeout - _CLOCKS_DIFFER, formed + _CLOCKS_DIFFER
         self._verified: dict[int, bytes] = {}  # rank: the digest of what it showed
         self.presentation = b"" if presentation is None else presentation.encode()
 

@@ -1,6 +1,6 @@
-"""One question at a time: a device answers one, and a worker collects for several connections at once.
+"""Serializes requests to an attestation device, which answers one at a time while a worker collects for several connections.
 
-Who waited for its turn may find that nobody wants the answer any more. Then the device is not asked: others are waiting.
+Skips the request if the requester disconnected while it was queued: others are waiting.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 
 from ringfence.errors import ConfigurationError
 
-# Set by whoever starts a thread that collects; a prover is between it and the device, and need not know.
-wanted: Final[ContextVar[Callable[[], bool]]] = ContextVar("wanted", default=lambda: True)
+# Set by the thread that collects. A context variable, so that the provers in between need not pass it on.
+still_wanted: Final[ContextVar[Callable[[], bool]]] = ContextVar("still_wanted", default=lambda: True)
 
 
 @contextmanager
-def turn(device: threading.Lock) -> Iterator[None]:
-    """Hold `device`, unless by then nobody waits for what it would say."""
+def exclusive(device: threading.Lock) -> Iterator[None]:
+    """Hold `device`. Raises ConfigurationError if the requester has disconnected by the time the lock is acquired."""
     with device:
-        if not wanted.get()():
-            raise ConfigurationError("nobody waits for this evidence any more")
+        if not still_wanted.get()():
+            raise ConfigurationError("the evidence was not collected: its requester has disconnected")
         yield

@@ -17,7 +17,7 @@ from cryptography import x509
 from ringfence.admission.proofs import gpu_chain, spdm
 from ringfence.admission.proofs.nvidia import GPUS, Gpu, pinned_root
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.evidence.device_lock import turn
+from ringfence.evidence.device_lock import exclusive
 
 _asking = threading.Lock()  # a GPU answers one question at a time, and a worker collects for several connections
 _ADVICE: Final = (
@@ -64,7 +64,7 @@ def collect(nonce: bytes, library: Library, *, root: x509.Certificate | None = N
     """One report over `nonce` from every GPU. `root` is what a chain ends in and travels without; for tests."""
     if len(nonce) != spdm.NONCE_BYTES:
         raise ValueError(f"a GPU signs a nonce of {spdm.NONCE_BYTES} bytes")
-    with turn(_asking), _session(library):
+    with exclusive(_asking), _session(library):
         found = library.nvmlDeviceGetCount()
         if found not in GPUS:
             raise ConfigurationError(f"this machine has {found} GPUs; a worker shows {GPUS[0]} to {GPUS[-1]}")

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from ringfence.admission.proofs import snp_report, tdx_quote
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.evidence.device_lock import turn
+from ringfence.evidence.device_lock import exclusive
 
 FOLDER: Final = "/sys/kernel/config/tsm/report"
 TDX: Final = "tdx_guest"
@@ -110,7 +110,7 @@ def collect(
     reason = ""
     for _ in range(ATTEMPTS):
         try:
-            with turn(_asking):
+            with exclusive(_asking):
                 return _attempt(report_data, files, level, f"{FOLDER}/ringfence-{draw()}")
         except _TryAgain as error:
             reason = str(error)

@@ -1,21 +1,27 @@
-"""Join a run: publish an address, dial the parent, let the children in, come back with a roster.
+"""Join a run: publish an address, dial the parent, admit the children, return with the roster and the session's keys.
 
-    membership.py    what a worker comes back with
-    join_loop.py         the loop: one selectors loop in the calling thread does all of it
-    credentials.py      what it verifies by and shows, and the keys in it
-    listener.py      where others reach this worker
-    beside.py        what may block, out of the loop's way: the store, the resolver, devices and services
-    collect.py       this worker's own evidence, which may take a while
-    verification.py  peers' proofs, verified beside the loop
-    shares.py        CPU time of unauthenticated peers, shared by address
-    parent.py        where the parent is, when to try again, when to give up
-    refusals.py      children that refuse this worker, and when that is final
-    waiting.py       what a join waits for, in words
-    peer.py          one connection, from unauthenticated peer to neighbour
+    loop.py            join(): one selector loop in the calling thread
+    handshakes.py      pending connections, from TLS to mutual admission
+    pending_limits.py  how many there may be, and which one is dropped
+    connections.py     pending connections and neighbours under one selector
+    peer.py            one connection
+    dialler.py         dials the parent
+    parent.py          where the parent is, when to dial again, when its refusal is final
+    listener.py        listens on the interface and ports of the settings
+    refusals.py        children that refuse this worker, and when that is final
+    collect.py         this worker's own proofs, collected in the background
+    verification.py    peers' proofs, verified in the background
+    cpu_shares.py      CPU time of unauthenticated peers, shared between addresses
+    background.py      threads for what may block: the store, the resolver, devices and services
+    failure_window.py  how long no proof could be collected
+    credentials.py     policy and credentials of a join
+    provers.py         from settings to a policy and a prover
+    diagnostics.py     what a join waits for, for warnings and errors
+    membership.py      the result
 
-What the store says is only where to try: an address in it may be old, wrong or hostile. Who answers there is settled by
-admission. Who fails it costs an attempt and gets nothing. Only who answers for the parent itself, and keeps failing or
-refusing for some seconds without a break, ends the join: a store can do that by the address it names, as it can by naming none.
+The store's addresses are hints: they may be stale, wrong or hostile. Admission decides about the peer at an address. A peer
+that fails it costs one attempt and learns nothing. Only a peer in the parent's place that keeps refusing for several seconds
+ends the join; a hostile store can cause that by naming an impostor's address, as it can by naming none.
 """
 
 from __future__ import annotations

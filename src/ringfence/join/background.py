@@ -1,4 +1,4 @@
-"""Work that may block, in threads beside the loop of a join: the loop takes what they answer, or its own deadline."""
+"""Blocking work in threads beside the join loop. The loop collects the results and keeps its own deadline."""
 
 from __future__ import annotations
 
@@ -15,42 +15,49 @@ from typing import Final, Generic, TypeVar
 
 from ringfence.transport.fork import register_fork_cleanup
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-# A thread that comes back from C++ (torch's store) while the interpreter ends is unwound through C++ frames, and that aborts
-# the process: a core dump in place of an error. It is no rare case: all workers of a run have one deadline, and the store
-# ends with one of them. So an exit gives such threads this long, in all. A call into C++ cannot be interrupted: one that
-# comes back after this wait, and before the process is gone (with torch about half a second later), still aborts.
+# A thread that returns from C++ (torch's store) while the interpreter shuts down is unwound through C++ frames, which aborts
+# the process: a core dump instead of an error message. It happens in practice: all workers of a run have the same deadline,
+# and the store ends with one of them. So the process waits this long at exit, in total, for such threads. A call into C++
+# cannot be interrupted: one that returns after this wait and before the process has ended (with torch, about half a second
+# later) still aborts.
 _EXIT_SECONDS: Final = 1.0
 
 
-def within(
-    seconds: float, name: str, work: Callable[[], Answer], patience: float, complain: Callable[[], None]
-) -> Answer:
-    """What this work answers, done in a thread with this name. TimeoutError if that takes longer; the thread is left to it.
+def run_with_timeout(
+    work: Callable[[], Result],
+    *,
+    name: str,
+    timeout: float,
+    warn_after: float,
+    warn: Callable[[], None],
+) -> Result:
+    """Run `work` in a thread called `name` and return its result.
 
-    `complain` is called when `patience` has run out.
+    Calls `warn` after `warn_after` seconds without a result. Raises TimeoutError after `timeout` seconds; the thread is left
+    running.
     """
-    beside: Background[Answer] = Background()
+    background: Background[Result] = Background()
     try:
-        beside.start(name, work)
+        background.start(name, work)
         with selectors.DefaultSelector() as selector:
-            selector.register(beside, selectors.EVENT_READ)
-            if not selector.select(min(patience, seconds)) and patience < seconds:
-                complain()
-                selector.select(seconds - patience)
-        for answer in beside.finished():
-            return answer
+            selector.register(background, selectors.EVENT_READ)
+            if not selector.select(min(warn_after, timeout)) and warn_after < timeout:
+                warn()
+                selector.select(timeout - warn_after)
+        for result in background.finished():
+            return result
         raise TimeoutError
     finally:
-        beside.close()
+        background.close()
 
 
-class Background(Generic[Answer]):
-    """Its descriptor is readable when `finished()` has something."""
+class Background(Generic[Result]):
+    """Runs functions in threads. Its descriptor is readable when `finished()` has a result."""
 
     def __init__(self) -> None:
-        self._finished: deque[Future[Answer]] = deque()
+        self._finished: deque[Future[Result]] = deque()
         self._lock = threading.Lock()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         register_fork_cleanup(self)
@@ -58,13 +65,13 @@ class Background(Generic[Answer]):
     def fileno(self) -> int:
         return self._event
 
-    def start(self, name: str, work: Callable[[], Answer]) -> None:
-        """Do it, in a thread of its own with this name."""
-        _wait_at_exit()
-        _Thread(target=self._do, args=(work,), name=name, daemon=True).start()
+    def start(self, name: str, work: Callable[[], Result]) -> None:
+        """Run `work` in a new thread called `name`."""
+        _register_exit_wait()
+        _Thread(target=self._run, args=(work,), name=name, daemon=True).start()
 
-    def finished(self) -> Iterator[Answer]:
-        """What has been answered since; what work raised is raised here, in the loop's own thread."""
+    def finished(self) -> Iterator[Result]:
+        """Yield the results since the last call. An exception raised by the work is raised here, in the caller's thread."""
         try:
             os.eventfd_read(self._event)
         except BlockingIOError:
@@ -72,41 +79,41 @@ class Background(Generic[Answer]):
         while self._finished:
             yield self._finished.popleft().result()
 
-    def _do(self, work: Callable[[], Answer]) -> None:
-        answer: Future[Answer] = Future()
+    def _run(self, work: Callable[[], Result]) -> None:
+        future: Future[Result] = Future()
         try:
-            answer.set_result(work())
+            future.set_result(work())
         except BaseException as error:
-            answer.set_exception(error)
+            future.set_exception(error)
         with self._lock:
-            self._finished.append(answer)
+            self._finished.append(future)
             if self._event >= 0:
                 os.eventfd_write(self._event, 1)
 
     def close(self) -> None:
-        """Threads that still work end by themselves; the descriptor's number will be somebody else's."""
+        """Close the descriptor. Threads that still run end by themselves and must not write to a reused descriptor number."""
         with self._lock:
             self.forget()
 
     def forget(self) -> None:
-        """In a forked child the lock may be held for ever, by a thread that is not there. What was answered is not its."""
+        """Close the descriptor in a forked child, without the lock: a thread that does not exist there may hold it."""
         event, self._event = self._event, -1
         if event >= 0:
             os.close(event)
 
 
 class _Thread(threading.Thread):
-    """One that is waited for at exit."""
+    """A thread that the process waits for at exit."""
 
 
 @functools.cache
-def _wait_at_exit() -> None:
-    """Once, and not for those who only import this."""
-    atexit.register(_let_threads_end)
+def _register_exit_wait() -> None:
+    """Register the wait once, and only in processes that start a thread."""
+    atexit.register(_wait_for_threads)
 
 
-def _let_threads_end() -> None:
+def _wait_for_threads() -> None:
     end = time.monotonic() + _EXIT_SECONDS
-    for thread in threading.enumerate():  # in a forked child none of them
+    for thread in threading.enumerate():  # a forked child has none of them
         if isinstance(thread, _Thread):
             thread.join(max(0.0, end - time.monotonic()))

@@ -1,8 +1,8 @@
-"""This worker's own evidence, collected beside the loop: a quote or a token may take seconds, and meanwhile others are served.
+"""This worker's own proofs, collected in threads beside the join loop: a quote or a token may take seconds.
 
-Each proof covers its own connection, so each is collected for itself, in a thread of its own. Services are asked at the same
-time; a device answers one after the other, and is not asked for who has hung up meanwhile. How many there are at once is
-limited: whoever makes this worker collect and hangs up could otherwise fill it with threads.
+A proof covers one connection, so each connection needs its own. Services are asked concurrently; a device answers one request
+at a time, and a request is skipped if its peer has disconnected meanwhile. The number of concurrent collections is limited:
+peers that request a proof and disconnect must not fill this worker with threads.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from ringfence.join.background import Background
 from ringfence.join.failure_window import FailureWindow
 from ringfence.join.peer import Peer
 
-LIMIT: Final = 2 * (
-    keys.TREE_FANOUT + 1
-)  # for the parent and for each child, and as many that nobody waits for any more
+LIMIT: Final = 2 * (keys.TREE_FANOUT + 1)  # the parent and all children, and as many whose peers have disconnected
 
 Outcome = Proof | ConfigurationError | AdmissionError
 
 
-def attempt(prover: Prover, wanted: Binding) -> Outcome:
-    """A proof, or why there is none."""
+def try_prove(prover: Prover, binding: Binding) -> Outcome:
+    """Return a proof over `binding`, or the error that prevented it."""
     try:
-        return Proof(prover.kind, prover.prove(wanted))
+        return Proof(prover.kind, prover.prove(binding))
     except (ConfigurationError, AdmissionError) as error:
         return error
 
 
 class Collector:
-    """Its descriptor is readable when `finished()` has something."""
+    """Collects proofs. Its descriptor is readable when `finished()` has an outcome."""
 
     def __init__(self, prover: Prover) -> None:
         self.failure_window = FailureWindow()
@@ -51,22 +49,22 @@ class Collector:
     def full(self) -> bool:
         return self._running >= LIMIT
 
-    def start(self, peer: Peer, wanted: Binding) -> None:
+    def start(self, peer: Peer, binding: Binding) -> None:
         """Collect a proof for this peer's connection."""
         self._running += 1
-        self._background.start(f"ringfence evidence for {peer.address}", lambda: self._collect(peer, wanted))
+        self._background.start(f"ringfence evidence for {peer.address}", lambda: self._collect(peer, binding))
 
     def finished(self) -> Iterator[tuple[Peer, Outcome]]:
-        """What has been collected since, and for whom."""
+        """Yield the outcomes since the last call, each with the peer it was collected for."""
         for peer, outcome in self._background.finished():
             self._running -= 1
             if isinstance(outcome, Proof):
-                self.failure_window.end()  # also if its peer has hung up: there is evidence again
+                self.failure_window.reset()  # even if the peer has disconnected: evidence is available again
             yield peer, outcome
 
-    def _collect(self, peer: Peer, wanted: Binding) -> tuple[Peer, Outcome]:
-        device_lock.wanted.set(lambda: not peer.gone)  # in this thread's own context
-        return peer, attempt(self._prover, wanted)
+    def _collect(self, peer: Peer, binding: Binding) -> tuple[Peer, Outcome]:
+        device_lock.still_wanted.set(lambda: not peer.is_closed)  # in this thread's own context
+        return peer, try_prove(self._prover, binding)
 
     def close(self) -> None:
         self._background.close()

@@ -1,10 +1,9 @@
-"""CPU time of unauthenticated peers, shared by address: whoever costs much waits for those who cost little.
+"""CPU time of unauthenticated peers, shared fairly between their addresses.
 
-Start-time fair queueing. Every address has a mark; work for it moves the mark by the CPU time that the work took, and the
-address with the lowest mark is served first. An address that was away begins where the others are: it has no credit and no
-debt. So addresses that ask for more than their share get equal shares, and no address can be made to wait for what was spent
-in its name before: an attacker who shares a worker's address takes from that address's share while it attacks, and nothing
-afterwards.
+This is start-time fair queueing. Each address has a start tag; serving an address advances its tag by the CPU time used, and
+the address with the lowest tag is served next. An address that was idle starts at the current virtual time, without credit or
+debt. Addresses that demand more than their share therefore receive equal shares, and past work does not delay an address: an
+attacker behind the same address as a worker uses up that address's share only for as long as the attack lasts.
 """
 
 from __future__ import annotations
@@ -15,30 +14,32 @@ from collections.abc import Iterator
 
 from ringfence import keys
 
+_TAGS_LIMIT = 256  # more than there are pending connections; beyond it, tags in the past are dropped
 
-class Shares:
-    """What each address has had, in seconds of CPU time."""
+
+class CpuShares:
+    """The CPU time used for each address, as start tags in seconds."""
 
     def __init__(self) -> None:
-        self._served = 0.0  # the mark that all have reached: of the address that was served last, and a little more
-        self._marks: dict[str, float] = {}  # of addresses that are ahead of it
+        self._virtual_time = 0.0
+        self._tags: dict[str, float] = {}  # of addresses that are ahead of the virtual time
 
-    def mark(self, address: str) -> float:
-        """The lower, the sooner."""
-        return max(self._served, self._marks.get(address, 0.0))
+    def start_tag(self, address: str) -> float:
+        """Return the tag that addresses are ordered by; the lowest is served first."""
+        return max(self._virtual_time, self._tags.get(address, 0.0))
 
     def charge(self, address: str, seconds: float) -> None:
-        """This address was served, and it took so much."""
-        mark = self.mark(address)
-        self._marks[address] = mark + seconds
-        # New addresses begin here. If it stood still while they are served, new ones without end would starve an old one.
-        self._served = mark + seconds / keys.ADMISSION_PENDING
-        if len(self._marks) > 256:  # more than there are peers at once: most of them are gone
-            self._marks = {each: mark for each, mark in self._marks.items() if mark > self._served}
+        """Record that serving `address` took `seconds` of CPU time."""
+        tag = self.start_tag(address)
+        self._tags[address] = tag + seconds
+        # New addresses start at the virtual time. If it did not advance, an endless series of them would starve an old one.
+        self._virtual_time = tag + seconds / keys.ADMISSION_PENDING
+        if len(self._tags) > _TAGS_LIMIT:
+            self._tags = {each: tag for each, tag in self._tags.items() if tag > self._virtual_time}
 
     @contextlib.contextmanager
     def charged(self, address: str) -> Iterator[None]:
-        """Charge what this thread does inside."""
+        """Charge the CPU time that this thread uses inside the `with` block to `address`."""
         before = time.thread_time()
         try:
             yield

@@ -7,14 +7,14 @@ from functools import partial
 
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.join.background import within
+from ringfence.join.background import run_with_timeout
 from ringfence.join.provers import Machine, admission_of, shared_of
 from ringfence.settings import Settings
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
 
 
 class JoinCredentials:
-    """A worker's settings, and the key that is derived from its secret. A certificate's prover has the settings' own."""
+    """A worker's settings and the key derived from its secret. A certificate's prover uses the settings' own key."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -22,27 +22,30 @@ class JoinCredentials:
         register_fork_cleanup(self)
         self._shared = shared_of(settings)
 
-    def admission(self, seconds: float, patience: float, complain: Callable[[], None]) -> tuple[Policy, Prover]:
-        """The verifier, and the prover of the first rule that this worker has everything for.
+    def admission(self, *, timeout: float, warn_after: float, warn: Callable[[], None]) -> tuple[Policy, Prover]:
+        """Return the policy, and the prover of the first rule for which this worker has all credentials.
 
-        To know which that is, a kernel or a driver is asked what it has, and may take its time: as `within` says.
+        That may query the kernel or a driver, which can block: see `run_with_timeout` for the parameters. Raises TimeoutError,
+        or ConfigurationError if this worker has no credential that its own policy admits.
         """
-        ask = partial(admission_of, self.settings, self._shared, Machine())
+        query = partial(admission_of, self.settings, self._shared, Machine())
         if self.settings.policy is None:
-            return ask()  # nobody is asked
-        return within(seconds, "ringfence asks its machine", ask, patience, complain)
+            return query()  # needs neither kernel nor driver
+        return run_with_timeout(
+            query, name="ringfence asks its machine", timeout=timeout, warn_after=warn_after, warn=warn
+        )
 
     def close(self) -> None:
-        """The join is over. Nothing that holds what was made for it, an exception's frames or a thread, holds a key.
+        """Wipe the derived key at the end of the join, even if an exception's frames or a thread still refer to it.
 
-        The settings are the caller's, to use again or to forget.
+        The settings belong to the caller.
         """
         if self._shared is not None:
             self._shared.forget()
         unregister_fork_cleanup(self)
 
     def forget(self) -> None:
-        """In a forked child. The caller's settings too: they are why this process is here."""
+        """Wipe all keys in a forked child, those of the caller's settings included."""
         self.settings.forget()
         if self._shared is not None:
             self._shared.forget()

@@ -1,4 +1,4 @@
-"""Where others reach this worker: a port of the interface that its settings choose."""
+"""Where other workers reach this one: a listener on the interface and ports of the settings."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Final
 from ringfence.errors import ConfigurationError
 from ringfence.settings import Settings
 from ringfence.transport.fork import register_fork_cleanup
+from ringfence.transport.tcp import EXHAUSTED, refusal
 
 _BACKLOG: Final = 128
 
 
 class _Listener(socket.socket):
-    """Closed in every forked child, from the start: a child that kept it would answer for its parent, or seem to."""
+    """A listening socket that is closed in every forked child: a child that kept it would answer in its parent's place."""
 
     def forget(self) -> None:
         self.close()
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A non-blocking listener on the chosen interface, in the chosen range of ports."""
+    """Return a non-blocking listener. Raises ConfigurationError if none of the ports is free."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    trouble: str | None = None
+    problem: str | None = None
     for port in settings.ports or (0,):
         listener = _Listener(family, socket.SOCK_STREAM)
         register_fork_cleanup(listener)
@@ -32,14 +33,43 @@ def listen(settings: Settings) -> socket.socket:
             listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
-            trouble = error.strerror
+            problem = error.strerror
             continue
         listener.setblocking(False)
         return listener
-    where, need = "", ""
+    ports, need = "", ""
     if settings.ports:
-        where = f"ports {settings.ports[0]}-{settings.ports[-1]} of "
+        ports = f"ports {settings.ports[0]}-{settings.ports[-1]} of "
         need = " (a worker needs two ports: one for links, one for admission)"
     raise ConfigurationError(
-        f"cannot listen on {where}{settings.host}: {trouble}; set RINGFENCE_INTERFACE or RINGFENCE_PORTS{need}"
+        f"cannot listen on {ports}{settings.host}: {problem}; set RINGFENCE_INTERFACE or RINGFENCE_PORTS{need}"
     )
+
+
+class Acceptor:
+    """The listener for this worker's children."""
+
+    def __init__(self, settings: Settings, rank: int) -> None:
+        self._listener = listen(settings)
+        self._rank = rank
+        host, port = self._listener.getsockname()[:2]
+        self.address = settings.admission_address((host, port))  # where children dial it
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def accept(self) -> tuple[socket.socket, str] | None:
+        """Return a connection and its host, or None if it has disconnected already.
+
+        Raises ConfigurationError if this machine has no descriptors or memory left: the listener would stay readable.
+        """
+        try:
+            connection, (host, *_) = self._listener.accept()
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                raise ConfigurationError(f"rank {self._rank}, joining: {refusal(error)}") from error
+            return None
+        return connection, host
+
+    def close(self) -> None:
+        self._listener.close()

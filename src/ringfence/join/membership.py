@@ -1,4 +1,4 @@
-"""What a worker comes back with from a join."""
+"""The result of a join."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfence.control import Abort, ControlEdge
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """A worker's place in one session. Nothing else opens the runtime's door."""
+    """A worker's membership in one session: the roster, its keys and its control connections. The runtime starts from it."""
 
     rank: int
     world_size: int
@@ -23,25 +23,25 @@ class Membership:
     link_private_key: X25519PrivateKey = field(repr=False)
     suite: int
     table: bytes = field(repr=False)  # rank 0's schedule table
-    key_agreement: str  #               for people: the groups by which it agreed on keys with its neighbours
+    key_agreement: str  #               the TLS groups used with its neighbours, for messages
     edges: tuple[ControlEdge, ...] = field(repr=False)  # the parent first, then the children
-    peer_verifier: PeerVerifier | None = field(repr=False)  # who is verified at peer verification, if anybody is
-    max_session_age: int | None = None  # seconds, from the policy: who was verified then must be verified again
-    verified_at: float = 0.0  #           boot_seconds() of the first verification, which is the oldest
+    peer_verifier: PeerVerifier | None = field(repr=False)  # None: the roster's endorsements have verified every worker
+    max_session_age: int | None = None  # seconds, from the policy: workers must be verified again after it
+    verified_at: float = 0.0  #           boot_seconds() of the first, and so the oldest, verification
 
     @property
     def admitted_by(self) -> str:
-        """The proof that admitted this worker, for people: "shared secret"."""
+        """The name of the proof that admitted this worker, such as "shared secret"."""
         return self.roster.admitted[self.rank].how
 
     def give_up(self, reason: str) -> None:
-        """This worker cannot go on after its join: tell the neighbours why, so that the session ends on every worker."""
+        """Abort the session on every worker: this worker failed between its join and its start."""
         for edge in self.edges:  # nothing is sent on one that is closed
             edge.send(Abort(self.rank, -1, 0, "", f"it failed to start: {reason}"))
             edge.close()
 
     def forget(self) -> None:
-        """Hold no key and no connection any more, whoever still has this object."""
+        """Drop all keys and connections, even if references to this object remain."""
         for edge in self.edges:
             edge.abandon()
         self.session_key.forget()

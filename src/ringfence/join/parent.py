@@ -1,4 +1,4 @@
-"""Where the parent is, when to try it again, and when its refusal is final."""
+"""Where the parent is, when to dial it again, and when its refusal is final."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ringfence.transport.tcp import resolve
 
 _FIRST_RETRY: Final = 0.02  # seconds; doubles up to
 _LAST_RETRY: Final = 1.0
-# A worker of this very run that refuses us will not change its mind, but the address it answers at may be about to be
-# replaced. So ask again for a little while, then give up.
-PATIENCE_SECONDS: Final = 3.0
-FINAL: Final = frozenset({Reason.WORLD_SIZE, Reason.POLICY, Reason.SUITE, Reason.PROOF})
-_SILENCE_SECONDS: Final = 1.0  # what takes longer to answer is worth a word
+# A worker of this run that refuses this one will refuse it again, but the address in the store may be stale and about to be
+# replaced. So the worker retries for a short time before it gives up.
+REFUSAL_RETRY_SECONDS: Final = 3.0
+FINAL_REASONS: Final = frozenset({Reason.WORLD_SIZE, Reason.POLICY, Reason.SUITE, Reason.PROOF})
+_SLOW_ANSWER_SECONDS: Final = 1.0  # a store or resolver that takes longer is named in messages
 
 
 class Store(Protocol):
-    """As much of torch.distributed.Store as a join needs."""
+    """The methods of torch.distributed.Store that a join uses."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -32,96 +32,104 @@ class Store(Protocol):
 
 
 class AddressBook:
-    """The admission addresses of one run and generation in the store. Addresses are hints; nothing here is trusted.
+    """The admission addresses of one run and generation in the store. They are hints and are not trusted.
 
-    A store that falls silent blocks whoever asks it, for as long as it likes: none of this is for the loop's own thread.
+    A store that does not respond blocks its caller indefinitely, so these methods are called in background threads only.
     """
 
     def __init__(self, store: Store, own: Entry) -> None:
         self._store = store
         self._own = own
-        place = keys.digest(keys.STORE_KEY, own.run_id.encode(), own.generation.encode())
-        self._prefix = f"ringfence/{place[:12].hex()}"
+        digest = keys.digest(keys.STORE_KEY, own.run_id.encode(), own.generation.encode())
+        self._prefix = f"ringfence/{digest[:12].hex()}"
 
     def publish(self, address: tuple[str, int]) -> None:
+        """Publish this worker's address. Raises AdmissionError if the store fails."""
         try:
             self._store.set(f"{self._prefix}/{self._own.rank}", format_address(address))
         except RuntimeError as error:
-            raise self._broken(error) from error
+            raise self._store_failure(error) from error
 
     def look_up(self, rank: int) -> tuple[str, int] | None:
-        """None until it has been published. ConfigurationError if what stands there is no address."""
+        """Return the address of a rank, or None if it has not published one.
+
+        Raises ConfigurationError if the stored value is not an address, and AdmissionError if the store fails.
+        """
         key = f"{self._prefix}/{rank}"
         try:
             value = self._store.get(key) if self._store.check([key]) else None
         except RuntimeError as error:
-            raise self._broken(error) from error
+            raise self._store_failure(error) from error
         return None if value is None else parse_address(value.decode("ascii", "replace"), f"address of rank {rank}")
 
-    def _broken(self, error: RuntimeError) -> AdmissionError:
+    def _store_failure(self, error: RuntimeError) -> AdmissionError:
         return AdmissionError(f"the store failed while rank {self._own.rank} was joining: {error}")
 
 
-class Place(NamedTuple):
-    """Where to try: for people, and for a socket."""
+class DialTarget(NamedTuple):
+    """An address to dial: as text for messages, and as a socket takes it."""
 
     text: str
     family: int
     address: Any
 
 
-class Search:
-    """The attempts to reach the parent."""
+class ParentSearch:
+    """The attempts of rank `own` to reach its parent."""
 
-    def __init__(self, book: AddressBook, own: int, parent: int, now: float) -> None:
+    def __init__(self, book: AddressBook, *, own: int, parent: int, now: float) -> None:
         self.next_at = now
         self.parent = parent
         self._book = book
         self._own = own
-        self._trouble = "it has not published an address"  # of the last attempt, for people
+        self._problem = "it has not published an address"  # of the last attempt, for messages
         self._pause = _FIRST_RETRY
         self._refused_since: float | None = None
         self._asked_at: float | None = None
-        self._asked = ""  # who is to answer
+        self._asked = ""  # the service that has to answer
 
     def begin(self, now: float) -> None:
-        """`look` is about to be called, in another thread. The next attempt is not before this one has failed."""
+        """Start an attempt: `find` is about to be called in another thread. The next one starts after this one has failed."""
         self._asked_at, self._asked = now, "the store"
         self.next_at = float("inf")
 
-    def look(self) -> Place | str:
-        """Where to try now, or why there is nothing to try. Asks afresh: what stood there may be of an earlier start."""
+    def find(self) -> DialTarget | str:
+        """Return what to dial, or why there is nothing to dial.
+
+        Queries the store on every attempt: an earlier value may be from a previous start.
+        """
         try:
             address = self._book.look_up(self.parent)
             if address is None:
                 return "it has not published an address"
             self._asked = f"the resolver, asked for {address[0]},"
-            return Place(format_address(address), *resolve(*address))
-        except (ConfigurationError, PeerLostError) as error:  # the store may have named anything
+            return DialTarget(format_address(address), *resolve(*address))
+        except (ConfigurationError, PeerLostError) as error:  # the store can return any value
             return str(error)
 
-    def end(self) -> None:
-        """`look` has answered."""
+    def found(self) -> None:
+        """Record that `find` has returned."""
         self._asked_at = None
 
-    def trouble(self, now: float) -> str:
-        """Why this worker is not at its parent, for people."""
-        if self._asked_at is not None and now - self._asked_at >= _SILENCE_SECONDS:
+    def problem(self, now: float) -> str:
+        """Describe why this worker has not reached its parent."""
+        if self._asked_at is not None and now - self._asked_at >= _SLOW_ANSWER_SECONDS:
             return f"{self._asked} has not answered for {now - self._asked_at:.0f} s"
-        return self._trouble
+        return self._problem
 
-    def retry(self, now: float, trouble: str, refusal: Refusal | None = None) -> None:
-        """The attempt failed; there will be another.
+    def retry(self, now: float, problem: str, refusal: Refusal | None = None) -> None:
+        """Record a failed attempt and schedule the next one.
 
-        A refusal by a worker of this very run is final if it lasts; any other is an old address's or an unknown peer's. Whoever
-        answers where the store says may pretend to be that worker: so can a store keep this one from joining.
+        Raises AdmissionError once a worker of this run has refused for `REFUSAL_RETRY_SECONDS` without a break. Other refusals
+        come from a stale address or an unknown peer. The peer at the stored address may be an impostor, so a hostile store
+        can keep this worker from joining.
         """
-        self._trouble = trouble
+        self._problem = problem
         self.next_at = now + self._pause
         self._pause = min(2 * self._pause, _LAST_RETRY)
-        if refusal is None or not refusal.same_run or refusal.reason not in FINAL:
+        if refusal is None or not refusal.same_run or refusal.reason not in FINAL_REASONS:
             self._refused_since = None
         elif self._refused_since is None:
             self._refused_since = now
-        elif now >= self._refused_since + PATIENCE_SECONDS:
-            raise AdmissionError(f"rank {self._own} was not admitted by its parent, rank {self.parent}: {trouble}")
+        elif now >= self._refused_since + REFUSAL_RETRY_SECONDS:
+            raise AdmissionError(f"rank {self._own} was not admitted by its parent, rank {self.parent}: {problem}")

@@ -1,4 +1,4 @@
-"""One connection of a join: an unauthenticated peer until both sides have admitted, then a neighbour."""
+"""One connection of a join: an unauthenticated peer until both sides have admitted each other, then a neighbour."""
 
 from __future__ import annotations
 
@@ -17,53 +17,57 @@ from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.transport.outage import tolerate
 from ringfence.transport.tls import TlsStream
 
-_READ_BYTES: Final = 1 << 20  # off one neighbour before the others have their turn
+_READ_BYTES: Final = 1 << 20  # from one neighbour before the others are served
 
 
 class Peer:
-    """`rank` is set once both sides have admitted."""
+    """One connection with its handshake. `rank` is None until both sides have admitted each other.
+
+    `expires` is compared with the loop's waiting time, which stands still while the loop itself is busy.
+    """
 
     def __init__(self, stream: TlsStream, handshake: Handshake, address: str, expires: float) -> None:
         self.stream = stream
         self.handshake = handshake
         self.address = address
-        self.expires = expires  # by the clock that runs only while the loop waits
-        self.cpu_seconds = 0.0  # that it has cost
-        self._left = 0.0
+        self.expires = expires
+        self.cpu_seconds = 0.0  # used by the loop for this connection
+        self._remaining = 0.0
         self.connecting = False
-        self.watched = 0  # the events that the loop's selector watches it for
-        self.shown_at = 0.0  # this worker's own proof: by the clock that proofs are verified by
+        self.watched = 0  # the selector events it is registered for
+        self.presented_at = 0.0  # when this worker's own proof was sent, in seconds since 1970
         self.collecting_since = 0.0
         self.rank: int | None = None
         self.frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
 
     @property
-    def greeted(self) -> bool:
-        """It claims this run and a rank that belongs here; anybody may."""
+    def hello_accepted(self) -> bool:
+        """Whether its hello names this run and an expected rank. That is a claim; any peer can make it."""
         return self.handshake.state not in (State.IDLE, State.HELLO)
 
-    def pause(self, now: float) -> None:
-        """Nothing is expected of it: its time stands still."""
-        self._left, self.expires = self.expires - now, float("inf")
-
-    def resume(self, now: float) -> None:
-        self.expires = now + self._left
+    @property
+    def proof_accepted(self) -> bool:
+        """Whether its proof was verified and the policy admits it."""
+        return self.handshake.admitted is not None
 
     @property
-    def gone(self) -> bool:
-        """Its connection is closed. Other threads may ask."""
+    def is_closed(self) -> bool:
+        """Whether the connection is closed. May be read from other threads."""
         return self.stream.fileno() < 0
 
-    @property
-    def passed(self) -> bool:
-        """Its proof has been verified and admits it."""
-        return self.handshake.admitted is not None
+    def pause(self, now: float) -> None:
+        """Stop the expiry clock while the peer waits for this worker."""
+        self._remaining, self.expires = self.expires - now, float("inf")
+
+    def resume(self, now: float) -> None:
+        """Restart the expiry clock with the time that remained at `pause()`."""
+        self.expires = now + self._remaining
 
     def fileno(self) -> int:
         return self.stream.fileno()
 
     def send(self, messages: Iterable[Message]) -> None:
-        """A failed write is not reported here: what the peer said last is still to be read, and then the end."""
+        """Send messages. A failed write is not reported here: what the peer sent last is still to be read first."""
         with contextlib.suppress(PeerLostError):
             for message in messages:
                 self.stream.send(encode(message))
@@ -72,8 +76,8 @@ class Peer:
         with contextlib.suppress(PeerLostError):
             self.stream.flush()
 
-    def connected(self) -> None:
-        """The attempt to connect has ended, one way or the other."""
+    def finish_connect(self) -> None:
+        """Complete a non-blocking connect. Raises PeerLostError if it failed."""
         error = self.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise PeerLostError(os.strerror(error))
@@ -81,7 +85,7 @@ class Peer:
         self.flush()
 
     def read(self) -> None:
-        """Read what has arrived, within the cost limits of an unauthenticated peer. The handshake begins once TLS is up."""
+        """Read what has arrived, within the byte limits of an unauthenticated peer. Starts the handshake once TLS is up."""
         tls = self.stream.tls
         if self.rank is not None:
             limit = _READ_BYTES
@@ -89,28 +93,31 @@ class Peer:
             allowed = keys.ADMISSION_BYTES if tls.established else keys.TLS_HANDSHAKE_BYTES
             limit = allowed - self.stream.received
         data = self.stream.receive(limit)
-        self.flush()  # TLS's own answers
+        self.flush()  # TLS's own messages
         if tls.established and self.handshake.state is State.IDLE:
             self.send(self.handshake.begin(Channel(tls.own_key_digest, tls.peer_key_digest, tls.exporter())))
         self.frames.feed(data)
 
     def check_cost(self) -> None:
-        """After its messages were taken: an unauthenticated peer that has used up its bytes is sent away."""
+        """Check the limits of an unauthenticated peer, after its messages were handled. Raises ProtocolError."""
         if not self.stream.tls.established and self.stream.received >= keys.TLS_HANDSHAKE_BYTES:
-            raise ProtocolError(f"{keys.TLS_HANDSHAKE_BYTES} bytes, and TLS is not established")
+            raise ProtocolError(f"sent {keys.TLS_HANDSHAKE_BYTES} bytes before TLS was established")
         if self.rank is None and self.stream.received >= keys.ADMISSION_BYTES:
-            raise ProtocolError(f"{keys.ADMISSION_BYTES} bytes, and still not admitted")
+            raise ProtocolError(f"sent {keys.ADMISSION_BYTES} bytes before it was admitted")
         if self.rank is None and self.cpu_seconds >= keys.ADMISSION_CPU_SECONDS:
-            raise ProtocolError(f"it has cost {keys.ADMISSION_CPU_SECONDS} s of CPU time, and is still not admitted")
+            raise ProtocolError(f"used {keys.ADMISSION_CPU_SECONDS} s of CPU time before it was admitted")
 
     def become_neighbour(self, rank: int, world_size: int, outage: float) -> None:
-        """Both sides have admitted. The kernel notices a host that is silent for `outage` seconds; a busy Python answers."""
+        """Lift the limits of an unauthenticated peer: both sides have admitted each other.
+
+        The kernel reports a host that does not answer for `outage` seconds; a process that is busy still answers.
+        """
         self.rank = rank
         self.stream.tls.admit()
         self.frames.allow(TREE, tree_frame_limit(world_size))
         tolerate(self.stream.socket, outage)
 
     def become_edge(self) -> ControlEdge:
-        """The session has begun."""
+        """Hand the connection over to the control plane when the session begins."""
         assert self.rank is not None
         return ControlEdge(self.rank, self.stream.socket, self.stream.tls, self.frames.rest())

@@ -1,7 +1,8 @@
-"""Peers' proofs, verified beside the loop: one at a time, the address first that has had the least CPU time.
+"""Verification of peers' proofs in a background thread, one at a time, ordered by the CPU time used for each address.
 
-A proof is read and verified before anybody knows who sent it, and some kinds take milliseconds. The loop goes on meanwhile.
-Each connection shows one proof and waits for its verdict, so there are never more here than connections that are pending.
+A proof is parsed and verified before its sender is authenticated, and some kinds take milliseconds; the join loop continues
+meanwhile. Each connection presents one proof and waits for its verdict, so the queue is never longer than the list of pending
+connections.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Iterator
 
 from ringfence.admission.policy import Evidence, Policy, Verdict, verdict
 from ringfence.join.background import Background
+from ringfence.join.cpu_shares import CpuShares
 from ringfence.join.peer import Peer
-from ringfence.join.cpu_shares import Shares
 
 
 class Verification:
-    """Its descriptor is readable when `finished()` has something."""
+    """A queue of proofs. Its descriptor is readable when `finished()` has a verdict."""
 
-    def __init__(self, policy: Policy, shares: Shares) -> None:
+    def __init__(self, policy: Policy, shares: CpuShares) -> None:
         self._policy = policy
         self._shares = shares
         self._queue: dict[Peer, Evidence] = {}  # in the order of arrival
@@ -29,26 +30,26 @@ class Verification:
         return self._background.fileno()
 
     def start(self, peer: Peer, evidence: Evidence) -> None:
-        """Verify what this peer shows, when its turn comes."""
+        """Queue the proof that `peer` presented."""
         self._queue[peer] = evidence
-        self._begin_next()
+        self._start_next()
 
     def cancel(self, peer: Peer) -> None:
-        """It is gone: what has not begun is not done."""
+        """Drop the proof of a peer that disconnected, unless its verification has started."""
         self._queue.pop(peer, None)
 
     def finished(self) -> Iterator[tuple[Peer, Verdict]]:
-        """Verdicts since the last call."""
+        """Yield the verdicts since the last call, and start the next verification."""
         for peer, found, seconds in self._background.finished():
             self._shares.charge(peer.address, seconds)
             self._busy = False
-            self._begin_next()
+            self._start_next()
             yield peer, found
 
-    def _begin_next(self) -> None:
+    def _start_next(self) -> None:
         if self._queue and not self._busy:
             self._busy = True
-            peer = min(self._queue, key=lambda each: self._shares.mark(each.address))
+            peer = min(self._queue, key=lambda each: self._shares.start_tag(each.address))
             evidence = self._queue.pop(peer)
             self._background.start("ringfence verifies a proof", lambda: (peer, *_verify(self._policy, evidence)))
 
@@ -58,7 +59,7 @@ class Verification:
 
 
 def _verify(policy: Policy, evidence: Evidence) -> tuple[Verdict, float]:
-    """The verdict, and the CPU time of this thread that it took."""
+    """Return the verdict and the CPU time that this thread used for it."""
     before = time.thread_time()
     found = verdict(policy, evidence)
     return found, time.thread_time() - before
