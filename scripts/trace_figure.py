@@ -64,7 +64,7 @@ def train(target: str) -> None:
 
 def make_traces(directory: Path) -> list[dict[str, Any]]:
     """The traces of all workers."""
-    from ringfence.settings import new_secret_file
+    from ringfence.private_files import new_secret_file
 
     secret = directory / "secret"
     if not secret.exists():

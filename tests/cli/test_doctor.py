@@ -16,7 +16,8 @@ import pytest
 from ringfence import keys
 from ringfence.cli import checks, doctor
 from ringfence.errors import ConfigurationError
-from ringfence.settings import Settings, load_secret
+from ringfence.private_files import load_secret
+from ringfence.settings import Settings
 from tests.cli.command import ringfence, unprivileged
 from tests.unit import token_mint
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.settings import Settings, load_secret
+from ringfence.private_files import load_secret
+from ringfence.settings import Settings
 from tests.cli.command import ringfence
 from tests.integration.join_cluster import World
 
@@ -162,6 +163,6 @@ def test_where_a_new_secret_does_not_fit_the_old_one_stays(tmp_path: Path) -> No
     before = (tmp_path / "run.secret").read_text()
     done = ringfence("secret", "rotate", "run.secret", folder=tmp_path, room=20)
     assert done.returncode == 2
-    assert done.stderr == f"ringfence: cannot replace {tmp_path / 'run.secret'}: File too large; it is as it was\n"
+    assert done.stderr == f"ringfence: cannot replace {tmp_path / 'run.secret'}: File too large; it is unchanged\n"
     assert (tmp_path / "run.secret").read_text() == before
     assert [each.name for each in tmp_path.iterdir()] == ["run.secret"]

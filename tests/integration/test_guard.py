@@ -13,7 +13,8 @@ import pytest
 
 from ringfence import guard
 from ringfence.errors import ConfigurationError
-from ringfence.settings import KNOWN, new_secret_file
+from ringfence.private_files import new_secret_file
+from ringfence.settings import KNOWN
 
 # Every way that a program may take to an unprotected group, each in turn in one process of a world of one.
 PROGRAM = """

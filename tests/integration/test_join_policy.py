@@ -22,7 +22,8 @@ from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.evidence.nvml import Library
 from ringfence.evidence.tsm import KernelFiles
 from ringfence.join.provers import MAKERS, Machine, policy_of
-from ringfence.settings import Settings, _check_unshared, load_credential, load_policy, new_secret_file
+from ringfence.private_files import check_unshared, new_secret_file
+from ringfence.settings import Settings, load_credential, load_policy
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import run_workers
@@ -334,9 +335,9 @@ def test_a_policy_of_another_user_is_refused(tmp_path: Path) -> None:
         return os.stat_result((stat.S_IFREG | 0o644, 1, 1, 1, uid, uid, 10, 0, 0, 0))
 
     for uid in (os.geteuid(), 0):
-        _check_unshared(tmp_path, status(uid))
+        check_unshared(tmp_path, status(uid))
     with pytest.raises(PolicyError, match=r"belongs to another user \(uid 4242\)"):
-        _check_unshared(tmp_path, status(4242))
+        check_unshared(tmp_path, status(4242))
 
 
 def test_a_policy_that_is_set_and_empty_does_not_mean_the_secret_alone(site: Site) -> None:

@@ -11,7 +11,8 @@ import pytest
 from ringfence import session
 from ringfence.admission.entry import format_address
 from ringfence.errors import ConfigurationError
-from ringfence.settings import Settings, inherited, load_secret, new_secret_file, parse_address
+from ringfence.private_files import load_secret, new_secret_file
+from ringfence.settings import Settings, inherited, parse_address
 
 RANDOM = "8f1d6c0be25a47937de0fb1c6a9842d35be7103cf4a86e92d11f7ac508b36e4d"
 
@@ -203,7 +204,7 @@ def test_where_no_master_is_named_the_stores_host_says_where_to_listen(secret_fi
     assert Settings.from_environment(environ, "::1").host == "::1"
     assert Settings.from_environment({**environ, "MASTER_ADDR": "127.0.0.1"}, "::1").host == "127.0.0.1"
     with pytest.raises(
-        ConfigurationError, match=r"the store's host, nowhere\.invalid, cannot be found.*RINGFENCE_INTERFACE"
+        ConfigurationError, match=r"the store's host, nowhere\.invalid, cannot be resolved.*RINGFENCE_INTERFACE"
     ):
         Settings.from_environment(environ, "nowhere.invalid")
 
@@ -212,7 +213,7 @@ def test_a_master_that_cannot_be_found_is_no_reason_to_listen_where_nobody_comes
     lost = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "4"}
     for elsewhere in ({}, {"LOCAL_WORLD_SIZE": "2"}):
         with pytest.raises(
-            ConfigurationError, match=r"MASTER_ADDR, nowhere\.invalid, cannot be found.*RINGFENCE_INTERFACE"
+            ConfigurationError, match=r"MASTER_ADDR, nowhere\.invalid, cannot be resolved.*RINGFENCE_INTERFACE"
         ):
             settings(secret_file, **lost, **elsewhere)
     assert settings(secret_file, **lost, RINGFENCE_INTERFACE="lo").host == "127.0.0.1"

@@ -24,7 +24,9 @@ ALLOWED: dict[str, set[str]] = {
     "policy": GROUND,
     "admission": GROUND | {"policy"},
     "evidence": GROUND | {"admission"},
-    "settings": GROUND | {"admission", "policy"},
+    "interfaces": {"errors"},
+    "private_files": GROUND,
+    "settings": GROUND | {"admission", "interfaces", "policy", "private_files"},
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
     "join": GROUND | {"admission", "control", "evidence", "policy", "settings", "transport"},
@@ -52,10 +54,10 @@ ALLOWED: dict[str, set[str]] = {
         "runtime",
         "session",
     }
-    | {"settings", "transport"},
+    | {"private_files", "settings", "transport"},
     "cli": GROUND
-    | {"__init__", "admission", "dataplane", "evidence", "guard", "join", "lab", "policy", "runtime", "settings"}
-    | {"torch_versions", "transport"},
+    | {"__init__", "admission", "dataplane", "evidence", "guard", "join", "lab", "policy", "private_files"}
+    | {"runtime", "settings", "torch_versions", "transport"},
 }
 PURE = ("errors", "keys", "torch_versions", "link", "collectives", "policy", "admission", "lab.plan")
 OUTSIDE = {

@@ -404,7 +404,7 @@ def secret_file(environ: Mapping[str, str]) -> Check:
     if mode & 0o077:
         return Check(name, f"{path} has mode {mode:04o}: others can read it", None, False, f"chmod 600 {quoted}")
     try:
-        from ringfence.settings import load_secret
+        from ringfence.private_files import load_secret
 
         load_secret(Path(path))
     except ImportError as error:

@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ringfence.admission.proofs.identity import is_trust_domain
 from ringfence.errors import ConfigurationError
-from ringfence.settings import read_private, write_new
+from ringfence.private_files import read_private, write_new
 
 _AUTHORITY_DAYS = 3650
 _File = tuple[Path, bytes, int, str]  # where, what is in it, its mode, and what to call it

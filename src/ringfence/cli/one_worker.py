@@ -32,7 +32,8 @@ def main() -> int:
 def prepare(environ: MutableMapping[str, str], folder: Path) -> None:
     """Settings of a run of its own, with a secret that nobody else has."""
     from ringfence.guard import REQUIRE
-    from ringfence.settings import inherited, new_secret_file
+    from ringfence.private_files import new_secret_file
+    from ringfence.settings import inherited
 
     for name in environ.keys() - inherited(environ).keys() - {REQUIRE}:
         del environ[name]

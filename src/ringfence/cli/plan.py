@@ -163,7 +163,7 @@ def run_hardware(options: argparse.Namespace) -> int:
 def run_calibrate(options: argparse.Namespace) -> int:
     """Fit a profile to a study and write it to a file."""
     from ringfence.lab.plan.calibrate import calibrate
-    from ringfence.settings import write_new
+    from ringfence.private_files import write_new
 
     _check_new(options.to, "--to")
     rows, cores, date = read_study(options.study, options.cores)

@@ -87,7 +87,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run_new(options: argparse.Namespace) -> int:
     """Write the policy and say what comes next."""
     from ringfence.admission.proofs.identity import is_trust_domain
-    from ringfence.settings import write_new
+    from ringfence.private_files import write_new
 
     rules = [_kinds(rule) for rule in options.admit or ["certificate"]]
     trust_domain = options.trust_domain or _trust_domain(options.file.parent / options.ca)

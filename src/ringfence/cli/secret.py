@@ -66,7 +66,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run_new(options: argparse.Namespace) -> int:
     """Make the file and say how to use it. The secret itself is never printed."""
-    from ringfence.settings import new_secret_file  # late, so that `doctor` starts where cryptography is missing
+    from ringfence.private_files import new_secret_file  # late, so that `doctor` starts where cryptography is missing
 
     new_secret_file(options.file)
     path = options.file.absolute()
@@ -91,7 +91,7 @@ def run_check(options: argparse.Namespace) -> int:
 
 def run_rotate(options: argparse.Namespace) -> int:
     """Replace one secret by another, and nothing else by a secret: what is no secret file is left alone."""
-    from ringfence.settings import replace_secret_file
+    from ringfence.private_files import replace_secret_file
 
     old = _fingerprint(options.file)
     path = options.file.resolve()  # behind a symbolic link, the file itself
@@ -109,6 +109,6 @@ def run_rotate(options: argparse.Namespace) -> int:
 
 def _fingerprint(path: Path) -> str:
     from ringfence.keys import secret_fingerprint
-    from ringfence.settings import load_secret
+    from ringfence.private_files import load_secret
 
     return secret_fingerprint(load_secret(path))

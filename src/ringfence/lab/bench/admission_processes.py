@@ -18,7 +18,8 @@ from typing import Any, Final, Self
 
 from ringfence.lab.bench.channel import Channel, Message
 from ringfence.lab.bench.worker_pool import BenchError
-from ringfence.settings import inherited, new_secret_file
+from ringfence.private_files import new_secret_file
+from ringfence.settings import inherited
 
 _ANSWER_SECONDS: Final = 120.0
 _LAST_WORDS: Final = 2000

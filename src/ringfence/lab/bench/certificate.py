@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from ringfence.settings import write_new
+from ringfence.private_files import write_new
 
 
 def write_certificate(path: Path) -> None:

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, Self
 from ringfence.errors import RingfenceError
 from ringfence.lab.bench.certificate import write_certificate
 from ringfence.lab.bench.channel import Channel, Message
-from ringfence.settings import inherited, new_secret_file
+from ringfence.private_files import new_secret_file
+from ringfence.settings import inherited
 
 _ANSWER_SECONDS: Final = 600.0
 _LEAVING_SECONDS: Final = 5.0
