@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.toml_table import FILE_BYTES, POLICY_BYTES, Table, parse
+from ringfence.policy.toml_table import FILE_BYTES, FORMER_NAMES, POLICY_BYTES, Table, parse
 
 FILES = {"ca.pem": b"certificates", "two.pem": b"more", "huge": bytes(FILE_BYTES + 1)}
 
@@ -71,6 +71,20 @@ def test_an_unknown_key_inside_is_found_from_the_root() -> None:
     root = table("[tdx]\ndebug = true")
     root.table("tdx")
     with pytest.raises(PolicyError, match="the policy, tdx: unknown key 'debug'; known here: none"):
+        root.done()
+
+
+@pytest.mark.parametrize(("name", "former"), FORMER_NAMES.items())
+def test_a_former_key_is_refused_naming_the_current_one(name: str, former: str) -> None:
+    for text in (f'{former} = "x"', f'{former} = "x"\n{name} = "x"'):
+        with pytest.raises(PolicyError, match=f"the policy: the key {former} is called {name} now: rename it"):
+            table(text).text(name)
+
+
+def test_a_former_key_in_another_table_is_an_unknown_key() -> None:
+    root = table('golden = "x"\nversion = 1')
+    root.number("version")
+    with pytest.raises(PolicyError, match="the policy: unknown key 'golden'; known here: version"):
         root.done()
 
 

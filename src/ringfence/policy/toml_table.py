@@ -20,8 +20,8 @@ POLICY_BYTES: Final = 1 << 20  # of the policy itself
 FILE_BYTES: Final = 4 << 20  # of a file that it names
 TEXT_CHARACTERS: Final = 4096
 
-# Keys of older policies, and what they are called now.
-RENAMED: Final = {"max_epoch_age": "max_session_age", "golden": "reference_values"}
+# Current keys, and the names they had in older policies. An old name is refused in a table that takes the current one.
+FORMER_NAMES: Final = {"max_session_age": "max_epoch_age", "reference_values": "golden"}
 
 Read = Callable[[str, int], bytes]  # path as written in the policy, most bytes to read; raises OSError
 D = TypeVar("D")
@@ -194,10 +194,6 @@ class Table:
         """Nothing may be there that was not asked for, here and in the tables inside."""
         unknown = [name for name in self._values if name not in self._known]
         if unknown:
-            if renamed := RENAMED.get(unknown[0]):
-                raise PolicyError(
-                    f"{self.where}: the key {shown(unknown[0])} is called {shown(renamed)} now: rename it"
-                )
             known = ", ".join(self._known) or "none"
             raise PolicyError(f"{self.where}: unknown key {shown(unknown[0])}; known here: {known}")
         for table in self._inner:
@@ -210,8 +206,11 @@ class Table:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def _take(self, name: str, default: object) -> object:
-        """The value, or None if it is absent and may be: TOML has no null."""
+        """Return the value, or None if it is absent and may be: TOML has no null."""
         self._known[name] = None
+        former = FORMER_NAMES.get(name)
+        if former is not None and former in self._values:
+            raise PolicyError(f"{self.where}: the key {former} is called {name} now: rename it")
         if name not in self._values and default is _REQUIRED:
             raise PolicyError(f"{self.where}: {name} is missing")
         return self._values.get(name)
