@@ -31,7 +31,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def join(backend: str, rank: int, world: int, path: str, seconds: float, variables: Mapping[str, str | None]) -> None:
-    for name in [name for name in os.environ if name.startswith("RINGFENCE_") and name != "RINGFENCE_CORE"]:
+    for name in [name for name in os.environ if name.startswith("RINGFENCE_") and name != "RINGFENCE_DATAPLANE"]:
         del os.environ[name]
     os.environ.update({name: value for name, value in variables.items() if value is not None})
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))

@@ -14,7 +14,7 @@ RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that di
 RINGFENCE_REQUIRE           "1": refuse process groups of other backends; read by guard.py, at `import torch`
 RINGFENCE_JOIN_TIMEOUT      seconds until the run must have formed; default: 300, and never more than torch's own timeout
 RINGFENCE_OUTAGE_TIMEOUT    seconds without an answer until a worker counts as lost; default: 300
-RINGFENCE_CORE              which data plane moves the bytes; read by dataplane/native.py
+RINGFENCE_DATAPLANE         which data plane moves the bytes; read by dataplane/native.py
 RINGFENCE_METRICS_FILE      where to write counters for Prometheus; {rank} in it is replaced
 RINGFENCE_STAGE_TIMES       "1": record the time of each stage of the data plane
 
@@ -46,7 +46,8 @@ from ringfence.private_files import HOW_TO_MAKE_SECRET, PEM_BYTES, StrPath, load
 
 PREFIX: Final = "RINGFENCE_"
 _NEAR: Final = 0.88  # likeness of a misspelt prefix: one letter is wrong, missing or too many
-CORE: Final = "RINGFENCE_CORE"
+DATAPLANE: Final = "RINGFENCE_DATAPLANE"
+FORMER_NAMES: Final = {"RINGFENCE_CORE": DATAPLANE}  # renamed settings and their current names
 CREDENTIALS: Final = (
     "RINGFENCE_POLICY",
     "RINGFENCE_SECRET_FILE",
@@ -67,7 +68,7 @@ KNOWN: Final = (
     "RINGFENCE_OUTAGE_TIMEOUT",
     "RINGFENCE_METRICS_FILE",
     "RINGFENCE_STAGE_TIMES",
-    CORE,
+    DATAPLANE,
 )
 
 
@@ -143,8 +144,11 @@ class Settings:
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    """Raise ConfigurationError for a misspelt name: a run that lacks its policy would admit others."""
+    """Raise ConfigurationError for a misspelt or former name: a run that lacks its policy would admit others."""
     unknown = sorted(name for name in environ if name not in KNOWN and _is_meant_for_us(name))
+    for name in unknown:
+        if name in FORMER_NAMES:
+            raise ConfigurationError(f"{name} is called {FORMER_NAMES[name]} now: rename it")
     if unknown:
         raise ConfigurationError(
             f"{unknown[0]} is set, and ringfence has no such setting: did you mean {_nearest(unknown[0])}? "
@@ -176,7 +180,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
     The user's policy and credentials are for the user's runs; the choice of the data plane applies to all.
     """
-    return {name: value for name, value in environ.items() if name == CORE or not name.startswith(PREFIX)}
+    return {name: value for name, value in environ.items() if name == DATAPLANE or not name.startswith(PREFIX)}
 
 
 # -- policy and credentials -----------------------------------------------------------------------------------------

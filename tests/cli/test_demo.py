@@ -160,10 +160,10 @@ def test_where_nobody_may_listen_the_gloo_half_is_left_out_and_says_so(
 
 
 def test_the_choice_of_the_data_plane_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGFENCE_CORE", "fast")
+    monkeypatch.setenv("RINGFENCE_DATAPLANE", "fast")
     with (
         Workers("ringfence", tmp_path, [{}, {}]) as workers,
-        pytest.raises(DemoError, match="RINGFENCE_CORE is 'fast'"),
+        pytest.raises(DemoError, match="RINGFENCE_DATAPLANE is 'fast'"),
     ):
         workers.add_up()
 

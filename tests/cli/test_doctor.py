@@ -98,7 +98,7 @@ def test_a_range_of_one_port_is_too_small_for_a_worker_with_children(secret: Pat
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("RINGFENCE_CORE", "fast", "it may be 'compiled' or 'python'"),
+        ("RINGFENCE_DATAPLANE", "fast", "it may be 'compiled' or 'python'"),
         ("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1", "unset TORCH_DISTRIBUTED_USE_TORCHCOMMS"),
     ],
 )

@@ -45,8 +45,8 @@ def test_without_transformers_nothing_is_measured(tmp_path: Path, command: tuple
 def test_a_data_plane_that_there_is_not_is_refused_before_workers_start(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    done = ringfence(*command, folder=tmp_path, RINGFENCE_CORE="nonsense")
-    said = "ringfence: RINGFENCE_CORE is 'nonsense'; it may be 'compiled' or 'python', or not set\n"
+    done = ringfence(*command, folder=tmp_path, RINGFENCE_DATAPLANE="nonsense")
+    said = "ringfence: RINGFENCE_DATAPLANE is 'nonsense'; it may be 'compiled' or 'python', or not set\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 

@@ -201,9 +201,12 @@ def test_the_list_says_what_would_be_measured_and_for_how_long(tmp_path: Path) -
 def test_without_the_compiled_data_plane_the_profile_is_left_out_and_the_rest_is_measured(tmp_path: Path) -> None:
     trace = GRID.partition('[[cells]]\nkind = "trace"')[2]
     (tmp_path / "grid.toml").write_text(f'rounds = 2\n[[cells]]\nkind = "trace"{trace}')
-    done = ringfence("study", "--grid", "grid.toml", folder=tmp_path, RINGFENCE_CORE="python", timeout=120)
+    done = ringfence("study", "--grid", "grid.toml", folder=tmp_path, RINGFENCE_DATAPLANE="python", timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "ringfence-profiled is left out of 1 cells: it needs the compiled data plane; RINGFENCE_CORE" in done.stderr
+    assert (
+        "ringfence-profiled is left out of 1 cells: it needs the compiled data plane; RINGFENCE_DATAPLANE"
+        in done.stderr
+    )
     rows = json.loads((tmp_path / "study-results" / "summary" / "cells.json").read_text())
     assert {row["variant"] for row in rows} == {"gloo-a", "gloo-b", "ringfence", "alone"}
     (machine,) = json.loads((tmp_path / "study-results" / "summary" / "machines.json").read_text()).values()

@@ -101,8 +101,8 @@ def test_a_worker_that_cannot_go_on_is_named_with_its_reason() -> None:
 
 
 def test_the_choice_of_the_data_plane_reaches_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGFENCE_CORE", "python")
-    with pytest.raises(BenchError, match=r"a profile needs the compiled data plane; RINGFENCE_CORE .*; unset it"):
+    monkeypatch.setenv("RINGFENCE_DATAPLANE", "python")
+    with pytest.raises(BenchError, match=r"a profile needs the compiled data plane; RINGFENCE_DATAPLANE .*; unset it"):
         WorkerPool([Seat()] * 2, [*names.BASELINE, names.PROFILED])
 
 

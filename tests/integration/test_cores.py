@@ -47,7 +47,7 @@ def in_company() -> bool:
 
 def test_the_two_data_planes_work_together(pool: Pool) -> None:
     kinds = ["python", "compiled", "compiled", "python"]
-    with pool.fresh([["env", f"RINGFENCE_CORE={kind}"] for kind in kinds]) as mixed:
+    with pool.fresh([["env", f"RINGFENCE_DATAPLANE={kind}"] for kind in kinds]) as mixed:
         assert mixed.check(in_company, world=4, timeout=120) == [kind == "compiled" for kind in kinds]
         said = ["the data plane is not the compiled one" in mixed.workers[rank].read_log() for rank in range(4)]
     assert said == [True, False, False, False]  # by rank 0, which is the one that says how the run began

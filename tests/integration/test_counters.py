@@ -29,7 +29,7 @@ SPECIAL = 'a "run" \\ of many'
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
 def workers(request: pytest.FixtureRequest, pool: Pool) -> Any:
-    with pool.fresh([["env", f"RINGFENCE_CORE={request.param}"]] * 3) as fresh:
+    with pool.fresh([["env", f"RINGFENCE_DATAPLANE={request.param}"]] * 3) as fresh:
         yield fresh
 
 

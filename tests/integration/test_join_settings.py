@@ -12,7 +12,7 @@ from ringfence import session
 from ringfence.admission.entry import format_address
 from ringfence.errors import ConfigurationError
 from ringfence.private_files import load_secret, new_secret_file
-from ringfence.settings import Settings, inherited, parse_address
+from ringfence.settings import FORMER_NAMES, Settings, inherited, parse_address
 
 RANDOM = "8f1d6c0be25a47937de0fb1c6a9842d35be7103cf4a86e92d11f7ac508b36e4d"
 
@@ -163,6 +163,13 @@ def test_a_misspelt_setting_is_refused_and_the_nearest_one_is_named(secret_file:
         settings(secret_file, **{name: ""})
 
 
+@pytest.mark.parametrize(("former", "name"), FORMER_NAMES.items())
+def test_a_former_setting_is_refused_naming_the_current_one(secret_file: Path, former: str, name: str) -> None:
+    for value in ("python", ""):
+        with pytest.raises(ConfigurationError, match=f"^{former} is called {name} now: rename it$"):
+            settings(secret_file, **{former: value})
+
+
 @pytest.mark.parametrize("name", ["FENCE_POLICY", "INFERENCE_POLICY", "REFERENCE_FILE", "RING_SIZE", "STRING", "_"])
 def test_other_programs_settings_are_left_alone(secret_file: Path, name: str) -> None:
     settings(secret_file, **{name: "/etc/policy.toml"})
@@ -170,7 +177,7 @@ def test_other_programs_settings_are_left_alone(secret_file: Path, name: str) ->
 
 def test_a_child_with_a_run_of_its_own_inherits_the_data_plane_and_no_other_setting() -> None:
     ours = {"RINGFENCE_POLICY": "p", "RINGFENCE_SECRET_FILE": "s", "RINGFENCE_POLCY": "x"}
-    others = {"PATH": "/bin", "RINGFENCE_CORE": "python"}
+    others = {"PATH": "/bin", "RINGFENCE_DATAPLANE": "python"}
     assert inherited({**ours, **others}) == others
 
 

@@ -29,7 +29,7 @@ def test_every_line_of_a_worker_begins_with_its_name_and_the_time(pool: Pool) ->
     """Rank 0's announcement has two lines where the data plane is the one in Python; the warning goes through logging."""
     here = {"RINGFENCE_RUN_ID": None, "RINGFENCE_INTERFACE": "127.0.0.1"}
     there = {"RINGFENCE_RUN_ID": None, "RINGFENCE_INTERFACE": "127.0.0.2"}
-    slow = ["env", "-u", "TORCHELASTIC_RUN_ID", "RINGFENCE_CORE=python"]
+    slow = ["env", "-u", "TORCHELASTIC_RUN_ID", "RINGFENCE_DATAPLANE=python"]
     with pool.fresh([slow, slow]) as pair:
         values(pair.join("ringfence", 2, env=[here, there]))
         lines = log_of(pair, 0)

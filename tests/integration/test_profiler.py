@@ -70,7 +70,7 @@ def one_of_each(directory: str) -> list[tuple[str, Any, Any, Any, Any, Any]]:
 
 @pytest.mark.parametrize("plane", ["compiled", "python"])
 def test_a_plain_profile_shows_every_collective(pool: Pool, tmp_path: Path, plane: str) -> None:
-    with pool.fresh([["env", f"RINGFENCE_CORE={plane}"]] * 2) as workers:
+    with pool.fresh([["env", f"RINGFENCE_DATAPLANE={plane}"]] * 2) as workers:
         results = workers.check(one_of_each, 2, args=(str(tmp_path),))
     for result, transfer, received in zip(results, ("send", "recv"), (0, 480), strict=True):
         assert result == [

@@ -50,7 +50,7 @@ def one_is_late(asynchronous: bool) -> list[str]:
 
 @pytest.mark.parametrize(("plane", "cases"), [("compiled", (False, True)), ("python", (True,))])
 def test_a_wait_is_logged_before_it_times_out(pool: Pool, plane: str, cases: tuple[bool, ...]) -> None:
-    with pool.fresh([["env", f"RINGFENCE_CORE={plane}"]] * 2) as workers:
+    with pool.fresh([["env", f"RINGFENCE_DATAPLANE={plane}"]] * 2) as workers:
         for asynchronous in cases:
             (said,), silent = workers.check(one_is_late, 2, args=(asynchronous,))
             assert said.startswith("worker 0: all_reduce #2 has waited 3 s for worker 1 (shared secret, 127.0.0.1:")

@@ -165,9 +165,9 @@ def test_samples_are_found_again_by_exactly_their_settings(tmp_path: Path) -> No
 
 
 def test_samples_of_the_two_data_planes_are_never_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RINGFENCE_CORE", raising=False)
+    monkeypatch.delenv("RINGFENCE_DATAPLANE", raising=False)
     compiled = machine.facts()
-    monkeypatch.setenv("RINGFENCE_CORE", "python")
+    monkeypatch.setenv("RINGFENCE_DATAPLANE", "python")
     slow = machine.facts()
     assert slow == {**compiled, "data_plane": "python"}  # the compiled one goes without saying
     assert machine.digest(slow) != machine.digest(compiled)

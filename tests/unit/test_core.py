@@ -30,7 +30,7 @@ else:
 
 
 def test_it_is_what_this_installation_uses() -> None:
-    if os.environ.get("RINGFENCE_CORE") == "python":
+    if os.environ.get("RINGFENCE_DATAPLANE") == "python":
         assert (choice.Endpoint, choice.Execution, choice.Pool) == (
             endpoint.Endpoint,
             python_execution.Execution,
@@ -48,7 +48,7 @@ def test_the_environment_chooses(wanted: str, expected: str) -> None:
     code = "from ringfence.dataplane import native; print(native.COMPILED)"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "RINGFENCE_CORE": wanted},
+        env={**os.environ, "RINGFENCE_DATAPLANE": wanted},
         capture_output=True,
         text=True,
         timeout=120,
@@ -58,7 +58,7 @@ def test_the_environment_chooses(wanted: str, expected: str) -> None:
 
 def test_one_that_was_built_for_other_frames_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "LAYOUT", (*_core.LAYOUT[:-1], FRAME_BYTES + 1))
-    monkeypatch.delenv("RINGFENCE_CORE", raising=False)
+    monkeypatch.delenv("RINGFENCE_DATAPLANE", raising=False)
     with pytest.raises(ConfigurationError, match="install again"):
         native._load()
 

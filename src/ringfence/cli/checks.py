@@ -209,7 +209,7 @@ def data_plane() -> Check:
     try:
         from ringfence.dataplane import info, native
     except RingfenceError as error:
-        return Check(name, str(error), None, False, "unset RINGFENCE_CORE, or install ringfence again")
+        return Check(name, str(error), None, False, "unset RINGFENCE_DATAPLANE, or install ringfence again")
     except (ImportError, RuntimeError) as error:  # RuntimeError is what torch raises when a plug-in of it fails
         return Check(name, f"unknown: torch or cryptography cannot be imported ({error})", None)
     if native.COMPILED:

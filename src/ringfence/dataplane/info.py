@@ -10,20 +10,20 @@ from ringfence.errors import ConfigurationError
 
 def is_compiled() -> bool:
     """Return whether a worker started in this environment uses the compiled data plane, without importing it (and torch)."""
-    return os.environ.get("RINGFENCE_CORE") != "python" and find_spec("ringfence.dataplane._core") is not None
+    return os.environ.get("RINGFENCE_DATAPLANE") != "python" and find_spec("ringfence.dataplane._core") is not None
 
 
 def wanted() -> str:
-    """Return the value of RINGFENCE_CORE: "python", "compiled", or "" for the best available.
+    """Return the value of RINGFENCE_DATAPLANE: "python", "compiled", or "" for the best available.
 
     Raises ConfigurationError for any other value, and for "compiled" if the compiled data plane is not installed.
     """
-    asked = os.environ.get("RINGFENCE_CORE", "")
+    asked = os.environ.get("RINGFENCE_DATAPLANE", "")
     if asked not in ("", "python", "compiled"):
-        raise ConfigurationError(f"RINGFENCE_CORE is {asked!r}; it may be 'compiled' or 'python', or not set")
+        raise ConfigurationError(f"RINGFENCE_DATAPLANE is {asked!r}; it may be 'compiled' or 'python', or not set")
     if asked == "compiled" and not is_compiled():
         raise ConfigurationError(
-            "RINGFENCE_CORE asks for the compiled data plane, which this installation does not have: "
+            "RINGFENCE_DATAPLANE asks for the compiled data plane, which this installation does not have: "
             "install a C compiler and Python's headers, then ringfence again"
         )
     return asked
@@ -31,8 +31,8 @@ def wanted() -> str:
 
 def why_not() -> str:
     """Return why the data plane in Python is used, and what to do about it."""
-    if os.environ.get("RINGFENCE_CORE") == "python":
-        return "RINGFENCE_CORE asks for the one in Python, which is slower; unset it"
+    if os.environ.get("RINGFENCE_DATAPLANE") == "python":
+        return "RINGFENCE_DATAPLANE asks for the one in Python, which is slower; unset it"
     return (
         "this installation has the one in Python only, which is slower: install a C compiler and Python's headers, then "
         "ringfence again (in its clone: python -m pip install --force-reinstall --no-deps .)"

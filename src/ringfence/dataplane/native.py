@@ -1,6 +1,6 @@
-"""Loads the compiled data plane, unless `RINGFENCE_CORE` asks for the one in Python or the package was built without it.
+"""Loads the compiled data plane, unless `RINGFENCE_DATAPLANE` asks for the one in Python or the package was built without it.
 
-`RINGFENCE_CORE=python` selects the slower one in Python, `compiled` raises ConfigurationError if the compiled one is missing.
+`RINGFENCE_DATAPLANE=python` selects the slower one in Python, `compiled` raises ConfigurationError if the compiled one is missing.
 Both put the same bytes on the wire, so workers of one run may differ.
 """
 
@@ -27,7 +27,7 @@ def _load() -> Any:
     except ImportError as error:
         if wanted == "compiled":
             raise ConfigurationError(
-                f"RINGFENCE_CORE asks for the compiled data plane, which cannot be loaded ({error}): "
+                f"RINGFENCE_DATAPLANE asks for the compiled data plane, which cannot be loaded ({error}): "
                 "install a C compiler and Python's headers, then ringfence again"
             ) from error
         return None
