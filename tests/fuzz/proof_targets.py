@@ -7,7 +7,7 @@ from functools import cache
 
 from cryptography import x509
 
-from ringfence.admission.proofs import certificate, gpu_chain, nvidia, snp, spdm, tdx, tdx_quote, token
+from ringfence.admission.proofs import certificate, nvidia, nvidia_chain, snp, spdm, tdx, tdx_quote, token
 from ringfence.errors import AdmissionError
 from tests.certificates import Authority, now, spiffe
 from tests.fuzz.target import Target
@@ -125,14 +125,14 @@ def _extensions() -> tuple[list[bytes], x509.Certificate]:
 
 def _read_extension(data: bytes) -> None:
     _, issuer = _extensions()
-    for whole in gpu_chain._elements(data):
+    for whole in nvidia_chain._elements(data):
         assert whole[1] in whole[2]
     if data and data[0] & 1:
-        gpu_chain._from_device_id(data, issuer)
+        nvidia_chain._from_device_id(data, issuer)
     try:
-        gpu_chain._from_tcb_info(data)
+        nvidia_chain._from_tcb_info(data)
     except AdmissionError:
-        gpu_chain._from_device_id(data, issuer)
+        nvidia_chain._from_device_id(data, issuer)
 
 
 def _chains() -> list[bytes]:
@@ -147,7 +147,7 @@ def _verify_chain(data: bytes) -> None:
         changed = (*good[:place], data, *good[place + 1 :])
         if changed != good:
             try:
-                gpu_chain.verify(changed, nvidia.pinned_root(), moment)
+                nvidia_chain.verify(changed, nvidia.pinned_root(), moment)
             except AdmissionError:
                 continue
             raise AssertionError("a changed chain was believed")

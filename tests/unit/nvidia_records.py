@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringfence.admission.proofs import gpu_chain, spdm
+from ringfence.admission.proofs import nvidia_chain, spdm
 from ringfence.admission.proofs.nvidia import Gpu, pinned_root
 
 FOLDER = Path(__file__).parents[1] / "evidence" / "nvidia"
@@ -42,7 +42,7 @@ class Record:
     @property
     def gpu(self) -> Gpu:
         """As a prover would send it."""
-        return Gpu(spdm.trim(self.report), gpu_chain.chain_of(self.pem, pinned_root()))
+        return Gpu(spdm.trim(self.report), nvidia_chain.chain_of(self.pem, pinned_root()))
 
 
 def pair(names: tuple[str, str]) -> Record:

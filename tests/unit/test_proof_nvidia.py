@@ -15,7 +15,7 @@ from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Evidence, Policy, verify
-from ringfence.admission.proofs import gpu_chain, kinds, nvidia, reference_values, spdm
+from ringfence.admission.proofs import kinds, nvidia, nvidia_chain, reference_values, spdm
 from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.toml_table import parse
@@ -35,8 +35,8 @@ def claims(one: Record) -> nvidia.Claims:
     return nvidia.verify_report(one.gpu, one.nonce, NOW)
 
 
-def device_of(one: Record) -> gpu_chain.Device:
-    return gpu_chain.verify(one.gpu.chain, nvidia.pinned_root(), datetime.fromtimestamp(NOW, UTC))
+def device_of(one: Record) -> nvidia_chain.Device:
+    return nvidia_chain.verify(one.gpu.chain, nvidia.pinned_root(), datetime.fromtimestamp(NOW, UTC))
 
 
 # -- recorded -------------------------------------------------------------------------------------------------------
@@ -525,7 +525,7 @@ def test_an_extension_that_the_library_trips_over_is_a_refusal() -> None:
     device = mint.Device.under(top)
     device.rom = device.above[0].issue("odd", [*mint.issuing(), (ODD_FEATURE, False)])
     with pytest.raises(AdmissionError, match="not one of NVIDIA's: KeyError"):
-        gpu_chain.verify(device.boot().chain, top.certificate, mint.BEGIN)
+        nvidia_chain.verify(device.boot().chain, top.certificate, mint.BEGIN)
 
 
 def test_chains_of_the_wrong_length_or_under_another_root_are_refused() -> None:

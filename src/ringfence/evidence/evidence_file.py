@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ringfence.admission.proofs import gpu_chain, nvidia, snp, snp_report, spdm, tdx_quote
+from ringfence.admission.proofs import nvidia, nvidia_chain, snp, snp_report, spdm, tdx_quote
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.keys import PROOF_LIMIT_BYTES
 
@@ -104,4 +104,4 @@ def _read_nvidia(content: bytes) -> Held:
 
 
 def _gpu(report: bytes, chain: bytes) -> nvidia.Gpu:
-    return nvidia.Gpu(spdm.trim(report), gpu_chain.chain_of(chain, nvidia.pinned_root()))
+    return nvidia.Gpu(spdm.trim(report), nvidia_chain.chain_of(chain, nvidia.pinned_root()))

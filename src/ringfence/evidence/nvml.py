@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, cast
 
 from cryptography import x509
 
-from ringfence.admission.proofs import gpu_chain, spdm
+from ringfence.admission.proofs import nvidia_chain, spdm
 from ringfence.admission.proofs.nvidia import GPUS, Gpu, pinned_root
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence.device_lock import exclusive
@@ -81,7 +81,7 @@ def _ask(index: int, nonce: bytes, library: Library, root: x509.Certificate) -> 
     text = _filled(index, certificate.attestationCertChain, certificate.attestationCertChainSize)
     data = _filled(index, report.attestationReport, report.attestationReportSize)
     try:
-        gpu = Gpu(spdm.trim(data), gpu_chain.chain_of(text.rstrip(b"\0"), root))
+        gpu = Gpu(spdm.trim(data), nvidia_chain.chain_of(text.rstrip(b"\0"), root))
         signed = spdm.read(gpu.report).nonce
     except AdmissionError as error:
         raise ConfigurationError(f"GPU {index} gives a report that cannot be read: {error}") from error

@@ -25,7 +25,7 @@ from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.proofs import authorities, identity, issued
+from ringfence.admission.proofs import authorities, certificate_path, identity
 from ringfence.errors import AdmissionError, ProtocolError
 from ringfence.policy.toml_table import Table
 
@@ -174,14 +174,14 @@ def verify(rules: Rules, shown: bytes, statement: Statement, now: float) -> Clai
 def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Claims, PublicKey]:
     """Whether an authority of the policy vouches for the first certificate now, and for which name."""
     try:
-        path = issued.path(rules.authorities, chain)
+        path = certificate_path.path(rules.authorities, chain)
         objection = _object_to(path, rules, now)
         if objection is not None:
             path.check_leaf()  # before more of it is read, only to say what is wrong with it
         extensions, key = path.leaf.extensions, path.leaf.public_key()
-    except issued.NotVouchedFor as error:
+    except certificate_path.NotVouchedFor as error:
         raise AdmissionError(f"no authority of the policy vouches for the certificate: {error}") from error
-    except issued.UNREADABLE as error:
+    except certificate_path.UNREADABLE as error:
         raise AdmissionError("a certificate that cannot be read") from error
     name = identity.of(extensions, rules.trust_domain)
     _check_times(name, path.leaf, now)
@@ -230,7 +230,7 @@ def _check_use(name: str, extensions: x509.Extensions) -> None:
         )
 
 
-def _object_to(path: issued.Path, rules: Rules, now: float) -> str | None:
+def _object_to(path: certificate_path.Path, rules: Rules, now: float) -> str | None:
     """What the library finds wrong with the path as a whole: signatures, names, constraints, extensions, validity."""
     moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
     verifier = (
@@ -330,14 +330,14 @@ def read_credential(chain: bytes, key: bytes) -> Credential:
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError("the key is not a private key in PEM form") from None
     encoded = tuple(each.public_bytes(Encoding.DER) for each in certificates)
-    outlines = [issued.outline(each) for each in encoded]
+    outlines = [certificate_path.outline(each) for each in encoded]
     if private.public_key() != public:
         raise ValueError("the key is not that of the first certificate")
-    if not isinstance(private, PrivateKey) or not issued.is_accepted_key(outlines[0].key):
-        raise ValueError(f"the key is not {issued.KEYS}")
+    if not isinstance(private, PrivateKey) or not certificate_path.is_accepted_key(outlines[0].key):
+        raise ValueError(f"the key is not {certificate_path.KEYS}")
     try:
-        issued.check_order(outlines)
-    except issued.NotVouchedFor as error:
+        certificate_path.check_order(outlines)
+    except certificate_path.NotVouchedFor as error:
         raise ValueError(str(error)) from None
     size = len(encode(encoded, bytes(_most_signature_bytes(private))))
     if len(encoded) > CHAIN_LIMIT or max(map(len, encoded)) > CERTIFICATE_BYTES or size > ENDORSEMENT_BYTES:

@@ -27,9 +27,9 @@ from ringfence.admission import encoding, roots
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.proofs import gpu_chain, spdm
+from ringfence.admission.proofs import nvidia_chain, spdm
 from ringfence.admission.proofs import reference_values as reference_values
-from ringfence.admission.proofs.gpu_chain import Device
+from ringfence.admission.proofs.nvidia_chain import Device
 from ringfence.admission.proofs.reference_values import ReferenceValues
 from ringfence.errors import AdmissionError, ProtocolError
 from ringfence.policy.toml_table import Table
@@ -130,7 +130,7 @@ def nonce_of(binding_digest: bytes) -> bytes:
 @cache
 def pinned_root() -> x509.Certificate:
     """The NVIDIA Device Identity CA, as it comes with this package."""
-    return gpu_chain.load_root(roots.read("nvidia-device-root.pem"))
+    return nvidia_chain.load_root(roots.read("nvidia-device-root.pem"))
 
 
 # -- verifying --------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def pinned_root() -> x509.Certificate:
 
 def verify_report(gpu: Gpu, nonce: bytes, now: float, *, root: x509.Certificate | None = None) -> Claims:
     """One device: the chain holds, the report is signed by the leaf's key, over this nonce. Any model, any measurement."""
-    device = gpu_chain.verify(gpu.chain, root or pinned_root(), datetime.fromtimestamp(now, UTC))
+    device = nvidia_chain.verify(gpu.chain, root or pinned_root(), datetime.fromtimestamp(now, UTC))
     return claims_of(device, gpu.report, nonce)
 
 
@@ -284,7 +284,7 @@ def decode(proof: bytes) -> tuple[Gpu, ...]:
 
 
 def _decode(reader: encoding.Reader) -> tuple[Gpu, ...]:
-    table = [reader.blob(gpu_chain.CERTIFICATE_BYTES) for _ in range(reader.number(1))]
+    table = [reader.blob(nvidia_chain.CERTIFICATE_BYTES) for _ in range(reader.number(1))]
     gpus = []
     for _ in range(reader.number(1)):
         places = reader.take(reader.number(1))

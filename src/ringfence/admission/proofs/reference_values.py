@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfence.admission import encoding
-from ringfence.admission.proofs import gpu_chain, spdm
+from ringfence.admission.proofs import nvidia_chain, spdm
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.toml_table import Table, parse
 
@@ -77,7 +77,7 @@ def read(content: bytes, where: str) -> ReferenceValues:
         model=_word(table, "model"),
         driver=_word(table, "driver"),
         vbios=_word(table, "vbios"),
-        firmware_ids=table.hexes("firmware_id", gpu_chain.FIRMWARE_ID_BYTES),
+        firmware_ids=table.hexes("firmware_id", nvidia_chain.FIRMWARE_ID_BYTES),
         measurements={_index(measured, name): measured.hexes(name, spdm.MEASUREMENT_BYTES) for name in measured.names},
     )
     table.done()

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from ringfence.admission.proofs import issued
+from ringfence.admission.proofs import certificate_path
 from ringfence.errors import AdmissionError
 
 CERTIFICATE_BYTES: Final = 2048
@@ -105,7 +105,7 @@ def _check_form(data: bytes) -> None:
     """Before anything is computed: NVIDIA's keys are all of P-384."""
     if len(data) > CERTIFICATE_BYTES:
         raise AdmissionError(f"a GPU's certificate of {len(data)} bytes where {CERTIFICATE_BYTES} are allowed")
-    if not issued.is_key_of_p384(issued.outline(data).key):
+    if not certificate_path.is_key_of_p384(certificate_path.outline(data).key):
         raise AdmissionError("a key in the GPU's certificate chain is not of P-384")
 
 
