@@ -43,6 +43,7 @@ def with_tls() -> tuple[Credentials, Worker]:
     return credentials, worker(1, tls_key_digest=credentials.key_digest)
 
 
+@pytest.mark.promise("A worker without the secret is rejected.")
 def test_a_worker_without_the_secret_is_refused_and_learns_nothing() -> None:
     parent, unauthenticated_peer = worker(0), worker(1, secret=OTHER_SECRET)
     two = parent.handshake(Role.PARENT)
@@ -52,6 +53,7 @@ def test_a_worker_without_the_secret_is_refused_and_learns_nothing() -> None:
     assert not any(isinstance(message, Proof | Admit) for message in heard), "a proof under the secret was given away"
 
 
+@pytest.mark.promise("A worker without the secret is rejected.")
 def test_a_parent_without_the_secret_is_refused_and_gets_one_proof_that_serves_nowhere_else() -> None:
     child, impostor, parent = worker(1), worker(0, secret=OTHER_SECRET), worker(0)
     one = child.handshake(Role.CHILD)
@@ -69,6 +71,7 @@ def test_a_parent_without_the_secret_is_refused_and_gets_one_proof_that_serves_n
     assert refused(two, Reason.PROOF)
 
 
+@pytest.mark.promise("A worker without the secret is rejected.")
 @pytest.mark.parametrize("guess", [b"", bytes(32), b"\xff" * 32, bytes(31), bytes(33), bytes(1000)])
 def test_a_guessed_proof_is_refused(guess: bytes) -> None:
     parent, unauthenticated_peer = worker(0), worker(1)
@@ -79,6 +82,7 @@ def test_a_guessed_proof_is_refused(guess: bytes) -> None:
     assert refused(two, Reason.PROOF)
 
 
+@pytest.mark.promise("Runs with different ids or generations cannot be spliced, even with one secret.")
 @pytest.mark.parametrize("change", [{"run_id": "run-8"}, {"generation": "2"}, {"world_size": 5}])
 def test_another_run_generation_or_world_with_the_same_secret_is_refused_and_both_are_named(
     change: dict[str, object],
@@ -92,6 +96,7 @@ def test_another_run_generation_or_world_with_the_same_secret_is_refused_and_bot
         assert str(getattr(entry, next(iter(change)))) in two.refusal.text
 
 
+@pytest.mark.promise("A proof is valid on one connection only.")
 def test_a_proof_recorded_on_one_connection_is_refused_on_another() -> None:
     """The strongest form: same keys, same hellos on both connections; only the exporter differs."""
     credentials, child = with_tls()
@@ -112,6 +117,7 @@ def test_a_proof_recorded_on_one_connection_is_refused_on_another() -> None:
         assert victim.state is expected
 
 
+@pytest.mark.promise("A proof that is reflected to its maker is rejected.")
 def test_a_proof_reflected_to_its_maker_is_refused() -> None:
     child, mirror = worker(1), worker(0, secret=OTHER_SECRET)
     one = child.handshake(Role.CHILD)
@@ -121,6 +127,7 @@ def test_a_proof_reflected_to_its_maker_is_refused() -> None:
     assert refused(one, Reason.PROOF)
 
 
+@pytest.mark.promise("A proof made in one role is rejected in the other.")
 def test_the_role_alone_tells_two_bindings_apart() -> None:
     """Even if both ends could be made to send the same hello, a proof would not serve both directions."""
     child, parent = worker(1), worker(0)
@@ -153,6 +160,7 @@ def test_an_entry_changed_on_the_way_breaks_the_proof(field: str) -> None:
     assert refused(two, Reason.PROOF)
 
 
+@pytest.mark.promise("A parent that swaps its child's key is detected, if all workers hold one roster.")
 def test_a_parent_that_swaps_the_key_of_its_child_is_found_out() -> None:
     """Rank 1 holds the secret and lies: it endorses another key for rank 5. Rank 5 sees the roster, and nobody begins."""
     world = World(6)
@@ -169,6 +177,7 @@ def test_a_parent_that_swaps_the_key_of_its_child_is_found_out() -> None:
     assert not any(tree.phase is Phase.GO for tree in world.trees)
 
 
+@pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
 def test_somebody_in_between_who_relays_every_message_is_found_by_the_key() -> None:
     """The relay ends TLS on both sides and passes admission's messages through, unchanged."""
     child_key, parent_key, relay_key = Credentials(), Credentials(), Credentials()
@@ -184,6 +193,7 @@ def test_somebody_in_between_who_relays_every_message_is_found_by_the_key() -> N
     assert "someone is in between" in one.refusal.text
 
 
+@pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
 def test_somebody_in_between_who_names_his_own_key_cannot_pass_the_proof() -> None:
     child_key, parent_key, relay_key = Credentials(), Credentials(), Credentials()
     child = worker(1, tls_key_digest=child_key.key_digest)
@@ -250,6 +260,7 @@ def connect_with_session(client: SSL.Context, server: Credentials, session: SSL.
     return found
 
 
+@pytest.mark.promise("Admission accepts TLS 1.3 only, and resumes no TLS session.")
 @pytest.mark.parametrize("cache", [False, True], ids=["as it is", "with a cache, where it can be: the test can fail"])
 def test_a_tls_session_cannot_be_resumed_past_the_certificate(cache: bool) -> None:
     client, server = client_that_resumes(), Credentials()
@@ -296,6 +307,7 @@ def test_a_client_without_a_certificate_is_refused() -> None:
             bare.bio_write(server.outgoing())
 
 
+@pytest.mark.promise("Admission accepts TLS 1.3 only, and resumes no TLS session.")
 def test_older_tls_is_refused() -> None:
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.set_max_proto_version(SSL.TLS1_2_VERSION)

@@ -63,6 +63,7 @@ def parent(world: World, prover: Slow):  # type: ignore[no-untyped-def]
     yield address
 
 
+@pytest.mark.promise("A peer that stalls in any state of an admission is dropped, or ends the join at its deadline.")
 def test_who_says_the_right_hello_is_given_time_to_collect_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.2)
     monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 1.0)
@@ -102,6 +103,9 @@ def test_a_worker_that_never_gets_its_own_evidence_says_so(monkeypatch: pytest.M
     stuck.may_answer.set()
 
 
+@pytest.mark.promise(
+    "A malformed message drops an unauthenticated peer, and fails the join if an admitted worker sent it."
+)
 @pytest.mark.parametrize("garbage", GARBAGE, ids=["zeros", "ones", "no hello", "a long admit", "unknown"])
 def test_garbage_while_evidence_is_collected_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
     world, slow = World(SIZE), Slow(run_id=RUN)
@@ -120,6 +124,7 @@ def test_garbage_while_evidence_is_collected_ends_the_connection_and_nothing_els
         world.close()
 
 
+@pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
 def test_a_crowd_does_not_displace_who_collects_its_evidence() -> None:
     """A child that has said the right hello sits there for seconds. A crowd from its own address displaces itself."""
     world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
@@ -138,6 +143,7 @@ def test_a_crowd_does_not_displace_who_collects_its_evidence() -> None:
         world.close()
 
 
+@pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
 def test_a_crowd_that_says_the_right_hello_does_not_displace_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody may say it. The child was there first, and whoever goes is drawn by lot: here, the last one."""
     drawn: list[int] = []
@@ -194,6 +200,7 @@ def test_of_many_that_say_the_right_hello_those_of_the_largest_crowd_give_way(mo
         world.close()
 
 
+@pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
 def test_evidence_is_collected_for_a_limited_number_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An impostor in place of the parent says the right hello and hangs up: a child must not be filled with threads."""
     monkeypatch.setattr(collect, "LIMIT", 2)

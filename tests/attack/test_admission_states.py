@@ -144,6 +144,7 @@ def come_to(goal: object, rank: int, connect: Callable[[], socket.socket]) -> so
 # -- silence ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A peer that stalls in any state of an admission is dropped, or ends the join at its deadline.")
 @pytest.mark.parametrize("state", EVERY_STATE, ids=str)
 @pytest.mark.parametrize("rank", [0, 1], ids=["met by the parent", "met by the child"])
 def test_an_unauthenticated_peer_that_stalls_is_sent_away_in_every_state(
@@ -160,6 +161,7 @@ def test_an_unauthenticated_peer_that_stalls_is_sent_away_in_every_state(
     assert ("missing: rank 1" if rank == 0 else "did not reach its parent, rank 0") in error
 
 
+@pytest.mark.promise("A peer that stalls in any state of an admission is dropped, or ends the join at its deadline.")
 @pytest.mark.parametrize(
     ("rank", "phase", "words"),
     [
@@ -221,6 +223,9 @@ def test_a_worker_that_fails_before_it_has_the_go_says_so_to_those_who_have_begu
 # -- garbage ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "A malformed message drops an unauthenticated peer, and fails the join if an admitted worker sent it."
+)
 @pytest.mark.parametrize("garbage", GARBAGE, ids=["zeros", "ones", "no hello", "a long admit", "unknown"])
 @pytest.mark.parametrize("state", [State.HELLO, State.PROOF, State.ADMIT], ids=str)
 @pytest.mark.parametrize("rank", [0, 1], ids=["met by the parent", "met by the child"])
@@ -240,6 +245,9 @@ def test_garbage_in_every_state_ends_the_connection_and_nothing_else(state: Stat
         world.close()
 
 
+@pytest.mark.promise(
+    "A malformed message drops an unauthenticated peer, and fails the join if an admitted worker sent it."
+)
 @pytest.mark.parametrize("garbage", GARBAGE, ids=["zeros", "ones", "no hello", "a long admit", "unknown"])
 @pytest.mark.parametrize(
     ("rank", "phase"),

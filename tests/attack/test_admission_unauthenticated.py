@@ -53,6 +53,7 @@ def credentials_of(rank: int) -> tuple[Credentials, Worker]:
     return credentials, worker(rank, 2, tls_key_digest=credentials.key_digest)
 
 
+@pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
 @pytest.mark.parametrize(
     "garbage",
     [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", bytes(1 << 17), b"\x16\x03\x01\x40\x00" + b"\1" * 20000],
@@ -70,6 +71,7 @@ def test_unauthenticated_with_garbage_do_not_stop_a_join(garbage: bytes) -> None
         unauthenticated_peer.close()
 
 
+@pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
 def test_a_crowd_of_silent_unauthenticated_does_not_stop_a_join() -> None:
     """More than one address may hold, and from the very address that the child has."""
     world, address = waiting_root()
@@ -93,6 +95,7 @@ def test_unauthenticated_from_one_address_are_held_to_their_share() -> None:
         unauthenticated_peer.close()
 
 
+@pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
 def test_unauthenticated_from_many_addresses_are_held_to_a_total() -> None:
     world, address = waiting_root()
     unauthenticated_peers = []
@@ -166,6 +169,7 @@ def call(address: tuple[str, int], rank: int) -> UnauthenticatedPeer:
     return caller
 
 
+@pytest.mark.promise("A busy worker drops no peer that waits for it, and verifies no proof of a peer that hung up.")
 def test_the_proof_of_a_peer_that_has_hung_up_is_not_verified() -> None:
     shared, world = Gated(), World(4, timeout=3.0)
     world.start([0], {0: ONE_RUN}, {0: (Policy((shared,)), shared)})
@@ -182,6 +186,7 @@ def test_the_proof_of_a_peer_that_has_hung_up_is_not_verified() -> None:
     assert "3 of 4 workers are missing" in world.error(0)
 
 
+@pytest.mark.promise("A busy worker drops no peer that waits for it, and verifies no proof of a peer that hung up.")
 def test_time_that_this_worker_needs_does_not_count_against_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One verification takes longer than a peer has for all of its handshake; meanwhile another peer waits its turn."""
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.3)
@@ -209,6 +214,7 @@ def test_time_that_this_worker_needs_does_not_count_against_its_peers(monkeypatc
     assert "2 of 3 workers are missing" in world.error(0)
 
 
+@pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
 def test_an_unauthenticated_peer_that_talks_too_much_is_sent_away() -> None:
     world, address = waiting_root()
     caller = UnauthenticatedPeer.dial(address)
@@ -221,6 +227,7 @@ def test_an_unauthenticated_peer_that_talks_too_much_is_sent_away() -> None:
     finish(world)
 
 
+@pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
 def test_an_unauthenticated_peer_that_is_refused_and_talks_on_costs_nobody_else() -> None:
     """A failing proof and more bytes than the limit arrive in one piece."""
     world, address = waiting_root()
@@ -233,6 +240,7 @@ def test_an_unauthenticated_peer_that_is_refused_and_talks_on_costs_nobody_else(
     finish(world)
 
 
+@pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
 def test_no_more_is_taken_off_the_network_than_an_unauthenticated_peer_may_cost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -281,6 +289,7 @@ def test_an_unauthenticated_peer_that_claims_a_rank_without_the_secret_is_refuse
     finish(world)
 
 
+@pytest.mark.promise("A peer that has not proved its rank cannot end a join.")
 @pytest.mark.parametrize("proof", [[], [Proof(1, bytes(32))]], ids=["without a proof", "with a wrong one"])
 def test_an_unauthenticated_refusal_does_not_end_a_join(monkeypatch: pytest.MonkeyPatch, proof: list[Proof]) -> None:
     """A peer claims the only missing rank and refuses. A worker that had proved its rank would end the join by that."""
@@ -333,6 +342,7 @@ def closed_port() -> tuple[str, int]:
     return host, port
 
 
+@pytest.mark.promise("A store that hands out wrong addresses admits nobody.")
 def test_a_stale_address_is_tried_again_until_the_right_one_stands_there() -> None:
     world = World(2)
     plant(world.store, closed_port())
@@ -343,6 +353,7 @@ def test_a_stale_address_is_tried_again_until_the_right_one_stands_there() -> No
     world.close()
 
 
+@pytest.mark.promise("A store that hands out wrong addresses admits nobody.")
 @pytest.mark.parametrize("lie", ["", "nonsense", "127.0.0.1:99999", "\xff\xfe", "a" * 5000, "127.0.0.1:0"])
 def test_nonsense_in_the_store_is_waited_out(lie: str) -> None:
     world = World(2)
@@ -368,6 +379,7 @@ def test_an_address_where_nobody_answers_is_waited_out(monkeypatch: pytest.Monke
     world.close()
 
 
+@pytest.mark.promise("A worker of an older generation does not come back.")
 def test_the_address_of_an_older_generation_is_refused_and_waited_out() -> None:
     old = World(2, timeout=60.0)
     old.start([0], {0: Settings(SECRET, run_id="run-7", generation="2")})
@@ -384,6 +396,7 @@ def test_the_address_of_an_older_generation_is_refused_and_waited_out() -> None:
     old.close()
 
 
+@pytest.mark.promise("Runs with different ids or generations cannot be spliced, even with one secret.")
 def test_a_store_that_names_a_worker_of_another_run_cannot_splice_two_runs() -> None:
     other = World(2, timeout=3.0)
     other.start([0], {0: Settings(SECRET, run_id="run-8", generation="3")})
@@ -397,6 +410,7 @@ def test_a_store_that_names_a_worker_of_another_run_cannot_splice_two_runs() -> 
     assert "run 'run-8', generation 3, did not form" in other.error(0)
 
 
+@pytest.mark.promise("A store that hands out wrong addresses admits nobody.")
 def test_an_impostor_in_place_of_the_parent_gets_a_proof_that_is_good_for_nothing() -> None:
     """The store names a false rank 0. The child proves itself first; the peer carries that proof to the real rank 0."""
     real, address = waiting_root()

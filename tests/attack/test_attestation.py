@@ -75,6 +75,7 @@ def test_two_attested_workers_admit_each_other(name: str) -> None:
 # -- genuine evidence in the wrong place ----------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A proof is valid on one connection only.")
 @every_kind
 def test_evidence_replayed_on_another_connection_is_refused(name: str) -> None:
     """Same keys and hellos on both connections: only the TLS exporter differs."""
@@ -95,6 +96,7 @@ def test_evidence_replayed_on_another_connection_is_refused(name: str) -> None:
     assert technology(name).elsewhere in told(two)
 
 
+@pytest.mark.promise("A proof that is reflected to its maker is rejected.")
 @every_kind
 def test_evidence_reflected_to_its_maker_is_refused(name: str) -> None:
     """The parent shows the child its own proof back."""
@@ -112,6 +114,7 @@ def test_evidence_reflected_to_its_maker_is_refused(name: str) -> None:
     assert technology(name).elsewhere in told(one)
 
 
+@pytest.mark.promise("A proof made in one role is rejected in the other.")
 @every_kind
 def test_evidence_for_the_wrong_role_is_refused(name: str) -> None:
     """Somebody who got a parent's evidence for these very two workers cannot show it as the child's."""
@@ -130,6 +133,7 @@ def test_evidence_for_the_wrong_role_is_refused(name: str) -> None:
     assert technology(name).elsewhere in told(two)
 
 
+@pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
 @every_kind
 def test_evidence_relayed_from_an_honest_worker_is_refused(name: str) -> None:
     """Somebody in the middle has an honest worker attest to him, and shows that to the real parent as his own."""
@@ -146,6 +150,7 @@ def test_evidence_relayed_from_an_honest_worker_is_refused(name: str) -> None:
     assert technology(name).elsewhere in told(two)
 
 
+@pytest.mark.promise("A parent that swaps its child's key is detected, if all workers hold one roster.")
 @every_kind
 def test_a_parent_that_swaps_the_childs_key_has_no_evidence_for_it(name: str) -> None:
     """The entry with the key for links is in the binding: evidence does not pass for another entry."""
@@ -266,6 +271,9 @@ WRONG: dict[str, tuple[str, Callable[[], Make], str]] = {
 }
 
 
+@pytest.mark.promise("A guest that its host may debug is rejected.")
+@pytest.mark.promise("The firmware must be recent enough at launch, now, and as far back as the host can roll it.")
+@pytest.mark.promise("A guest or GPU whose measurements differ from the reference values is rejected.")
 @pytest.mark.parametrize("case", WRONG)
 def test_genuine_evidence_of_the_wrong_guest_is_refused_by_parents_and_by_children(case: str) -> None:
     name, make, reason = WRONG[case]
@@ -276,6 +284,7 @@ def test_genuine_evidence_of_the_wrong_guest_is_refused_by_parents_and_by_childr
     assert two.admitted is None, "whoever was refused has admitted nobody"
 
 
+@pytest.mark.promise("A platform whose firmware is outdated or revoked is rejected.")
 @pytest.mark.parametrize("status", ["OutOfDate", "Revoked"])
 def test_a_td_on_an_out_of_date_or_revoked_platform_is_refused(status: str) -> None:
     td = tdx_mint.foundry()
@@ -285,6 +294,7 @@ def test_a_td_on_an_out_of_date_or_revoked_platform_is_refused(status: str) -> N
     assert status in told(two)
 
 
+@pytest.mark.promise("The newest collateral, CRL and QE identity decide, whichever file or rule lists them.")
 @pytest.mark.parametrize("said", [{"is_revoked": True}, {"is_ca_revoked": True}, {"qe_status": "Revoked"}], ids=str)
 @pytest.mark.parametrize("place", ["the same platform", "another platform"])
 def test_an_older_collateral_file_admits_no_revoked_platform(said: dict[str, object], place: str) -> None:
@@ -299,6 +309,7 @@ def test_an_older_collateral_file_admits_no_revoked_platform(said: dict[str, obj
         assert one.admitted is None
 
 
+@pytest.mark.promise("Expired certificates, collateral and tokens are rejected at admission.")
 @every_kind
 def test_evidence_is_refused_when_what_vouches_for_it_has_expired(name: str) -> None:
     later = technology(name).later

@@ -95,6 +95,8 @@ BAD: dict[str, tuple[Callable[[], Credential], str]] = {
 }
 
 
+@pytest.mark.promise("Expired certificates, collateral and tokens are rejected at admission.")
+@pytest.mark.promise("A certificate with an ambiguous identity or a foreign trust domain is rejected.")
 @pytest.mark.parametrize("kind", BAD)
 def test_a_child_with_a_bad_certificate_is_refused_and_learns_nothing(kind: str) -> None:
     make, says = BAD[kind]
@@ -111,6 +113,7 @@ def test_a_child_with_a_bad_certificate_is_refused_and_learns_nothing(kind: str)
     assert not any(isinstance(message, Proof | Admit) for message in heard)
 
 
+@pytest.mark.promise("A certificate with an ambiguous identity or a foreign trust domain is rejected.")
 @pytest.mark.parametrize("kind", BAD)
 def test_a_parent_with_a_bad_certificate_is_refused(kind: str) -> None:
     make, says = BAD[kind]
@@ -119,6 +122,7 @@ def test_a_parent_with_a_bad_certificate_is_refused(kind: str) -> None:
     assert two.admitted is None
 
 
+@pytest.mark.promise("A refusal does not tell the peer which values the policy asks for.")
 def test_an_unauthenticated_peer_hears_nothing_of_the_policy() -> None:
     """What a policy admits goes to the log of the worker that refused."""
     for credential in (AUTHORITY.issue(spiffe("viewer/1")), AUTHORITY.issue(spiffe("viewer/1", "example.com"))):
@@ -140,6 +144,7 @@ def test_a_certificate_without_its_key_is_worth_nothing() -> None:
     assert "made elsewhere, or with another key" in told(two)
 
 
+@pytest.mark.promise("A proof is valid on one connection only.")
 def test_a_proof_recorded_on_one_connection_is_refused_on_another() -> None:
     """The strongest form: same keys, same hellos, same certificate on both connections; only the exporter differs."""
     child, parent = party(1), party(0)
@@ -158,6 +163,7 @@ def test_a_proof_recorded_on_one_connection_is_refused_on_another() -> None:
         assert victim.state is expected
 
 
+@pytest.mark.promise("A proof that is reflected to its maker is rejected.")
 def test_a_proof_reflected_to_its_maker_is_refused() -> None:
     child, mirror = party(1), party(0)
     near, _ = tls_pair(child.tls, mirror.tls)
@@ -168,6 +174,7 @@ def test_a_proof_reflected_to_its_maker_is_refused() -> None:
     assert "made elsewhere" in told(one)
 
 
+@pytest.mark.promise("A proof made in one role is rejected in the other.")
 def test_a_proof_made_in_one_role_is_refused_in_the_other() -> None:
     """Everything else is equal: hellos, keys, ranks, the connection itself."""
     child, parent = party(1), party(0)
@@ -183,6 +190,7 @@ def test_a_proof_made_in_one_role_is_refused_in_the_other() -> None:
     assert "made elsewhere" in told(victim)
 
 
+@pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
 def test_somebody_in_between_cannot_pass_a_certificate_on() -> None:
     """The relay ends TLS on both sides, names its own key in both hellos, and passes the proofs through."""
     child, parent, relay = party(1), party(0), Credentials()
@@ -210,6 +218,7 @@ def test_a_key_swapped_in_the_entry_breaks_the_proof() -> None:
     assert "made elsewhere" in told(two)
 
 
+@pytest.mark.promise("A parent that swaps its child's key is detected, if all workers hold one roster.")
 def test_a_parent_with_a_certificate_cannot_endorse_another_key_for_its_child() -> None:
     """Under a secret every member could; a certificate's key is its holder's alone. The parent can list only itself."""
     child, parent = AUTHORITY.issue(spiffe("worker/5")), AUTHORITY.issue(spiffe("worker/1"))
@@ -267,6 +276,7 @@ def test_proofs_of_two_workers_do_not_make_one() -> None:
         assert told(victim)
 
 
+@pytest.mark.promise("No fuzzed input crashes a parser or takes it more than 5 s of CPU time.")
 def test_unauthenticated_whose_certificates_trip_the_library_do_not_end_a_join() -> None:
     """The bytes are the unauthenticated peer's own; no authority was needed to make them."""
     workers = {rank: (POLICY, CertificateProver(AUTHORITY.issue(spiffe(f"worker/{rank}")))) for rank in range(2)}

@@ -27,6 +27,7 @@ CERTIFICATE_BUDGET = 20
 TLS_BUDGET = 3  # times an ordinary handshake
 
 
+@pytest.mark.promise("The CPU time that an unauthenticated peer can cause has a budget.")
 @pytest.mark.parametrize("name", CHAINS)
 def test_certificates_of_nobody_cost_no_more_than_a_few_signatures(name: str) -> None:
     """A proof of 5 KB once cost 0.9 s of CPU time, 10,000 times a P-256 verification."""
@@ -45,6 +46,7 @@ def test_certificates_of_nobody_cost_no_more_than_a_few_signatures(name: str) ->
 # -- all that a peer may send ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("The CPU time that an unauthenticated peer can cause has a budget.")
 @pytest.mark.filterwarnings("ignore")  # a serial number of zero
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_costs_more_than_its_budget_before_authentication(name: str, full: bool) -> None:
@@ -121,6 +123,7 @@ KEYS = {
 }
 
 
+@pytest.mark.promise("The CPU time that an unauthenticated peer can cause has a budget.")
 @pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("offered", [tls._SIGNATURES, b"ECDSA+SHA256:ECDSA+SHA512:RSA-PSS+SHA256"], ids=["one", "many"])
 def test_tls_computes_with_no_key_but_p256(name: str, offered: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

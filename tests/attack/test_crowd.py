@@ -12,6 +12,7 @@ from tests.attack.crowd import CROWD
 from tests.attack.hostile import KINDS
 
 
+@pytest.mark.promise("A run of 8 forms in twice its usual time plus 1 s while 56 connections send expensive proofs.")
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple, Self
 
+import pytest
+
 from ringfence import keys
 from ringfence.admission.entry import format_address
 from tests.integration.join_cluster import SECRET, MemoryStore, World
@@ -111,6 +113,7 @@ def recorded_join() -> tuple[bytes, Greeting, Greeting, list[bytes]]:
         )
 
 
+@pytest.mark.promise("A secret that leaks later does not open a recorded run.")
 def test_a_recorded_join_is_not_opened_by_the_secret_that_leaks_later() -> None:
     """The session's secret crosses the wire under keys of which both halves were drawn for this connection, and nothing stored
     takes part: neither a key file nor an earlier session. So what opens the recording died with the two workers.

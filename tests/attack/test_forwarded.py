@@ -1,15 +1,16 @@
-"""What a group member that is not on the path can do to a forwarded frame, if it can also change bytes on the wire.
+"""A group member off the path alters a forwarded frame, with help from an attacker that can change bytes on the wire.
 
-All members hold the keys under which an origin seals what others forward, and AES-GCM commits to nothing: whoever knows the
-key finds another ciphertext with the same tag. The tag of a hop covers the header and the origin's tag, not the ciphertext,
-because that costs more than 3 % (SECURITY.md has the figure). So a member needs no link key to rewrite what others forward,
-except one block of 16 bytes that balances the change. Without the group's keys the same change is refused.
+All members hold the key under which an origin seals a forwarded segment, and with the key it is easy to find another
+ciphertext with the same GCM tag. The hop tag covers the header and the origin's tag, not the ciphertext, because that costs
+more than 3 % (docs/security/limitations.md has the figure). So a member needs no link key to rewrite what others forward,
+except for one block of 16 bytes that balances the change. Without the group's keys the same change is rejected.
 """
 
 from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -115,8 +116,9 @@ def attack(instance_of: str) -> tuple[World, list[torch.Tensor], list, Forger, t
     return world, tensors, requests, forger, wanted
 
 
+@pytest.mark.promise("A member can alter what others of its group forward, if it can also change bytes on the wire.")
 def test_a_member_off_the_path_can_rewrite_what_is_forwarded() -> None:
-    """A limit that SECURITY.md names, not a promise."""
+    """A limitation, not a promise."""
     _, tensors, requests, forger, wanted = attack("member")
     assert forger.forged == 1
     assert all(request.done and request.error is None for request in requests)
@@ -124,6 +126,7 @@ def test_a_member_off_the_path_can_rewrite_what_is_forwarded() -> None:
         assert torch.equal(tensor[:60], wanted[:60]) and not torch.equal(tensor[60:], wanted[60:])
 
 
+@pytest.mark.promise("A peer without a group's keys cannot alter a segment that the group's members forward.")
 def test_whoever_is_outside_the_group_cannot_rewrite_what_is_forwarded() -> None:
     world, tensors, requests, forger, _ = attack("outsider")
     assert forger.forged == 1

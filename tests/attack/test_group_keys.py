@@ -56,6 +56,7 @@ def xor(left: bytes, right: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.promise("Workers that repeat or choose their random numbers cannot make another repeat a key and nonce.")
 @pytest.mark.parametrize("careless", [[0], [0, 2, 3]], ids=["rank 0", "all others"])
 def test_repeated_draws_repeat_no_keystream_of_an_honest_worker(careless: list[int]) -> None:
     """Two sessions. Key and nonce would repeat if the XOR of two ciphertexts were that of the plaintexts."""
@@ -84,6 +85,7 @@ def test_equal_draws_of_everybody_give_different_secrets_in_two_sessions() -> No
     assert instance_secret(worlds[0]) != instance_secret(worlds[1])
 
 
+@pytest.mark.promise("Workers that repeat or choose their random numbers cannot make another repeat a key and nonce.")
 def test_equal_draws_of_everybody_give_different_secrets_to_two_groups() -> None:
     world = World(SIZE, table=ORIGIN_SEALS)
     repeat_draws(world, range(SIZE))
@@ -92,6 +94,7 @@ def test_equal_draws_of_everybody_give_different_secrets_to_two_groups() -> None
     assert instance_secret(world) != first
 
 
+@pytest.mark.promise("Every member contributes to the keys of a group.")
 @pytest.mark.parametrize("member", range(SIZE))
 def test_every_member_contributes_to_the_secret_of_a_group(member: int) -> None:
     worlds = [World(SIZE, table=ORIGIN_SEALS) for _ in range(2)]  # the same session keys
@@ -101,6 +104,7 @@ def test_every_member_contributes_to_the_secret_of_a_group(member: int) -> None:
     assert instance_secret(worlds[0]) != instance_secret(worlds[1])
 
 
+@pytest.mark.promise("Workers that repeat or choose their random numbers cannot make another repeat a key and nonce.")
 def test_a_member_that_cancels_the_others_draws_gains_no_repetition() -> None:
     """The last to contribute can choose the XOR of all draws: it still decides no key, within a session or across."""
     chosen = bytes(keys.SECRET_BYTES)

@@ -61,6 +61,7 @@ def classical() -> Credentials:
     return credentials
 
 
+@pytest.mark.promise("Admission agrees on keys by X25519MLKEM768, unless the policy permits otherwise.")
 def test_a_configuration_of_the_machine_does_not_take_it_away(tmp_path: Path) -> None:
     path = tmp_path / "openssl.cnf"
     path.write_text(CONFIGURATION)
@@ -73,6 +74,7 @@ def test_a_configuration_of_the_machine_does_not_take_it_away(tmp_path: Path) ->
     assert two_workers == joined == "X25519MLKEM768 X25519MLKEM768"
 
 
+@pytest.mark.promise("Admission agrees on keys by X25519MLKEM768, unless the policy permits otherwise.")
 @pytest.mark.parametrize("strict", [0, 1], ids=["client", "server"])
 def test_both_sides_refuse_a_classical_agreement(strict: int) -> None:
     sides = [classical(), classical()]

@@ -64,6 +64,7 @@ def test_without_an_attacker_every_round_of_every_scenario_succeeds() -> None:
     assert {1, 2} <= segments and max(segments) >= PASS // SEGMENT  # several segments, several passes
 
 
+@pytest.mark.promise("No attack on a link delivers a wrong result, leaves unauthenticated data in a tensor, or hangs.")
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_no_attack_on_a_link_delivers_a_wrong_number_or_hangs(full: bool, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +95,7 @@ def faults_of(attacks: tuple[Attack, ...], trials: int) -> list[str]:
 # -- that the verification can fail ------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
 def test_the_verification_finds_wrong_numbers_where_nothing_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_blindly(opener: Opener, header: bytes, sealed: memoryview, target: memoryview) -> None:
         keystream = opener._cipher.encrypt(opener._nonce(), bytes(len(target)), b"")
@@ -104,17 +106,20 @@ def test_the_verification_finds_wrong_numbers_where_nothing_is_verified(monkeypa
     assert any("wrong numbers" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
 
 
+@pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
 def test_the_verification_finds_what_a_failed_open_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringfence.link.seal.wipe", lambda target: None)
     assert any("left something behind" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
 
 
+@pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
 def test_the_verification_finds_an_attack_that_nobody_noticed() -> None:
     """To leave a unit as it is is no attack: nobody can notice it."""
     faults = faults_of((Attack(lambda seat, wire, unit: unit.data),), 40)
     assert faults and set(faults) == {"nobody noticed that a frame was attacked"}
 
 
+@pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
 def test_the_verification_finds_a_hang_where_no_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "expire", lambda engine: None)
     assert any("hangs" in fault for fault in faults_of((Attack(truncate),), 40))

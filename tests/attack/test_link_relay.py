@@ -58,6 +58,7 @@ class Trials:
         return relay.recording()
 
 
+@pytest.mark.promise("No attack on a link delivers a wrong result, leaves unauthenticated data in a tensor, or hangs.")
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_no_attack_between_processes_delivers_a_wrong_number_or_hangs(
@@ -95,6 +96,7 @@ def trained(pool: Pool, strike: Strike) -> tuple[int, list[tuple[int, str]]]:
     return relay.units, results
 
 
+@pytest.mark.promise("A flipped bit during training raises on every worker, and the error names the sender.")
 def test_a_flipped_bit_in_training_raises_on_every_worker(pool: Pool) -> None:
     units, results = trained(pool, Strike())
     assert results == [(STEPS, "")] * 2

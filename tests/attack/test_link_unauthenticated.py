@@ -53,6 +53,7 @@ def hung_up_on(address: tuple[str, int], words: bytes) -> bytes:
         return heard
 
 
+@pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 @pytest.mark.parametrize(
     "words",
     [bytes(HELLO_BYTES), b"GET / HTTP/1.1\r\n\r\n" * 20, b"\x16\x03\x01\x02\x00\x01" * 40, b"\xff" * 100_000],
@@ -66,6 +67,7 @@ def test_an_unauthenticated_peer_that_dials_a_link_is_shown_the_door_without_a_w
     assert values(pool.start(all_reduce, WORLD).wait(60)) == expected == [6000.0] * WORLD
 
 
+@pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 def test_an_unauthenticated_peer_that_says_it_is_a_worker_is_shown_the_door(pool: Pool) -> None:
     """It names ranks that exist and holds keys of another session: one MAC is checked, and that is all it costs."""
     expected = values(pool.run(all_reduce, WORLD))

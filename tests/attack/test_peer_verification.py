@@ -50,6 +50,7 @@ def test_workers_that_never_met_show_each_other_their_proofs_once() -> None:
     assert any(known[4].verified(rank) for rank in (1, 2, 3, 5))
 
 
+@pytest.mark.promise("A worker listed by evidence or a token is verified again by each worker that links with it.")
 @pytest.mark.parametrize("lie", LIES, ids=lambda each: each.__name__)
 def test_a_lie_in_the_tree_is_found_out_at_peer_verification(lie: Lie) -> None:
     """Every worker raises, and hears whom it was about; nothing was added up with the one that does not belong."""
@@ -69,6 +70,7 @@ def test_a_lie_in_the_tree_is_found_out_at_peer_verification(lie: Lie) -> None:
     assert all("worker 5, which worker 1 let in, does not belong to this run" in text for text in named), named
 
 
+@pytest.mark.promise("A worker listed by evidence or a token is verified again by each worker that links with it.")
 def test_a_worker_that_dials_a_link_without_presentation_its_proof_is_refused() -> None:
     world = World(SIZE, verify_peers=honest)
     world.engines[5].acceptor.verified.add(4)  # so it says
@@ -105,6 +107,7 @@ class Flip:
         return bytes(changed)
 
 
+@pytest.mark.promise("A worker listed by evidence or a token is verified again by each worker that links with it.")
 @pytest.mark.parametrize("forth", [True, False], ids=["the dialler's", "the acceptor's"])
 @pytest.mark.parametrize("place", [0, 16, 90, 400], ids=["type", "length", "kind", "proof"])
 def test_a_proof_that_is_changed_on_the_wire_ends_the_session(place: int, forth: bool) -> None:

@@ -73,6 +73,7 @@ def tear(world: World, after: int, error: type[OSError], times: int = 1) -> list
 FORTH = HELLO_BYTES + CONFIRM_BYTES
 
 
+@pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")
 @pytest.mark.parametrize("error", [ConnectionResetError, BrokenPipeError])
 @pytest.mark.parametrize(
     "after",
@@ -90,6 +91,7 @@ def test_an_peer_verification_that_is_cut_while_it_is_written_is_tried_again(aft
     assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
 
 
+@pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")
 def test_peer_verifications_that_are_cut_every_time_end_the_session_by_name() -> None:
     world = World(SIZE, verify_peers=honest)
     tear(world, FORTH + 40, ConnectionResetError, times=LINK_DIALS)
@@ -154,6 +156,7 @@ def nobody_failed(world: World) -> bool:
     return all(each.failure is None for each in world.engines)
 
 
+@pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")
 def test_a_dialler_that_stalls_in_the_middle_of_its_proof_is_hung_up_on_and_may_come_again() -> None:
     world = World(SIZE, verify_peers=honest)
     stream, secrets = greet(world)
@@ -179,6 +182,7 @@ def test_time_for_the_proof_begins_when_the_dialler_has_shown_who_it_is() -> Non
     assert verified(world)
 
 
+@pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")
 def test_a_crowd_does_not_displace_who_shows_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even one that replays a hello, as anybody can who has seen it on the wire."""
     monkeypatch.setattr(acceptor, "LINK_PENDING", 2)
@@ -256,6 +260,7 @@ def silence(pipe: Pipe, data: bytes) -> bytes:
     return data[:CONFIRM_BYTES] if len(data) > 1000 else data
 
 
+@pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")
 def test_an_acceptor_that_never_answers_is_waited_for_no_longer_than_the_operation() -> None:
     world = World(SIZE, verify_peers=honest)
     requests, _ = added_up(world)
@@ -287,6 +292,7 @@ def test_an_abort_during_an_peer_verification_leaves_nothing_behind(reporter: in
     assert all(request.error is not None for request in waiting)
 
 
+@pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
 def test_a_forked_child_keeps_nothing_to_verify_by() -> None:
     world = World(SIZE, verify_peers=honest)
     world.engines[5].forget()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from ringfence.admission.proofs import kinds
 from ringfence.settings import Settings
 from tests.integration.join_cluster import SECRET, MemoryStore, World
@@ -28,6 +30,7 @@ def halves(least: int, sizes: tuple[int, ...] = (2, 2)) -> list[World]:
     return worlds
 
 
+@pytest.mark.promise("Without `min_workers` a store can split a job into sessions that train apart.")
 def test_without_a_minimum_a_store_can_split_the_job_in_two() -> None:
     """The attack, where nothing stands against it: all four are admitted, in two sessions. It is why min_workers exists."""
     one, two = halves(least=1)
@@ -36,6 +39,7 @@ def test_without_a_minimum_a_store_can_split_the_job_in_two() -> None:
     two.close()
 
 
+@pytest.mark.promise("A store that splits the job is refused by every worker, if `min_workers` is the job's size.")
 def test_a_store_that_splits_the_job_in_two_is_refused_by_every_worker_at_once() -> None:
     started = time.monotonic()
     for world in halves(least=4):
@@ -46,6 +50,7 @@ def test_a_store_that_splits_the_job_in_two_is_refused_by_every_worker_at_once()
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.promise("A store that splits the job is refused by every worker, if `min_workers` is the job's size.")
 def test_a_store_that_makes_every_worker_a_world_of_its_own_is_refused() -> None:
     """A world of one would need nobody's proof: it would train alone, on its share of the data, and call it done."""
     for world in halves(least=4, sizes=(1, 1, 1, 1)):

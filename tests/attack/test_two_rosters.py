@@ -1,7 +1,7 @@
-"""A liar in the admission tree shows its child one roster and everybody else another: how far that goes, and no further.
+"""A lying worker in the admission tree shows its child one roster and the other workers another.
 
-Here the attack succeeds. SECURITY.md says so, in "The blast radius of an admitted worker that lies": whoever makes one of
-these tests fail has something to change there.
+The attack succeeds, as docs/security/limitations.md states under "Two rosters". A change that makes one of these tests fail
+changes that section too.
 """
 
 from __future__ import annotations
@@ -173,6 +173,7 @@ def hello(sender: int, receiver: int) -> Hello:
     return Hello(sender, receiver, Lane.COLLECTIVE, fixed_bytes("a group without the liar"), fixed_bytes("dialler"))
 
 
+@pytest.mark.promise("A worker with children can show two rosters, and read and change what passes between the sides.")
 @ALL
 def test_a_liar_in_the_tree_can_come_between_those_below_it_and_all_others(means: Callable[[], Means]) -> None:
     split = Split(means())
@@ -183,6 +184,7 @@ def test_a_liar_in_the_tree_can_come_between_those_below_it_and_all_others(means
         assert split.link(one, split.liars[two], public(split.own[one]), said) == honest
 
 
+@pytest.mark.promise("A lying parent passes peer verification with evidence of its own hardware.")
 def test_it_passes_peer_verification_with_evidence_of_its_own_hardware() -> None:
     means = evidence_alone()
     split = Split(means)
@@ -194,6 +196,7 @@ def test_it_passes_peer_verification_with_evidence_of_its_own_hardware() -> None
         known.verify(two, means.presentation(entries, two).encode())
 
 
+@pytest.mark.promise("Workers that hold one roster have each other's keys, and no link joins two rosters.")
 @ALL
 def test_workers_that_hold_one_roster_have_each_others_own_keys(means: Callable[[], Means]) -> None:
     """So it comes between its two sides and not between workers of one; and no link joins the two sides but by way of it."""
@@ -208,6 +211,7 @@ def test_workers_that_hold_one_roster_have_each_others_own_keys(means: Callable[
         read_hello(split.session_key(OTHER), write_hello(split.session_key(CHILD), hello(CHILD, OTHER)))
 
 
+@pytest.mark.promise("A worker without children in the tree can list no other worker.")
 @ALL
 def test_a_worker_without_children_can_list_nobody_but_itself(means: Callable[[], Means]) -> None:
     held = means()

@@ -126,6 +126,7 @@ def forwarded(flow: bytes) -> int:
     return found
 
 
+@pytest.mark.promise("Tensors and objects do not appear in plaintext on the wire.")
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 def test_the_pattern_is_nowhere_on_the_wire(workers: Pool, place: str, work: Callable[[], int]) -> None:
     capture, given = captured(workers, place, "ringfence", work)
@@ -135,6 +136,7 @@ def test_the_pattern_is_nowhere_on_the_wire(workers: Pool, place: str, work: Cal
         assert sum(map(forwarded, capture.flows())) >= 2 * patterned(LARGE).nbytes, "nothing was forwarded"
 
 
+@pytest.mark.promise("Tensors and objects do not appear in plaintext on the wire.")
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 def test_the_same_search_finds_the_pattern_with_gloo(workers: Pool, place: str, work: Callable[[], int]) -> None:
     capture, given = captured(workers, place, "gloo", work)

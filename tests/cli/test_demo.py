@@ -22,6 +22,7 @@ from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
 from tests.cli.command import ringfence
 
 
+@pytest.mark.promise("A flipped bit during training raises on every worker, and the error names the sender.")
 def test_the_whole_story_comes_true() -> None:
     done = ringfence("demo", timeout=90, RINGFENCE_POLICY="of/another/run.toml")  # which has no part in it
     assert done.returncode == 0, done.stdout + done.stderr

@@ -42,6 +42,7 @@ def test_a_torch_that_forms_no_group_is_not_ready(tmp_path: Path) -> None:
     assert done.stdout.endswith("Not ready. To repair:\n  python -m ringfence.cli.one_worker shows the whole error\n")
 
 
+@pytest.mark.promise("`ringfence doctor` reports a torch that crashes or makes plaintext groups.")
 @pytest.mark.parametrize(
     ("added", "said"),
     [(CRASHES, "the process ended with SIGABRT"), (PLAINTEXT, "torch made a group of 'gloo', which is not encrypted")],

@@ -128,6 +128,7 @@ def test_rotation_goes_through_a_symbolic_link_to_the_file(tmp_path: Path) -> No
     assert fingerprint(tmp_path, "real") == fingerprint(tmp_path, "link") != before
 
 
+@pytest.mark.promise("Workers with the old and the new secret do not admit each other after a rotation.")
 def test_a_rotated_secret_and_the_old_one_refuse_each_other(tmp_path: Path) -> None:
     """What the guide says of the time in between: workers with different files do not form a run, and are told why."""
     ringfence("secret", "new", "run.secret", folder=tmp_path)

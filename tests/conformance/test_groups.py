@@ -58,6 +58,7 @@ def gloo_by_name() -> tuple[int, str]:
     return total(group), str(group.name())
 
 
+@pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
 def test_a_group_that_names_gloo_is_of_the_backend_in_use(pool: Pool, backend: str) -> None:
     results = pool.check(gloo_by_name, 2, backend)
     assert results == [(1, backend)] * 2

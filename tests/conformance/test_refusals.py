@@ -117,6 +117,7 @@ def operator_around_the_group() -> None:
     torch.ops.c10d.broadcast_([torch.ones(4)], dist.group.WORLD.boxed(), 0, 0, False, -1)
 
 
+@pytest.mark.promise("torch operators that bypass the process group are refused.")
 def test_torch_operators_cannot_go_around_the_group(pool: Pool) -> None:
     """torch's C++ operators ask a group for its backend, which has no collective of its own."""
     for error, total in pool.check(refused, 3, "ringfence", (operator_around_the_group,)):

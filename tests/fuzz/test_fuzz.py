@@ -18,6 +18,7 @@ FOUND = Path(__file__).parent / "found"
 SLOW_SECONDS = 5.0  # of CPU time
 
 
+@pytest.mark.promise("No fuzzed input crashes a parser or takes it more than 5 s of CPU time.")
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_no_crash_no_hang_no_surprise(target: Target, full: bool) -> None:
     count = target.bounded * (50 if full else 1)

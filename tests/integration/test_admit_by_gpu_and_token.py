@@ -70,6 +70,7 @@ def test_workers_admit_each_other_by_their_gpus(tmp_path: Path) -> None:
     assert len({each["roster"] for each in found}) == len({each["key"] for each in found}) == 1
 
 
+@pytest.mark.promise("A guest or GPU whose measurements differ from the reference values is rejected.")
 def test_workers_whose_gpus_are_not_as_the_policy_says_are_refused(tmp_path: Path) -> None:
     bad = {
         "other firmware": "reference values in measurement 33",

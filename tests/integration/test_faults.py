@@ -68,6 +68,7 @@ def different_sizes() -> None:
     dist.all_reduce(torch.ones(10 + dist.get_rank()))
 
 
+@pytest.mark.promise("Workers that call different collectives in one group get an error that names both calls.")
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_in_different_collectives_get_an_error_that_names_both(pool: Pool, world: int) -> None:
     results = raised(pool.run(different_collectives, world), {"MismatchError", "AbortedError"})
@@ -125,6 +126,7 @@ def how_it_ends(call: Callable[[], object]) -> tuple[str, str]:
     return "", ""
 
 
+@pytest.mark.promise("Workers that call different collectives in one group get an error that names both calls.")
 @pytest.mark.parametrize(
     ("work", "calls"),
     [
@@ -231,6 +233,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.promise("A tensor that is resized or moved during a call fails the call on every worker.")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_tensor_resized_under_a_collective_fails_it_everywhere(pool: Pool, tmp_path: Path, change: str) -> None:
     with Bell(tmp_path / "bell") as bell:
@@ -287,6 +290,7 @@ def die_in_a_collective(victim: int, note: str, with_children: bool) -> tuple[st
         return type(error).__name__, str(error), time.monotonic() - float(died)
 
 
+@pytest.mark.promise("A killed worker makes every other worker raise, and the error names it.")
 @pytest.mark.parametrize("with_children", [False, True], ids=["alone", "with_busy_loader_children"])
 @pytest.mark.parametrize("victim", range(WORLD))
 def test_every_survivor_names_a_killed_worker_soon(
@@ -295,6 +299,7 @@ def test_every_survivor_names_a_killed_worker_soon(
     kill_and_look(pool, tmp_path, WORLD, victim, with_children)
 
 
+@pytest.mark.promise("A killed worker makes every other worker raise, and the error names it.")
 @pytest.mark.parametrize("victim", [1, 6], ids=["between the levels", "on the second level"])
 def test_a_death_is_told_over_two_levels_of_the_tree(pool: Pool, tmp_path: Path, victim: int) -> None:
     """In a world of seven, workers 5 and 6 are children of worker 1: they and the others hear of it through the tree."""

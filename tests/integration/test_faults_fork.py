@@ -78,6 +78,7 @@ def compare_sockets() -> tuple[int, set[str]]:
     return len(ours | edges), in_a_child(sockets) & (ours | edges)
 
 
+@pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
 def test_a_forked_child_holds_no_socket_of_the_group(pool: Pool) -> None:
     for count, kept in pool.check(compare_sockets, WORLD, renew=True):
         assert count >= 5  # links of two lanes and two groups, and an edge of the tree
@@ -96,6 +97,7 @@ def compare_keys() -> tuple[Counter[str], Counter[str]]:
     return ours, theirs
 
 
+@pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
 def test_a_forked_child_holds_no_key(pool: Pool) -> None:
     for ours, theirs in pool.check(compare_keys, WORLD, renew=True):
         assert set(ours) >= {"Secret", "X25519PrivateKey", "AESGCM", *CONTROL}
@@ -130,6 +132,7 @@ def fork_while_joining(environment: dict[str, str]) -> tuple[set[str], Counter[s
 SHOWN = {"secret": {"Secret"}, "certificate": {"ECPrivateKey"}, "both": {"Secret", "ECPrivateKey"}}
 
 
+@pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
 @pytest.mark.parametrize("kind", SHOWN)
 def test_a_child_that_is_forked_while_its_parent_joins_holds_nothing_of_it(
     pool: Pool, tmp_path: Path, kind: str
@@ -167,6 +170,7 @@ def fail_to_make_a_group(environment: dict[str, str]) -> tuple[str, Counter[str]
     return str(kept), keys_held(), in_a_child(keys_held)
 
 
+@pytest.mark.promise("The error of an initialisation that failed keeps no key.")
 def test_the_error_of_a_failed_join_keeps_no_key(pool: Pool, tmp_path: Path) -> None:
     """Its frames have all that the join had, for as long as somebody keeps it: here a secret and a certificate."""
     environment = environments(Site(tmp_path), "both")[:1]
@@ -192,6 +196,7 @@ def what_could_verify() -> tuple[int, bool, bool]:
     )
 
 
+@pytest.mark.promise("Once a run has formed, a worker keeps no shared secret, and no key from it that admits.")
 def test_nothing_that_admits_is_kept_where_nobody_is_to_be_verified(pool: Pool) -> None:
     assert pool.check(what_could_verify, WORLD, renew=True) == [(0, False, False)] * WORLD
 
@@ -212,6 +217,7 @@ def try_in_a_child() -> list[str]:
     return in_a_child(attempt)
 
 
+@pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
 def test_a_collective_in_a_forked_child_raises(pool: Pool) -> None:
     for messages in pool.check(try_in_a_child, WORLD, renew=True):
         assert all("forked child" in message for message in messages)
@@ -242,6 +248,7 @@ def seal_in_a_child() -> list[str]:
     return in_a_child(attempt)
 
 
+@pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
 def test_a_seal_in_a_forked_child_raises(pool: Pool) -> None:
     for messages in pool.check(seal_in_a_child, WORLD, renew=True):
         assert len(messages) == 3

@@ -100,6 +100,7 @@ def test_an_example_trains_sealed_with_the_losses_of_gloo(name: str, workers: in
     assert losses(sealed) == losses(gloo)
 
 
+@pytest.mark.promise("A framework that would make an unprotected group is refused under `RINGFENCE_REQUIRE=1`.")
 def test_an_example_without_its_lines_is_refused(name: str, workers: int, tmp_path: Path) -> None:
     done = run(name, workers, without_ringfence(name, "pass"), tmp_path, RINGFENCE_REQUIRE="1")
     said = done.stdout + done.stderr

@@ -34,6 +34,7 @@ def test_init_leaves_a_group_of_ringfence_as_it_is(pool: Pool) -> None:
     assert pool.check(ask_twice, 2, "ringfence") == [["", ""]] * 2
 
 
+@pytest.mark.promise("`ringfence.assert_sealed()` names a group of another backend.")
 def test_init_and_assert_sealed_refuse_a_default_group_of_gloo(pool: Pool) -> None:
     for answers in pool.check(ask_twice, 2, "gloo"):
         for text in answers:
@@ -91,6 +92,7 @@ def beside() -> tuple[str, str, str]:
         dist.destroy_process_group(group)
 
 
+@pytest.mark.promise("`ringfence.assert_sealed()` names a group of another backend.")
 def test_a_group_of_gloo_beside_ours_is_named(pool: Pool) -> None:
     for before, after, kind in pool.check(beside, 2, "ringfence"):
         assert (before, kind) == ("", "RingfenceProcessGroup")

@@ -102,6 +102,7 @@ def warned(folder: Path) -> dict[str, list[Any]]:
     return answers(folder)
 
 
+@pytest.mark.promise("`RINGFENCE_REQUIRE=1` refuses process groups of other backends, and RPC agents.")
 @pytest.mark.parametrize("way", UNPROTECTED)
 def test_an_unprotected_group_is_refused_naming_the_call_and_the_fix(way: str, refused: dict[str, list[Any]]) -> None:
     kind, message = refused[way]
@@ -147,6 +148,7 @@ def test_nothing_is_said_where_nobody_asked_for_protection(folder: Path) -> None
     assert "ringfence" not in done.stderr
 
 
+@pytest.mark.promise("`RINGFENCE_REQUIRE=1` refuses process groups of other backends, and RPC agents.")
 def test_unsetting_the_variable_in_the_program_changes_nothing(folder: Path) -> None:
     program = (
         "import os, torch.distributed as dist\ndel os.environ['RINGFENCE_REQUIRE']\ndist.init_process_group('gloo')\n"
@@ -186,6 +188,7 @@ print('imported')
 """
 
 
+@pytest.mark.promise("`RINGFENCE_REQUIRE=1` refuses process groups of other backends, and RPC agents.")
 def test_a_torch_that_cannot_be_guarded_fails_to_import_if_required(folder: Path) -> None:
     variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = run(folder, "-c", UNKNOWN_TORCH, RINGFENCE_REQUIRE="1", **variables)
@@ -204,6 +207,7 @@ print("made")
 """
 
 
+@pytest.mark.promise("A group that other code makes under ringfence's name is refused.")
 def test_a_group_that_other_code_makes_under_our_name_is_refused(folder: Path) -> None:
     done = run(folder, "-c", TAKEN)
     assert done.returncode != 0 and "made" not in done.stdout

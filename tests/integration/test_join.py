@@ -61,6 +61,7 @@ def test_a_world_of_one_opens_no_socket_and_asks_no_store() -> None:
     assert world.store.lookups == 0
 
 
+@pytest.mark.promise("Every session draws fresh keys.")
 def test_two_sessions_share_nothing() -> None:
     with World(2) as one, World(2) as two:
         one.start([0, 1])
@@ -72,6 +73,8 @@ def test_two_sessions_share_nothing() -> None:
         assert len({entry.tls_key_digest for entry in entries}) == len(entries)
 
 
+@pytest.mark.promise("Every session draws fresh keys.")
+@pytest.mark.promise("A secret that leaks later does not open a recorded run.")
 def test_the_sessions_secret_is_drawn_and_not_derived() -> None:
     """In both joins all that is stored, and all that goes into the roster, is the same, to this worker's own keys."""
     credentials, private_key = Credentials(), X25519PrivateKey.generate()
@@ -274,6 +277,7 @@ def test_refusals_are_final_once_all_missing_children_have_stopped_trying() -> N
     refusals.check(0, set(), 60.0)
 
 
+@pytest.mark.promise("A peer that has not proved its rank cannot end a join.")
 def test_a_worker_refused_for_good_does_not_end_the_join_of_others() -> None:
     """It has not proved which worker it is: whoever reaches the port could end a run by pretending to be the one missing."""
     with World(2, timeout=20.0) as world:
@@ -294,6 +298,7 @@ def test_another_world_size_is_refused_and_both_are_named() -> None:
     assert "count 2 and 3 workers" in two.error(0)
 
 
+@pytest.mark.promise("Two workers that claim one rank end the session, and the error names both.")
 def test_two_workers_with_one_rank_end_the_session_for_all() -> None:
     world, double = World(3), None
     world.start([0, 1])
@@ -534,6 +539,7 @@ def test_evidence_that_never_comes_is_not_waited_for_until_the_deadline(
         assert world.error(rank).startswith(f"EvidenceError: rank {rank} could not collect a proof for")
 
 
+@pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
 def test_a_worker_that_collects_serves_others_meanwhile() -> None:
     """Rank 0 collects for one child; the other comes, is verified, and is collected for as well, before the first is done."""
     quick, slow = Slow(), Slow()

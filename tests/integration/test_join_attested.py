@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.integration.attested_worker import Chip, Plan, run
 from tests.unit import snp_mint, tdx_mint
 from tests.unit.test_collect import VCEK, table
@@ -55,6 +57,7 @@ def test_guests_of_both_kinds_admit_each_other(tmp_path: Path) -> None:
     assert joined(run(tmp_path / "store", plans, chips)) == ["SEV-SNP", "TDX"]
 
 
+@pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
 def test_slow_evidence_keeps_no_run_from_forming(tmp_path: Path) -> None:
     """Rank 0 collects for four children, one after the other, and that takes longer than one report may take.
 
@@ -95,6 +98,7 @@ def test_a_replayed_report_is_refused(tmp_path: Path) -> None:
     assert said[0][0] == "error"
 
 
+@pytest.mark.promise("A policy cannot name a root of trust for hardware.")
 def test_production_verifiers_refuse_what_a_test_root_signed(tmp_path: Path) -> None:
     """The same workers under the pinned roots, which is all that a policy file can lead to."""
     made = replace(only("snp", plan("snp")), snp_roots=None)

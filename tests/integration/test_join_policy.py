@@ -136,6 +136,7 @@ def settings_of(*parts: Mapping[str, str]) -> Settings:
     return Settings.from_environment({name: value for part in parts for name, value in part.items()})
 
 
+@pytest.mark.promise("Workers with different policies do not form a session, and the error names both policies.")
 def test_different_policies_are_refused_and_both_sides_are_named(site: Site) -> None:
     one = settings_of(site.policy(BY_CERTIFICATE, "one.toml"), site.certificate("w0"))
     two = settings_of(site.policy(BY_CERTIFICATE.replace("worker/*", "worker/**"), "two.toml"), site.certificate("w1"))
@@ -257,6 +258,7 @@ def test_a_secret_that_no_rule_asks_for_is_not_read(site: Site) -> None:
     assert settings.secret is None
 
 
+@pytest.mark.promise("A certificate, VCEK file or token command that no policy asks for is rejected.")
 def test_a_certificate_that_nothing_asks_for_is_a_mistake(site: Site) -> None:
     certificate = site.certificate("w0")
     for others in (site.secret(), {**site.policy(BY_SECRET), **site.secret()}):
@@ -264,6 +266,7 @@ def test_a_certificate_that_nothing_asks_for_is_a_mistake(site: Site) -> None:
             settings_of(others, certificate)
 
 
+@pytest.mark.promise("A certificate, VCEK file or token command that no policy asks for is rejected.")
 @pytest.mark.parametrize(("name", "what"), [("RINGFENCE_VCEK_FILE", "SEV-SNP"), ("RINGFENCE_TOKEN_COMMAND", "tokens")])
 def test_what_proves_nothing_to_any_policy_of_this_run_is_a_mistake(site: Site, name: str, what: str) -> None:
     """Its policy was forgotten, perhaps: by the secret alone others would be admitted."""

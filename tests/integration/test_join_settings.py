@@ -73,12 +73,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_secret(tmp_path / "nothing")
 
 
+@pytest.mark.promise("A weak secret, or a secret file that other users can open or replace, is rejected.")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610, 0o601])
 def test_a_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ConfigurationError, match="chmod 600"):
         load_secret(write(tmp_path / "secret", RANDOM + "\n", mode))
 
 
+@pytest.mark.promise("A weak secret, or a secret file that other users can open or replace, is rejected.")
 def test_a_secret_of_another_user_is_refused_and_says_what_to_do(secret_file: Path) -> None:
     """Its owner could put another secret in its place."""
     os.chown(secret_file, 4242, -1)
@@ -109,6 +111,7 @@ def test_any_other_form_is_refused(tmp_path: Path, content: str) -> None:
         load_secret(write(tmp_path / "secret", content))
 
 
+@pytest.mark.promise("A weak secret, or a secret file that other users can open or replace, is rejected.")
 @pytest.mark.parametrize(
     "material",
     [
@@ -140,6 +143,7 @@ def test_settings_show_no_secret(secret_file: Path) -> None:
 # -- the rest -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A misspelt setting is rejected, and the error suggests the right name.")
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [

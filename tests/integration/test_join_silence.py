@@ -71,6 +71,7 @@ def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
+@pytest.mark.promise("A store or a resolver that does not answer holds no join beyond its timeout.")
 def test_a_store_that_falls_silent_ends_a_join_at_its_deadline(server: tuple[subprocess.Popen[str], int]) -> None:
     process, port = server
     store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
@@ -187,6 +188,7 @@ def ask_the_silent() -> None:
             print(time.monotonic() - started, error, sep="\n")
 
 
+@pytest.mark.promise("A store or a resolver that does not answer holds no join beyond its timeout.")
 def test_a_slow_resolver_ends_a_join_at_its_deadline(tmp_path: Path) -> None:
     (tmp_path / "resolv.conf").write_text(NAMESERVER)
     (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")

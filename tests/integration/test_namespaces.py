@@ -45,6 +45,7 @@ def reduce_until_it_fails(bell: str, idle: bool) -> tuple[str, str, float]:
     return "", "", 0.0
 
 
+@pytest.mark.promise("A machine that is silent for `RINGFENCE_OUTAGE_TIMEOUT` makes every worker raise, on both sides.")
 @pytest.mark.parametrize("idle", [False, True], ids=["busy", "idle"])
 def test_a_pulled_cable_is_noticed_by_every_worker_on_both_sides(hosts: Hosts, tmp_path: Path, idle: bool) -> None:
     """After RINGFENCE_OUTAGE_TIMEOUT and not before."""

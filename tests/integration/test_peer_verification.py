@@ -54,6 +54,7 @@ def peer_verifier_of(member: Membership) -> PeerVerifier:
     return member.peer_verifier
 
 
+@pytest.mark.promise("Once a run has formed, a worker keeps no shared secret, and no key from it that admits.")
 def test_under_a_secret_nobody_is_to_be_verified_again_and_nothing_of_the_policy_is_kept() -> None:
     with World(SIZE) as world:
         world.start(range(SIZE))
@@ -71,6 +72,7 @@ def held_by(top: object) -> list[object]:
     return list(found.values())
 
 
+@pytest.mark.promise("Once a run has formed, a worker keeps no shared secret, and no key from it that admits.")
 @pytest.mark.parametrize("together", [False, True], ids=["either", "both"])
 def test_a_run_by_secret_and_hardware_keeps_no_key_that_admits(together: bool) -> None:
     """Ranks 1 and 5 came by the secret, if that is enough: whoever meets them needs no key to know them again."""

@@ -61,6 +61,7 @@ def test_a_world_of_one_claims_no_proof(pair: Pool) -> None:
     assert "ringfence: 1 worker, " in text and "AES-256-GCM, no other worker, so no proof\n" in text
 
 
+@pytest.mark.promise("Runs with different ids or generations cannot be spliced, even with one secret.")
 def test_rank_0_warns_of_a_run_without_a_name_that_spans_machines(pair: Pool) -> None:
     first, second = said(pair, {**HERE, **NO_NAME}, {**THERE, **NO_NAME})
     assert first.count(WARNING) == 1

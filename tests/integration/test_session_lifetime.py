@@ -78,6 +78,7 @@ def wait_for_the_death_of(rank: int) -> None:
 # -- age --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A session that reaches `max_session_age` ends on every worker.")
 @pytest.mark.parametrize("work", [all_reduce_for_ever, all_reduce_after_the_age], ids=["busy", "idle"])
 def test_a_session_that_is_too_old_ends_on_every_worker_and_says_what_to_do(
     pool: Pool, aged: dict[str, str], work: Any
@@ -89,6 +90,7 @@ def test_a_session_that_is_too_old_ends_on_every_worker_and_says_what_to_do(
         assert "Destroy the process group and initialise it anew" in result.message
 
 
+@pytest.mark.promise("A session that reaches `max_session_age` ends on every worker.")
 def test_the_age_is_counted_by_a_clock_that_goes_on_in_suspend(pool: Pool, aged: dict[str, str]) -> None:
     """A suspended machine cannot be had here: the kernel is asked which clock each worker's timer runs on."""
     for left in values(pool.run(boot_time_timers, 2, env=aged, renew=True)):
@@ -187,12 +189,14 @@ def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
     return failure, failed, ends, set(keys_held(known))
 
 
+@pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
 def test_who_leaves_a_session_holds_no_key_of_it(pool: Pool) -> None:
     for before, after in values(pool.run(leave_and_look_for_keys, 3, renew=True)):
         assert before == {"Secret", "X25519PrivateKey", "AESGCM", "bytes", *CONTROL}
         assert not after
 
 
+@pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
 def test_a_session_that_failed_has_no_key_left_but_those_that_say_goodbye(pool: Pool) -> None:
     for failure, failed, ends, left in values(pool.run(fail_and_look_for_keys, 3, renew=True)):
         assert MismatchError.__name__ in failure
@@ -204,6 +208,7 @@ def test_a_session_that_failed_has_no_key_left_but_those_that_say_goodbye(pool: 
 # -- membership -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A change of membership is a new session with new keys.")
 def test_a_change_of_membership_is_a_new_session(pool: Pool) -> None:
     """Four workers, one dies, three go on in the next generation, and four again in the one after."""
     with pool.fresh() as own:
@@ -217,6 +222,7 @@ def test_a_change_of_membership_is_a_new_session(pool: Pool) -> None:
         assert len({results[0][0] for results in found}) == 3, "a session's keys came back"
 
 
+@pytest.mark.promise("A worker of an older generation does not come back.")
 def test_a_worker_of_an_older_generation_does_not_come_back(pool: Pool) -> None:
     """It looks where its own generation met, finds nobody, and the new session does not wait for it to be let in."""
     with pool.fresh() as own:

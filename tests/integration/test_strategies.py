@@ -73,6 +73,7 @@ def gloo_losses() -> dict[Strategy, list[list[float]]]:
     return {}
 
 
+@pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
 def test_losses_equal_those_on_gloo(
     pool: Pool, backend: str, strategy: Strategy, gloo_losses: dict[Strategy, list[list[float]]]
@@ -115,6 +116,7 @@ def ask_for(backend: str) -> list[str]:
     return [str(group.name()) for group in groups]
 
 
+@pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
 @pytest.mark.parametrize("asked", ["gloo", "cpu:gloo", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:ringfence"])
 def test_no_group_that_a_script_asks_for_is_gloos(pool: Pool, asked: str) -> None:
     assert pool.check(guarded, 2, "ringfence", (ask_for, asked), renew=True) == [["ringfence"] * 3] * 2
@@ -143,6 +145,7 @@ def make_group_under_guard(make: Callable[[], None]) -> None:
         make()
 
 
+@pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
 @pytest.mark.parametrize("make", WAYS, ids=lambda make: make.__name__)
 def test_the_guard_against_gloo_fires(pool: Pool, make: Callable[[], None]) -> None:
     results = pool.run(make_group_under_guard, 2, "gloo", (make,))

@@ -149,6 +149,7 @@ def explore(role: Role) -> tuple[list[Branch], int]:
     return branches, tried
 
 
+@pytest.mark.promise("Only a verification by the policy creates an admitted worker.")
 @pytest.mark.parametrize("role", Role)
 def test_nobody_is_admitted_without_a_verification_in_any_order_of_messages(role: Role) -> None:
     branches, tried = explore(role)
@@ -248,6 +249,7 @@ CHANGES: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.promise("No worker waits forever in an admission, in any order of messages and deaths.")
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda each: next(iter(each), "alike"))
 @pytest.mark.parametrize("changed", Role)
 def test_two_workers_come_to_an_end_in_every_interleaving(changes: dict[str, object], changed: Role) -> None:

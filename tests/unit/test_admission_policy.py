@@ -24,6 +24,7 @@ def world(size: int) -> list[Listing]:
     return [listing(worker(rank, size)) for rank in range(size)]
 
 
+@pytest.mark.promise("Only a verification by the policy creates an admitted worker.")
 def test_nobody_else_makes_an_admitted() -> None:
     entry = worker(1).entry
     with pytest.raises(TypeError, match=r"only policy\.verify"):
@@ -77,6 +78,7 @@ class PanicException(BaseException):
     """As Rust's panics arrive in Python."""
 
 
+@pytest.mark.promise("No fuzzed input crashes a parser or takes it more than 5 s of CPU time.")
 @pytest.mark.parametrize("error", [KeyError(1), RecursionError(), OverflowError(), PanicException("index")])
 def test_whatever_a_library_raises_over_an_unauthenticated_peers_bytes_is_a_refusal(error: BaseException) -> None:
     shown = listing(worker(1))

@@ -90,6 +90,7 @@ def test_everyone_gets_the_same_session_from_rank_0(size: int) -> None:
     assert all(session.session_secret == keys.Secret(bytes(32)) for session in sessions if session)
 
 
+@pytest.mark.promise("Workers that repeat or choose their random numbers cannot make another repeat a key and nonce.")
 @pytest.mark.parametrize("fresh", range(6))
 def test_a_secret_that_rank_0_draws_twice_gives_another_session_key(fresh: int) -> None:
     """Rank 0 draws the session secret, but every worker's own public key is in what the session key derives from."""
@@ -167,6 +168,7 @@ def root_with_child(size: int = 3) -> Tree:
     return tree
 
 
+@pytest.mark.promise("Two workers that claim one rank end the session, and the error names both.")
 def test_two_workers_with_one_rank_end_the_session_and_both_are_named() -> None:
     tree = root_with_child()
     with pytest.raises(AdmissionError, match=r"two workers claim rank 1: .*10.0.0.7:20001.* and .*10.0.0.9:20001"):
@@ -246,6 +248,7 @@ def test_a_parent_finds_its_children_verbatim_in_the_roster() -> None:
 BARE = TokenVerifier(rules(), lambda: NOW)  # a proof that endorses nothing: anybody can list anybody by it
 
 
+@pytest.mark.promise("A worker rejects a roster that lists it, or its child, by another proof than was presented.")
 @pytest.mark.parametrize("lie", ["digest", "kind"])
 @pytest.mark.parametrize("about", [1, 5], ids=["itself", "its child"])
 def test_a_worker_finds_its_own_proof_and_its_childrens_in_the_roster(about: int, lie: str) -> None:
@@ -319,6 +322,7 @@ def test_a_world_smaller_than_the_policy_allows_does_not_begin(rank: int) -> Non
         seal(policy, one.entry, welcome(worker(1, 2), worker(0, 2)).listings, 1, b"")
 
 
+@pytest.mark.promise("Workers with different policies do not form a session, and the error names both policies.")
 def test_workers_that_verify_by_different_policies_do_not_share_a_session() -> None:
     """Neighbours compare policies in their hellos. Whoever got past that by a neighbour's lie is found by the roster."""
     world = World(6)

@@ -209,6 +209,7 @@ def check(world: World, watched: Watched) -> None:
 SHAPES = [(4, 1), (4, 2), (4, 3), (1, 3), (1, 4), (2, 4), (2, 5)]
 
 
+@pytest.mark.promise("No worker waits forever in an admission, in any order of messages and deaths.")
 @pytest.mark.parametrize(("fanout", "size"), SHAPES)
 def test_every_order_ends_with_everybody_in_one_session(
     fanout: int, size: int, monkeypatch: pytest.MonkeyPatch
@@ -223,6 +224,7 @@ def test_every_order_ends_with_everybody_in_one_session(
     assert ends
 
 
+@pytest.mark.promise("No worker waits forever in an admission, in any order of messages and deaths.")
 @pytest.mark.parametrize(("fanout", "size"), [(4, 2), (4, 3), (1, 3), (1, 4), (2, 4)])
 def test_a_death_at_any_moment_is_heard_by_everybody(fanout: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only who still waits for somebody that never came is left to its own deadline; everybody connected to it hears."""
@@ -325,6 +327,7 @@ def honest_between() -> tuple[Tree, Watched]:
     return tree, watched
 
 
+@pytest.mark.promise("Only a verification by the policy creates an admitted worker.")
 @pytest.mark.parametrize("attached", ["parent", "parent and child"])
 def test_a_lying_neighbour_brings_nobody_into_a_session_that_was_not_agreed(attached: str) -> None:
     first, watched = honest_between()

@@ -107,6 +107,8 @@ MISUSED = {
 }
 
 
+@pytest.mark.promise("A proof made in one role is rejected in the other.")
+@pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
 @pytest.mark.parametrize("misuse", MISUSED)
 def test_a_bundle_that_was_made_elsewhere_is_refused_with_all_its_parts(misuse: str) -> None:
     """One part of the right place does not carry the other, whichever it is."""
@@ -127,6 +129,7 @@ def test_a_bundle_that_was_made_elsewhere_is_refused_with_all_its_parts(misuse: 
         assert any(reason in told for reason in reasons)
 
 
+@pytest.mark.promise("A proof that is reflected to its maker is rejected.")
 def test_a_bundle_that_is_reflected_to_its_maker_is_refused() -> None:
     child, parent = worker(1), worker(0)
     one = side(child, Role.CHILD, 0, GOOD)

@@ -81,6 +81,7 @@ def test_both_purposes_or_none() -> None:
         assert "clientAuth and serverAuth" in refusal(RULES, AUTHORITY.issue(spiffe("trainer/7"), purposes=purposes))
 
 
+@pytest.mark.promise("A certificate with an ambiguous identity or a foreign trust domain is rejected.")
 @pytest.mark.parametrize(
     ("names", "says"),
     [
@@ -155,6 +156,7 @@ def test_names_without_a_trust_domain(names: tuple[x509.GeneralName, ...], admit
         assert "certificate" in refusal(PLAIN, credential)
 
 
+@pytest.mark.promise("A certificate with an ambiguous identity or a foreign trust domain is rejected.")
 def test_beside_a_uri_no_other_name_counts() -> None:
     uri, hosts = URI("https://example.org/w/a/b"), (DNS("a.nodes.example.org"), DNS("b.nodes.example.org"))
     credential = AUTHORITY.issue(uri, *hosts, x509.RFC822Name("a@example.org"))
@@ -174,6 +176,7 @@ def test_a_pattern_for_hosts_is_none_for_uris() -> None:
     assert "no trust_domain" in refusal(rules, AUTHORITY.issue(spiffe("trainer/7")))
 
 
+@pytest.mark.promise("Expired certificates, collateral and tokens are rejected at admission.")
 def test_a_certificate_counts_from_its_first_second_to_its_last() -> None:
     credential = AUTHORITY.issue(spiffe("trainer/7"))
     first, last = (NOW - HOUR).timestamp(), (NOW + HOUR).timestamp()
@@ -248,6 +251,7 @@ def test_the_key_must_be_the_certificates_and_the_message_this_one() -> None:
         certificate.verify(RULES, shown(credential, Statement(b"test", (b"something else",))), STATEMENT, now())
 
 
+@pytest.mark.promise("Signed evidence with a flipped bit is rejected.")
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
 def test_every_flipped_bit_of_a_proof_is_refused() -> None:
     """Also those that no signature of an authority covers, such as the count of unused bits before that signature."""

@@ -28,6 +28,7 @@ def reuse(number: int) -> tuple[socket.socket, socket.socket]:
     raise AssertionError("the number was not given out again")
 
 
+@pytest.mark.promise("A frame is never written to a socket that reuses the descriptor of a closed one.")
 @pytest.mark.parametrize("plane", [_core.Endpoint, endpoint.Endpoint], ids=["compiled", "python"])
 def test_a_frame_is_not_written_to_whoever_has_the_number_now(plane: Any) -> None:
     here, there = socket.socketpair()

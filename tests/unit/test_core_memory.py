@@ -83,6 +83,7 @@ def assert_blamed(world: World, requests: list[Any], culprit: int, what: str, on
 # -- tensors that change under a call ------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A tensor that is resized or moved during a call fails the call on every worker.")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("rounds", [0, 3, 5, 7])
 def test_a_tensor_changed_during_an_all_reduce_fails_it_everywhere(change: str, rounds: int) -> None:
@@ -332,6 +333,7 @@ def work_of_all_kinds() -> None:
     world.run([sent, received])
 
 
+@pytest.mark.promise("A view that the data plane handed out refers to live memory, or raises ValueError.")
 def test_whoever_keeps_a_view_keeps_its_memory_or_nothing(profiler: Profiler) -> None:
     work_of_all_kinds()
     sys.setprofile(None)

@@ -73,6 +73,7 @@ def check_that_who_hung_up_is_passed_over(device: threading.Lock, prover: Asks, 
     collector.close()
 
 
+@pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
 def test_the_kernel_is_not_asked_for_who_has_hung_up() -> None:
     kernel = snp_kernel()
     prover = Asks(lambda data: guest.snp(data, kernel))

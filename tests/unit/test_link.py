@@ -82,6 +82,7 @@ def test_a_full_segment_is_sealed_in_place() -> None:
     assert bytes(memory[:SEGMENT_BYTES]) == plaintext
 
 
+@pytest.mark.promise("A frame with any single bit flipped is rejected, and its plaintext is wiped.")
 @pytest.mark.parametrize("plaintext", [b"", b"x", bytes(range(40))], ids=len)
 def test_every_flipped_bit_of_a_sealed_frame_is_refused(plaintext: bytes) -> None:
     header = bytes(range(HEADER_BYTES))
@@ -107,6 +108,7 @@ def test_a_frame_that_was_cut_short_is_refused(cut: int) -> None:
         Opener(SECRET).open_into(b"header", sealed, target)
 
 
+@pytest.mark.promise("A frame opens only at its own position, in its own direction and on its own connection.")
 @given(st.integers(0, 5), st.integers(0, 5))
 def test_a_frame_opens_at_its_own_place_only(sealed_at: int, opened_at: int) -> None:
     """Dropped, repeated and reordered frames all come to this: a counter that is not the next."""
@@ -118,6 +120,7 @@ def test_a_frame_opens_at_its_own_place_only(sealed_at: int, opened_at: int) -> 
         refused(opener, b"header", sealed)
 
 
+@pytest.mark.promise("A frame opens only at its own position, in its own direction and on its own connection.")
 def test_a_frame_is_worth_nothing_in_another_direction_or_connection() -> None:
     hello = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
     first = link_secrets(SESSION_KEY, bytes(32), hello, bytes(32))
@@ -139,6 +142,7 @@ def nonce_and_key(secret: Secret, counter: int) -> tuple[bytes, bytes]:
     return (int.from_bytes(material[32:], "big") ^ counter).to_bytes(12, "big"), material[:32]
 
 
+@pytest.mark.promise("A link uses a fresh nonce for every frame, also across a key phase.")
 @pytest.mark.parametrize("start", [0, TURN - 4], ids=["at first", "across a key phase"])
 def test_no_nonce_is_used_twice_under_a_key(start: int) -> None:
     sealer = sealer_at(start)
@@ -245,6 +249,7 @@ def test_a_forwarded_segment_opens_at_its_own_place_only(
     assert target == bytes(9)
 
 
+@pytest.mark.promise("A frame with any single bit flipped is rejected, and its plaintext is wiped.")
 def test_every_flipped_bit_of_a_forwarded_segment_is_refused_and_wiped() -> None:
     reader = OriginKeys(SECRET, 0)
     counter, sealed = forwarded(OriginKeys(SECRET, 3))

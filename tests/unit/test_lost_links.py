@@ -389,6 +389,7 @@ def test_a_sender_that_was_prompted_sends_on_and_hears_the_goodbye_behind_it() -
     assert world.communicators[0].outboxes[1].bye_received
 
 
+@pytest.mark.promise("A NOP frame that was changed in transit is rejected.")
 def test_a_changed_prompt_does_not_authenticate() -> None:
     world, waiting = prompted()
 

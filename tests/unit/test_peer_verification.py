@@ -73,6 +73,7 @@ def test_who_has_a_key_that_signs_has_been_verified_with_the_roster() -> None:
         seal(Policy((shared,)), workers[0].entry, [*listings[:5], forged, *listings[6:]], 1, b"")
 
 
+@pytest.mark.promise("A worker listed by evidence or a token is verified again by each worker that links with it.")
 @pytest.mark.parametrize("lie", LIES, ids=lambda each: each.__name__)
 def test_lies_in_the_tree_are_found_out(lie: Lie) -> None:
     mixed = circle(KEYS)
@@ -117,6 +118,7 @@ def test_a_certificate_that_has_expired_since_is_no_reason(made: Circle) -> None
     known.verify(5, made.presentations[5].encode())
 
 
+@pytest.mark.promise("A worker listed by evidence or a token is verified again by each worker that links with it.")
 def test_every_flipped_bit_of_what_a_proof_covers_is_refused(made: Circle) -> None:
     known, presentation = made.peer_verifier(4), made.presentations[5]
     for place in range(PREIMAGE_BYTES):

@@ -69,6 +69,7 @@ def test_garbage_is_shown_the_door_without_a_word(data: bytes) -> None:
     still_works(world)
 
 
+@pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 def test_no_more_is_read_from_an_unauthenticated_peer_than_a_hello() -> None:
     world = World(3)
     stream = knock(world, hello(world) + bytes(1000))
@@ -78,6 +79,7 @@ def test_no_more_is_read_from_an_unauthenticated_peer_than_a_hello() -> None:
     still_works(world)
 
 
+@pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 @pytest.mark.parametrize("words", ["none", "half a hello", "a hello"])
 def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
     world = World(3)
@@ -118,6 +120,7 @@ def test_a_hello_of_another_session_is_shown_the_door() -> None:
     still_works(world)
 
 
+@pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 def test_a_replayed_hello_gets_a_fresh_reply_and_no_further() -> None:
     world = World(3)
     heard: dict[tuple[int, int], bytes] = {}
@@ -141,6 +144,7 @@ def test_a_replayed_hello_gets_a_fresh_reply_and_no_further() -> None:
     still_works(world)
 
 
+@pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 @pytest.mark.parametrize("unauthenticated_peers", [1, 7], ids=["one address", "many addresses"])
 def test_a_flood_displaces_itself_and_lets_workers_in(unauthenticated_peers: int) -> None:
     world = World(3)
@@ -156,6 +160,7 @@ def test_a_flood_displaces_itself_and_lets_workers_in(unauthenticated_peers: int
     assert not engine.acceptor.pending
 
 
+@pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> None:
     """Where every pending connection has said a hello, the oldest goes; a worker that dials is the newest."""
     world = World(3)
@@ -236,6 +241,7 @@ def test_whoever_answers_for_a_worker_must_hold_its_key() -> None:
     assert "worker 1 does not hold its key" in str(bound[0].request.error)
 
 
+@pytest.mark.promise("A worker with a public key of low order gets no link.")
 def test_who_dials_with_a_key_of_low_order_is_shown_the_door() -> None:
     """Everybody knows what it agrees on: zero."""
     world = World(3)

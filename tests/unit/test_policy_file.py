@@ -173,6 +173,7 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
 # -- roots ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A policy cannot name a root of trust for hardware.")
 def test_a_policy_reaches_a_verifier_as_rules_and_a_clock_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verifies of hardware take other roots as keyword arguments, for tests. What reads a policy passes none."""
     for name, kind in kinds.KINDS.items():
@@ -195,6 +196,7 @@ def test_a_policy_reaches_a_verifier_as_rules_and_a_clock_and_nothing_else(monke
     assert passed == [((file.rules[0].proofs[0][1], now), {})]
 
 
+@pytest.mark.promise("A policy cannot name a root of trust for hardware.")
 def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
     """All files that a policy can name, by kind. Of hardware: values to compare with, and what Intel and AMD have signed."""
     taken = {

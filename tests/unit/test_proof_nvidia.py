@@ -67,6 +67,7 @@ def test_nvidias_sample_of_a_bad_signature_is_refused() -> None:
         claims(pair(BAD_SIGNATURE))
 
 
+@pytest.mark.promise("Signed evidence with a flipped bit is rejected.")
 def test_every_flipped_bit_of_a_report_is_refused(full: bool) -> None:
     one = record("hopper_evidence.json[0]")
     device = device_of(one)
@@ -127,6 +128,7 @@ def test_before_its_certificates_a_report_is_refused() -> None:
         nvidia.verify_report(one.gpu, one.nonce, early)
 
 
+@pytest.mark.promise("Evidence is valid only with the certificate of the device that signed it.")
 def test_another_devices_chain_is_refused() -> None:
     one, two = serialized("multi_gpu_hopper.json")[:2]
     with pytest.raises(AdmissionError, match="not signed by its attestation key"):
@@ -171,6 +173,7 @@ def test_one_combination_does_not_admit_another() -> None:
                     verified(one, Rules(reference_values_of(other), protected_pcie=True))
 
 
+@pytest.mark.promise("A guest or GPU whose measurements differ from the reference values is rejected.")
 def test_another_measurement_more_or_fewer_are_refused_by_number() -> None:
     one = record("trustee_hopperAttestationReport.txt")
     (good,) = reference_values_of(one)
@@ -204,6 +207,7 @@ def test_a_held_certificate_verifies_and_a_policy_can_refuse_it() -> None:
         verified(one, Rules(reference_values_of(one), revoked=frozenset({serial})))
 
 
+@pytest.mark.promise("What one rule of a policy revokes, every rule rejects.")
 def test_what_one_rule_calls_revoked_all_rules_refuse() -> None:
     """Any rule admits: one that does not repeat the serial number would admit what the other refuses."""
     one = record("hopper_evidence_cert_hold.json[0]")
@@ -345,6 +349,7 @@ def test_fresh_evidence_admits() -> None:
     verdict(*(mint.Device.under(ROOT, number) for number in range(1, 4)), gpus=3)
 
 
+@pytest.mark.promise("A proof is valid on one connection only.")
 def test_a_proof_is_good_on_its_own_connection_only() -> None:
     device = mint.Device.under(ROOT)
     shown = evidence(NvidiaProver(lambda nonce: [device.gpu(nonce)]))
@@ -365,6 +370,7 @@ def test_gpus_are_counted_and_each_is_another() -> None:
         verdict(one, again, gpus=2)
 
 
+@pytest.mark.promise("A worker that presents fewer GPUs than the policy's `gpus` is rejected.")
 def test_a_gpu_that_is_left_out_is_missed_only_where_the_policy_counts() -> None:
     """A worker has two and presents one. Only `gpus` tells a verifier how many there are."""
     one, two = (mint.Device.under(ROOT, number) for number in (1, 2))
@@ -400,6 +406,7 @@ def test_a_protected_pcie_mode_that_nobody_knows_is_refused(mode: bytes) -> None
         verdict(device)
 
 
+@pytest.mark.promise("A refusal does not tell the peer which values the policy asks for.")
 def test_a_worker_that_is_refused_hears_nothing_of_the_policy() -> None:
     known = minted_reference_values(mint.Device.under(ROOT))
     cases = ((Rules((known,), gpus=7), "exactly 7"), (Rules((replace(known, driver="999.99"),)), "999.99"))

@@ -56,6 +56,7 @@ def test_recorded_tokens_verify_at_their_time(name: str) -> None:
     assert found.claims["x-nvidia-overall-att-result"] is True
 
 
+@pytest.mark.promise("Expired certificates, collateral and tokens are rejected at admission.")
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_tokens_are_refused_at_other_times_and_for_other_reasons(name: str) -> None:
     proof, wanted, now = recorded(name)
@@ -86,6 +87,7 @@ def test_the_other_services_key_under_the_right_name_is_refused() -> None:
         token.verify(proof, replace(wanted, keys=(replace(prod, public=stg.public),)), RECORDED_NONCE, now)
 
 
+@pytest.mark.promise("Signed evidence with a flipped bit is rejected.")
 @pytest.mark.parametrize("name", RECORDED)
 def test_every_flipped_bit_of_a_recorded_token_is_refused(name: str, full: bool) -> None:
     proof, wanted, now = recorded(name)
@@ -408,6 +410,7 @@ def test_what_a_policy_may_not_say(text: str, reason: str) -> None:
 # -- the seam -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A proof is valid on one connection only.")
 def test_a_fresh_token_admits_on_its_own_connection_only() -> None:
     prover = TokenProver(lambda nonce: ES384.sign(claims(eat_nonce=nonce)).encode() + b"\n")
     policy = Policy((TokenVerifier(rules(), lambda: NOW),))
@@ -460,6 +463,7 @@ def test_a_proof_has_one_form() -> None:
         token.encode("\u00e9", {})
 
 
+@pytest.mark.promise("A refusal does not tell the peer which values the policy asks for.")
 @pytest.mark.parametrize(
     ("changes", "secret"),
     [
@@ -481,6 +485,7 @@ def test_an_unauthenticated_peer_hears_nothing_of_the_policy(changes: dict[str, 
     assert secret not in caught.value.told
 
 
+@pytest.mark.promise("A refusal does not tell the peer which values the policy asks for.")
 def test_an_unauthenticated_peer_is_not_told_the_algorithm_of_a_key() -> None:
     """The name of a key is guessed or public; what the policy holds for it is not told."""
     with pytest.raises(AdmissionError, match="its key is for ES384") as caught:

@@ -285,6 +285,7 @@ def end_by(ending: str, world: World, rank: int = 0) -> None:
             engine.remove_communicator(communicator)
 
 
+@pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])
 def test_who_still_holds_an_object_of_what_has_ended_holds_no_key(ending: str) -> None:
     """A process group, an operation, C code that was interrupted: nothing is taken from them, but it is empty."""
@@ -325,6 +326,7 @@ def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
     engine.keys.link_secrets = noting  # type: ignore[method-assign]
 
 
+@pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork"])
 def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
     """Nonces are on the wire: with the result of X25519 and the session's key, a recorded link can be opened."""

@@ -40,6 +40,7 @@ def error_of(request: Request) -> RingfenceError:
     return request.error
 
 
+@pytest.mark.promise("A worker with a public key of low order gets no link.")
 def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
     """It would agree on zero, with everybody."""
     world = World(3)

@@ -51,12 +51,14 @@ def test_rules_made_from_a_report_admit_it(record: Record) -> None:
     assert claims.tcb == dict(rules_for(record).minimum_tcb)[record.product]
 
 
+@pytest.mark.promise("A guest that its host may debug is rejected.")
 def test_a_recorded_guest_that_its_host_may_debug_is_refused() -> None:
     claims = authenticate(RECORDS[DEBUGGED])
     with pytest.raises(AdmissionError, match="may debug the guest"):
         snp.check(claims, rules_for(RECORDS[DEBUGGED]))
 
 
+@pytest.mark.promise("Evidence is valid only with the certificate of the device that signed it.")
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
@@ -87,6 +89,7 @@ def test_an_expired_or_early_certificate_is_refused(name: str, day: str) -> None
         authenticate(RECORDS[name], now=moment(day))
 
 
+@pytest.mark.promise("Signed evidence with a flipped bit is rejected.")
 @pytest.mark.long
 def test_every_flipped_bit_of_a_report_is_refused() -> None:
     """Signed bytes, the signature, and what lies behind it, which must be zero: 9,472 bits."""
@@ -256,6 +259,7 @@ def test_a_signed_report_that_says_the_wrong_thing_is_refused(changes: dict[int,
 PARTS = [(name, part) for name, product in PRODUCTS.items() for part in product.tcb_parts if VERSIONS[part] > 0]
 
 
+@pytest.mark.promise("A platform whose firmware is outdated or revoked is rejected.")
 @pytest.mark.parametrize(("product", "part"), PARTS)
 def test_firmware_older_than_the_policy_wants_is_refused_part_by_part(product: str, part: str) -> None:
     mint = foundry(product)
@@ -275,6 +279,7 @@ def test_a_certificate_for_another_tcb_is_refused() -> None:
         verify(mint, mint.report(DATA), mint.certificate(versions={**VERSIONS, "snp": 25}))
 
 
+@pytest.mark.promise("Evidence is valid only with the certificate of the device that signed it.")
 def test_the_vcek_of_another_chip_is_refused_though_amd_signed_it() -> None:
     mint = foundry()
     other = ec.generate_private_key(ec.SECP384R1())

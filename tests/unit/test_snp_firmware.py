@@ -43,6 +43,7 @@ def verify(mint: Foundry, changes: dict[int, bytes], rules: snp.Rules | None = N
 # -- TCB versions ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("The firmware must be recent enough at launch, now, and as far back as the host can roll it.")
 @pytest.mark.parametrize(("product", "part"), OLDER)
 @pytest.mark.parametrize(
     ("field", "todo"),
@@ -91,6 +92,7 @@ def provisional(mint: Foundry) -> list[dict[int, bytes]]:
     return [newer, *({CURRENT_VERSION + place: b"\1"} for place in range(3))]
 
 
+@pytest.mark.promise("The firmware must be recent enough at launch, now, and as far back as the host can roll it.")
 def test_firmware_that_is_not_committed_is_refused_unless_allowed() -> None:
     mint = foundry()
     allowed = replace(mint.rules, allow_provisional_firmware=True)
@@ -111,6 +113,7 @@ def test_a_current_version_below_the_committed_is_refused(place: int) -> None:
 # -- memory aliases -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("An SEV-SNP platform without the memory alias check (BadRAM) is rejected by default.")
 @pytest.mark.parametrize("version", [2, 3, 5])
 def test_a_platform_that_has_not_checked_for_memory_aliases_is_refused(version: int) -> None:
     """Version 2 cannot say it; the firmware that makes such reports is older than the check."""

@@ -29,6 +29,7 @@ def test_who_is_on_no_list_is_admitted() -> None:
     assert verify().tcb == verify(foundry("milan").revoked()).tcb == verify(foundry("milan").revoked(2, 3)).tcb
 
 
+@pytest.mark.promise("A platform whose firmware is outdated or revoked is rejected.")
 def test_whose_signer_was_revoked_is_refused() -> None:
     with pytest.raises(
         AdmissionError, match="AMD has revoked the key that signed its endorsement certificate, for Milan"
@@ -105,6 +106,7 @@ def test_a_file_that_is_no_list_is_an_error_of_the_policy(tmp_path: Path, conten
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.promise("What one rule of a policy revokes, every rule rejects.")
 def test_what_a_list_of_another_rule_revokes_is_refused() -> None:
     """Any rule admits, so one that names no list, or an older one, would admit what the other rule refuses."""
     mint = foundry("milan")

@@ -127,6 +127,7 @@ def test_quotes_without_recorded_collateral_are_read_as_dcap_qvl_reads_them(file
         tdx.authenticate(quote, RECORDS["near"].collateral, RECORDS["near"].now)
 
 
+@pytest.mark.promise("A guest that its host may debug is rejected.")
 def test_a_recorded_td_that_its_host_may_debug_is_refused() -> None:
     with pytest.raises(AdmissionError, match="may debug the TD"):
         tdx.authenticate(load("trustee-tdx_quote_4.dat"), RECORDS["near"].collateral, RECORDS["near"].now)
@@ -137,6 +138,7 @@ def test_text_behind_a_recorded_quote_is_refused() -> None:
         tdx_quote.trim(load("google-tdx_prod_quote_SPR_E4.dat"))
 
 
+@pytest.mark.promise("Signed evidence with a flipped bit is rejected.")
 @pytest.mark.long
 def test_every_flipped_bit_of_what_is_signed_is_refused() -> None:
     record = RECORDS["dstack"]
@@ -310,6 +312,7 @@ def test_a_td_with_a_service_td_is_refused() -> None:
 SVN = tdx_quote.read(foundry().quote(DATA)).tcb_svn
 
 
+@pytest.mark.promise("The firmware must be recent enough at launch, now, and as far back as the host can roll it.")
 @pytest.mark.parametrize(
     ("now", "is_older"),
     [

@@ -65,6 +65,7 @@ def policy(rules: list[list[str]], files: Mapping[str, Collateral]) -> kinds.Pol
     return kinds.read("\n".join(text).encode(), lambda path, limit: files[path].text.encode())
 
 
+@pytest.mark.promise("A policy with two collateral files for one platform is rejected, and the error names both.")
 @pytest.mark.parametrize("rules", [[["new.json", "old.json"]], [["old.json"], ["new.json"]]], ids=["one rule", "two"])
 def test_a_policy_with_two_files_for_one_platform_is_refused(rules: list[list[str]]) -> None:
     mint = foundry()
@@ -99,6 +100,7 @@ def test_recorded_collateral_says_which_authority_it_is_for() -> None:
 # -- parts that files share -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("The newest collateral, CRL and QE identity decide, whichever file or rule lists them.")
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
@@ -123,6 +125,7 @@ def test_the_newest_of_each_part_decides_whichever_file_has_it(other: dict[str, 
     assert verify(own, older).status == "UpToDate"
 
 
+@pytest.mark.promise("The newest collateral, CRL and QE identity decide, whichever file or rule lists them.")
 def test_a_file_of_another_rule_revokes_as_well() -> None:
     mint = foundry()
     files = {"own.json": mint.collateral(age=28), "other.json": mint.collateral(fmspc=OTHER, is_revoked=True)}
@@ -141,6 +144,7 @@ def test_a_file_of_another_rule_revokes_as_well() -> None:
             tdx.verify(quote, DATA, rules, time.time(), root=mint.root)
 
 
+@pytest.mark.promise("The newest collateral, CRL and QE identity decide, whichever file or rule lists them.")
 def test_a_newer_part_that_has_expired_lets_no_older_one_in() -> None:
     mint = foundry()
     own, expired = mint.collateral(number=17, age=2), mint.collateral(number=18, age=3, days=-1, ca="processor")
