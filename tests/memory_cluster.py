@@ -1,4 +1,4 @@
-"""A cluster in memory: real engines and real sealing over pipes, with a position for the attacker on every pipe."""
+"""A cluster in memory: real engines and real sealing, with pipes in place of sockets that an attacker can tap."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What an attacker on the wire can do to a link: each blow is dealt to one unit, and says what goes on in its place.
+"""What an attacker on the wire can do to a link: each action attacks one message and returns what travels on instead.
 
-A blow returns the bytes that travel on, or None when there is nothing here to deal it with; it is then dealt to the
-next unit.
+An action returns None if it cannot be applied to this message; the attacker then tries it on the next one.
 """
 
 from __future__ import annotations
@@ -10,237 +9,251 @@ from collections.abc import Iterable
 
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import HEADER_BYTES, Type, pack_header
-from tests.attack.attacker import Attack, Recording, Seat
-from tests.attack.wire_messages import Kind, Unit, Wire
+from tests.attack.attacker import Attack, Attacker, Recording
+from tests.attack.wire_messages import Kind, Wire, WireMessage
 
 # -- changing what is there -----------------------------------------------------------------------------------------
 
 
-def flip_a_bit(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    changed = bytearray(unit.data)
-    changed[_somewhere(seat, unit)] ^= 1 << seat.draw.randrange(8)
+def flip_a_bit(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    changed = bytearray(message.data)
+    changed[_random_position(attacker, message)] ^= 1 << attacker.random.randrange(8)
     return bytes(changed)
 
 
-def change_the_header(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
+def change_the_header(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
     """A field gets another plausible value; the layout stays valid."""
-    if unit.kind is not Kind.FRAME:
+    if message.kind is not Kind.FRAME:
         return None
-    header = unit.header
-    name = seat.draw.choice([name for name in header._fields if name != "unused"])
+    header = message.header
+    name = attacker.random.choice([name for name in header._fields if name != "unused"])
     old = getattr(header, name)
     if isinstance(old, bytes):
         new: object = bytes([old[0] ^ 1]) + old[1:]
     elif name == "type":
-        new = seat.draw.choice([kind for kind in Type if kind != old])
+        new = attacker.random.choice([kind for kind in Type if kind != old])
     elif name == "length":
-        new = min(max(0, old + seat.draw.choice([-16, -1, 1, 16, 4096])), SEGMENT_BYTES) if old else 16
+        new = min(max(0, old + attacker.random.choice([-16, -1, 1, 16, 4096])), SEGMENT_BYTES) if old else 16
     else:
         new = old + 1 if old < 1000 else old - 1
-    return pack_header(*header._replace(**{name: new})) + unit.data[HEADER_BYTES:]
+    return pack_header(*header._replace(**{name: new})) + message.data[HEADER_BYTES:]
 
 
-def truncate(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    seat.put(wire, unit.data[: seat.draw.randrange(len(unit.data))])
-    seat.cut(wire)
+def truncate(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    attacker.inject(wire, message.data[: attacker.random.randrange(len(message.data))])
+    attacker.cut(wire)
     return b""
 
 
-def _somewhere(seat: Seat, unit: Unit) -> int:
+def _random_position(attacker: Attacker, message: WireMessage) -> int:
     """A position in the header, in the payload or in the last tag, each as likely as the others."""
-    end = len(unit.data)
-    first = HEADER_BYTES if unit.kind is Kind.FRAME else 0
+    end = len(message.data)
+    first = HEADER_BYTES if message.kind is Kind.FRAME else 0
     regions = [range(first), range(first, end - 16), range(end - 16, end)]
-    return seat.draw.choice(seat.draw.choice([region for region in regions if region]))
+    return attacker.random.choice(attacker.random.choice([region for region in regions if region]))
 
 
 # -- leaving out, repeating, reordering -----------------------------------------------------------------------------
 
 
-def drop(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
+def drop(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
     return b""
 
 
-def drop_bytes(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    start = seat.draw.randrange(len(unit.data))
-    return unit.data[:start] + unit.data[start + seat.draw.choice([1, 16, 88, 104]) :]
+def drop_bytes(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    start = attacker.random.randrange(len(message.data))
+    return message.data[:start] + message.data[start + attacker.random.choice([1, 16, 88, 104]) :]
 
 
-def replay(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    return unit.data + unit.data
+def replay(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    return message.data + message.data
 
 
-def replay_an_older_one(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    return unit.data + seat.draw.choice(wire.passed).data if wire.passed else None
+def replay_an_older_one(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    return message.data + attacker.random.choice(wire.passed).data if wire.passed else None
 
 
-def reorder(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    wire.held = unit.data  # goes behind the next one
+def reorder(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    wire.delayed = message.data  # sent after the next message
     return b""
 
 
-# -- adding ---------------------------------------------------------------------------------------------------------
+# -- adds_bytes ---------------------------------------------------------------------------------------------------------
 
 
-def inject_garbage(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    return seat.draw.randbytes(seat.draw.choice([1, 16, 32, 104, 600])) + unit.data
+def inject_garbage(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    return attacker.random.randbytes(attacker.random.choice([1, 16, 32, 104, 600])) + message.data
 
 
-def inject_a_forged_frame(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    """A header that would be believed, and random bytes where ciphertext and tags belong."""
-    if unit.kind is not Kind.FRAME:
+def inject_a_forged_frame(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    """A plausible header, and random bytes in place of ciphertext and tags."""
+    if message.kind is not Kind.FRAME:
         return None
-    forged = unit.data[:HEADER_BYTES] + seat.draw.randbytes(len(unit.data) - HEADER_BYTES)
-    return forged + unit.data if seat.draw.random() < 0.5 else forged
+    forged = message.data[:HEADER_BYTES] + attacker.random.randbytes(len(message.data) - HEADER_BYTES)
+    return forged + message.data if attacker.random.random() < 0.5 else forged
 
 
-# -- from another place ---------------------------------------------------------------------------------------------
+# -- from elsewhere ----------------------------------------------------------------------------------------------------
 
 
-def from_another_run(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    return _recorded(seat, seat.strike.other_run, wire, unit)
+def from_another_run(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    return _recorded_message(attacker, attacker.plan.other_run, wire, message)
 
 
-def from_another_generation(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    return _recorded(seat, seat.strike.other_generation, wire, unit)
+def from_another_generation(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    return _recorded_message(attacker, attacker.plan.other_generation, wire, message)
 
 
-def from_another_group(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    return _from(seat, unit, (w for w in _alike(seat, wire) if _differs(w, wire, "group")))
+def from_another_group(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    return _message_from(attacker, message, (w for w in _same_direction(attacker, wire) if _differs(w, wire, "group")))
 
 
-def from_another_peer(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    others = (w for w in _alike(seat, wire) if _differs(w, wire, "sender") or _differs(w, wire, "receiver"))
-    return _from(seat, unit, others)
+def from_another_peer(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    others = (
+        w for w in _same_direction(attacker, wire) if _differs(w, wire, "sender") or _differs(w, wire, "receiver")
+    )
+    return _message_from(attacker, message, others)
 
 
-def from_the_other_direction(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
+def from_the_other_direction(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
     """From the connection that the peer dialled, or from the other half of this one."""
-    place = wire.place
-    if place is None:
+    connection = wire.connection
+    if connection is None:
         return None
-    back = (place.receiver, place.sender)
-    opposite = (w for w in seat.wires if w.place and w is not wire and (w.place.sender, w.place.receiver) == back)
-    return _from(seat, unit, (*opposite, *(w for w in seat.wires if w.number == wire.number and w is not wire)))
+    back = (connection.receiver, connection.sender)
+    opposite = (
+        w
+        for w in attacker.wires
+        if w.connection and w is not wire and (w.connection.sender, w.connection.receiver) == back
+    )
+    return _message_from(
+        attacker, message, (*opposite, *(w for w in attacker.wires if w.number == wire.number and w is not wire))
+    )
 
 
-def from_an_earlier_collective(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    if unit.kind is not Kind.FRAME:
+def from_an_earlier_collective(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    if message.kind is not Kind.FRAME:
         return None
-    now = unit.header.sequence
-    return _one_of(seat, unit, [u for u in wire.passed if u.kind is Kind.FRAME and u.header.sequence < now])
+    now = message.header.sequence
+    return _substitute(attacker, message, [m for m in wire.passed if m.kind is Kind.FRAME and m.header.sequence < now])
 
 
-def from_an_earlier_segment(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    if unit.kind is not Kind.FRAME:
+def from_an_earlier_segment(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    if message.kind is not Kind.FRAME:
         return None
-    now = unit.header.sequence
-    return _one_of(seat, unit, [u for u in wire.passed if u.kind is Kind.FRAME and u.header.sequence == now])
+    now = message.header.sequence
+    return _substitute(attacker, message, [m for m in wire.passed if m.kind is Kind.FRAME and m.header.sequence == now])
 
 
-def reflect(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
+def reflect(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
     """Send a worker its own bytes, on the connection they came from."""
-    opposite = next((w for w in seat.wires if w.number == wire.number and w is not wire), None)
+    opposite = next((w for w in attacker.wires if w.number == wire.number and w is not wire), None)
     if opposite is None:
         return None
-    seat.put(opposite, unit.data)
-    return unit.data
+    attacker.inject(opposite, message.data)
+    return message.data
 
 
-def reflect_the_connection(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    """Dial a worker with its own hello and whatever it sent next."""
-    if wire.place is None or not wire.from_dialler:
+def reflect_the_connection(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    """Dial a worker with its own hello and what it sent next."""
+    if wire.connection is None or not wire.from_dialler:
         return None
-    seat.dial(wire.place.sender, b"".join(u.data for u in wire.passed) + unit.data)
-    return unit.data
+    attacker.dial(wire.connection.sender, b"".join(m.data for m in wire.passed) + message.data)
+    return message.data
 
 
-def splice_a_connection(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    """From here on, a recorded connection's bytes in place of this one's."""
-    if wire.place is None:
+def splice_a_connection(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    """Replace all that follows by the bytes of a recorded connection."""
+    if wire.connection is None:
         return None
-    recording = seat.draw.choice([seat.strike.other_run, seat.strike.other_generation]).get(
-        (wire.place, wire.from_dialler), []
+    recording = attacker.random.choice([attacker.plan.other_run, attacker.plan.other_generation]).get(
+        (wire.connection, wire.from_dialler), []
     )
-    rest = [u.data for u in recording[len(wire.passed) :]]
+    rest = [m.data for m in recording[len(wire.passed) :]]
     if not rest:
         return None
-    wire.script = rest[1:]
+    wire.replacement = rest[1:]
     return rest[0]
 
 
-def misdirect(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    """Give a hello to a worker that it is not for."""
-    others = {w.place.receiver for w in seat.wires if w.place} - {wire.place.receiver if wire.place else -1}
-    if unit.kind is not Kind.HELLO or not others:
+def misdirect(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    """Send a hello to another worker than the one it names."""
+    others = {w.connection.receiver for w in attacker.wires if w.connection} - {
+        wire.connection.receiver if wire.connection else -1
+    }
+    if message.kind is not Kind.HELLO or not others:
         return None
-    seat.dial(seat.draw.choice(sorted(others)), unit.data)
+    attacker.dial(attacker.random.choice(sorted(others)), message.data)
     return b""
 
 
-def _alike(seat: Seat, wire: Wire) -> Iterable[Wire]:
-    return (w for w in seat.wires if w.from_dialler == wire.from_dialler and w is not wire)
+def _same_direction(attacker: Attacker, wire: Wire) -> Iterable[Wire]:
+    return (w for w in attacker.wires if w.from_dialler == wire.from_dialler and w is not wire)
 
 
 def _differs(one: Wire, two: Wire, field: str) -> bool:
-    return one.place is not None and two.place is not None and getattr(one.place, field) != getattr(two.place, field)
+    return (
+        one.connection is not None
+        and two.connection is not None
+        and getattr(one.connection, field) != getattr(two.connection, field)
+    )
 
 
-def _from(seat: Seat, unit: Unit, wires: Iterable[Wire]) -> bytes | None:
-    return _one_of(seat, unit, [u for w in wires for u in w.passed])
+def _message_from(attacker: Attacker, message: WireMessage, wires: Iterable[Wire]) -> bytes | None:
+    return _substitute(attacker, message, [m for w in wires for m in w.passed])
 
 
-def _recorded(seat: Seat, recording: Recording, wire: Wire, unit: Unit) -> bytes | None:
-    """What stood at this very place there, or else anything of its kind."""
-    units = recording.get((wire.place, wire.from_dialler), []) if wire.place else []
-    here = units[len(wire.passed) : len(wire.passed) + 1]
-    return _one_of(seat, unit, here or [u for us in recording.values() for u in us])
+def _recorded_message(attacker: Attacker, recording: Recording, wire: Wire, message: WireMessage) -> bytes | None:
+    """The recorded message at the same position, or else any of its kind."""
+    messages = recording.get((wire.connection, wire.from_dialler), []) if wire.connection else []
+    here = messages[len(wire.passed) : len(wire.passed) + 1]
+    return _substitute(attacker, message, here or [m for recorded in recording.values() for m in recorded])
 
 
-def _one_of(seat: Seat, unit: Unit, candidates: list[Unit]) -> bytes | None:
-    """One of the candidates of the same kind, preferably of the same length; sometimes behind this unit's own header."""
-    same = [u for u in candidates if u.kind is unit.kind and u.data != unit.data]
+def _substitute(attacker: Attacker, message: WireMessage, candidates: list[WireMessage]) -> bytes | None:
+    """A candidate of the same kind, preferably of the same length; in half of the cases after this message's own header."""
+    same = [m for m in candidates if m.kind is message.kind and m.data != message.data]
     if not same:
         return None
-    fitting = [u for u in same if len(u.data) == len(unit.data)]
-    other = seat.draw.choice(fitting or same)
-    if fitting and unit.kind is Kind.FRAME and seat.draw.random() < 0.5:
-        return unit.data[:HEADER_BYTES] + other.data[HEADER_BYTES:]
+    fitting = [m for m in same if len(m.data) == len(message.data)]
+    other = attacker.random.choice(fitting or same)
+    if fitting and message.kind is Kind.FRAME and attacker.random.random() < 0.5:
+        return message.data[:HEADER_BYTES] + other.data[HEADER_BYTES:]
     return other.data
 
 
-# -- what must not disturb anybody ----------------------------------------------------------------------------------
+# -- attacks that a run must survive --------------------------------------------------------------------------------
 
 
-def replay_a_hello(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    """Dial a worker with what another connection to it began with, and went on with."""
-    places = [w for w in seat.wires if w.place and w.from_dialler and w.passed]
-    if not places:
+def replay_a_hello(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    """Dial a worker with the first messages of another connection to it."""
+    dialled = [w for w in attacker.wires if w.connection and w.from_dialler and w.passed]
+    if not dialled:
         return None
-    old = seat.draw.choice(places)
-    assert old.place is not None
-    seat.dial(old.place.receiver, b"".join(u.data for u in old.passed[: seat.draw.choice([1, 2, None])]))
-    return unit.data
+    old = attacker.random.choice(dialled)
+    assert old.connection is not None
+    attacker.dial(old.connection.receiver, b"".join(m.data for m in old.passed[: attacker.random.choice([1, 2, None])]))
+    return message.data
 
 
-def replay_a_recorded_connection(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
-    """The same with a connection of another run or generation."""
-    recording = seat.draw.choice([seat.strike.other_run, seat.strike.other_generation])
-    choices = [(place, units) for (place, from_dialler), units in recording.items() if from_dialler]
+def replay_a_recorded_connection(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
+    """Dial a worker with a connection of another run or generation."""
+    recording = attacker.random.choice([attacker.plan.other_run, attacker.plan.other_generation])
+    choices = [(connection, messages) for (connection, from_dialler), messages in recording.items() if from_dialler]
     if not choices:
         return None
-    place, units = seat.draw.choice(choices)
-    seat.dial(place.receiver, b"".join(u.data for u in units))
-    return unit.data
+    connection, messages = attacker.random.choice(choices)
+    attacker.dial(connection.receiver, b"".join(m.data for m in messages))
+    return message.data
 
 
-def unauthenticated_peers(seat: Seat, wire: Wire, unit: Unit) -> bytes | None:
+def unauthenticated_peers(attacker: Attacker, wire: Wire, message: WireMessage) -> bytes | None:
     """Silence, garbage and half a hello on a worker's port."""
-    if wire.place is None:
+    if wire.connection is None:
         return None
     for length in (0, 1, 111, 112, 400):
-        seat.dial(wire.place.receiver, seat.draw.randbytes(length))
-    return unit.data
+        attacker.dial(wire.connection.receiver, attacker.random.randbytes(length))
+    return message.data
 
 
 HARMFUL = (
@@ -266,7 +279,8 @@ HARMFUL = (
     misdirect,
 )
 HARMLESS = (reflect_the_connection, replay_a_hello, replay_a_recorded_connection, unauthenticated_peers)
-ADDING = (replay, replay_an_older_one, reflect)
+ADDS_BYTES = (replay, replay_an_older_one, reflect)
 ATTACKS = tuple(
-    [Attack(blow, adding=blow in ADDING) for blow in HARMFUL] + [Attack(blow, harmless=True) for blow in HARMLESS]
+    [Attack(action, adds_bytes=action in ADDS_BYTES) for action in HARMFUL]
+    + [Attack(action, harmless=True) for action in HARMLESS]
 )

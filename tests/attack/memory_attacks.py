@@ -1,4 +1,4 @@
-"""The attacker's seat at the wires of a world in memory, and a trial played before it."""
+"""An attacker on the pipes of a cluster in memory, and one trial under its attack."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ringfence.errors import AbortedError, MismatchError, RingfenceError
 from ringfence.keys import Secret
 from ringfence.link.frames import FORWARD_OVERHEAD
 from ringfence.transport.in_memory import Pipe
-from tests.attack.attacker import Attack, Recording, Seat, Strike
-from tests.attack.trials import KINDS, Round, Watched, submit
+from tests.attack.attacker import Attack, Attacker, AttackPlan, Recording
+from tests.attack.trials import KINDS, CheckedRequest, GroupCall, submit
 from tests.attack.wire_messages import Wire
 from tests.memory_cluster import World
 
 SEGMENT = 256
 PASS = 4 * SEGMENT
-TABLES = (  # what a few hundred bytes are run as
+TABLES = (  # which schedules a few hundred bytes use
     Table(),  # few messages: doubling, binomial trees, Bruck
     Table(small=64, ring_slice=32, chain_slice=32),  # rings and chains
     Table(small=64, ring_slice=1 << 40, chain_slice=1 << 40),  # trees
 )
 ELEMENTS = (1, 7, 40, 150, 300)  # of one part; 300: several segments in several passes
-NOBODY = Strike()
-AFTERWARDS = 25.0  # seconds in which every timer and every deadline has run out
+NO_ATTACK = AttackPlan()
+TIME_LIMIT = 25.0  # seconds in which every timer and every deadline has run out
 
 
 def small_segments(patch: pytest.MonkeyPatch) -> None:
@@ -47,19 +47,19 @@ class Scenario:
     size: int
     table: int
     capacity: int  # of a pipe
-    together: bool  # all rounds under way at once, or one after the other
-    rounds: tuple[Round, ...]
+    concurrent: bool  # all calls under way at once, or one after the other
+    calls: tuple[GroupCall, ...]
 
     @classmethod
-    def drawn(cls, draw: Random) -> Scenario:
-        size = draw.choice((2, 3, 4))
-        count = draw.choice((1, 1, 2, 3))
-        rounds = tuple(
-            Round(draw.randrange(2), draw.choice(KINDS), draw.choice(ELEMENTS), draw.randrange(size))
+    def draw(cls, random: Random) -> Scenario:
+        size = random.choice((2, 3, 4))
+        count = random.choice((1, 1, 2, 3))
+        calls = tuple(
+            GroupCall(random.randrange(2), random.choice(KINDS), random.choice(ELEMENTS), random.randrange(size))
             for _ in range(count)
         )
-        capacity = draw.choice((1 << 22, 1 << 22, 300))
-        return cls(size, draw.randrange(len(TABLES)), capacity, draw.random() < 0.5, rounds)
+        capacity = random.choice((1 << 22, 1 << 22, 300))
+        return cls(size, random.randrange(len(TABLES)), capacity, random.random() < 0.5, calls)
 
     def world(self, seed: int, session: int = 0) -> World:
         """The same seed gives the same workers' keys; another session gives another session key."""
@@ -70,20 +70,20 @@ class Scenario:
         return world
 
 
-class MemorySeat(Seat):
-    """At the wires of a world in memory."""
+class MemoryAttacker(Attacker):
+    """An attacker on the pipes of a cluster in memory."""
 
-    def __init__(self, world: World, strike: Strike) -> None:
-        super().__init__(strike)
+    def __init__(self, world: World, plan: AttackPlan) -> None:
+        super().__init__(plan)
         self._world = world
         self._pipes: dict[int, Pipe] = {}
         self._by_pipe: dict[int, Wire] = {}
         self._own: set[int] = set()  # the attacker's own connections
         self._known = 0
 
-    # -- what a blow may use -----------------------------------------------------------------------------------------
+    # -- for actions ---------------------------------------------------------------------------------------------------
 
-    def put(self, wire: Wire, data: bytes) -> None:
+    def inject(self, wire: Wire, data: bytes) -> None:
         pipe = self._pipes[id(wire)]
         pipe.delivered += data
         if pipe.reader is not None:
@@ -99,20 +99,20 @@ class MemorySeat(Seat):
         self._known = len(self._world.wires.streams)
         stream.outgoing.written += data
 
-    # -- watching ----------------------------------------------------------------------------------------------------
+    # -- forwarding ---------------------------------------------------------------------------------------------------
 
     def change(self, pipe: Pipe, data: bytes) -> bytes:
-        """What `Wires.deliver` passes on in place of what a worker wrote."""
+        """Return what `Wires.deliver` passes on in place of what a worker wrote."""
         if id(pipe) in self._own:
             return data
         self._find_wires()
         wire = self._by_pipe[id(pipe)]
         if pipe.writer is not None:
-            pipe.writer.notify(False, True)  # the tape takes all there is
-        return b"".join([self.pass_on(wire, unit) for unit in wire.tape.feed(data)])
+            pipe.writer.notify(False, True)  # the splitter takes all there is
+        return b"".join([self.forward(wire, message) for message in wire.splitter.feed(data)])
 
     def _find_wires(self) -> None:
-        """Dialler and acceptor of a connection stand next to each other in the list of streams."""
+        """Track new connections. Dialler and acceptor are adjacent in the list of streams."""
         streams = self._world.wires.streams
         for index in range(self._known, len(streams)):
             pipe = streams[index].outgoing
@@ -127,59 +127,59 @@ class MemorySeat(Seat):
 class Outcome:
     """How a trial ended."""
 
-    struck: bool
+    attacked: bool
     faults: list[str]
-    errors: list[RingfenceError]  # of the engines that found out for themselves
-    units: int = 0
+    errors: list[RingfenceError]  # of the engines that detected it themselves
+    message_count: int = 0
     recording: Recording = field(default_factory=dict)
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         return type(self.errors[0]).__name__ if self.errors else "no effect"
 
 
-def play(scenario: Scenario, seed: int, strike: Strike = NOBODY, session: int = 0) -> Outcome:
-    """One trial: a fresh world, its rounds under attack, and the verification."""
-    draw = Random(seed)
+def run_trial(scenario: Scenario, seed: int, plan: AttackPlan = NO_ATTACK, session: int = 0) -> Outcome:
+    """Run one trial: a fresh cluster, its calls under attack, and the checks."""
+    random = Random(seed)
     world = scenario.world(seed, session)
     communicators = [
         list(world.communicators.values()),
         list(world.add_communicator("twin", range(scenario.size)).values()),
     ]
-    seat = MemorySeat(world, strike)
-    watched: list[Watched] = []
-    for number, one in enumerate(scenario.rounds):
-        watched += submit(one, communicators[one.communicator], draw)
-        if not scenario.together or number == len(scenario.rounds) - 1:
-            world.run([each.request for each in watched], seat.change)
-    _let_time_pass(world, seat, watched)
-    return _verify(world, seat, watched, strike.attack)
+    attacker = MemoryAttacker(world, plan)
+    checked: list[CheckedRequest] = []
+    for number, call in enumerate(scenario.calls):
+        checked += submit(call, communicators[call.communicator], random)
+        if not scenario.concurrent or number == len(scenario.calls) - 1:
+            world.run([each.request for each in checked], attacker.change)
+    _advance_time(world, attacker, checked)
+    return _check(world, attacker, checked, plan.attack)
 
 
-def _let_time_pass(world: World, seat: MemorySeat, watched: list[Watched]) -> None:
-    """Second by second, as timers and what they lead to come one after the other."""
-    requests = [each.request for each in watched]
-    while world.now < AFTERWARDS and not all(request.done for request in requests):
+def _advance_time(world: World, attacker: MemoryAttacker, checked: list[CheckedRequest]) -> None:
+    """Advance second by second, because a timer may start another."""
+    requests = [each.request for each in checked]
+    while world.now < TIME_LIMIT and not all(request.done for request in requests):
         world.wait(1.0)
-        world.run(requests, seat.change)
+        world.run(requests, attacker.change)
     world.wait(2.0)  # a suspicion may still be waiting
     for engine in world.engines:
         engine.run_ready()
 
 
-def _verify(world: World, seat: MemorySeat, watched: list[Watched], attack: Attack | None) -> Outcome:
-    faults = [fault for each in watched if (fault := each.fault())]
+def _check(world: World, attacker: MemoryAttacker, checked: list[CheckedRequest], attack: Attack | None) -> Outcome:
+    faults = [fault for each in checked if (fault := each.fault())]
     failures = [engine.failure for engine in world.engines]
     if any(failures) and not all(failures):
         faults.append(f"some workers failed and others did not: {failures}")
     if any(failures) and (attack is None or attack.harmless):
-        faults.append(f"what must not disturb anybody did: {failures}")
+        faults.append(f"a harmless attack failed the session: {failures}")
     named = [error for error in failures if error is not None and not isinstance(error, AbortedError)]
     faults += [
-        f"bytes of an unauthenticated peer were believed: {error!r}"
+        f"unauthenticated bytes were taken as a worker's: {error!r}"
         for error in named
         if isinstance(error, MismatchError)
     ]
-    if seat.must_be_noticed and not named:
-        faults.append("nobody noticed that a frame was attacked")
-    return Outcome(seat.struck, faults, named, seat.units, seat.recording())
+    if attacker.must_be_detected and not named:
+        faults.append("no worker detected the attack on a frame")
+    return Outcome(attacker.attacked is not None, faults, named, attacker.message_count, attacker.recording())

@@ -1,6 +1,6 @@
-"""A hostile TCP relay: the workers of a group dial it in place of each other, and it deals one blow.
+"""A hostile TCP relay: the workers of a group dial it in place of each other, and it carries out one attack.
 
-Every worker's links are dialled at a port of the relay's, which stands between that worker and all the others.
+It has a port for each worker, at which all other workers dial that worker's links.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-from tests.attack.attacker import Seat, Strike
+from tests.attack.attacker import Attacker, AttackPlan
 from tests.attack.wire_messages import Wire
 
 HOST = "127.0.0.1"
@@ -20,7 +20,7 @@ PORTS_EACH = 8  # a worker's range: its link listener takes the first, its admis
 
 
 def free_ports(count: int) -> list[int]:
-    """First ports of ranges that nobody uses, below those that the kernel hands out."""
+    """Return the first ports of free ranges below the kernel's ephemeral ports."""
     found: list[int] = []
     while len(found) < count:
         first = 10_000 + PORTS_EACH * secrets.randbelow(2_750)
@@ -38,25 +38,23 @@ def _is_free(port: int) -> bool:
     return True
 
 
-class Relay(Seat):
-    """The attacker's seat between the workers of one group. Use it in a `with`."""
+class Relay(Attacker):
+    """An attacker between the worker processes of one group. Use it in a `with` statement."""
 
-    def __init__(self, world: int, strike: Strike) -> None:
-        super().__init__(strike)
+    def __init__(self, world: int, plan: AttackPlan) -> None:
+        super().__init__(plan)
         self._lock = threading.Lock()  # wires and blows are one at a time
         self._targets = free_ports(world)
         self._sinks: dict[int, socket.socket] = {}
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._trouble: list[
-            str
-        ] = []  # of the relay's own: a trial in which it could not do its work counts for nothing
+        self._trouble: list[str] = []  # errors of the relay itself, which make a trial invalid
         self._listeners = [socket.create_server((HOST, 0), backlog=64) for _ in range(world)]
         for rank in range(world):
             self._spawn(self._accept, rank)
 
     def environments(self) -> list[dict[str, str]]:
-        """What makes each worker listen where the relay expects it, and tell the others to dial the relay."""
+        """Return the variables that make each worker listen where the relay expects it and advertise the relay."""
         return [
             {
                 "RINGFENCE_PORTS": f"{first}-{first + PORTS_EACH - 1}",
@@ -79,14 +77,14 @@ class Relay(Seat):
             end.close()
         assert not self._trouble
 
-    def rest(self) -> None:
-        """Deal no blow from now on."""
+    def stop_attacking(self) -> None:
+        """Only forward from now on."""
         with self._lock:
-            self.strike = Strike()
+            self.plan = AttackPlan()
 
-    # -- what a blow may use; the lock is held ---------------------------------------------------------------------
+    # -- for actions; the lock is held -------------------------------------------------------------------------------
 
-    def put(self, wire: Wire, data: bytes) -> None:
+    def inject(self, wire: Wire, data: bytes) -> None:
         with contextlib.suppress(OSError):
             self._sinks[id(wire)].sendall(data)
 
@@ -96,11 +94,11 @@ class Relay(Seat):
 
     def dial(self, receiver: int, data: bytes) -> None:
         with contextlib.suppress(OSError):
-            unauthenticated_peer = socket.create_connection((HOST, self._targets[receiver]))
-            self._sockets.append(unauthenticated_peer)
-            unauthenticated_peer.sendall(data)
+            connection = socket.create_connection((HOST, self._targets[receiver]))
+            self._sockets.append(connection)
+            connection.sendall(data)
 
-    # -- passing on --------------------------------------------------------------------------------------------------
+    # -- forwarding -------------------------------------------------------------------------------------------------
 
     def _spawn(self, function: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(target=function, args=args, daemon=True)
@@ -116,7 +114,7 @@ class Relay(Seat):
             try:
                 worker = socket.create_connection((HOST, self._targets[rank]))
             except OSError as error:
-                self._trouble.append(f"worker {rank} does not listen where it was told to: {error}")
+                self._trouble.append(f"worker {rank} does not listen at its port: {error}")
                 dialler.close()
                 continue
             self._join(dialler, worker)
@@ -134,11 +132,11 @@ class Relay(Seat):
             self._spawn(self._pump, source, wire)
 
     def _pump(self, source: socket.socket, wire: Wire) -> None:
-        with contextlib.suppress(OSError):  # either end is gone, and so is the connection
+        with contextlib.suppress(OSError):  # either end has closed the connection
             while chunk := source.recv(1 << 18):
-                for unit in wire.tape.feed(chunk):
+                for message in wire.splitter.feed(chunk):
                     with self._lock:
-                        out = self.pass_on(wire, unit)
+                        out = self.forward(wire, message)
                     self._sinks[id(wire)].sendall(out)
-            self._sinks[id(wire)].sendall(wire.tape.rest())
+            self._sinks[id(wire)].sendall(wire.splitter.remainder())
         self.cut(wire)

@@ -1,4 +1,4 @@
-"""What the worker processes do behind the relay, and how each verifies what it got."""
+"""What the worker processes run behind the relay, and how each checks its results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringfence.collectives import Collective
 from ringfence.errors import RingfenceError
-from tests.attack.trials import REDUCING, SEND, Watched, expected_of, in_lane, numbers
+from tests.attack.trials import REDUCING, SEND, CheckedRequest, expected_of, in_lane, random_tensor
 
-SECONDS = 3.0  # the timeout of every operation
+SECONDS = 3.0  # the timeout of every request
 SMALL, LARGE = 40, 100_000  # elements; the large ones make several segments
 
-PLAYS = (
+CALLS = (
     (Collective.ALL_REDUCE, SMALL),
     (Collective.ALL_GATHER, LARGE),
     (SEND, LARGE),
@@ -31,38 +31,38 @@ PLAYS = (
 )
 
 
-class Verdict(NamedTuple):
-    """How a worker fared."""
+class WorkerResult(NamedTuple):
+    """The result of one worker."""
 
     faults: list[str]
     error: str = ""  # the type of the first exception, if any
     message: str = ""
-    seconds: float = 0.0  # the longest that an operation took to end
+    seconds: float = 0.0  # the longest that an request took to end
 
 
-def play(seed: int) -> Verdict:
-    """All rounds, in two groups by turns, until one of them raises."""
+def run_calls(seed: int) -> WorkerResult:
+    """Run all calls, alternating between two communicators, until one raises."""
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.group.WORLD.set_timeout(timedelta(seconds=SECONDS))
     twin = dist.new_group(timeout=timedelta(seconds=SECONDS))
-    draw = Random(seed)
+    random = Random(seed)
     longest = 0.0
-    for number, (kind, count) in enumerate(PLAYS):
-        parts = [[numbers(draw, count) for _ in range(size)] for _ in range(size)]
+    for number, (kind, count) in enumerate(CALLS):
+        parts = [[random_tensor(random, count) for _ in range(size)] for _ in range(size)]
         if kind in REDUCING:
             parts = [[in_lane(part, owner) for part in parts[owner]] for owner in range(size)]
         started = time.monotonic()
-        seen = _round(kind, parts, rank, twin if number % 2 else dist.group.WORLD)
+        checked = _run_call(kind, parts, rank, twin if number % 2 else dist.group.WORLD)
         longest = max(longest, time.monotonic() - started)
-        faults = [fault for each in seen if (fault := each.fault())]
-        error = seen[0].request.error
+        faults = [fault for each in checked if (fault := each.fault())]
+        error = checked[0].request.error
         if faults or error is not None:
-            return Verdict(faults, type(error).__name__, str(error), longest)
-    return Verdict([], seconds=longest)
+            return WorkerResult(faults, type(error).__name__, str(error), longest)
+    return WorkerResult([], seconds=longest)
 
 
-def once_more() -> str:
-    """Whether this worker knows by now that the session is over."""
+def probe() -> str:
+    """Return the error type if the session has failed on this worker, or an empty string."""
     try:
         dist.barrier()
     except RingfenceError as error:
@@ -71,7 +71,7 @@ def once_more() -> str:
 
 
 def train(steps: int) -> tuple[int, str]:
-    """DDP, which learns of a collective's end through a future: after how many steps did it raise, and what?"""
+    """Train with DDP, which waits on futures; return the step that raised and the message."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(steps):
@@ -84,44 +84,46 @@ def train(steps: int) -> tuple[int, str]:
     return steps, ""
 
 
-class _Ended:
-    """An operation that has returned or raised."""
+class _CompletedOperation:
+    """An request that has returned or raised."""
 
     done = True
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, description: str) -> None:
         self.error: Exception | None = None
-        self._what = what
+        self._description = description
 
     def describe(self) -> str:
-        return self._what
+        return self._description
 
 
-def _round(kind: int, parts: list[list[torch.Tensor]], rank: int, group: dist.ProcessGroup) -> list[Watched]:
+def _run_call(
+    kind: int, parts: list[list[torch.Tensor]], rank: int, communicator: dist.ProcessGroup
+) -> list[CheckedRequest]:
     size = len(parts)
     mine = [part.clone() for part in parts[rank]]
     left, right = (rank - 1) % size, (rank + 1) % size
     expected = parts[left][0] if kind == SEND else expected_of(Collective(kind), 0, rank, parts)
     whole = kind in (Collective.ALL_REDUCE, Collective.BROADCAST)
-    target = mine[0] if whole else numbers(Random(rank), len(expected))
-    ended = _Ended(f"round of kind {kind}")
-    watched = Watched(ended, target, target.clone(), expected)
+    target = mine[0] if whole else random_tensor(Random(rank), len(expected))
+    ended = _CompletedOperation(f"call of kind {kind}")
+    checked = CheckedRequest(ended, target, target.clone(), expected)
     try:
         match kind:
             case Collective.ALL_REDUCE:
-                dist.all_reduce(target, group=group)
+                dist.all_reduce(target, communicator=communicator)
             case Collective.BROADCAST:
-                dist.broadcast(target, 0, group=group)
+                dist.broadcast(target, 0, communicator=communicator)
             case Collective.ALL_GATHER:
-                dist.all_gather_into_tensor(target, mine[0], group=group)
+                dist.all_gather_into_tensor(target, mine[0], communicator=communicator)
             case Collective.REDUCE_SCATTER:
-                dist.reduce_scatter_tensor(target, torch.cat(mine), group=group)
+                dist.reduce_scatter_tensor(target, torch.cat(mine), communicator=communicator)
             case Collective.ALL_TO_ALL:
-                dist.all_to_all_single(target, torch.cat(mine), group=group)
+                dist.all_to_all_single(target, torch.cat(mine), communicator=communicator)
             case _:
-                sending = dist.isend(mine[0], right, group=group)
-                dist.recv(target, left, group=group)
+                sending = dist.isend(mine[0], right, communicator=communicator)
+                dist.recv(target, left, communicator=communicator)
                 sending.wait()
     except RingfenceError as error:
         ended.error = error
-    return [watched]
+    return [checked]

@@ -20,7 +20,7 @@ from ringfence.errors import AuthenticationError
 from ringfence.keys import Secret
 from ringfence.link.frames import HEADER_BYTES, TAG_BYTES, Type
 from ringfence.transport.in_memory import Pipe
-from tests.attack.wire_messages import Kind, Tape
+from tests.attack.wire_messages import Kind, MessageSplitter
 from tests.memory_cluster import World, broadcast
 
 BLOCK = 16
@@ -72,16 +72,16 @@ class Forger:
 
     def __init__(self) -> None:
         self.change = b""
-        self._tapes: dict[int, Tape] = {}
+        self._splitters: dict[int, MessageSplitter] = {}
         self.forged = 0
 
     def see(self, pipe: Pipe, data: bytes) -> bytes:
-        known = id(pipe) in self._tapes
+        known = id(pipe) in self._splitters
         if (pipe.sender, pipe.receiver) != PATH or not (known or data.startswith(b"RFL1")):
             return data
-        tape = self._tapes.setdefault(id(pipe), Tape(True))
-        passed = b"".join(self._forge(unit.data, unit.kind) for unit in tape.feed(data))
-        assert not tape.rest()
+        splitter = self._splitters.setdefault(id(pipe), MessageSplitter(True))
+        passed = b"".join(self._forge(message.data, message.kind) for message in splitter.feed(data))
+        assert not splitter.remainder()
         return passed
 
     def _forge(self, data: bytes, kind: Kind) -> bytes:

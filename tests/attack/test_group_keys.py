@@ -9,7 +9,7 @@ from ringfence import keys
 from ringfence.collectives import Table
 from ringfence.link.frames import HEADER_BYTES, Type
 from ringfence.transport.in_memory import Pipe
-from tests.attack.wire_messages import Kind, Tape
+from tests.attack.wire_messages import Kind, MessageSplitter
 from tests.memory_cluster import World, broadcast
 
 SIZE, HONEST = 4, 1
@@ -39,16 +39,16 @@ class Wiretap:
 
     def __init__(self, sender: int) -> None:
         self._sender = sender
-        self._tapes: dict[int, Tape] = {}
+        self._splitters: dict[int, MessageSplitter] = {}
         self.sealed: dict[int, bytes] = {}  # by the origin's counter
 
     def see(self, pipe: Pipe, data: bytes) -> bytes:
         if pipe.sender == self._sender:
-            from_dialler = data[:4] == b"RFL1" or id(pipe) in self._tapes
+            from_dialler = data[:4] == b"RFL1" or id(pipe) in self._splitters
             if from_dialler:
-                for unit in self._tapes.setdefault(id(pipe), Tape(True)).feed(data):
-                    if unit.kind is Kind.FRAME and unit.header.type == Type.FORWARD:
-                        self.sealed[unit.header.counter] = unit.data[HEADER_BYTES:][: unit.header.length]
+                for message in self._splitters.setdefault(id(pipe), MessageSplitter(True)).feed(data):
+                    if message.kind is Kind.FRAME and message.header.type == Type.FORWARD:
+                        self.sealed[message.header.counter] = message.data[HEADER_BYTES:][: message.header.length]
         return data
 
 

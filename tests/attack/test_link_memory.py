@@ -1,4 +1,4 @@
-"""The attacker at the links of worlds in memory: whatever is done to the bytes, no wrong number and no hang."""
+"""Attacks on the links of clusters in memory: none delivers a wrong result, and none hangs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from ringfence.link.frames import Type
 from ringfence.link.seal import Opener
 from ringfence.runtime.engine import Engine
-from tests.attack.attacker import Attack, Strike
+from tests.attack.attacker import Attack, AttackPlan
 from tests.attack.attacks import ATTACKS, flip_a_bit, truncate
-from tests.attack.memory_attacks import PASS, SEGMENT, Outcome, Scenario, play, small_segments
+from tests.attack.memory_attacks import PASS, SEGMENT, Outcome, Scenario, run_trial, small_segments
 from tests.attack.trials import KINDS
 from tests.attack.wire_messages import Kind
 
@@ -29,37 +29,37 @@ def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def scenario(number: int) -> Scenario:
-    return Scenario.drawn(Random(number))
+    return Scenario.draw(Random(number))
 
 
 @cache
 def clean(number: int, seed: int, session: int = 0) -> Outcome:
-    """The same scenario with nobody at the wire: how many units it has, and what an attacker may have recorded."""
-    return play(scenario(number), seed, session=session)
+    """The same scenario without an attack: its number of messages, and what an attacker may have recorded."""
+    return run_trial(scenario(number), seed, session=session)
 
 
 def attacked(trial: int, attacks: tuple[Attack, ...] = ATTACKS) -> tuple[Attack, Outcome]:
-    """One trial, wholly determined by its number."""
-    draw = Random(f"trial {trial}")
-    number, attack = draw.randrange(SCENARIOS), draw.choice(attacks)
+    """Run one trial, which its number determines completely."""
+    random = Random(f"trial {trial}")
+    number, attack = random.randrange(SCENARIOS), random.choice(attacks)
     here, there = clean(number, seed=1), clean(number, seed=2, session=1)
-    strike = Strike(attack, draw.randrange(here.units), draw, here.recording, there.recording)
-    return attack, play(scenario(number), 2, strike)
+    plan = AttackPlan(attack, random.randrange(here.message_count), random, here.recording, there.recording)
+    return attack, run_trial(scenario(number), 2, plan)
 
 
 def test_without_an_attacker_every_round_of_every_scenario_succeeds() -> None:
     frames = Counter[Type]()
-    rounds = Counter[int]()
+    kinds = Counter[int]()
     segments = set[int]()
     for number in range(SCENARIOS):
         outcome = clean(number, seed=1)
         assert (outcome.faults, outcome.errors) == ([], [])
-        rounds.update(one.kind for one in scenario(number).rounds)
-        for units in outcome.recording.values():
-            headers = [unit.header for unit in units if unit.kind is Kind.FRAME]
+        kinds.update(one.kind for one in scenario(number).calls)
+        for messages in outcome.recording.values():
+            headers = [message.header for message in messages if message.kind is Kind.FRAME]
             frames.update(Type(header.type) for header in headers)
             segments.update(header.segment for header in headers)
-    assert set(rounds) == set(KINDS)
+    assert set(kinds) == set(KINDS)
     assert {Type.HOP, Type.FORWARD, Type.OFFER, Type.WANT, Type.PAYLOAD} <= set(frames)
     assert {1, 2} <= segments and max(segments) >= PASS // SEGMENT  # several segments, several passes
 
@@ -74,10 +74,10 @@ def test_no_attack_on_a_link_delivers_a_wrong_number_or_hangs(full: bool, capsys
         trial += 1
         attack, outcome = attacked(trial)
         assert not outcome.faults, f"trial {trial}, {attack.name}: {outcome.faults}"
-        if outcome.struck:
-            counts[attack.name, outcome.word] += 1
+        if outcome.attacked:
+            counts[attack.name, outcome.label] += 1
     with capsys.disabled():
-        print(f"\n{counts.total()} attacks on links in memory, no wrong number, no hang:\n{table(counts)}")
+        print(f"\n{counts.total()} attacks on links in memory, no wrong result, no hang:\n{table(counts)}")
     assert {name for name, _ in counts} == {attack.name for attack in ATTACKS}
 
 
@@ -92,7 +92,7 @@ def faults_of(attacks: tuple[Attack, ...], trials: int) -> list[str]:
     return [fault for trial in range(trials) for fault in attacked(trial, attacks)[1].faults]
 
 
-# -- that the verification can fail ------------------------------------------------------------------------------------
+# -- the checks can fail ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
@@ -103,20 +103,20 @@ def test_the_verification_finds_wrong_numbers_where_nothing_is_verified(monkeypa
 
     monkeypatch.setattr(Opener, "open_into", open_blindly)
     monkeypatch.setattr(Opener, "check", lambda *_: None)
-    assert any("wrong numbers" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
+    assert any("wrong result" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
 
 
 @pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
 def test_the_verification_finds_what_a_failed_open_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringfence.link.seal.wipe", lambda target: None)
-    assert any("left something behind" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
+    assert any("left data behind" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
 
 
 @pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
 def test_the_verification_finds_an_attack_that_nobody_noticed() -> None:
-    """To leave a unit as it is is no attack: nobody can notice it."""
-    faults = faults_of((Attack(lambda seat, wire, unit: unit.data),), 40)
-    assert faults and set(faults) == {"nobody noticed that a frame was attacked"}
+    """An action that leaves the message as it is cannot be detected."""
+    faults = faults_of((Attack(lambda attacker, wire, message: message.data),), 40)
+    assert faults and set(faults) == {"no worker detected the attack on a frame"}
 
 
 @pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")

@@ -1,7 +1,7 @@
-"""Collectives whose outcome can be verified: right, old, or something that should not be there.
+"""Collectives whose result can be checked: expected, untouched, or something that must not be there.
 
 Every element is an int64 of four 16-bit lanes. In a reduction rank r fills lane r only, so that any honest partial sum
-is the expected sum with some lanes still zero; a single changed bit is not.
+is the expected sum with some lanes still zero. A changed bit is not.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.point_to_point import Transfer
 from tests.memory_cluster import engine_of
 
-SECONDS = 10.0  # the operations' timeout
+SECONDS = 10.0  # the timeout of every request
 LANES = 4  # so there are at most four ranks
 
-SEND = -1  # beside the kinds of collectives: every rank sends to its right and receives from its left
+SEND = -1  # beside the kinds of collectives: every rank sends to the next and receives from the previous
 REDUCING = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
-WHOLE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)  # about one tensor, in place
+WHOLE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)  # one tensor, in place
 GATHERING = (Collective.ALL_GATHER, Collective.GATHER)
 KINDS = (
     Collective.ALL_REDUCE,
@@ -43,8 +43,8 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Round:
-    """One collective of all ranks of one group."""
+class GroupCall:
+    """One collective of all ranks of one communicator."""
 
     communicator: int
     kind: int
@@ -52,8 +52,8 @@ class Round:
     root: int = 0
 
 
-class Ending(Protocol):
-    """What is known of an operation: whether it has ended, and how."""
+class Completion(Protocol):
+    """An request that may have ended, with or without an error."""
 
     done: bool
     error: Any
@@ -62,87 +62,91 @@ class Ending(Protocol):
 
 
 @dataclass
-class Watched:
-    """One rank's operation, and the memory it writes with what may be found there."""
+class CheckedRequest:
+    """One rank's request, the tensor that it writes, and the contents that are allowed there."""
 
-    request: Ending
+    request: Completion
     target: torch.Tensor
     old: torch.Tensor
     expected: torch.Tensor
 
     def fault(self) -> str | None:
-        """What is wrong, if anything: the invariant that no attack may break."""
+        """Return what is wrong, or None. No attack may cause a fault."""
         if not self.request.done:
             return f"{self.request.describe()} hangs"
         if self.request.error is None:
-            return None if torch.equal(self.target, self.expected) else f"{self.request.describe()}: wrong numbers"
+            return None if torch.equal(self.target, self.expected) else f"{self.request.describe()}: wrong result"
         found, wanted = lanes(self.target), lanes(self.expected)
         honest = ((found == 0) | (found == wanted)).all(1) | (self.target == self.old)
-        return None if bool(honest.all()) else f"{self.request.describe()}: a failed segment left something behind"
+        return None if bool(honest.all()) else f"{self.request.describe()}: a failed segment left data behind"
 
 
 def lanes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.int16).view(-1, LANES)
 
 
-def numbers(draw: Random, count: int) -> torch.Tensor:
-    """No lane is zero, and the sum of such numbers overflows nowhere."""
-    generator = torch.Generator().manual_seed(draw.getrandbits(32))
+def random_tensor(random: Random, count: int) -> torch.Tensor:
+    """Return random values without a zero lane, whose sum overflows no lane."""
+    generator = torch.Generator().manual_seed(random.getrandbits(32))
     return torch.randint(1, 1 << 15, (count, LANES), generator=generator).to(torch.int16).view(torch.int64).view(-1)
 
 
 def in_lane(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """Only the lane of this rank."""
+    """Return a copy with all lanes but this rank's set to zero."""
     kept = torch.zeros_like(tensor)
     lanes(kept)[:, rank] = lanes(tensor)[:, rank]
     return kept
 
 
-def submit(play: Round, communicators: Sequence[Communicator], draw: Random) -> list[Watched]:
-    """Begin a round on every rank."""
-    if play.kind == SEND:
-        return _exchange(play, communicators, draw)
-    return _collective(play, communicators, draw)
+def submit(spec: GroupCall, communicators: Sequence[Communicator], random: Random) -> list[CheckedRequest]:
+    """Submit a call on every rank."""
+    if spec.kind == SEND:
+        return _send_and_receive(spec, communicators, random)
+    return _collective(spec, communicators, random)
 
 
-def _exchange(play: Round, communicators: Sequence[Communicator], draw: Random) -> list[Watched]:
+def _send_and_receive(spec: GroupCall, communicators: Sequence[Communicator], random: Random) -> list[CheckedRequest]:
     size = len(communicators)
-    payloads = [numbers(draw, play.elements) for _ in communicators]
-    call = Call(POINT_TO_POINT, dtype=dtype_code(torch.int64), elements=play.elements, tag=play.root)
-    watched = []
+    payloads = [random_tensor(random, spec.elements) for _ in communicators]
+    call = Call(POINT_TO_POINT, dtype=dtype_code(torch.int64), elements=spec.elements, tag=spec.root)
+    checked = []
     for rank, communicator in enumerate(communicators):
         engine, mine = engine_of(communicator), payloads[rank]
         deadline = engine.clock() + SECONDS
         send = Transfer(call, deadline, mine, parts_of(None, Buffer.DATA, [mine])[0])
-        target = numbers(draw, play.elements)
+        target = random_tensor(random, spec.elements)
         old = target.clone()
         receive = Transfer(call, deadline, target, parts_of(None, Buffer.DATA, [target])[0])
         engine.send(communicator, send, (rank + 1) % size)
         engine.receive(communicator, receive, (rank - 1) % size)
-        watched += [
-            Watched(send, mine, mine.clone(), mine.clone()),
-            Watched(receive, target, old, payloads[(rank - 1) % size].clone()),
+        checked += [
+            CheckedRequest(send, mine, mine.clone(), mine.clone()),
+            CheckedRequest(receive, target, old, payloads[(rank - 1) % size].clone()),
         ]
-    return watched
+    return checked
 
 
-def _collective(play: Round, communicators: Sequence[Communicator], draw: Random) -> list[Watched]:
-    kind, size, count = Collective(play.kind), len(communicators), play.elements
+def _collective(spec: GroupCall, communicators: Sequence[Communicator], random: Random) -> list[CheckedRequest]:
+    kind, size, count = Collective(spec.kind), len(communicators), spec.elements
     # parts[r][p]: what rank r holds for part p
-    parts = [[numbers(draw, count) for _ in range(size)] for _ in range(size)]
+    parts = [[random_tensor(random, count) for _ in range(size)] for _ in range(size)]
     if kind in REDUCING:
         parts = [[in_lane(part, rank) for part in parts[rank]] for rank in range(size)]
-    watched = []
+    checked = []
     for rank, communicator in enumerate(communicators):
-        expected = expected_of(kind, play.root, rank, parts)
-        target = parts[rank][0].clone() if kind in WHOLE else numbers(draw, len(expected))
-        watched.append(Watched(_begin(communicator, play, parts[rank], target), target, target.clone(), expected))
-    return watched
+        expected = expected_of(kind, spec.root, rank, parts)
+        target = parts[rank][0].clone() if kind in WHOLE else random_tensor(random, len(expected))
+        checked.append(
+            CheckedRequest(_submit_one(communicator, spec, parts[rank], target), target, target.clone(), expected)
+        )
+    return checked
 
 
-def _begin(communicator: Communicator, play: Round, given: list[torch.Tensor], target: torch.Tensor) -> Request:
-    """Bind one rank's memory as the backend does, and submit it."""
-    kind, rank, root = Collective(play.kind), communicator.rank, play.root
+def _submit_one(
+    communicator: Communicator, spec: GroupCall, given: list[torch.Tensor], target: torch.Tensor
+) -> Request:
+    """Bind one rank's tensors as the backend does, and submit the request."""
+    kind, rank, root = Collective(spec.kind), communicator.rank, spec.root
     if kind in (Collective.ALL_REDUCE, Collective.BROADCAST):
         parts = {Buffer.DATA: [target]}
     elif kind is Collective.REDUCE:
@@ -152,11 +156,11 @@ def _begin(communicator: Communicator, play: Round, given: list[torch.Tensor], t
         if kind is not Collective.SCATTER or rank == root:
             parts[Buffer.INPUT] = given[:1] if kind in GATHERING else given
         if len(target):
-            parts[Buffer.OUTPUT] = even_parts(target, len(target) // play.elements)
+            parts[Buffer.OUTPUT] = even_parts(target, len(target) // spec.elements)
     elements = (
-        play.elements if kind in (*WHOLE, Collective.GATHER, Collective.SCATTER) else play.elements * communicator.size
+        spec.elements if kind in (*WHOLE, Collective.GATHER, Collective.SCATTER) else spec.elements * communicator.size
     )
-    weight = 8 * play.elements * (1 if kind in WHOLE else communicator.size)
+    weight = 8 * spec.elements * (1 if kind in WHOLE else communicator.size)
     code, combine, _ = reduction_of(dist.ReduceOp.SUM, torch.int64) if kind in REDUCING else (0, None, False)
     schedule = choose(kind, communicator.size, rank, root, weight, communicator.table)
     call = Call(kind, code, dtype_code(torch.int64), schedule.identifier, root, elements)

@@ -14,10 +14,12 @@ from ringfence.errors import ProtocolError
 from ringfence.link.frames import HEADER_BYTES, Header, frame_bytes, read_header
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
 
-_PLACE = Struct(">6xBxII32s")
+_CONNECTION_ID = Struct(">6xBxII32s")
 
 
 class Kind(Enum):
+    """The kinds of messages, with their lengths."""
+
     HELLO = HELLO_BYTES
     REPLY = REPLY_BYTES
     CONFIRM = CONFIRM_BYTES
@@ -25,7 +27,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Unit:
+class WireMessage:
     """One message of a link."""
 
     kind: Kind
@@ -37,8 +39,8 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which connection this is: a hello says so in the clear."""
+class ConnectionId:
+    """Which connection this is, as its hello says in the clear."""
 
     sender: int
     receiver: int
@@ -46,8 +48,8 @@ class Place:
     group: bytes
 
     @classmethod
-    def of(cls, hello: bytes) -> Place:
-        lane, sender, receiver, group = _PLACE.unpack_from(hello)
+    def of(cls, hello: bytes) -> ConnectionId:
+        lane, sender, receiver, group = _CONNECTION_ID.unpack_from(hello)
         return cls(sender, receiver, lane, group)
 
 
@@ -57,37 +59,37 @@ class Wire:
     def __init__(self, number: int, from_dialler: bool) -> None:
         self.number = number  # of the connection
         self.from_dialler = from_dialler
-        self.place: Place | None = None  # until the hello has passed
-        self.passed: list[Unit] = []  # as the workers wrote them
-        self.held = b""  # kept back, to be put behind the next unit
-        self.script: list[bytes] | None = None  # what goes out in place of the units that come
-        self.tape = Tape(from_dialler)
+        self.connection: ConnectionId | None = None  # until the hello has passed
+        self.passed: list[WireMessage] = []  # as the workers wrote them
+        self.delayed = b""  # to be sent after the next message
+        self.replacement: list[bytes] | None = None  # what is sent instead of the messages that follow
+        self.splitter = MessageSplitter(from_dialler)
 
 
-class Tape:
-    """Cuts one direction of a connection into units, however the bytes come."""
+class MessageSplitter:
+    """Splits one direction of a connection into messages, in whatever portions the bytes arrive."""
 
     def __init__(self, from_dialler: bool) -> None:
         self.from_dialler = from_dialler
-        self._opening = [Kind.HELLO, Kind.CONFIRM] if from_dialler else [Kind.REPLY]
+        self._handshake = [Kind.HELLO, Kind.CONFIRM] if from_dialler else [Kind.REPLY]
         self._bytes = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Unit]:
-        """The units that are complete now."""
+    def feed(self, data: bytes) -> Iterator[WireMessage]:
+        """Yield the messages that are complete now."""
         self._bytes += data
         while (length := self._length()) and length <= len(self._bytes):
-            kind = self._opening.pop(0) if self._opening else Kind.FRAME
-            yield Unit(kind, bytes(self._bytes[:length]))
+            kind = self._handshake.pop(0) if self._handshake else Kind.FRAME
+            yield WireMessage(kind, bytes(self._bytes[:length]))
             del self._bytes[:length]
 
-    def rest(self) -> bytes:
-        """What came and is no complete unit."""
+    def remainder(self) -> bytes:
+        """Return the bytes of an incomplete message."""
         return bytes(self._bytes)
 
     def _length(self) -> int:
-        """How long the next unit is; 0 while that cannot be said."""
-        if self._opening:
-            return self._opening[0].value
+        """Return the length of the next message; 0 while it is unknown."""
+        if self._handshake:
+            return self._handshake[0].value
         if len(self._bytes) < HEADER_BYTES:
             return 0
         try:
