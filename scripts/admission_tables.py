@@ -1,4 +1,4 @@
-"""`scripts/admission`: put the tables of what admission costs into docs/benchmark.md; --check says whether they are stale.
+"""`scripts/admission`: put the tables of what admission costs into docs/benchmarks/benchmark.md; --check says whether they are stale.
 
 They come from docs/results: admission.json, admission-certificate.json and admission-everybody.json are what `ringfence bench
 admission --json` printed, peer-verification.json is what scripts/peer_verification.py did. Nobody types a figure.
@@ -19,7 +19,7 @@ from ringfence.lab.bench.units import size_text, time_text
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs" / "results"
-PAGE: Final = ROOT / "docs" / "benchmark.md"
+PAGE: Final = ROOT / "docs" / "benchmarks" / "benchmark.md"
 
 _PLACE: Final = re.compile(r"(<!-- admission: ([a-z-]+) -->\n).*?(<!-- end of admission -->)", re.DOTALL)
 _HEAD: Final = [

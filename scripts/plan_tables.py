@@ -1,4 +1,4 @@
-"""`scripts/plan-tables`: every table of docs/plan.md, made anew; or, with --check, whether they are fresh."""
+"""`scripts/plan-tables`: every table of docs/guides/plan.md, made anew; or, with --check, whether they are fresh."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ringfence.lab.plan.work import WAYS
 from scripts.plan_samples import bench_rows
 
 ROOT: Final = Path(__file__).parents[1]
-PAGE: Final = ROOT / "docs" / "plan.md"
+PAGE: Final = ROOT / "docs" / "guides" / "plan.md"
 STUDY: Final = ROOT / "docs" / "results" / "study"
 EIGHT: Final = ROOT / "docs" / "results" / "eight-workers"
 EIGHT_WAYS: Final = ("ring", "tree", "doubling")

@@ -13,7 +13,7 @@ from scripts.page.tables import TABLES
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = ROOT / "docs" / "results"
 FIGURES: Final = ROOT / "docs" / "figures"
-PAGE: Final = ROOT / "docs" / "what-it-costs.md"
+PAGE: Final = ROOT / "docs" / "benchmarks" / "what-it-costs.md"
 README: Final = ROOT / "README.md"
 
 _PLACE: Final = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)

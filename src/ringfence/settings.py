@@ -152,7 +152,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     if unknown:
         raise ConfigurationError(
             f"{unknown[0]} is set, and ringfence has no such setting: did you mean {_nearest(unknown[0])}? "
-            f"Unset {unknown[0]}; docs/configuration.md lists all settings"
+            f"Unset {unknown[0]}; docs/reference/settings.md lists all settings"
         )
 
 

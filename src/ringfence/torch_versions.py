@@ -1,4 +1,4 @@
-"""Which releases of torch ringfence is tested with: docs/compatibility.md has the results."""
+"""Which releases of torch ringfence is tested with: docs/reference/compatibility.md has the results."""
 
 from __future__ import annotations
 

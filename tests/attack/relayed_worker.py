@@ -37,7 +37,7 @@ class WorkerResult(NamedTuple):
     faults: list[str]
     error: str = ""  # the type of the first exception, if any
     message: str = ""
-    seconds: float = 0.0  # the longest that an request took to end
+    seconds: float = 0.0  # the longest that a request took to end
 
 
 def run_calls(seed: int) -> WorkerResult:

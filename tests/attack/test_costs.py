@@ -50,7 +50,7 @@ def test_certificates_of_nobody_cost_no_more_than_a_few_signatures(name: str) ->
 @pytest.mark.filterwarnings("ignore")  # a serial number of zero
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_costs_more_than_its_budget_before_authentication(name: str, full: bool) -> None:
-    """Inputs that are made to be expensive, and what a search finds from there; docs/fuzzing.md has the figures."""
+    """Inputs that are made to be expensive, and what a search finds from there; docs/security/fuzzing.md has the figures."""
     target = TARGETS[name]
     for data in target.seeds():
         target.cost(data)  # what is kept from then on

@@ -140,7 +140,7 @@ def test_a_rotated_secret_and_the_old_one_refuse_each_other(tmp_path: Path) -> N
 
 
 def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs/secrets.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs/guides/secrets.md").read_text()
     commands = re.findall(r"^ringfence (.+)$", "\n".join(re.findall(r"```sh\n(.*?)```", guide, re.S)), re.M)
     assert [command.split()[1] for command in commands] == ["new", "check", "rotate"]
     for command in commands:

@@ -154,7 +154,7 @@ def functions_that_name_backends() -> tuple[str, float]:
 
 
 def test_two_functions_that_torch_2_13_keeps_for_its_own_backends(pool: Pool) -> None:
-    """As docs/getting-started.md says."""
+    """As docs/tutorials/getting-started.md says."""
     kept = torch.__version__.startswith("2.13.")
     for refused, set_by_torch in pool.check(functions_that_name_backends, 2, "ringfence", renew=True):
         assert ("only implemented for GLOO" in refused) == kept

@@ -12,7 +12,7 @@ from ringfence.admission.proofs import kinds
 from tests.integration.test_readme import MARKED, ROOT, environment
 from tests.unit import nvidia_records, snp_records, tdx_records
 
-GUIDE = (ROOT / "docs" / "admit-by-attestation.md").read_text()
+GUIDE = (ROOT / "docs" / "guides" / "admit-by-attestation.md").read_text()
 
 
 def test_the_commands_on_recorded_evidence_do_what_the_guide_says(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.test_readme import MARKED, ROOT, shell
 
-GUIDE = (ROOT / "docs" / "admit-by-certificate.md").read_text()
+GUIDE = (ROOT / "docs" / "guides" / "admit-by-certificate.md").read_text()
 COMMANDS = MARKED.findall(GUIDE)[0]
 
 
@@ -31,7 +31,7 @@ def test_the_same_commands_with_a_certificate_of_another_authority_are_refused(t
     assert "this worker's own certificate would be refused: no authority of the policy vouches" in done.stderr
 
 
-@pytest.mark.parametrize("document", ["policy.md", "admit-by-certificate.md"])
+@pytest.mark.parametrize("document", ["reference/policy.md", "guides/admit-by-certificate.md"])
 def test_every_policy_that_the_guides_show_is_toml(document: str) -> None:
     shown = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / document).read_text(), re.DOTALL)
     assert shown

@@ -25,7 +25,7 @@ def test_security_says_where_to_report_a_vulnerability() -> None:
 def test_every_setting_is_documented() -> None:
     pattern = re.compile(r"\bRINGFENCE_[A-Z_]*[A-Z]\b")
     used = {name for file in (ROOT / "src").rglob("*.py") for name in pattern.findall(file.read_text())}
-    documented = set(pattern.findall((ROOT / "docs/configuration.md").read_text()))
+    documented = set(pattern.findall((ROOT / "docs/reference/settings.md").read_text()))
     assert used == documented == set(KNOWN)
 
 

@@ -215,7 +215,7 @@ def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
 
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_every_key_is_in_the_reference_under_its_table(kind: str) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "policy.md").read_text()
     section = text.split(f"## `[admit.{kind}]`")[1].split("\n## ")[0]
     source = inspect.getsource(kinds.KINDS[kind].read_rules)
     forms = "text|texts|number|flag|duration|hexes|file|files|table|tables"

@@ -75,7 +75,7 @@ def test_the_oldest_and_the_newest_release_are_the_ones_that_ci_installs() -> No
 
 
 def test_the_page_has_a_row_for_every_release_in_which_all_passed() -> None:
-    page = (script.ROOT / "docs" / "compatibility.md").read_text()
+    page = (script.ROOT / "docs" / "reference" / "compatibility.md").read_text()
     rows = re.findall(r"^\| (\d[^ ]*) \| [\d.]+ \| (.*) \|$", page, flags=re.MULTILINE)
     assert {torch_versions.release(version) for version, _ in rows} == {
         (major, minor)

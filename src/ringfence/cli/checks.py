@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SMALL_BYTES: Final = 4 * 1024  # measured beside the largest segment
 MEASURED_SECONDS: Final = 0.15  # for each size
 CPU_FLAGS: Final = ("aes", "vaes", "vpclmulqdq")  # what AES-256-GCM is fast with
-AS_IT_SAYS: Final = "change the environment as `settings` says; docs/configuration.md has every variable"
+AS_IT_SAYS: Final = "change the environment as `settings` says; docs/reference/settings.md has every variable"
 TEES: Final = {"tdx": ("Intel TDX", "dev/tdx_guest"), "snp": ("AMD SEV-SNP", "dev/sev-guest")}
 TSM: Final = "sys/kernel/config/tsm/report"
 

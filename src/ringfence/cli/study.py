@@ -41,7 +41,7 @@ examples:
   ringfence study --list                                    what would be measured, and for how long
   ringfence study                                           half an hour on two cores; without root, no limited links
   ringfence study --quick                                   a look at everything in a minute
-  ringfence study --grid mine.toml --results mine           a grid of your own (docs/study.md)
+  ringfence study --grid mine.toml --results mine           a grid of your own (docs/guides/study.md)
   ringfence study query --model gpt2 --workers 2            rows of the summary
   ringfence study query --variant ringfence --json        for a script, one row a line
 """

@@ -1,6 +1,6 @@
 """TCP through an outage: a connection lives until its peer has not answered for the outage timeout, and goes on soon after.
 
-TCP resumes by itself. Three of its limits stand in the way (docs/outages.md has the measurements):
+TCP resumes by itself. Three of its limits stand in the way (docs/guides/outages.md has the measurements):
 
 - It gives up after a number of retransmissions. TCP_USER_TIMEOUT replaces that by a time.
 - It retransmits ever more rarely, up to every 120 s. TCP_RTO_MAX_MS limits the pause, from Linux 6.15 on.
