@@ -1,0 +1,144 @@
+"""Checks of the built site: `python -m scripts.site.check DIR`. No page loads anything from another host, and no link is broken."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+# Elements that load what an attribute names. A link of the kind <a href> loads nothing until somebody follows it.
+LOADS: Final = {
+    ("script", "src"),
+    ("link", "href"),
+    ("img", "src"),
+    ("img", "srcset"),
+    ("source", "src"),
+    ("source", "srcset"),
+    ("iframe", "src"),
+    ("embed", "src"),
+    ("object", "data"),
+    ("audio", "src"),
+    ("video", "src"),
+    ("video", "poster"),
+    ("image", "href"),
+    ("image", "xlink:href"),
+    ("use", "href"),
+    ("use", "xlink:href"),
+    ("form", "action"),
+}
+# Hosts whose names stand in licences, error messages and namespaces of the scripts, and are never asked. A new one is a
+# reason to look at what the new version of the theme, or of Mermaid, does with it.
+MENTIONED: Final = {
+    "bit.ly",
+    "blog.izs.me",
+    "chevrotain.io",
+    "clipboardjs.com",
+    "engelschall.com",
+    "en.wikipedia.org",
+    "feross.org",
+    "fontawesome.com",
+    "github.com",
+    "jquery.org",
+    "js.foundation",
+    "langium.org",
+    "lodash.com",
+    "lunrjs.com",
+    "npms.io",
+    "openjsf.org",
+    "opensource.org",
+    "tartarus.org",
+    "tldrlegal.com",
+    "underscorejs.org",
+    "unpkg.com",  # "https://unpkg.com/resize-observer-polyfill", in a warning to developers
+    "www.w3.org",
+}
+
+_URL: Final = re.compile(r"https?://([A-Za-z0-9.-]+)")
+_CSS_LOAD: Final = re.compile(r"(?:@import\s+|url\(\s*)[\"']?((?:https?:)?//[^\"')\s]+)", re.IGNORECASE)
+
+
+class PageParser(HTMLParser):
+    """What one page loads, links to, and can be linked to by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.styles: list[str] = []
+        self._style = False
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attributes}
+        self._style = tag == "style"
+        if values.get("id"):
+            self.anchors.add(values["id"])
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        if tag == "link" and {"canonical", "next", "prev", "alternate"} & set(values.get("rel", "").split()):
+            return
+        self.loads += [values[name] for element, name in LOADS if element == tag and values.get(name)]
+        self.styles += [values["style"]] if values.get("style") else []
+
+    def handle_data(self, data: str) -> None:
+        if self._style:
+            self.styles.append(data)
+
+
+def problems(site: Path) -> Iterator[str]:
+    """Every load from another host and every broken link, a line each."""
+    pages = {path: parsed(path) for path in sorted(site.rglob("*.html"))}
+    for path, page in pages.items():
+        name = path.relative_to(site)
+        for each in page.loads:
+            if urlsplit(each).netloc:
+                yield f"{name} loads {each}"
+        for text in page.styles:
+            for each in _CSS_LOAD.findall(text):
+                yield f"{name} loads {each}"
+        for each in page.links:
+            if trouble := broken(each, path, site, pages):
+                yield f"{name}: {each} {trouble}"
+    for path in sorted(site.rglob("*.css")):
+        for each in _CSS_LOAD.findall(path.read_text()):
+            yield f"{path.relative_to(site)} loads {each}"
+    for path in sorted(site.rglob("*.js")):
+        for host in sorted(set(_URL.findall(path.read_text())) - MENTIONED):
+            yield f"{path.relative_to(site)} names the host {host}: see MENTIONED in scripts/site/check.py"
+
+
+def parsed(path: Path) -> PageParser:
+    parser = PageParser()
+    parser.feed(path.read_text())
+    return parser
+
+
+def broken(link: str, path: Path, site: Path, pages: dict[Path, PageParser]) -> str:
+    """Why a link on a page leads nowhere; empty if it leads somewhere, or to another host."""
+    parts = urlsplit(link)
+    if parts.scheme or parts.netloc:
+        return ""
+    base = site if parts.path.startswith("/") else path.parent  # 404.html is served at any path, and links from the top
+    goal = (base / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
+    if goal.is_dir():
+        goal = goal / "index.html"
+    if not goal.is_file() or not goal.is_relative_to(site):
+        return "is not there"
+    if parts.fragment and goal in pages and unquote(parts.fragment) not in pages[goal].anchors:
+        return "has no such anchor"
+    return ""
+
+
+def main() -> int:
+    site = Path(sys.argv[1]).resolve()
+    found = list(problems(site))
+    print("\n".join(found) or f"{len(list(site.rglob('*.html')))} pages: no broken link, nothing loaded from another host")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
