@@ -21,31 +21,34 @@ from __future__ import annotations
 
 
 class RingfenceError(RuntimeError):
-    """Base of all of these."""
+    """Base class of all exceptions of ringfence."""
 
 
 class ConfigurationError(RingfenceError):
-    """Something on this machine must be changed; the message says what."""
+    """The environment, an argument or a file on this machine is wrong; the message says what to change."""
 
 
 class PolicyError(ConfigurationError):
-    """The policy file says something that cannot be meant; the message names the place."""
+    """The policy file, or a file that it names, is invalid; the message names the place."""
 
 
 class EvidenceError(ConfigurationError):
-    """This worker cannot show what it was set up to show, and asking again will not help; the message says what to do."""
+    """This machine cannot provide the evidence that the policy asks for, and another attempt cannot help."""
 
 
 class UnsupportedError(RingfenceError):
-    """The operation exists in torch.distributed, and this backend does not offer it."""
+    """The operation exists in torch.distributed, but this backend does not implement it."""
 
 
 class TensorChangedError(RingfenceError):
-    """The program resized or moved the storage of a tensor that a call was still using."""
+    """The program resized or moved the storage of a tensor while a call was using it."""
 
 
 class AdmissionError(RingfenceError):
-    """A worker was not admitted. `told` is what it may hear of it itself: nothing of the values in the policy."""
+    """A worker was not admitted to the run.
+
+    `told` is the reason that is sent to the refused worker; it contains no values of the policy.
+    """
 
     def __init__(self, text: str, *, told: str | None = None) -> None:
         super().__init__(text)
@@ -57,24 +60,24 @@ class AdmissionError(RingfenceError):
 
 
 class ProtocolError(RingfenceError):
-    """A peer sent what the protocol does not allow."""
+    """A peer sent bytes that violate the protocol."""
 
 
 class AuthenticationError(ProtocolError):
-    """Bytes did not authenticate. Nothing of them was used."""
+    """A peer's bytes did not authenticate: they were changed, forged or replayed. None of them were used."""
 
 
 class MismatchError(ProtocolError):
-    """Two ranks run different collectives."""
+    """Two workers called different collectives, or the same one with different arguments."""
 
 
 class PeerLostError(RingfenceError):
-    """A worker left, died, or cannot be reached."""
+    """A worker left the run, died, or has not answered for the outage timeout."""
 
 
 class CollectiveTimeoutError(RingfenceError):
-    """A deadline passed."""
+    """A collective, send or receive did not finish within its timeout."""
 
 
 class AbortedError(RingfenceError):
-    """The session was aborted: by another worker's report, by an interruption, or at max_session_age."""
+    """The session was aborted: another worker reported a failure, this one was interrupted, or `max_session_age` passed."""

@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "interfaces": {"errors"},
     "private_files": GROUND,
     "settings": GROUND | {"admission", "interfaces", "policy", "private_files"},
+    "settings_reference": set(),
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
     "join": GROUND | {"admission", "control", "evidence", "policy", "settings", "transport"},

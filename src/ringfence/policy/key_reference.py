@@ -1,0 +1,215 @@
+"""What each key of a policy means, as data: `scripts/reference` writes the tables of docs/reference/policy.md from it.
+
+The readers of the tables are `policy_file.read_policy` and `read_rules` of each kind of proof; a test compares their keys,
+forms and which of them are required with what stands here.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+REQUIRED: Final = "required"
+
+
+class Key(NamedTuple):
+    """One key of a table. Texts are Markdown, with links relative to docs/reference."""
+
+    name: str
+    form: str  # the method of `toml_table.Table` that reads it
+    meaning: str
+    default: str = REQUIRED
+
+
+FORMS: Final = {
+    "text": "string",
+    "texts": "string or list",
+    "number": "integer",
+    "flag": "boolean",
+    "duration": "duration",
+    "hexes": "hex or list",
+    "file": "file",
+    "files": "file or list",
+    "table": "table",
+    "tables": "list of tables",
+}
+
+TOP: Final = (
+    Key("version", "number", "Version of the format. Must be 1."),
+    Key(
+        "min_workers",
+        "number",
+        "A run with fewer workers does not start. The store assigns ranks and the world size, so without this key a store that "
+        "lies can split one job into several. Set it to the size of your run.",
+        "1",
+    ),
+    Key(
+        "max_session_age",
+        "duration",
+        'How long a session lasts: `"90s"`, `"30m"`, `"12h"`, `"7d"`. Then every worker raises an error; to continue, create '
+        "the process group again with a higher `RINGFENCE_GENERATION`, which verifies all workers again.",
+        "no limit",
+    ),
+    Key(
+        "key_agreement",
+        "text",
+        'Key agreement in TLS. `"hybrid"`: X25519MLKEM768 only, so that a connection recorded today stays confidential if a '
+        "quantum computer exists later; a worker that does not support it is refused, and the error names what was agreed on. "
+        '`"any"`: also X25519 and P-256, for machines whose OpenSSL has no ML-KEM. Rank 0 logs the agreed group when the run '
+        "forms, and `ringfence doctor` prints which one this machine would use.",
+        '`"hybrid"`',
+    ),
+    Key("admit", "tables", "The rules, `[[admit]]`. At least one, at most 64."),
+)
+
+RULE: Final = (Key("note", "text", "A comment. `ringfence policy explain` prints it.", "none"),)
+
+KINDS: Final[dict[str, tuple[Key, ...]]] = {
+    "secret": (),
+    "certificate": (
+        Key(
+            "ca",
+            "files",
+            "Trusted certificate authorities: certificates in PEM form or, with `trust_domain`, a SPIFFE trust bundle in JSON. "
+            "At most 64 in a file.",
+        ),
+        Key(
+            "ids",
+            "texts",
+            "Patterns, one of which the certificate's name must match. `*` matches one segment of a URI's path, or one label "
+            "of a DNS name; `/**` at the end of a URI matches everything below.",
+        ),
+        Key(
+            "trust_domain",
+            "text",
+            "SPIFFE trust domain of these authorities. The name is then a SPIFFE ID of this domain.",
+            "the name is the only URI, or else the only DNS name",
+        ),
+    ),
+    "tdx": (
+        Key(
+            "collateral",
+            "files",
+            "Intel's collateral, as `ringfence evidence collateral` fetches it: one file for each kind of platform (FMSPC and "
+            "PCK CA) in the whole policy. A file expires after about a month; fetch the new one into the same file.",
+        ),
+        Key("mrtd", "hexes", "Measurement of the guest's firmware: 96 hexadecimal digits, or a list of allowed values."),
+        *(
+            Key(f"rtmr{number}", "hexes", f"Runtime measurement register {number}, {what}; as `mrtd`.", "see `unpinned`")
+            for number, what in enumerate(
+                (
+                    "extended by the firmware",
+                    "extended by the boot loader",
+                    "extended by the kernel",
+                    "free for applications",
+                )
+            )
+        ),
+        Key(
+            "unpinned",
+            "texts",
+            "Registers whose value is not checked. Each of `rtmr0` to `rtmr3` is either given a value or listed here.",
+            "none",
+        ),
+        Key(
+            "tcb_status",
+            "texts",
+            "Accepted TCB statuses: `UpToDate`, `SWHardeningNeeded`, `ConfigurationNeeded`, "
+            "`ConfigurationAndSWHardeningNeeded`, `OutOfDate`, `OutOfDateConfigurationNeeded`.",
+            "`UpToDate`",
+        ),
+        Key(
+            "advisories",
+            "texts",
+            "Intel advisories, such as `INTEL-SA-00615`, that a platform with another status than `UpToDate` may have.",
+            "none",
+        ),
+        Key("mr_config_id", "hexes", "Value set by the guest's owner (MRCONFIGID); as `mrtd`.", "any"),
+        Key("mr_owner", "hexes", "Value set by the guest's owner (MROWNER); as `mrtd`.", "any"),
+        Key("mr_owner_config", "hexes", "Value set by the guest's owner (MROWNERCONFIG); as `mrtd`.", "any"),
+    ),
+    "snp": (
+        Key("measurement", "hexes", "Launch measurement: 96 hexadecimal digits, or a list of allowed values."),
+        Key(
+            "minimum_tcb",
+            "table",
+            "`[admit.snp.minimum_tcb]`: for each admitted product line (`milan`, `genoa`, `turin`) a table of minimum versions: "
+            "`bootloader`, `tee`, `snp`, `microcode`, on Turin also `fmc`. The minimum applies to REPORTED_TCB, LAUNCH_TCB and "
+            "COMMITTED_TCB; CURRENT_TCB must not be older than REPORTED_TCB and COMMITTED_TCB.",
+        ),
+        Key(
+            "mitigations",
+            "table",
+            "`[admit.snp.mitigations]`: for a product line, a number whose bits must all be set in LAUNCH_MIT_VECTOR and "
+            "CURRENT_MIT_VECTOR, such as `genoa = 0x1`. AMD's bulletins define the bits. Reports have these fields from version "
+            "5 on; older reports of such a line are refused.",
+            "none",
+        ),
+        Key("vmpl", "number", "Privilege level (VMPL) at which the report was requested.", "0"),
+        Key("guest_svn", "number", "Minimum security version of the guest.", "0"),
+        Key("host_data", "hexes", "HOST_DATA: 64 hexadecimal digits, or a list of allowed values.", "any"),
+        Key("id_key_digest", "hexes", "Digest of the key that signed the guest's ID block: 96 hexadecimal digits, or a list.", "any"),
+        Key("author_key_digest", "hexes", "Digest of the author key of the ID block: 96 hexadecimal digits, or a list.", "any"),
+        Key("chip_id", "hexes", "Admitted chips: 128 hexadecimal digits, or a list. Excludes `vlek_providers`.", "any"),
+        Key(
+            "vlek_providers",
+            "texts",
+            "Cloud providers whose loaded keys (VLEK) are accepted besides the chip's own key (VCEK). Excludes `chip_id`.",
+            "none",
+        ),
+        Key("allow_smt", "flag", "Accept a guest policy that permits SMT.", "true"),
+        Key("allow_migration", "flag", "Accept a guest policy that permits a migration agent.", "false"),
+        Key("allow_cxl", "flag", "Accept a guest policy that permits CXL.", "false"),
+        Key("require_single_socket", "flag", "The guest policy must demand a single socket.", "false"),
+        Key("require_ciphertext_hiding", "flag", "The guest policy must demand ciphertext hiding.", "false"),
+        Key(
+            "allow_provisional_firmware",
+            "flag",
+            "Accept firmware that the host has not committed, and can replace by an older version, down to the minimum, while "
+            "the guest runs. Some clouds load microcode in this way.",
+            "false",
+        ),
+        Key(
+            "require_alias_check",
+            "flag",
+            "The platform must have checked its memory for aliases since its last reset (ALIAS_CHECK_COMPLETE; AMD-SB-3015, "
+            "BadRAM). Reports of version 2 do not have this field: they need `false`.",
+            "true",
+        ),
+        Key(
+            "crl",
+            "files",
+            "AMD's revocation lists for product lines, in DER or PEM form. If any is given, every admitted line needs one that is "
+            "current. A certificate that any rule's list revokes is refused by all rules. AMD serves the lists at "
+            "`https://kdsintf.amd.com/vcek/v1/LINE/crl`.",
+            "revocation is not checked",
+        ),
+    ),
+    "nvidia": (
+        Key(
+            "reference_values",
+            "files",
+            "Reference values for one model, driver and VBIOS each, as `ringfence evidence measure` writes them.",
+        ),
+        Key(
+            "gpus",
+            "number",
+            "Exact number of GPUs. A verifier cannot detect a GPU that the worker leaves out, so set this key.",
+            "any number, at least one",
+        ),
+        Key("protected_pcie", "flag", "Accept GPUs in protected-PCIe mode, whose NVLink traffic is not encrypted.", "false"),
+        Key("revoked", "texts", "Serial numbers of certificates that this rule and all others refuse.", "none"),
+    ),
+    "token": (
+        Key("issuer", "text", "Required issuer (`iss`)."),
+        Key("keys", "file", "The issuer's public keys, as a JWK set."),
+        Key(
+            "claims",
+            "table",
+            "`[admit.token.claims]`: required claims, at least one. A value is a string, a list of allowed strings, a number, a "
+            "boolean, or a table of such values.",
+        ),
+        Key("audience", "text", "Required audience (`aud`).", "the token must have none"),
+        Key("submodules", "number", "Exact number of submodules, such as GPUs.", "any number"),
+        Key("submodule_claims", "table", "`[admit.token.submodule_claims]`: required claims of each submodule.", "none"),
+    ),
+}

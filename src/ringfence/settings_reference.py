@@ -1,0 +1,129 @@
+"""What each environment variable means, as data: `scripts/reference` writes the table of docs/reference/settings.md from it."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Setting(NamedTuple):
+    """One environment variable. Texts are Markdown, with links relative to docs/reference."""
+
+    name: str
+    meaning: str
+    default: str
+    per_worker: str = "no"  # whether workers of one run may have different values
+
+
+SETTINGS: Final = (
+    Setting(
+        "RINGFENCE_POLICY",
+        "Path of the [policy file](policy.md), which says who may join. An empty value is an error.",
+        "no policy: the shared secret admits",
+        "path only",
+    ),
+    Setting(
+        "RINGFENCE_SECRET_FILE",
+        "Path of the shared secret that `ringfence secret new` wrote. Required without a policy, and with a policy that has a "
+        "rule with `[admit.secret]`. Only the owner may have access to the file.",
+        "none",
+        "path only",
+    ),
+    Setting(
+        "RINGFENCE_CERTIFICATE_FILE",
+        "Path of this worker's certificate in PEM form, followed by its intermediate certificates. For policies that ask for "
+        "[certificates](../guides/admit-by-certificate.md).",
+        "none",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_KEY_FILE",
+        "Path of the certificate's private key in PEM form, not encrypted. Only the owner may have access to the file.",
+        "none",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_VCEK_FILE",
+        "Path of the certificate of this machine's SEV-SNP key (VCEK) from AMD's key service. Set it where the host does not "
+        "pass the certificate to its guests. For policies that ask for SEV-SNP.",
+        "the certificate that the host provides",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_TOKEN_COMMAND",
+        "Command that prints a verifier's token. It gets a nonce as its last argument, runs without a shell, once for each "
+        "connection attempt, and has 20 seconds. For policies that ask for tokens.",
+        "none",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_RUN_ID",
+        "Name of this run. Runs that share a secret must have different names.",
+        "torchrun's run id (`TORCHELASTIC_RUN_ID`), else `none`",
+    ),
+    Setting(
+        "RINGFENCE_GENERATION",
+        "Which restart of the run this is. A worker of an older generation is refused.",
+        "torchrun's restart count (`TORCHELASTIC_RESTART_COUNT`), else `0`",
+    ),
+    Setting(
+        "RINGFENCE_INTERFACE",
+        "Network interface or IP address to listen on and to publish to the other workers.",
+        "the address from which this machine reaches `MASTER_ADDR`, or else the host of the store "
+        '(`init_method="tcp://HOST:PORT"`); the loopback if neither is known. A host that does not resolve is an error, unless '
+        "torchrun's variables say that all workers are on this machine",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_PORTS",
+        "Range of ports to listen on, such as `20000-20100`, for firewalls. A worker takes the first free ones: one for links, "
+        "and one for admission while it joins. Allow two ports for each worker on the machine.",
+        "any free port",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_ADVERTISE",
+        "`host:port` that other workers dial for links to this worker, if it differs from the address it listens on: behind "
+        "NAT or port forwarding. For admission they dial the same host, at the port that the worker listens on. If the host is "
+        "a name, workers use the first address that their resolver returns.",
+        "the address it listens on",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_REQUIRE",
+        "`1`: process groups of other backends, and RPC, raise an error in this process "
+        "([details](#never-plaintext-by-accident)). `0`: such a group is logged as a warning if credentials are set.",
+        "`0`",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_JOIN_TIMEOUT",
+        "Seconds that a worker waits for the run to form, from 1 to 86400. A shorter timeout of `init_process_group` takes "
+        "precedence. Set it to more than the time between the start of the first worker and that of the last.",
+        "300",
+    ),
+    Setting(
+        "RINGFENCE_OUTAGE_TIMEOUT",
+        "Seconds without an answer from a worker until the run ends, from 2 to 86400. A shorter [outage](../guides/outages.md) "
+        "only delays the run. If workers have different values, the shortest ends the run.",
+        "300",
+    ),
+    Setting(
+        "RINGFENCE_METRICS_FILE",
+        "File to write [counters](../guides/observability.md#counters) to, in Prometheus form, every 15 s and at the end. The "
+        "name must contain `{rank}`, which is replaced by the worker's rank.",
+        "no file",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_STAGE_TIMES",
+        "`1`: the counters include the time of each stage of the data plane. This costs a few system calls for each segment.",
+        "`0`",
+        "yes",
+    ),
+    Setting(
+        "RINGFENCE_DATAPLANE",
+        "Data plane to use: `compiled` (C, built when ringfence is installed) or `python`. Both exchange the same bytes.",
+        "`compiled` if this installation has it; otherwise `python`, and rank 0 logs that",
+        "yes",
+    ),
+)

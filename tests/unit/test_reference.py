@@ -1,0 +1,64 @@
+"""The reference pages: the tables they are made from are complete, and every command is on its page."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringfence import cli
+from ringfence.admission.proofs import kinds, tdx
+from ringfence.policy import key_reference, policy_file
+from ringfence.policy.key_reference import FORMS, REQUIRED, Key
+from ringfence.settings import KNOWN
+from ringfence.settings_reference import SETTINGS
+from scripts import reference_pages
+
+ROOT = Path(__file__).parents[2]
+
+
+def keys_read_by(reader: Callable[..., object], variable: str) -> dict[str, tuple[str, bool]]:
+    """Each key that a reader asks its table for: the method that reads it, and whether the key is required."""
+    found: dict[str, tuple[str, bool]] = {}
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(reader)))):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in FORMS:
+            continue
+        if not isinstance(node.func.value, ast.Name) or node.func.value.id != variable:
+            continue
+        form, name = node.func.attr, node.args[0]
+        required = len(node.args) == (2 if form == "hexes" else 1)
+        # the only names that are no literals: the registers of TDX, and the kinds of proof in a rule
+        names = [name.value] if isinstance(name, ast.Constant) else [*tdx.REGISTERS] if form == "hexes" else []
+        found.update({str(each): (form, required) for each in names})
+    return found
+
+
+def described(keys: tuple[Key, ...]) -> dict[str, tuple[str, bool]]:
+    return {key.name: (key.form, key.default == REQUIRED) for key in keys}
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_the_key_reference_matches_the_reader_of_each_table(kind: str) -> None:
+    assert described(key_reference.KINDS[kind]) == keys_read_by(kinds.KINDS[kind].read_rules, "table")
+
+
+def test_the_key_reference_matches_the_reader_of_a_policy() -> None:
+    assert described(key_reference.TOP) == keys_read_by(policy_file.read_policy, "root")
+    assert described(key_reference.RULE) == keys_read_by(policy_file._rule, "table")
+    assert list(key_reference.KINDS) == list(kinds.KINDS)
+
+
+def test_the_settings_reference_has_every_setting_once() -> None:
+    names = [setting.name for setting in SETTINGS]
+    assert sorted(names) == sorted(KNOWN)
+
+
+def test_the_page_of_commands_has_every_command() -> None:
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    names = {parser.prog for parser in reference_pages.parsers(cli._parser())}
+    assert len(names) > 20
+    assert not {name for name in names if f"\n## {name}\n" not in page}
