@@ -26,7 +26,7 @@ from tests.cli.command import ringfence
 def test_the_whole_story_comes_true() -> None:
     done = ringfence("demo", timeout=90, RINGFENCE_POLICY="of/another/run.toml")  # which has no part in it
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.rstrip().endswith("All as said.")
+    assert done.stdout.rstrip().endswith("All checks passed.")
     assert "the sentence can be read" in done.stdout  # the search can find it
     assert re.search(r"yes  the sentence is nowhere in [\d,]+ bytes", done.stdout)
     told = " ".join(done.stdout.split())

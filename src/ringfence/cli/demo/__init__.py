@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         sealed, refused = ringfence_is_not(folder, capture)
     print()
     if readable and sealed and refused:
-        print("All as said.")
+        print("All checks passed.")
         return 0
     print("NOT as said: see above.")
     return 1
