@@ -1,4 +1,4 @@
-"""`scripts/plan-tables`: every table of docs/guides/plan.md, made anew; or, with --check, whether they are fresh."""
+"""`scripts/plan-tables`: every table of the planner's guide and results; or, with --check, whether they are fresh."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ringfence.lab.plan.work import WAYS
 from scripts.plan_samples import bench_rows
 
 ROOT: Final = Path(__file__).parents[1]
-PAGE: Final = ROOT / "docs" / "guides" / "plan.md"
+PAGES: Final = (ROOT / "docs" / "guides" / "plan.md", ROOT / "docs" / "benchmarks" / "planner-results.md")
 STUDY: Final = ROOT / "docs" / "results" / "study"
 EIGHT: Final = ROOT / "docs" / "results" / "eight-workers"
 EIGHT_WAYS: Final = ("ring", "tree", "doubling")
@@ -302,14 +302,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/plan-tables", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if anything is stale")
     options = parser.parse_args()
-    text = PAGE.read_text()
-    fresh = filled(text)
-    if options.check:
-        print("all is fresh" if fresh == text else f"{PAGE.name} is stale: run scripts/plan-tables")
-        return 0 if fresh == text else 1
-    PAGE.write_text(fresh)
-    print(f"wrote {PAGE.name}")
-    return 0
+    stale = {page: fresh for page in PAGES if (fresh := filled(text := page.read_text())) != text}
+    for page, fresh in stale.items():
+        if not options.check:
+            page.write_text(fresh)
+        print(f"{page.name} is stale: run scripts/plan-tables" if options.check else f"wrote {page.name}")
+    if not stale:
+        print("all is fresh")
+    return 1 if options.check and stale else 0
 
 
 if __name__ == "__main__":
