@@ -24,6 +24,7 @@ PROFILES: Final = (
     *(("all_reduce", size, workers) for workers in (2, 4) for size in LARGE),
     *((operation, 25 << 20, 2) for operation in OTHERS),
 )
+CALLS: Final = "call-latency.json"
 FULL_ROUNDS: Final = 15  # fewer are a trial: the page says so, and the README does not show them
 
 
@@ -38,6 +39,7 @@ class Edition:
     links: list[link.LinkResult] = field(default_factory=list)
     memory: list[memory.MemoryResult] = field(default_factory=list)
     floors: dict[tuple[str, int, int], float] = field(default_factory=dict)  # CPU seconds by operation, size, workers
+    calls: Mapping[str, Any] = field(default_factory=dict)  # what scripts/call_latency.py printed: single calls
 
     def collective(
         self, operation: str, size: int, workers: int, *, busy: bool = False, rate: str | None = None
@@ -94,6 +96,8 @@ def read(folder: Path) -> Edition:
     )
     for measured in _together(cases):
         _sort_in(edition, measured)
+    if (folder / CALLS).exists():
+        edition.calls = json.loads((folder / CALLS).read_text())
     return edition
 
 

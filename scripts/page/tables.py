@@ -49,7 +49,9 @@ def circumstances(edition: Edition) -> str:
 
 
 def commands(edition: Edition) -> str:
-    return "\n".join(["```sh", *edition.commands, "```"]) if edition.commands else NOTHING
+    """As they are called now: older samples carry an older name of one option."""
+    found = [command.replace("--contenders", "--variants") for command in edition.commands]
+    return "\n".join(["```sh", *found, "```"]) if found else NOTHING
 
 
 def verdicts(edition: Edition) -> str:
@@ -122,8 +124,8 @@ def times(edition: Edition) -> str:
     return markdown(header, rows)
 
 
-def prices(edition: Edition) -> str:
-    """ringfence over each other way, and each other way over Gloo."""
+def variants(edition: Edition) -> str:
+    """ringfence over each other variant, and each other variant over Gloo."""
     rows = []
     for workers in (2, 4):
         for size in LARGE:
@@ -133,7 +135,7 @@ def prices(edition: Edition) -> str:
                 if result and line:
                     over = result.sealed_over.get(name)
                     rows.append((str(workers), size_text(size), title, ratio_text(over), ratio_text(line.ratio)))
-    return markdown(("workers", "size", "other way", "ringfence over it", "it over Gloo"), rows)
+    return markdown(("workers", "size", "variant", "ringfence over it", "it over Gloo"), rows)
 
 
 def collectives(edition: Edition) -> str:
@@ -258,14 +260,40 @@ def _mib(size: float) -> str:
 
 
 def headline(edition: Edition) -> str:
-    """The README's one sentence."""
-    large, small = (line_of(edition.collective("all_reduce", size, 2)) for size in (25 << 20, 4 << 10))
-    if not large or not small:
+    """The README's one figure, with its circumstances; and small calls, where Gloo's mean and its median differ much."""
+    large = line_of(edition.collective("all_reduce", 25 << 20, 2))
+    if not large:
         return NOTHING
-    return (
-        f"**A sealed all-reduce of 25 MiB between two workers takes {large.ratio.median:.2f} times what plaintext Gloo takes, "
-        f"one of 4 KiB {small.ratio.median:.2f} times**\n([measured](#what-it-costs))."
+    ratio, where = large.ratio, f"2 workers on {edition.facts['cores']} cores, loopback"
+    text = (
+        f"**A sealed 25 MiB all-reduce takes {ratio.median:.2f} times as long as plaintext Gloo** ({where};\n"
+        f"median, 95 % interval {ratio.low:.2f} to {ratio.high:.2f})."
     )
+    small = next((each for each in edition.calls.get("sizes", ()) if each["size"] == 4 << 10), None)
+    if small:
+        single, batch = "median_after_barrier", "mean_back_to_back"
+        text += (
+            f" At 4 KiB the median call takes {time_text(small[SEALED][single])}, with Gloo {time_text(small['gloo'][single])};\n"
+            f"back to back, where a few slow calls dominate Gloo's mean, {time_text(small[SEALED][batch])} against "
+            f"{time_text(small['gloo'][batch])}."
+        )
+    return text
+
+
+def calls(edition: Edition) -> str:
+    """Single calls: medians after a barrier, and means back to back."""
+    rows = [
+        (
+            size_text(each["size"]),
+            *(time_text(each[name]["median_after_barrier"]) for name in ("gloo", SEALED)),
+            *(time_text(each[name]["p95_after_barrier"]) for name in ("gloo", SEALED)),
+            *(time_text(each[name]["mean_back_to_back"]) for name in ("gloo", SEALED)),
+        )
+        for each in edition.calls.get("sizes", ())
+    ]
+    header = ("size", "Gloo, median", "ringfence, median", "Gloo, 95th percentile", "ringfence, 95th percentile")
+    table = markdown((*header, "Gloo, mean back to back", "ringfence, mean back to back"), rows)
+    return f"{table}\n\n`{edition.calls['command']}`, {edition.calls['date'][:10]}, 2 workers." if rows else table
 
 
 def readme(edition: Edition) -> str:
@@ -289,7 +317,8 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "verdicts": verdicts,
     "all-reduce": all_reduce,
     "times": times,
-    "prices": prices,
+    "calls": calls,
+    "variants": variants,
     "collectives": collectives,
     "busy": busy,
     "training": training,

@@ -12,7 +12,7 @@ import pytest
 from ringfence.cli import _parser
 from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.samples import FILE
-from scripts.page.documents import PAGE, README, RESULTS, ROOT, documents, filled, stale
+from scripts.page.documents import HOME, PAGE, README, RESULTS, ROOT, TARGETS, documents, filled, stale
 from scripts.page.edition import SIZES, Edition, read
 from scripts.page.series import SERIES, digest
 from scripts.page.tables import NOTHING, TABLES
@@ -57,13 +57,13 @@ def test_only_the_last_code_that_was_measured_is_shown(tmp_path: Path) -> None:
 def test_a_trial_run_says_so_and_does_not_reach_the_readme(tmp_path: Path) -> None:
     write(tmp_path, "m", "run", 0.5, 3)
     trial = read(tmp_path)
-    assert documents(trial) == [PAGE]
+    assert documents(trial) == [PAGE, TARGETS]
     assert "trial run" in TABLES["circumstances"](trial)
     write(tmp_path, "m", "more", 0.5, 12)
     full = read(tmp_path)
-    assert documents(full) == [PAGE, README]
+    assert documents(full) == [PAGE, TARGETS, README, HOME]
     assert "trial run" not in TABLES["circumstances"](full)
-    assert "takes 0.50 times what plaintext Gloo takes" in TABLES["headline"](full)
+    assert "takes 0.50 times as long as plaintext Gloo" in TABLES["headline"](full)
     assert "takes 3.0 to 3.0 times Gloo's time" in TABLES["readme"](full)
 
 
@@ -153,7 +153,7 @@ def test_the_documents_show_the_samples_that_lie_beside_them() -> None:
 
 
 def test_every_picture_of_the_page_is_one_that_is_drawn() -> None:
-    shown = set(re.findall(r"\(figures/([a-z-]+)\.svg\)", PAGE.read_text()))
+    shown = set(re.findall(r"\(\.\./figures/([a-z-]+)\.svg\)", PAGE.read_text()))
     assert shown == set(SERIES)
 
 
