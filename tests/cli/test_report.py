@@ -47,14 +47,6 @@ def test_without_a_study_it_says_how_to_make_one(tmp_path: Path) -> None:
     assert not (tmp_path / "study-results").exists()
 
 
-def test_without_matplotlib_it_says_what_to_install(tmp_path: Path) -> None:
-    write_study(tmp_path / "study-results", everything())
-    (tmp_path / "matplotlib.py").write_text("raise ImportError('no matplotlib here')")
-    done = ringfence("report", folder=tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 2
-    assert 'pip install "matplotlib>=3.10"' in done.stderr
-
-
 def test_a_page_that_cannot_be_written_is_an_error_and_no_trace(tmp_path: Path) -> None:
     write_study(tmp_path / "study-results", everything()[:4])
     (tmp_path / "file").write_text("in the way")

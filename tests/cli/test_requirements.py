@@ -1,4 +1,4 @@
-"""What an installation lacks is said in one line, with its repair, before any worker is started."""
+"""A command reports what the installation lacks in one line, with what to install, before it starts workers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from ringfence import cli
+from ringfence.cli.requirements import LAB
 from tests.cli.command import installation_without, ringfence
 
 COLLECTIVES = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
 MEMORY = ("bench", "memory", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
 TRAIN = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1")
 TORCH = 'workers need torch: python -m pip install "torch>=2.13,<2.16"'
-TRANSFORMERS = 'models need transformers: python -m pip install "transformers>=5.0"'
+INSTALL_LAB = 'python -m pip install "ringfence[lab]"'
 
 
 @pytest.mark.parametrize("command", [("doctor",), ("--help",)], ids=" ".join)
@@ -38,7 +40,43 @@ def test_without_torch_no_worker_is_started(tmp_path: Path, command: tuple[str, 
 def test_without_transformers_nothing_is_measured(tmp_path: Path, command: tuple[str, ...]) -> None:
     python = installation_without(tmp_path / "environment", "transformers")
     done = ringfence(*command, folder=tmp_path, python=python)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"ringfence: {TRANSFORMERS}\n")
+    says = f"ringfence: `ringfence {command[0]}` needs the lab's packages (transformers missing): {INSTALL_LAB}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+
+
+class TestWithoutTheLab:
+    """An installation without the packages of the extra `lab`."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def python(cls, tmp_path_factory: pytest.TempPathFactory) -> str:
+        return installation_without(tmp_path_factory.mktemp("product"), *LAB)
+
+    @pytest.mark.parametrize(
+        "command", [COLLECTIVES, ("study", "--list"), ("report",), ("plan", "--help"), ("bench",)], ids=" ".join
+    )
+    def test_its_commands_say_what_to_install(self, python: str, tmp_path: Path, command: tuple[str, ...]) -> None:
+        done = ringfence(*command, folder=tmp_path, python=python)
+        says = (
+            f"ringfence: `ringfence {command[0]}` needs the lab's packages ({', '.join(LAB)} missing): {INSTALL_LAB}\n"
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+
+    def test_the_help_lists_all_commands(self, python: str) -> None:
+        done = ringfence("--help", python=python)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == ringfence("--help").stdout
+        assert all(f"\n    {name} " in done.stdout for name in cli.LAB)
+
+    def test_commands_of_the_product_work(self, python: str, tmp_path: Path) -> None:
+        for command in (("secret", "new", "run.secret"), ("policy", "new", "policy.toml"), ("doctor",)):
+            done = ringfence(*command, folder=tmp_path, python=python)
+            assert done.stderr == ""
+            assert done.returncode == (1 if command == ("doctor",) else 0), done.stdout  # it finds no settings
+
+
+def test_the_help_of_each_lab_command_is_that_of_its_module() -> None:
+    assert cli._parser().format_help() == cli._parser([]).format_help()
 
 
 @pytest.mark.parametrize("command", [COLLECTIVES, MEMORY, ("demo",)], ids=" ".join)

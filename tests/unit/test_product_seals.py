@@ -1,9 +1,20 @@
-"""The unsealed variant exists in the benchmark and nowhere else: nothing of the product leads to it."""
+"""No transport outside the lab can put an unsealed tensor on a network.
+
+A tensor leaves a worker through an engine, which seals it with the sealers that it makes, or through a process group of
+torch's own, which does not seal. So the product is safe if all of the following hold:
+
+1. The product imports nothing of the lab, where the engine without sealing is.
+2. Only `Session` chooses the engine's class, and it chooses `Engine`. Only `Engine` makes sealers, and it makes those of
+   `ringfence.link.seal`. No class of the product derives from any of them.
+3. The product makes no process group of another backend. The exception is `ringfence demo`, which shows what a network sees
+   of plaintext Gloo.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,6 +22,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence.backend import create
+from ringfence.cli.requirements import LAB
 from ringfence.keys import Secret
 from ringfence.lab.bench.unsealed import UnsealedKeys, UnsealedSession
 from ringfence.link.seal import Opener, OriginKeys, Sealer
@@ -21,42 +33,139 @@ from ringfence.settings import Settings
 from tests.unit.test_imports import FILES, PACKAGE, imports_of, name_of
 
 PRODUCT = [file for file in FILES if file.relative_to(PACKAGE).parts[0] != "lab"]
-COMMANDS = tuple(PACKAGE.glob("cli/*.py"))
+COMMANDS = {
+    "cli/bench.py",
+    "cli/bench_admission.py",
+    "cli/plan.py",
+    "cli/plan_chart.py",
+    "cli/plan_checks.py",
+    "cli/plan_views.py",
+    "cli/report.py",
+    "cli/study.py",
+}
+MEASURING = {"unsealed", "variants", "worker", "training", "profile", "fixed_schedule", "replay", "rings"}
 MAKERS = {"sealer", "opener", "origin_keys"}
-HOOKS = ("engine_type", "keys_type")  # of a session; the benchmark replaces them
+SEALERS = {"Sealer", "Opener", "OriginKeys"}
+SEALED = SEALERS | {"Engine", "LinkKeys", "Session"}
+HOOKS = {"engine_type", "keys_type"}  # of a session; the benchmark replaces them
+KEYS, SESSION = "runtime/link_keys.py", "session.py"
+PLAINTEXT = {"gloo", "nccl", "mpi", "ucc"}  # backends of torch that do not seal
+# Files of the product that name a plaintext backend or choose a backend at run time, and why they may.
+EXCEPTIONS = {
+    "cli/demo/__init__.py": "shows what a network sees of plaintext Gloo",
+    "cli/demo/worker.py": "is the worker of that demonstration",
+    "cli/one_worker.py": "checks that ringfence makes a group for which a program asks Gloo",
+    "cli/plan_views.py": "names a row of a table",
+}
+GUARD = "guard.py"  # defines `plaintext_allowed`, and uses it once a group has been considered
+
+
+def unsealed(tree: ast.AST, where: str) -> Iterator[str]:
+    """Yield each construct of a product file that could lead a tensor past the sealers."""
+    protocols = {
+        member
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and "Protocol" in _names(node.bases)
+        for member in node.body
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in MAKERS and where != KEYS and node not in protocols:
+            yield f"makes a {node.name} of its own"
+        if isinstance(node, ast.ClassDef) and (found := _names(node.bases) & SEALED):
+            yield f"{node.name} derives from {found}"
+        if isinstance(node, ast.Call) and where != KEYS and (found := _names([node.func]) & SEALERS):
+            yield f"constructs {found}"
+        if isinstance(node, ast.Constant) and node.value in HOOKS:
+            yield "names the class of the engine or of its keys in a string"
+        if isinstance(node, ast.Attribute) and node.attr in HOOKS and where != SESSION:
+            yield "reads the class of the engine or of its keys"
+        if isinstance(node, ast.Attribute) and node.attr in HOOKS and not isinstance(node.ctx, ast.Load):
+            yield "replaces the class of the engine or of its keys"
+        if where != GUARD and _names([node]) & {"plaintext_allowed"}:
+            yield "allows plaintext"
+        if where not in EXCEPTIONS:
+            yield from _plaintext(node)
+
+
+def _plaintext(node: ast.AST) -> Iterator[str]:
+    """Yield how a node makes a process group of another backend, if it does."""
+    if isinstance(node, ast.Constant) and node.value in PLAINTEXT:
+        yield f"names the backend {node.value}"
+    if any(name.lower().removeprefix("processgroup") in PLAINTEXT for name in _names([node])):
+        yield "uses a process group of torch's own"
+    if isinstance(node, ast.Call) and _names([node.func]) == {"init_process_group"}:
+        backend = node.args[0] if node.args else None
+        if not isinstance(backend, ast.Constant) or backend.value != "ringfence":
+            yield "makes a process group of a backend that is not ringfence"
+
+
+def _names(nodes: Sequence[ast.AST]) -> set[str]:
+    """The names that nodes use or import: `Engine` for `Engine`, `engine.Engine` and `from ... import Engine`."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found.update(alias.name for alias in node.names)
+    return found
 
 
 @pytest.mark.parametrize("file", PRODUCT, ids=name_of)
 def test_the_product_does_not_import_the_lab(file: Path) -> None:
-    """Commands of the lab do, and may not import what makes a variant: that is left to the benchmark's own processes."""
+    """The lab's commands do, but not the modules that make a variant: the benchmark's own processes import these."""
     imported = {name for name in imports_of(file) if name.startswith("ringfence.lab")}
-    if file in COMMANDS:
-        parts = {part for name in imported for part in name.split(".")}
-        assert not parts & {"unsealed", "variants", "worker", "training", "profile", "forced", "replay"}
+    if name_of(file) in COMMANDS:
+        assert not {part for name in imported for part in name.split(".")} & MEASURING
     else:
         assert not imported
 
 
 @pytest.mark.parametrize("file", PRODUCT, ids=name_of)
-def test_nothing_of_the_product_chooses_another_engine_or_other_sealers(file: Path) -> None:
-    """Only Session chooses the engine and the link keys, and only LinkKeys makes sealers and openers."""
-    where = name_of(file)
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.FunctionDef) and node.name in MAKERS:
-            assert where == "runtime/link_keys.py", f"{where} makes a {node.name} of its own"
-        if isinstance(node, ast.ClassDef):
-            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-            assert not bases & {"Engine", "LinkKeys", "Session", "Sealer", "Opener", "OriginKeys"}, (
-                f"{where}: {node.name}"
-            )
-        if isinstance(node, ast.Constant):
-            assert node.value not in HOOKS, f"{where} names {node.value} in a string"
-        if isinstance(node, ast.Attribute) and node.attr in HOOKS:
-            assert where == "session.py"
-            assert isinstance(node.ctx, ast.Load)
+def test_the_product_does_not_import_packages_of_the_lab(file: Path) -> None:
+    allowed = {"cli/plan_chart.py": {"matplotlib"}}  # draws a chart of the lab
+    found = {name.split(".")[0] for name in imports_of(file)} & set(LAB)
+    assert found <= allowed.get(name_of(file), set())
 
 
-def test_the_engine_of_a_session_is_the_sealing_one_and_no_argument_says_otherwise() -> None:
+@pytest.mark.parametrize("file", PRODUCT, ids=name_of)
+def test_no_file_of_the_product_leads_past_the_sealers(file: Path) -> None:
+    assert list(unsealed(ast.parse(file.read_text()), name_of(file))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Fast(Engine): pass",
+        "class Fast(engine.Engine): pass",
+        "class Quiet(Session): pass",
+        "class Copier(Sealer): pass",
+        "class Links:\n    def sealer(self, secret): return Copier()",
+        "sealer = Sealer(secret, alive)",
+        "session.engine_type = Fast",
+        "session.keys_type = Copiers",
+        "setattr(session, 'engine_type', Fast)",
+        "dist.new_group(backend='gloo')",
+        "dist.init_process_group(backend)",
+        "dist.init_process_group()",
+        "ProcessGroupGloo(store, 0, 2)",
+        "c10d.ProcessGroupNCCL(store, 0, 2)",
+        "from ringfence.guard import plaintext_allowed",
+        "with guard.plaintext_allowed(): pass",
+    ],
+)
+def test_the_check_finds_each_way_past_the_sealers(code: str) -> None:
+    assert list(unsealed(ast.parse(code), "backend/new.py"))
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_each_exception_is_one(name: str) -> None:
+    """A file that no longer needs its exception loses it."""
+    assert list(unsealed(ast.parse((PACKAGE / name).read_text()), "without exceptions"))
+
+
+def test_a_session_uses_the_sealing_engine_whatever_its_settings() -> None:
     assert Session.engine_type is Engine
     assert Session.keys_type is LinkKeys
     assert list(inspect.signature(Session).parameters) == ["store", "rank", "world_size", "timeout"]
@@ -79,7 +188,7 @@ def test_the_engine_of_a_session_is_the_sealing_one_and_no_argument_says_otherwi
     assert inspect.getclosurevars(create).globals["Session"] is Session
 
 
-def test_an_engine_seals_and_the_benchmarks_variant_copies() -> None:
+def test_the_engine_seals_and_the_benchmarks_variant_copies() -> None:
     header, plain, secret = b"header", b"plaintext of a frame", Secret(bytes(range(32)))
     for kind, sealed in ((LinkKeys, True), (UnsealedKeys, False)):
         keys = kind(secret, X25519PrivateKey.generate(), [], alive=b"\1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import os
 import select
@@ -17,6 +18,15 @@ from ringfence.errors import RingfenceError
 # 128 + SIGPIPE, as a shell shows it when a reader such as `head` has had enough. Not 0, which says that all was well. The
 # signal stays ignored: by its own way out a command ends its workers and removes what it made.
 UNREAD: Final = 141
+
+# Commands of the lab, with their help. They need the packages of the extra `lab`, so their modules are imported only when
+# one of them is called.
+LAB: Final = {
+    "bench": "measure what sealing costs here",
+    "study": "measure a grid of models, workers and networks",
+    "report": "make a page with figures out of a study",
+    "plan": "predict a training step elsewhere",
+}
 
 EXIT_CODES = """\
 exit codes:
@@ -58,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        options = _parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        options = _parser(words).parse_args(words)
         code: int = options.run(options)
     except RingfenceError as error:
         print(f"ringfence: {error}", file=sys.stderr)
@@ -100,9 +111,14 @@ def _flushed(stream: TextIO) -> bool:
     return True
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Of the lab's commands only the one that `arguments` call is complete; the others have a line of help each. Without
+    `arguments` all commands are complete.
+    """
     # late, so that Ctrl-C is heeded while they are imported
-    from ringfence.cli import bench, certificate, demo, doctor, evidence, plan, policy, report, secret, study
+    from ringfence.cli import certificate, demo, doctor, evidence, policy, requirements, secret
 
     parser = argparse.ArgumentParser(
         prog="ringfence",
@@ -112,6 +128,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, doctor, secret, policy, certificate, evidence, bench, study, report, plan):
+    for command in (demo, doctor, secret, policy, certificate, evidence):
         command.add_to(commands)
+    called = set(LAB) if arguments is None else {next((word for word in arguments if not word.startswith("-")), None)}
+    for name, summary in LAB.items():
+        if name in called:
+            requirements.lab(name)
+            importlib.import_module(f"ringfence.cli.{name}").add_to(commands)
+        else:
+            commands.add_parser(name, help=summary)
     return parser

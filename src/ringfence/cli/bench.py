@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import bench_admission, requirements
+from ringfence.cli import LAB, bench_admission, requirements
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench import names
 from ringfence.lab.bench.units import bytes_of
@@ -75,7 +75,7 @@ examples:
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `bench collectives`, `train`, `link`, `memory` and `admission` to the command line."""
-    bench = commands.add_parser("bench", help="measure what sealing costs here", description=DESCRIPTION)
+    bench = commands.add_parser("bench", help=LAB["bench"], description=DESCRIPTION)
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     collectives = _add(kinds, "collectives", "single collectives by size", COLLECTIVES_EXAMPLES)
     collectives.add_argument("--ops", type=_listed(_name_of(names.OPERATIONS)), default=["all_reduce"], metavar="OP,…")
@@ -198,7 +198,6 @@ def run_train(options: argparse.Namespace) -> int:
     """Measure training steps and print what they cost."""
     if options.strategy == "fsdp2" and not set(options.variants) <= set(names.GROUPS):
         raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --variants")
-    requirements.models()
     cases = [
         {"kind": "training", "model": model, "strategy": options.strategy, "bucket_mb": bucket, "workers": workers}
         for workers in options.workers

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import plan_chart, plan_checks, plan_views
+from ringfence.cli import LAB, plan_chart, plan_checks, plan_views
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import hardware, models
 
@@ -43,7 +43,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `plan` and what belongs to it to the command line."""
     parser = commands.add_parser(
         "plan",
-        help="price a training step elsewhere",
+        help=LAB["plan"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -51,9 +51,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_question(parser)
     _add_hardware(parser)
     parser.add_argument("--sweep", action="store_true", help="2 to 16,384 workers")
-    parser.add_argument(
-        "--chart", type=Path, metavar="FILE", help="draw the sweep as a new .svg or .png (needs matplotlib)"
-    )
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the sweep as a new .svg or .png")
     _add_json(parser)
     parser.set_defaults(run=run_plan)
     others = parser.add_subparsers(title="more", metavar="WHAT")
@@ -126,7 +124,6 @@ def run_plan(options: argparse.Namespace) -> int:
             ending = options.chart.suffix or "a file without ending"
             raise ConfigurationError(f"--chart draws .svg or .png, not {ending}")
         _check_new(options.chart, "--chart")
-        plan_chart.need_matplotlib()
     plans = sweep(profile, question) if options.sweep or options.chart else [plan(profile, question)]
     if options.chart is not None:
         plan_chart.draw(profile, plans, options.chart)

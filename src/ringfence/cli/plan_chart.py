@@ -21,14 +21,6 @@ _LOOKS = {
 }
 
 
-def need_matplotlib() -> None:
-    """Asked before a sweep, which takes seconds."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigurationError('--chart needs matplotlib: python -m pip install "matplotlib>=3.10"') from None
-
-
 def draw(profile: Hardware, plans: Sequence[Plan], path: Path) -> None:
     """Write the picture to `path`, whose ending says in which format."""
     import matplotlib

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringfence.cli import LAB
+
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
@@ -24,8 +26,6 @@ examples:
   ringfence report                       study-results/report/report.html
   ringfence report --study site-a --out site-a-report
   ringfence report --json                which files were written, and what is missing
-
-needs matplotlib: python -m pip install "matplotlib>=3.10"
 """
 
 
@@ -33,7 +33,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `report` to the command line."""
     report = commands.add_parser(
         "report",
-        help="make a page with figures out of a study",
+        help=LAB["report"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,20 +1,40 @@
-"""What a command needs of this installation before it begins: said in one line at once, not later by a worker's traceback.
+"""Checks of this installation that commands make before they start workers.
 
-Nothing large is imported for that: whoever starts workers needs no torch itself.
+A missing package is reported in one line by the command, not by the traceback of a worker. Packages are looked up and not
+imported: a command that only starts workers needs no torch in its own process.
 """
 
 from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import Final
 
 from ringfence import torch_versions
 from ringfence.cli import checks
 from ringfence.errors import ConfigurationError
 
+# What the extra `lab` of pyproject.toml installs, by the names of the modules; scipy brings numpy.
+LAB: Final = ("jinja2", "matplotlib", "pyarrow", "rich", "scipy", "transformers")
+
+
+def lab(command: str) -> None:
+    """Check that the packages of the extra `lab` are installed.
+
+    Raises ConfigurationError, which names the missing packages and what to install.
+    """
+    if missing := [name for name in LAB if find_spec(name) is None]:
+        raise ConfigurationError(
+            f"`ringfence {command}` needs the lab's packages ({', '.join(missing)} missing): "
+            'python -m pip install "ringfence[lab]"'
+        )
+
 
 def workers() -> None:
-    """What every worker imports."""
+    """Check that worker processes can import torch and the data plane.
+
+    Raises ConfigurationError if torch is missing or RINGFENCE_CORE names no data plane.
+    """
     from ringfence.dataplane import info
 
     if find_spec("torch") is None:
@@ -23,18 +43,9 @@ def workers() -> None:
 
 
 def backend() -> None:
-    """What makes backend="ringfence" known to a worker that imports torch."""
+    """Check that torch registers backend="ringfence" when a worker imports it.
+
+    Raises ConfigurationError if the environment prevents it.
+    """
     if found := checks.switched_off(os.environ):
         raise ConfigurationError(f"the backend is {found.text}: {found.fix}")
-
-
-def models() -> None:
-    """What the models are made of that are trained."""
-    if find_spec("transformers") is None:
-        raise ConfigurationError('models need transformers: python -m pip install "transformers>=5.0"')
-
-
-def parquet() -> None:
-    """What the layers of a study are kept with."""
-    if find_spec("pyarrow") is None:
-        raise ConfigurationError('studies are kept as Parquet: python -m pip install "pyarrow>=20"')

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import requirements
+from ringfence.cli import LAB, requirements
 from ringfence.cli.bench import interrupt
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench import names
@@ -59,7 +59,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `study`, `study rebuild` and `study query` to the command line."""
     study = commands.add_parser(
         "study",
-        help="measure a grid of models, workers and networks",
+        help=LAB["study"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -107,7 +107,6 @@ def run_study(options: argparse.Namespace) -> int:
     if options.list:
         print(summary_table.listing(cells, len(os.sched_getaffinity(0))))
         return 0
-    requirements.parquet()
     from ringfence.lab.bench import machine
     from ringfence.lab.study import runner
     from ringfence.lab.study.folder import Folder
@@ -124,8 +123,6 @@ def run_study(options: argparse.Namespace) -> int:
         missing = _possible(lacking)
         if missing:
             requirements.workers()
-            if any(each.cell.settings["kind"] == "training" for each in missing):
-                requirements.models()
             _say(f"{sum(each.rounds for each in missing)} rounds of {len(missing)} cells are to be measured")
             if others := sum(each.others for each in missing):
                 _say(f"{others} of them are shown {_ELSEWHERE}, each until all its new rounds are there")
@@ -148,7 +145,6 @@ def _possible(missing: list[Wanted]) -> list[Wanted]:
 
 def run_rebuild(options: argparse.Namespace) -> int:
     """Make the layers from raw samples, wherever these were measured."""
-    requirements.parquet()
     from ringfence.lab.study.folder import Folder
 
     folder = Folder(options.results)
@@ -177,7 +173,6 @@ def _rebuild(folder: Folder, nothing_new: bool) -> None:
 
 def run_query(options: argparse.Namespace) -> int:
     """Print the rows that were asked for."""
-    requirements.parquet()
     from ringfence.lab.study import query, summary_table
     from ringfence.lab.study.folder import Folder
     from ringfence.lab.study.schema import SUMMARY, TIDY

@@ -50,10 +50,8 @@ def prepare(
 
 
 def _build(name: str) -> tuple[nn.Module, Batch]:
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigurationError('models need transformers: python -m pip install "transformers>=5.0"') from None
+    import transformers
+
     if name == "resnet50":
         images = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000))
         return images, {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(1000, (4,))}

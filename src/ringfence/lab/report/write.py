@@ -54,12 +54,8 @@ def figures_of(study: Study, say: Callable[[str], None]) -> list[Figure | Missin
 def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: None) -> Report:
     """The report of the study in `source`, into `target`; `say` hears of each picture as it is drawn."""
     found = read(source)
-    try:
-        from ringfence.lab.report.drawing import draw  # late: the rest of the package needs no matplotlib
-    except ImportError as error:
-        raise ConfigurationError(
-            f'pictures need matplotlib ({error}): python -m pip install "matplotlib>=3.10"'
-        ) from error
+    from ringfence.lab.report.drawing import draw  # late: it imports matplotlib, which takes a second
+
     figures = figures_of(found, say)
     drawn = [figure for figure in figures if isinstance(figure, Figure)]
     folder = target / FIGURES
