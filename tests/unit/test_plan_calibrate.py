@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import models
 from ringfence.lab.plan.calibrate import _stage_costs, calibrate, grouped
-from ringfence.lab.plan.fit import nearest, solved
+from ringfence.lab.plan.fit import nearest
 from ringfence.lab.plan.hardware import dump, parse
 from ringfence.lab.plan.predict import predict
 from ringfence.lab.plan.steps import Question, step
@@ -188,18 +188,10 @@ def case_bytes(case: dict[str, object]) -> int:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=4))
-def test_the_bottom_of_a_bowl_is_its_middle(middle: list[float]) -> None:
+def test_the_fit_finds_a_minimum_within_its_bounds(middle: list[float]) -> None:
     bounds = [(-5.0, 5.0)] * len(middle)
     ones = [1.0] * len(middle)
     found = nearest(lambda x: tuple(a - b for a, b in zip(x, middle, strict=True)), ones, [0.0] * len(middle), bounds)
     assert math.dist(found, middle) < 0.01
     inside = nearest(lambda x: tuple(a - 9 for a in x), ones, [0.0] * len(middle), bounds)
-    assert inside == tuple([5.0] * len(middle))
-
-
-@given(st.lists(st.lists(st.floats(-1, 1), min_size=3, max_size=3), min_size=3, max_size=3))
-def test_equations_are_solved(rows: list[list[float]]) -> None:
-    matrix = [[x + 5 * (i == j) for j, x in enumerate(row)] for i, row in enumerate(rows)]
-    wanted = [1.0, -2.0, 3.0]
-    target = [sum(x * y for x, y in zip(row, wanted, strict=True)) for row in matrix]
-    assert solved(matrix, target) == pytest.approx(wanted)
+    assert inside == pytest.approx([5.0] * len(middle), abs=1e-3)

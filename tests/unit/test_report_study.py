@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ringfence.errors import ConfigurationError
-from ringfence.lab.report.study import FEWEST, read
-from ringfence.lab.study import bootstrap
+from ringfence.lab.report.study import read
 from tests.unit.report_samples import FACTS, RUN, Row, cell, everything, write_study
 
 Line = dict[str, Any]
@@ -175,7 +174,6 @@ def test_a_value_of_another_type_is_refused_with_what_to_do(tmp_path: Path, colu
 def test_a_cell_with_few_rounds_does_not_count_whatever_its_row_says(tmp_path: Path, rounds: int, few: bool) -> None:
     (one,) = read(write_study(tmp_path, one_cell(rounds=rounds))).cells
     assert (one.few, one.scored) == (few, not few)
-    assert FEWEST == bootstrap.FEWEST
 
 
 def test_a_row_that_lacks_a_column_is_refused(tmp_path: Path) -> None:

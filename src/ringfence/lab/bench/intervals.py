@@ -1,38 +1,55 @@
-"""Ratios between variants that took turns, with bootstrap intervals over the rounds."""
+"""Ratios between variants that take turns, with bootstrap intervals over the rounds."""
 
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 RESAMPLES: Final = 2000
 CONFIDENCE: Final = 0.95
+MIN_ROUNDS: Final = 5  # rounds below which an interval is not trusted: that of a single round has no width at all
 
 
 class Interval(NamedTuple):
-    """A median and where 95 % of the resampled medians lie."""
+    """A median, and the limits between which 95 % of the resampled medians lie."""
 
     median: float
     low: float
     high: float
 
 
-def interval(values: Sequence[float], resamples: int = RESAMPLES) -> Interval:
-    """The median of the rounds' values. The generator is seeded: the same samples give the same interval."""
-    draw = random.Random(len(values))  # noqa: S311 (resampling, not secrets)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))
-    tail = round((1 - CONFIDENCE) / 2 * resamples)
-    return Interval(statistics.median(values), medians[tail], medians[-1 - tail])
+def interval(values: Sequence[float]) -> Interval:
+    """Return the median of `values` and its 95 % bootstrap interval. The same values in the same order give the same."""
+    found = np.asarray(values)
+    middle = [(len(found) - 1) // 2, len(found) // 2]
+    medians = np.sort(np.sort(found[_resamples(len(found))], axis=1)[:, middle].mean(axis=1))
+    tail = round((1 - CONFIDENCE) / 2 * RESAMPLES)
+    return Interval(float(np.median(found)), float(medians[tail]), float(medians[-1 - tail]))
+
+
+@lru_cache(maxsize=64)
+def _resamples(count: int) -> NDArray[np.int64]:
+    """Return the indices of each resample of `count` values, one resample a row."""
+    draw = random.Random(count)  # noqa: S311 (resampling, not secrets)
+    return np.array([draw.choices(range(count), k=count) for _ in range(RESAMPLES)])
 
 
 def ratios(values: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Round by round, a variant's value over the mean of the two runs of the baseline in the same round."""
+    """Return a variant's value over the mean of the two baseline runs, round by round."""
     return [2 * value / (a + b) for value, a, b in zip(values, first, second, strict=True)]
 
 
 def resolution(first: Sequence[float], second: Sequence[float]) -> float:
-    """How far from 1 the baseline over itself may read: what the instrument cannot tell apart in this run."""
-    itself = interval([b / a for a, b in zip(first, second, strict=True)])
-    return max(abs(itself.low - 1), abs(itself.high - 1))
+    """Return how far from 1 the ratio of the two baseline runs may read: smaller differences cannot be measured."""
+    return distance_from_one([b / a for a, b in zip(first, second, strict=True)])
+
+
+def distance_from_one(values: Sequence[float]) -> float:
+    """Return how far the interval of `values` reaches from 1."""
+    found = interval(values)
+    return max(abs(found.low - 1), abs(found.high - 1))

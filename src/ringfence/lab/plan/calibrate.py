@@ -161,7 +161,7 @@ def _nearest(
         )
 
     begin, *bounds = ([math.log(value) for value in column] for column in zip(*map(_FITTED.get, names), strict=True))
-    return figures(nearest(residuals, weights, begin, list(zip(*bounds, strict=True)), spring=_HELD * sum(weights)))
+    return figures(nearest(residuals, weights, begin, list(zip(*bounds, strict=True)), penalty=_HELD * sum(weights)))
 
 
 def _median(values: Sequence[float]) -> float:

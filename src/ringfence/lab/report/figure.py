@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from ringfence.lab.bench.intervals import Interval
+from ringfence.lab.bench.intervals import MIN_ROUNDS, Interval
 from ringfence.lab.report.labels import SEALED, fully
-from ringfence.lab.report.study import FEWEST, Cell, Line, Study
+from ringfence.lab.report.study import Cell, Line, Study
 
 DIGITS: Final = 4
-QUIET: Final = f"within 10 % of itself, over {FEWEST} rounds or more"  # where Gloo reads so, a cell counts
+QUIET: Final = f"within 10 % of itself, over {MIN_ROUNDS} rounds or more"  # where Gloo reads so, a cell counts
 Point = dict[str, Any]
 
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
-from ringfence.lab.bench.intervals import Interval
+from ringfence.lab.bench.intervals import MIN_ROUNDS, Interval
 from ringfence.lab.bench.names import BASELINE, STAGES
 from ringfence.lab.report.runs import Run, json_of, machines_of, told_by
 
 SETTINGS: Final = (
     "kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts", "rate_bits", "busy",
 )  # fmt: skip
-FEWEST: Final = 5  # rounds of a cell that counts
 _NUMBERS: Final = ("seconds", "seconds_low", "seconds_high", "cpu_seconds", "sent_bytes", "resolution")
 _TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
     **dict.fromkeys(("cell", "variant", "kind", "wire"), ("text", (str,))),
@@ -84,7 +83,7 @@ class Cell:
     @property
     def few(self) -> bool:
         """Whether somebody in it has too few rounds for the cell to count, however quiet the machine was."""
-        return any(line.rounds < FEWEST for line in self.lines.values())
+        return any(line.rounds < MIN_ROUNDS for line in self.lines.values())
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def _cells(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cell]:
         try:
             _check(row)
             cells.setdefault(row["cell"], _cell(row)).lines[row["variant"]] = _line(row)
-            if not row["scored"] or row["rounds"] < FEWEST:
+            if not row["scored"] or row["rounds"] < MIN_ROUNDS:
                 doubtful.add(row["cell"])
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigurationError(

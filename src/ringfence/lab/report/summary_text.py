@@ -6,16 +6,17 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from ringfence.lab.bench.intervals import MIN_ROUNDS
 from ringfence.lab.report.figure import QUIET, Figure, counted, counting, distinct, having, ratio_of, uncounted, verdict
 from ringfence.lab.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, percent, plain, what
 from ringfence.lab.report.stages import floor_sentence
-from ringfence.lab.report.study import FEWEST, Cell, Study
+from ringfence.lab.report.study import Cell, Study
 
 READING: Final = (
     "A point is the median over the rounds of a variant's time over plaintext Gloo's in the same round: 1 is as "
     "fast, 2 takes twice as long. Whiskers are its 95 % bootstrap interval. The grey band is how far plaintext "
     "Gloo reads from itself in the same rounds: what lies inside cannot be told from 1. Hollow points come from "
-    f"cells where that band is wider than ±0.10, or that have fewer than {FEWEST} rounds; they are shown and not counted."
+    f"cells where that band is wider than ±0.10, or that have fewer than {MIN_ROUNDS} rounds; they are shown and not counted."
 )
 
 

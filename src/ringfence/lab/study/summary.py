@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
+from ringfence.lab.bench.intervals import MIN_ROUNDS, distance_from_one, interval
 from ringfence.lab.bench.names import BASELINE
-from ringfence.lab.study.bootstrap import FEWEST, interval, resolution
 from ringfence.lab.study.folder import Folder, digest_of, replaced
 from ringfence.lab.study.schema import (
     MACHINES,
@@ -88,17 +88,18 @@ def summary_of(rows: Sequence[Row]) -> Iterator[Row]:
     if not gloo:
         return  # without a round of the baseline there is nothing to compare with
     order = sorted(gloo)
-    itself = resolution([first[n]["seconds"] for n in order], [second[n]["seconds"] for n in order])
+    itself = distance_from_one(sorted(second[n]["seconds"] / first[n]["seconds"] for n in order))
     for samples in by_variant.values():
         rounds = [samples[number] for number in order if number in samples]
         if rounds:
-            scored = itself <= SCORED and len(rounds) >= FEWEST
+            scored = itself <= SCORED and len(rounds) >= MIN_ROUNDS
             yield {**_line(rounds, gloo), "resolution": itself, "scored": scored}
 
 
 def _line(rounds: Sequence[Row], gloo: Mapping[int, float]) -> Row:
-    seconds = interval([row["seconds"] for row in rounds])
-    ratio = interval([row["seconds"] / gloo[row["round"]] for row in rounds])
+    # Sorted: the interval of a cell does not depend on the order of its rounds.
+    seconds = interval(sorted(row["seconds"] for row in rounds))
+    ratio = interval(sorted(row["seconds"] / gloo[row["round"]] for row in rounds))
     return {
         **{name: rounds[-1][name] for name in (*SETTING_COLUMNS, *ORIGIN_COLUMNS)},
         "rounds": len(rounds),

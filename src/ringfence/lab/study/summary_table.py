@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringfence.lab.bench.intervals import MIN_ROUNDS
 from ringfence.lab.bench.units import time_text
-from ringfence.lab.study.bootstrap import FEWEST
 from ringfence.lab.study.cells import Cell, label
 from ringfence.lab.study.estimate import seconds, total
 
@@ -68,7 +68,7 @@ def _heading(row: Mapping[str, Any]) -> list[str]:
 
 
 def _doubt(row: Mapping[str, Any]) -> str:
-    return "too few rounds" if row["rounds"] < FEWEST else "Gloo differs too much from itself"
+    return "too few rounds" if row["rounds"] < MIN_ROUNDS else "Gloo differs too much from itself"
 
 
 def _network(settings: Mapping[str, Any], rate: str | None) -> str:
