@@ -69,7 +69,11 @@ def test_a_build_makes_two_wheels_and_the_source_archive(built: Path) -> None:
 def test_a_wheel_holds_the_package_and_nothing_else(built: Path, kind: str) -> None:
     with zipfile.ZipFile(built / WHEELS[kind]) as wheel:
         names = set(wheel.namelist())
-    assert {"ringfence/py.typed", "ringfence/report/page.css", "ringfence/study/grids/default.toml"} <= names
+    assert {
+        "ringfence/py.typed",
+        "ringfence/lab/report/templates/page.html",
+        "ringfence/lab/study/grids/default.toml",
+    } <= names
     assert {"ringfence/admission/roots/amd-milan.pem", f"ringfence-{__version__}.dist-info/licenses/LICENSE"} <= names
     assert [
         name for name in names if name.endswith((".c", ".h", ".pyc")) or name.startswith(("tests/", "scripts/"))

@@ -10,6 +10,7 @@ import math
 from typing import Any, Final
 
 import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -26,6 +27,7 @@ from ringfence.lab.report.style import (
     WIDTH,
     Chart,
     band_patch,
+    legend_below,
     ratio_axis,
     span,
     whiskers,
@@ -57,8 +59,8 @@ def panels(title: str, *, width: float | None = None, columns: int | None = None
         for line in grid:
             line[0].set_ylabel("time over plaintext Gloo")
         figure.suptitle(title, fontsize=11)
-        handles = [band_patch(), *_hollow(series)]
-        figure.legend(handles=handles, loc="outside lower right", ncols=len(handles), frameon=False)
+        handles: list[Artist] = [band_patch(), *_hollow(series)]
+        legend_below(figure, handles, len(handles), "right")
         return figure
 
     return draw
@@ -138,9 +140,9 @@ def across(title: str, *, width: float = WIDTH) -> Chart:
         axis.set_ylim(height, 0)
         axis.set_xlabel(_FASTER if width >= WIDTH else _FASTER.replace(" (", "\n("))
         axis.set_title(title, fontsize=11, loc="left")
-        handles: list[Any] = [*axis.get_legend_handles_labels()[0], band_patch(), *_hollow(series)]
+        handles: list[Artist] = [*axis.get_legend_handles_labels()[0], band_patch(), *_hollow(series)]
         ncols = len(handles) if len(handles) <= 3 else 2 if width < WIDTH else 4
-        figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False)
+        legend_below(figure, handles, ncols)
         return figure
 
     return draw
@@ -193,8 +195,10 @@ def stacked(
         axis.set_xlabel(under)
         axis.set_title(title, fontsize=11, loc="left")
         names = list(dict.fromkeys(stage for shares in series.values() for stage in shares))
-        pieces = [Patch(fc=STAGES[name][0], hatch=STAGES[name][1], ec="black", lw=0.5, label=name) for name in names]
-        figure.legend(handles=pieces, loc="outside lower center", ncols=4, frameon=False, handlelength=1.6)
+        pieces: list[Artist] = [
+            Patch(fc=STAGES[name][0], hatch=STAGES[name][1], ec="black", lw=0.5, label=name) for name in names
+        ]
+        legend_below(figure, pieces, 4, handlelength=1.6)
         return figure
 
     return draw

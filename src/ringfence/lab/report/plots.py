@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ringfence.lab.bench.units import size_text
-from ringfence.lab.report.style import COLOURS, DASHES, HATCHES, LOOKS, MARKERS, Chart, whiskers
+from ringfence.lab.report.style import COLOURS, DASHES, HATCHES, LOOKS, MARKERS, Chart, legend_below, whiskers
 
 _BRIEFLY: Final = {
     "plaintext Gloo": "Gloo",
@@ -140,7 +140,7 @@ def scatter(title: str, width: float) -> Chart:
             handles.append(
                 Line2D([], [], marker="o", mfc="white", mec="black", ls="", label="hollow: too noisy to count")
             )
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+        legend_below(figure, handles, 2, fontsize=9)
         return figure
 
     return draw
@@ -182,7 +182,7 @@ def _finish(figure: Figure, axes: list[Axes], title: str, left: str) -> None:
         if axis.get_subplotspec() is not None and axis.get_subplotspec().is_first_col():  # type: ignore[union-attr]
             axis.set_ylabel(left)
     figure.suptitle(title, fontsize=11)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    legend_below(figure, list(handles.values()), 2, fontsize=9)
 
 
 def _turned(labels: list[str]) -> dict[str, Any]:

@@ -3,14 +3,15 @@ each, so that a black and white print says the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -61,6 +62,12 @@ _TICKS: Final = {
 }
 _WIDE_TICKS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
+Side = Literal["center", "right"]
+_BELOW: Final[dict[Side, Literal["outside lower center", "outside lower right"]]] = {
+    "center": "outside lower center",
+    "right": "outside lower right",
+}
+
 Chart = Callable[[dict[str, Any]], Figure]
 
 
@@ -101,3 +108,12 @@ def whiskers(points: list[dict[str, Any]], what: str = "ratio") -> tuple[list[fl
 
 def band_patch() -> Patch:
     return Patch(color=BAND, alpha=0.5, label=BAND_WORDS)
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], columns: int, side: Side = "center", **look: Any) -> None:
+    """Add a legend under the axes, in at most `columns` columns and in no more than the figure is wide for."""
+    for count in range(columns, 0, -1):
+        legend = figure.legend(handles=handles, loc=_BELOW[side], ncols=count, frameon=False, **look)
+        if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
