@@ -10,6 +10,7 @@ import pytest
 from ringfence.settings import KNOWN
 
 ROOT = Path(__file__).parents[2]
+SINGLE = (".pre-commit-config.yaml", "mkdocs.yml", "pyproject.toml", "setup.py")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("spec/**/*.md")])
 
 
@@ -73,14 +74,14 @@ def test_the_example_is_short_and_differs_from_gloo_in_one_line() -> None:
 
 def files_of_the_project() -> list[Path]:
     """Every text of ours: what a virtualenv or a tool put beside it is left out, and what was recorded or found by chance."""
-    folders = [ROOT / name for name in (".ci", "docs", "examples", "scripts", "spec", "src", "tests")]
+    folders = [ROOT / name for name in (".ci", ".github", "docs", "examples", "scripts", "spec", "src", "tests")]
     inside = [
         file
         for folder in folders
         for file in folder.rglob("*")
         if not {"__pycache__", "ringfence.egg-info"} & set(file.parts) and file.suffix != ".so"
     ]
-    ours = {*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "setup.py", *inside} - recorded()
+    ours = {*ROOT.glob("*.md"), *(ROOT / name for name in SINGLE), *inside} - recorded()
     return sorted(file for file in ours if file.is_file())
 
 
