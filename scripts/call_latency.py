@@ -100,7 +100,9 @@ def main() -> None:
         processes.spawn(worker, (port, str(into)), nprocs=2)
         rows = json.loads(into.read_text())
     command = "python -m scripts.call_latency"
-    json.dump({"command": command, "date": now(), "machine": facts(), "rounds": ROUNDS, "sizes": rows}, sys.stdout, indent=1)
+    json.dump(
+        {"command": command, "date": now(), "machine": facts(), "rounds": ROUNDS, "sizes": rows}, sys.stdout, indent=1
+    )
     print()
 
 

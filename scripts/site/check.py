@@ -136,7 +136,9 @@ def broken(link: str, path: Path, site: Path, pages: dict[Path, PageParser]) -> 
 def main() -> int:
     site = Path(sys.argv[1]).resolve()
     found = list(problems(site))
-    print("\n".join(found) or f"{len(list(site.rglob('*.html')))} pages: no broken link, nothing loaded from another host")
+    print(
+        "\n".join(found) or f"{len(list(site.rglob('*.html')))} pages: no broken link, nothing loaded from another host"
+    )
     return 1 if found else 0
 
 

@@ -116,7 +116,9 @@ def make_run(action: Action, end: Any, pool: Any, length: int, views: list[Any] 
 
     program = _core.compile((Step(action, 0, peer=1),), ((),), ((),), (0,), ((),), (-1,), 1)
     views = [memoryview(bytearray(length))] if views is None else views
-    return _core.Execution(Group(), program, 1, bytes(24), views, None, None, None, 0, lambda: None, 0, bytes(16), pool, 1)
+    return _core.Execution(
+        Group(), program, 1, bytes(24), views, None, None, None, 0, lambda: None, 0, bytes(16), pool, 1
+    )
 
 
 @pytest.mark.parametrize("place", range(3))

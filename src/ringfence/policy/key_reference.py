@@ -92,9 +92,13 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
             "Intel's collateral, as `ringfence evidence collateral` fetches it: one file for each kind of platform (FMSPC and "
             "PCK CA) in the whole policy. A file expires after about a month; fetch the new one into the same file.",
         ),
-        Key("mrtd", "hexes", "Measurement of the guest's firmware: 96 hexadecimal digits, or a list of allowed values."),
+        Key(
+            "mrtd", "hexes", "Measurement of the guest's firmware: 96 hexadecimal digits, or a list of allowed values."
+        ),
         *(
-            Key(f"rtmr{number}", "hexes", f"Runtime measurement register {number}, {what}; as `mrtd`.", "see `unpinned`")
+            Key(
+                f"rtmr{number}", "hexes", f"Runtime measurement register {number}, {what}; as `mrtd`.", "see `unpinned`"
+            )
             for number, what in enumerate(
                 (
                     "extended by the firmware",
@@ -147,8 +151,18 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
         Key("vmpl", "number", "Privilege level (VMPL) at which the report was requested.", "0"),
         Key("guest_svn", "number", "Minimum security version of the guest.", "0"),
         Key("host_data", "hexes", "HOST_DATA: 64 hexadecimal digits, or a list of allowed values.", "any"),
-        Key("id_key_digest", "hexes", "Digest of the key that signed the guest's ID block: 96 hexadecimal digits, or a list.", "any"),
-        Key("author_key_digest", "hexes", "Digest of the author key of the ID block: 96 hexadecimal digits, or a list.", "any"),
+        Key(
+            "id_key_digest",
+            "hexes",
+            "Digest of the key that signed the guest's ID block: 96 hexadecimal digits, or a list.",
+            "any",
+        ),
+        Key(
+            "author_key_digest",
+            "hexes",
+            "Digest of the author key of the ID block: 96 hexadecimal digits, or a list.",
+            "any",
+        ),
         Key("chip_id", "hexes", "Admitted chips: 128 hexadecimal digits, or a list. Excludes `vlek_providers`.", "any"),
         Key(
             "vlek_providers",
@@ -196,7 +210,12 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
             "Exact number of GPUs. A verifier cannot detect a GPU that the worker leaves out, so set this key.",
             "any number, at least one",
         ),
-        Key("protected_pcie", "flag", "Accept GPUs in protected-PCIe mode, whose NVLink traffic is not encrypted.", "false"),
+        Key(
+            "protected_pcie",
+            "flag",
+            "Accept GPUs in protected-PCIe mode, whose NVLink traffic is not encrypted.",
+            "false",
+        ),
         Key("revoked", "texts", "Serial numbers of certificates that this rule and all others refuse.", "none"),
     ),
     "token": (
@@ -210,6 +229,8 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
         ),
         Key("audience", "text", "Required audience (`aud`).", "the token must have none"),
         Key("submodules", "number", "Exact number of submodules, such as GPUs.", "any number"),
-        Key("submodule_claims", "table", "`[admit.token.submodule_claims]`: required claims of each submodule.", "none"),
+        Key(
+            "submodule_claims", "table", "`[admit.token.submodule_claims]`: required claims of each submodule.", "none"
+        ),
     ),
 }
