@@ -60,13 +60,15 @@ def tear(world: World, after: int, error: type[OSError], times: int = 1) -> list
     cut: list[int] = []
     for each in world.engines:
 
-        def dial(link: Any, network: Any = each.network, rank: int = each.rank, dial: Any = each.network.dial) -> None:
+        def dial(
+            link: Any, network: Any = each.context.network, rank: int = each.rank, dial: Any = each.context.network.dial
+        ) -> None:
             dial(link)
             if link.lane == Lane.PEER_VERIFICATION and cut.count(rank) < times:
                 cut.append(rank)
                 link.stream = Torn(link.stream, after, error)
 
-        each.network.dial = dial  # type: ignore[method-assign]
+        each.context.network.dial = dial  # type: ignore[method-assign]
     return cut
 
 

@@ -1,11 +1,15 @@
-"""The rooms of the package import in one direction only, and the pure ones touch nothing outside themselves."""
+"""The layers of the package: which part imports which, no cycle of files, no faked types, small constructors.
+
+A part is a top-level module or folder of the package. Imports under TYPE_CHECKING count like any other.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -31,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "transport": GROUND,
     "control": GROUND | {"admission", "transport"},
     "join": GROUND | {"admission", "control", "evidence", "policy", "settings", "transport"},
-    "dataplane": GROUND | {"collectives", "link", "runtime", "transport"},
+    "dataplane": GROUND | {"collectives", "link"},
     "runtime": GROUND | {"collectives", "control", "dataplane", "link", "transport"},
     "rendezvous": set(),
     "metrics": {"admission", "dataplane", "errors", "runtime", "settings"},
@@ -68,20 +72,25 @@ OUTSIDE = {
 }  # fmt: skip
 
 
-def room_of(file: Path) -> str:
-    """The top-level module or folder of the package that a file lies in."""
+def part_of(file: Path) -> str:
+    """Return the top-level module or folder of the package that a file belongs to."""
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def is_within(file: Path, name: str) -> bool:
-    """Whether a file is the module of that dotted name, or lies in the package of that name."""
+    """Return whether a file is the module of that dotted name, or belongs to the package of that name."""
     path = PACKAGE / name.replace(".", "/")
     return file == path.with_suffix(".py") or path in file.parents
 
 
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def imports_of(file: Path) -> Iterator[str]:
-    """Every module that a file imports, by full name, wherever in it the import stands."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    """Yield everything that a file imports, by full name, wherever the import statement is."""
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -89,19 +98,21 @@ def imports_of(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rooms_imported_by(file: Path) -> set[str]:
-    """The rooms of ringfence that a file imports; the package itself counts as `__init__`."""
-    rooms = set()
+def parts_imported_by(file: Path) -> set[str]:
+    """Return the parts of ringfence that a file imports; the package itself counts as `__init__`."""
+    found = set()
     for name in imports_of(file):
         parts = name.split(".")
         if parts[0] == "ringfence":
             known = len(parts) > 1 and ((PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").exists())
-            rooms.add(parts[1] if known else "__init__")
-    return rooms
+            found.add(parts[1] if known else "__init__")
+    return found
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-PURE_FILES = [file for file in FILES if any(is_within(file, room) for room in PURE)]
+PURE_FILES = [file for file in FILES if any(is_within(file, name) for name in PURE)]
+PRODUCT = [file for file in FILES if not is_within(file, "lab")]
+LAB_PROCESSES = {"unsealed", "variants", "worker", "training", "profile", "fixed_schedule", "replay"}
 
 
 def name_of(file: Path) -> str:
@@ -110,35 +121,121 @@ def name_of(file: Path) -> str:
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_imports_point_one_way(file: Path) -> None:
-    room = room_of(file)
-    assert room in ALLOWED, f"{room} is a new room: say in ALLOWED what it may import"
-    wrong = rooms_imported_by(file) - ALLOWED[room] - {room}
-    assert not wrong, f"{room} may not import {sorted(wrong)}"
+    part = part_of(file)
+    assert part in ALLOWED, f"{part} is new: add to ALLOWED what it may import"
+    wrong = parts_imported_by(file) - ALLOWED[part] - {part}
+    assert not wrong, f"{part} may not import {sorted(wrong)}"
 
 
-def test_the_table_names_no_room_that_is_gone() -> None:
-    assert set(ALLOWED) == {room_of(file) for file in FILES}
+def test_the_table_lists_exactly_the_parts_of_the_package() -> None:
+    assert set(ALLOWED) == {part_of(file) for file in FILES}
 
 
 def test_allowed_directions_have_no_cycle() -> None:
     order: list[str] = []
-    left = {**ALLOWED, "dataplane": ALLOWED["dataplane"] - {"runtime"}}  # which it imports for types only
+    left = dict(ALLOWED)
     while left:
-        free = [room for room, needs in left.items() if not needs - set(order)]
+        free = [part for part, needs in left.items() if not needs - set(order)]
         assert free, f"a cycle among {sorted(left)}"
         order.extend(free)
-        for room in free:
-            del left[room]
+        for part in free:
+            del left[part]
+
+
+def module_of(file: Path) -> str:
+    """Return the dotted name of a file's module."""
+    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Return for each module of the package the modules of the package that its file imports."""
+    modules = {module_of(file): file for file in FILES}
+    graph: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        graph[module] = set()
+        for name in imports_of(file):
+            while name and name not in modules:  # a name imported from a module, or something of another package
+                name = name.rpartition(".")[0]
+            graph[module] |= {name} - {"", module}
+    return graph
+
+
+def cycle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return a cycle, its first module repeated at the end; an empty list if there is none."""
+    done: set[str] = set()
+
+    def search(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module not in done:
+            for other in sorted(graph[module]):
+                if found := search(other, [*path, module]):
+                    return found
+            done.add(module)
+        return []
+
+    return next((found for module in sorted(graph) if (found := search(module, []))), [])
+
+
+def test_the_import_graph_of_files_has_no_cycle() -> None:
+    cycle = cycle_in(import_graph())
+    assert not cycle, f"these files import each other: {' -> '.join(cycle)}"
+
+
+def test_a_cycle_is_found() -> None:
+    """The test of the import graph relies on this search."""
+    assert cycle_in({"a": ["b"], "b": ["c", "d"], "c": [], "d": ["b"]}) == ["b", "d", "b"]
+    assert cycle_in({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
+@pytest.mark.parametrize("file", PRODUCT, ids=name_of)
+def test_only_commands_import_the_lab(file: Path) -> None:
+    """Not even they import what runs in the benchmark's own processes, such as links without sealing."""
+    imported = {name for name in imports_of(file) if name.startswith("ringfence.lab")}
+    if part_of(file) == "cli":
+        assert not {part for name in imported for part in name.split(".")} & LAB_PROCESSES
+    else:
+        assert not imported
+
+
+@functools.cache
+def classes_of_the_package() -> set[str]:
+    return {node.name for file in FILES for node in ast.walk(tree_of(file)) if isinstance(node, ast.ClassDef)}
+
+
+def faked_types(file: Path, classes: set[str]) -> Iterator[str]:
+    """Yield calls of `typing.cast` to a class of the package, unless the value is a module imported at run time."""
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "cast":
+            target, value = (ast.unparse(argument) for argument in node.args)
+            if target.strip("'\"") in classes and not value.startswith("importlib.import_module("):
+                yield f"line {node.lineno}: cast to {target}"
+
+
+@pytest.mark.parametrize("file", PRODUCT, ids=name_of)
+def test_no_cast_fakes_a_type(file: Path) -> None:
+    """An object that stands in for another one implements a protocol instead."""
+    assert not list(faked_types(file, classes_of_the_package()))
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_constructors_take_at_most_eight_arguments(file: Path) -> None:
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            given = node.args
+            count = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
+            assert count <= 8, f"line {node.lineno}: {count} arguments; group them in a dataclass"
 
 
 @pytest.mark.parametrize("file", PURE_FILES, ids=name_of)
-def test_pure_rooms_import_nothing_outside(file: Path) -> None:
+def test_pure_parts_import_nothing_outside(file: Path) -> None:
     wrong = {name for name in imports_of(file) if name.split(".")[0] in OUTSIDE}
     assert not wrong, f"time, entropy and bytes are arguments here, not imports: {sorted(wrong)}"
 
 
 def test_import_ringfence_needs_no_torch() -> None:
-    modules = ["ringfence", "ringfence.cli", *(f"ringfence.{room}" for room in PURE)]
+    modules = ["ringfence", "ringfence.cli", *(f"ringfence.{name}" for name in PURE)]
     program = (
         f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\nsys.exit('torch' in sys.modules)"
     )

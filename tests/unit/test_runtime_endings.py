@@ -228,7 +228,7 @@ def test_a_forked_child_holds_no_key() -> None:
     )
     engine = world.engines[0]
     engine.forget()  # what the fork hook calls in the child
-    assert engine.keys.session_key.reveal() == b"" and not engine.communicators and not engine.keys._shared
+    assert engine.keys.session_key.reveal() == b"" and not engine.communicators.all() and not engine.keys._shared
     assert engine.keys._private_key is None
 
 
@@ -339,7 +339,7 @@ def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
     for engine in world.engines:
         engine.remove_communicator(communicators[1][engine.rank])
     own = world.engines[0]
-    roots = fingerprints([own.session_key.reveal(), *own._shared.values()])
+    roots = fingerprints([own.keys.session_key.reveal(), *own.keys._shared.values()])
     links = fingerprints(half.reveal() for each in secrets for half in (each.forth, each.back))
     secrets.clear()
     assert len(roots) == 2 and len(links) >= 4

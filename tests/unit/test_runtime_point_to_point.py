@@ -182,7 +182,7 @@ def test_a_recv_from_any_source_hears_that_all_who_could_send_have_left(posted: 
         world.engines[leaver].leave()
         world.run(pending)
     pending = pending or [recv(world, 0, None, blank(), 5)]
-    assert isinstance(pending[0].error, PeerLostError) and "nobody is left" in str(pending[0].error)
+    assert isinstance(pending[0].error, PeerLostError) and "no other member" in str(pending[0].error)
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
@@ -275,4 +275,4 @@ def test_a_payload_that_nobody_asked_for_is_refused() -> None:
     link._payloads.append(transfer(filled(1), 4))
     link.wake()
     world.run([transfer(blank())])
-    assert "nobody asked for" in str(world.engines[1].failure)
+    assert "was not requested" in str(world.engines[1].failure)
