@@ -1,4 +1,4 @@
-"""A worker's session: one session from admission to goodbye, shared by all process groups of the process."""
+"""A worker's session from admission to its end, shared by all process groups of the process."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ from ringfence.transport.alarm import Alarm
 from ringfence.transport.fork import canary, in_child, register_fork_cleanup
 from ringfence.transport.tcp import TcpNetwork
 
-_OPEN_FILES = 1 << 16  # of a worker in a large world, if the system allows it; by default many give 1024
+_OPEN_FILES = 1 << 16  # enough for a large world; the default of many systems is 1024
 
 
 class Session:
-    """The engine of one session and the loop that drives it."""
+    """The engine of one session and the progress loop that drives it.
+
+    Subclasses in the lab replace `engine_type` and `keys_type` for measurements.
+    """
 
     engine_type: type[Engine] = Engine
     keys_type: type[LinkKeys] = LinkKeys
-    table: Table = Table()  # the proposal of rank 0; what the roster brings counts
+    table: Table = Table()  # proposed by rank 0; all workers use the one in the roster
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
         self.left = False
@@ -71,7 +74,7 @@ class Session:
         self._announce(settings, member)
 
     def _begin(self, start: _Start, member: Membership, listener: socket.socket, outage: float) -> None:
-        """The engine and its loop take over what the join has brought."""
+        """Create the engine and its progress loop from the result of the join."""
         start.network = self.network = TcpNetwork(
             listener, [(entry.host, entry.port) for entry in member.roster.entries], outage
         )
@@ -96,11 +99,11 @@ class Session:
         try:
             self._age_limit = self._limit_age(member)
         except BaseException:
-            self.leave(seconds=0.0)  # the connections are the loop's: it closes them
+            self.leave(seconds=0.0)  # the progress loop owns the connections and closes them
             raise
 
     def _announce(self, settings: Settings, member: Membership) -> None:
-        """Rank 0 tells people what has formed."""
+        """Print the summary of the session on rank 0, and log the roster."""
         size = member.world_size
         if member.rank == 0:
             slow = "" if native.COMPILED else f"\nthe data plane is not the compiled one: {info.why_not()}"
@@ -109,39 +112,43 @@ class Session:
                 f"{settings.generation}, session {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
                 f"{_how_admitted(member)}{slow}"
             )
-            _warn_of_a_run_without_a_name(settings.run_id, {entry.host for entry in member.roster.entries})
-        # In full: who shows two rosters to two workers chooses both, and can make them agree in a few digits.
+            _warn_of_default_run_id(settings.run_id, {entry.host for entry in member.roster.entries})
+        # In full: an attacker that gives two workers different rosters can make a few digits of their digests agree.
         _log.info("worker %d of %d holds the roster %s", member.rank, size, member.roster.digest.hex())
-        for worker in self.workers:  # rank 0 for all: in a large run each of them would say the same
+        for worker in self.workers:  # at INFO only on rank 0: all workers would log the same
             level = logging.INFO if member.rank == 0 else logging.DEBUG
             _log.log(level, "worker %d was admitted by %s: %s", worker.rank, worker.admitted_by, worker)
 
     def wire_name(self, name: str, ranks: tuple[int, ...]) -> str:
-        """A group's name on the wire. torch gives a name again after its group was destroyed, perhaps not yet everywhere."""
+        """Return the name of a group on the wire.
+
+        torch reuses the name of a destroyed group, which other workers may not have destroyed yet, so a number is added.
+        """
         self._names[name, ranks] += 1
         count = self._names[name, ranks]
         return name if count == 1 else f"{name}#{count}"
 
     @property
     def over(self) -> bool:
-        """Whether this process has no part in it: it has left, or is a fork of the one that has."""
+        """Whether this process has left the session, or is a forked child."""
         return self.left or in_child(self.engine.keys.alive)
 
     def hold(self) -> None:
-        """A group was made that keeps this session alive."""
+        """Count a process group that keeps this session alive."""
         self._held += 1
 
     def let_go(self) -> bool:
-        """It was destroyed; whether it was the last one."""
+        """Count its destruction; return whether it was the last one."""
         self._held -= 1
         return self._held == 0
 
     def leave(self, finish: bool = False, seconds: float | None = None) -> None:
-        """Say goodbye. Also called at exit, for scripts that do not destroy their process group.
+        """Leave the run and close all connections. Also called at exit, if the script did not destroy its process group.
 
-        `finish`: first the collectives that are under way, as others may wait for them. Not at exit: that may be the way
-        out of an exception, of which those who wait are to hear at once. What was reported as sent still leaves then, if
-        nothing is under way; for all of this a leaver has so many `seconds`, by default those of the engine's farewell.
+        With `finish`, collectives in progress are completed first, because other workers may wait for them. At exit they
+        are not: an exception may be the reason, and waiting workers should learn of it at once. Data that was reported as
+        sent is still sent if nothing is in progress. All of this takes at most `seconds`, by default the engine's drain
+        timeout.
         """
         if not self.over:
             self.left = True
@@ -153,10 +160,10 @@ class Session:
                 self._metrics.close()
 
     def _limit_age(self, member: Membership) -> Alarm | None:
-        """Who was verified long ago may have lost what it was verified by. So the policy may say how long a verification lasts.
+        """Start the timer of the policy's `max_session_age`, if set: a verification may not be valid for ever.
 
-        Every worker keeps the time by its own clock, which goes on while the machine is suspended; the first one to reach it
-        ends the session for all.
+        Each worker measures by its own clock, which advances while the machine is suspended. The first to reach the limit
+        aborts the session for all.
         """
         if member.max_session_age is None:
             return None
@@ -168,12 +175,12 @@ class Session:
             f"this session has reached {age} s, the policy's max_session_age: all workers must be verified again. "
             "Destroy the process group and initialise it anew, with a higher RINGFENCE_GENERATION"
         )
-        with contextlib.suppress(ProtocolError):  # this worker is leaving already
+        with contextlib.suppress(ProtocolError):  # this worker is leaving
             self.loop.abort(AbortedError(text))
 
 
 class _Start:
-    """What a session holds before its loop does: neither a forked child nor the error of a failed start keeps a key."""
+    """What a session holds until its progress loop owns it, so that neither a forked child nor a failed start keeps a key."""
 
     def __init__(self) -> None:
         self.settings: Settings | None = None
@@ -184,7 +191,7 @@ class _Start:
         register_fork_cleanup(self)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the neighbours, close everything, and clear the frames that the error keeps: the next attempt reads anew."""
+        """Report the error to the neighbours, close everything, and clear the frames that the traceback refers to."""
         if self.member is not None:
             self.member.give_up(str(error) or type(error).__name__)
         self.forget()
@@ -206,7 +213,7 @@ class _Start:
 
 
 def _how_admitted(member: Membership) -> str:
-    """For people: by which groups rank 0 agreed on keys, and how many workers were admitted by which proof."""
+    """Return the key agreement of rank 0, and how many workers were admitted by which proof."""
     if member.world_size == 1:
         return "no other worker, so no proof"
     counts = Counter(admitted.how for admitted in member.roster.admitted)
@@ -216,41 +223,42 @@ def _how_admitted(member: Membership) -> str:
     return f"{member.key_agreement}, admitted {each}"
 
 
-def _warn_of_a_run_without_a_name(run_id: str, hosts: set[str]) -> None:
-    """Runs of one size with one secret and one name are one to admission, so a store that lies could mix their workers."""
+def _warn_of_default_run_id(run_id: str, hosts: set[str]) -> None:
+    """Warn if the run has no id of its own: a malicious store could mix the workers of two such runs."""
     if run_id == Settings.run_id and len(hosts) > 1:
         _log.warning(
-            "this run has no name of its own (its id is %r): whoever runs the rendezvous store could splice it with another "
-            "such run of the same secret or policy. Set RINGFENCE_RUN_ID, or torchrun's --rdzv-id, to a name for each run.",
+            "this run has no id of its own (it is %r): a malicious rendezvous store could mix its workers with those of "
+            "another run that has the same secret or policy. Set RINGFENCE_RUN_ID, or torchrun's --rdzv-id, to a different "
+            "id for each run.",
             run_id,
         )
 
 
 def _raise_limit_of_files() -> None:
-    """Every link is a descriptor, and a worker may have several to each other one."""
+    """Raise the soft limit of open files: every link is a descriptor, and a worker may have several to each other one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the limit is what it was
+        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _host_of(store: Any) -> str | None:
-    """Where a TCPStore is, under the prefixes that torch puts before it; None for a store that is on no machine."""
+    """Return the host of a TCPStore, under the prefix stores that torch adds; None for other stores."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "host", None)
 
 
 def _warn_of_loopback(settings: Settings, world_size: int) -> None:
-    """A machine's own name is often the loopback in its /etc/hosts: then its workers tell the others an address of no use."""
+    """Warn of a loopback address in a run over several machines: /etc/hosts often maps the host name to it."""
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if settings.advertise or not here.isdecimal() or int(here) >= world_size:
         return
     if ipaddress.ip_address(settings.host).is_loopback:
         _log.warning(
-            "this worker listens on %s, which no other machine reaches, and torchrun started %s of %d workers here. If the "
-            "others are on other machines, set RINGFENCE_INTERFACE, or a MASTER_ADDR that is no loopback here",
+            "this worker listens on %s, which other machines cannot reach, and torchrun started %s of %d workers here. If the "
+            "others are on other machines, set RINGFENCE_INTERFACE, or a MASTER_ADDR that is not a loopback address",
             settings.host,
             here,
             world_size,

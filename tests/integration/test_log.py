@@ -14,7 +14,7 @@ from tests.pool import Failure, Pool, values
 
 PREFIX = re.compile(r"ringfence: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 WORKERS = "2 workers, run "
-WARNING = "this run has no name of its own"
+WARNING = "this run has no id of its own"
 
 
 def log_of(pool: Pool, rank: int) -> list[str]:

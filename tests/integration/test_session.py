@@ -15,7 +15,7 @@ from tests.pool import Pool, values
 
 HERE, THERE = {"RINGFENCE_INTERFACE": "127.0.0.1"}, {"RINGFENCE_INTERFACE": "127.0.0.2"}
 NO_NAME = {"RINGFENCE_RUN_ID": None, "TORCHELASTIC_RUN_ID": None}
-WARNING = "this run has no name of its own (its id is 'none')"
+WARNING = "this run has no id of its own (it is 'none')"
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_a_submission_that_is_interrupted_ends_with_the_session() -> None:
             raise KeyboardInterrupt
         engine.submit(world.communicators[0], call)
 
-    loop.ask(submit)
+    loop.call_soon_threadsafe(submit)
     with pytest.raises(KeyboardInterrupt):
         loop.wait(Request(Call(0), float("inf")))  # drives what others asked for, too
     assert call.block(20) and isinstance(call.error, AbortedError) and times == 2
@@ -156,12 +156,12 @@ def test_what_was_asked_for_behind_something_that_raises_ends_with_it() -> None:
 
     first.copy_in = before
     for call in (first, second):
-        loop.ask(partial(engine.submit, communicator, call))
+        loop.call_soon_threadsafe(partial(engine.submit, communicator, call))
     loop.wake()  # one wake for both, as two threads may hand over at once
     assert first.block(20) and "its memory was freed" in str(first.error)
     assert second.block(20) and second.error is engine.failure
     loop.leave(0)
-    assert not loop._asked, "they would keep the tensors alive"
+    assert not loop._submitted, "they would keep the tensors alive"
 
 
 def test_a_destroyed_group_still_delivers_what_it_reported_as_sent() -> None:

@@ -134,7 +134,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         if last:
             leave()
         elif not self._session.over:  # also if nothing has reached it: what still comes is refused
-            self._loop.ask(lambda: end(self._added.get()))
+            self._loop.call_soon_threadsafe(lambda: end(self._added.get()))
             self._loop.wake()
 
     # -- submitting --------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         if profiler._is_profiler_enabled:
             ranges.record(self, kind.name.lower(), request, stage.given, outputs)
         communicator = self._communicator
-        self._loop.ask(lambda: engine.submit(communicator.get(), request))
+        self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
         return self._work([request], outputs, wake=getattr(options, "asyncOp", True))
 
     def _work(self, requests: list[Any], outputs: list[Any], wake: bool) -> RingfenceWork:

@@ -35,7 +35,7 @@ class TransferMethods(GroupBase):
         if profiler._is_profiler_enabled:
             ranges.record(self, "send", transfer, [tensor], [])
         communicator, engine = self._communicator, self._session.engine
-        self._loop.ask(lambda: engine.send(communicator.get(), transfer, destination))
+        self._loop.call_soon_threadsafe(lambda: engine.send(communicator.get(), transfer, destination))
         return self._work([transfer], [tensor], wake=True)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> RingfenceWork:
@@ -57,7 +57,7 @@ class TransferMethods(GroupBase):
         if profiler._is_profiler_enabled:
             ranges.record(self, "recv", transfer, [tensor], [tensor])
         communicator, engine = self._communicator, self._session.engine
-        self._loop.ask(lambda: engine.receive(communicator.get(), transfer, source))
+        self._loop.call_soon_threadsafe(lambda: engine.receive(communicator.get(), transfer, source))
         return self._work([transfer], [tensor], wake=True)
 
     def _transfer(self, memory: torch.Tensor, tag: int, keep: Any, deadline: float | None = None) -> Transfer:
@@ -82,7 +82,7 @@ class TransferMethods(GroupBase):
         if missing:
             names = ", ".join(str(self._ranks[peer]) for peer in missing)
             error = CollectiveTimeoutError(f"monitored_barrier: worker {names} did not arrive in time")
-            self._loop.ask(lambda: self._session.engine.fail(error, self._ranks[missing[0]]))
+            self._loop.call_soon_threadsafe(lambda: self._session.engine.fail(error, self._ranks[missing[0]]))
             self._loop.wake()
             raise error
         for peer in peers:
@@ -98,13 +98,13 @@ class TransferMethods(GroupBase):
     def _plain_send(self, tensor: torch.Tensor, peer: int, tag: int, deadline: float) -> RingfenceWork:
         transfer = self._transfer(tensor, tag, tensor, deadline)
         communicator, engine = self._communicator, self._session.engine
-        self._loop.ask(lambda: engine.send(communicator.get(), transfer, peer))
+        self._loop.call_soon_threadsafe(lambda: engine.send(communicator.get(), transfer, peer))
         return self._work([transfer], [tensor], wake=True)
 
     def _plain_receive(self, tensor: torch.Tensor, peer: int, tag: int, deadline: float) -> RingfenceWork:
         transfer = self._transfer(tensor, tag, tensor, deadline)
         communicator, engine = self._communicator, self._session.engine
-        self._loop.ask(lambda: engine.receive(communicator.get(), transfer, peer))
+        self._loop.call_soon_threadsafe(lambda: engine.receive(communicator.get(), transfer, peer))
         return self._work([transfer], [tensor], wake=True)
 
 

@@ -99,7 +99,9 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
         for request in self._requests:
             if request.wait_timeout < float("inf") and not request.done:
                 timeout, request.wait_timeout = request.wait_timeout, float("inf")
-                self._loop.ask(partial(engine.requests.set_deadline, request, engine.clock() + timeout, timeout))
+                self._loop.call_soon_threadsafe(
+                    partial(engine.requests.set_deadline, request, engine.clock() + timeout, timeout)
+                )
                 begun = True
         return begun
 

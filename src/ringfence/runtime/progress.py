@@ -1,9 +1,9 @@
-"""Who drives the engine: the thread that waits, if nobody else does, and otherwise one background thread per process.
+"""The progress loop: drives the engine from the thread that waits for a request, or from a background thread.
 
-A blocking collective is driven by its own caller, so that a small one costs no hand-over between threads. What is left
-(asynchronous operations, other workers' dials and aborts) is the background thread's. Exactly one thread drives at a
-time: whoever holds the lock. The background thread sleeps on what must be served at any time, so that a driving caller
-does not wake it.
+The caller of a blocking collective drives it, so that a small collective needs no switch between threads. The background
+thread drives everything else: asynchronous requests, connections and aborts of other workers. Exactly one thread drives at a
+time: the one that holds the lock. The background thread polls only the connections that must be served at any time, so that
+a driving caller does not wake it.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from ringfence.transport.tcp import TcpNetwork
 
 
 class _Waker:
-    """An eventfd that is always served."""
+    """An eventfd that wakes the background thread."""
 
     served_always = True
     worker = -1
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.RLock()  # reentrant: a signal handler may close it in the thread that wakes it
+        self._lock = threading.RLock()  # reentrant: a signal handler may call `close` in the thread that is in `wake`
 
     def wake(self) -> None:
-        with self._lock:  # or another thread closes it meanwhile, and this writes to whoever has its number then
+        """Wake the background thread; no effect after `close`."""
+        with self._lock:  # another thread must not close the descriptor meanwhile: its number may be reused
             if self.descriptor >= 0:
                 os.eventfd_write(self.descriptor, 1)
 
     def close(self) -> None:
-        """Its number will be somebody else's: keep it no longer."""
+        """Close the descriptor."""
         with self._lock:
             self.forget()
 
     def forget(self) -> None:
-        """The same in a forked child, where a thread that is not there may hold the lock."""
+        """Close the descriptor without the lock, which a thread of the parent may hold in a forked child."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -63,6 +64,8 @@ class _Waker:
 
 
 class _EdgeHandler:
+    """Passes the messages of a control edge to the engine."""
+
     served_always = True
 
     def __init__(self, engine: Engine, edge: ControlEdge) -> None:
@@ -88,11 +91,10 @@ class ProgressLoop:
         self._edges = tuple(edges)
         self.network = network
         self._lock = threading.RLock()
-        # Whether the calling thread drives already: then a signal handler asks, in the middle of things half changed. It
-        # may not wait, and `leave` does not drive on, so the lock is never taken twice. A note beside the lock would be
-        # wrong where the handler comes between the two.
-        self._mine: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
-        self._asked: deque[Callable[[], None]] = deque()
+        # Whether the calling thread drives already. Then it is in a signal handler that has interrupted the engine, and must
+        # not drive or wait. A flag beside the lock would be wrong if the handler ran between the two.
+        self._is_driving: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
+        self._submitted: deque[Callable[[], None]] = deque()
         self._waker = _Waker()
         self._gil_switch = GilSwitch()
         network.watch_readable(self._waker.descriptor, self._waker)
@@ -100,7 +102,7 @@ class ProgressLoop:
         for edge in edges:
             handler = _EdgeHandler(engine, edge)
             network.watch(edge.socket, handler)
-            handler.notify(True, True)  # something may have come in one piece with the last of admission
+            handler.notify(True, True)  # a message may have arrived together with the last one of admission
         self._stopping = False
         self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
         self._outages = OutageWatch(engine.outage, network.connections, self._on_outage, self._on_silence)
@@ -111,20 +113,27 @@ class ProgressLoop:
 
     # -- for any thread ----------------------------------------------------------------------------------------------
 
-    def ask(self, work: Callable[[], None]) -> None:
-        """Have whoever drives do `work`; `wake` or `wait` makes sure that somebody does."""
+    def call_soon_threadsafe(self, work: Callable[[], None]) -> None:
+        """Queue `work` for the driving thread; call `wake` or `wait` afterwards, so that a thread drives.
+
+        Raises ProtocolError in a forked child and after `leave`.
+        """
         if in_child(self.engine.keys.alive):
             raise ProtocolError("this is a forked child: the process group belongs to its parent")
         if self._stopping:
             raise ProtocolError("this worker has left the run; initialise the process group again")
-        self._asked.append(work)
+        self._submitted.append(work)
 
     def wake(self) -> None:
+        """Wake the background thread."""
         self._gil_switch.begin()
         self._waker.wake()
 
     def wait(self, request: Request, seconds: float = float("inf")) -> bool:
-        """Wait for the end of an operation, driving if nobody does. Whatever interrupts it aborts the session."""
+        """Wait for a request, driving if no other thread does. Return whether it is done within `seconds`.
+
+        An exception that interrupts the wait, such as KeyboardInterrupt, aborts the session.
+        """
         if request.done:
             return True
         try:
@@ -139,7 +148,7 @@ class ProgressLoop:
         if in_child(self.engine.keys.alive):
             raise ProtocolError("this is a forked child: the process group belongs to its parent")
         limit = self.engine.clock() + seconds
-        if self._mine() and not request.done:
+        if self._is_driving() and not request.done:
             raise ProtocolError(
                 "a signal handler cannot wait for a collective while it interrupts one: return from it first"
             )
@@ -149,98 +158,101 @@ class ProgressLoop:
         return request.done
 
     def _drive_inline(self, enough: Callable[[], bool], limit: float) -> bool:
-        """Drive, unless somebody does. Wherever an interrupt comes, the lock is given back."""
+        """Drive unless another thread does; return whether this thread drove. An interrupt releases the lock, too."""
         try:
             if not self._lock.acquire(blocking=False):
                 return False
             self._drive_for_caller(enough, limit)
-            if not (self._asked or self.engine.busy()):
-                self._gil_switch.end()  # the background thread may have slept through what another thread woke it for
+            if not (self._submitted or self.engine.busy()):
+                self._gil_switch.end()  # the background thread may not have run since another thread woke it
             return True
         finally:
-            try:  # noqa: SIM105  # nothing may be called before the release: an interrupt could come in its place
+            try:  # noqa: SIM105  # a call before the release could be interrupted instead of it
                 self._lock.release()
-            except RuntimeError:  # it is another thread's
+            except RuntimeError:  # another thread holds it
                 pass
-            if self._asked or self.engine.busy():
+            if self._submitted or self.engine.busy():
                 self.wake()
 
     def _drive_for_caller(self, enough: Callable[[], bool], limit: float) -> None:
         try:
             if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack():
-                with torch.inference_mode(False), _disable_current_modes():  # the caller's modes are none of the loop's
+                with (
+                    torch.inference_mode(False),
+                    _disable_current_modes(),
+                ):  # modes of the calling thread do not apply here
                     self._drive(enough, limit)
             else:
                 self._drive(enough, limit)
         except BaseException as error:
-            # What it interrupted is half done: nobody may drive on before the session has ended.
+            # The interrupted work is incomplete: the session fails before any thread drives again.
             failure = self._interruption(error)
-            self._asked.appendleft(lambda: self.engine.fail(failure, self.engine.rank))
+            self._submitted.appendleft(lambda: self.engine.fail(failure, self.engine.rank))
             raise
 
     def _interruption(self, error: BaseException) -> AbortedError:
         return AbortedError(f"worker {self.engine.rank} was interrupted ({type(error).__name__})")
 
     def abort(self, error: AbortedError) -> None:
-        """End the session from outside the loop."""
-        self.ask(lambda: self.engine.fail(error, self.engine.rank))
+        """Abort the session from any thread."""
+        self.call_soon_threadsafe(lambda: self.engine.fail(error, self.engine.rank))
         self.wake()
 
     def _on_outage(self, handler: Handler) -> None:
         if isinstance(handler, Inbox):
-            self._ask_unless_leaving(lambda: self.engine.on_outage(handler))
+            self._call_unless_leaving(lambda: self.engine.on_outage(handler))
 
     def _on_silence(self, worker: int) -> None:
-        self._ask_unless_leaving(lambda: self.engine.on_silence(worker))
+        self._call_unless_leaving(lambda: self.engine.on_silence(worker))
 
-    def _ask_unless_leaving(self, work: Callable[[], None]) -> None:
+    def _call_unless_leaving(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(ProtocolError):
-            self.ask(work)
+            self.call_soon_threadsafe(work)
             self.wake()
 
     # -- driving -----------------------------------------------------------------------------------------------------
 
     def _drive(self, enough: Callable[[], bool], limit: float = float("inf")) -> None:
-        engine, asked = self.engine, self._asked
+        engine, submitted = self.engine, self._submitted
         while True:
-            self._do_what_was_asked()
+            self._run_submitted()
             engine.run_ready()
-            if enough() and not asked:
+            if enough() and not submitted:
                 return
-            if asked:
+            if submitted:
                 continue
             deadline = min(engine.next_deadline(), limit)
             self.network.poll(max(0.0, deadline - engine.clock()))
             engine.expire()
 
-    def _do_what_was_asked(self) -> None:
-        """What is interrupted stays: done again when the session has failed, it ends as all does then."""
-        asked = self._asked
-        while asked:
+    def _run_submitted(self) -> None:
+        """Run the queued work. Interrupted work stays queued: after the failure it is run again, and its request fails."""
+        submitted = self._submitted
+        while submitted:
             try:
-                asked[0]()
+                submitted[0]()
             except BaseException:
                 if self.engine.failure is not None:
-                    asked.popleft()
+                    submitted.popleft()
                 raise
-            asked.popleft()
+            submitted.popleft()
 
     def _background(self) -> None:
         keep_timers_exact()
-        torch.set_grad_enabled(False)  # a new thread begins with it enabled, and in-place sums would be refused
+        torch.set_grad_enabled(False)  # enabled in a new thread; in-place sums would be refused
         while not self._stopping:
             self.network.sleep()
             self._lock.acquire()
             try:
                 self.network.poll(0)
-                if self._asked or self.engine.busy():
+                if self._submitted or self.engine.busy():
                     self._gil_switch.begin()
                 self._drive(lambda: self._stopping or not self.engine.busy())
-            except BaseException as error:  # this thread must outlive any mistake: what it serves would hang
+            except BaseException as error:  # this thread must survive a bug, or requests would hang
                 failure = RingfenceError(f"worker {self.engine.rank}: internal error {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self.engine.fail(failure, self.engine.rank)
-                self._waker.wake()  # for what was asked for behind it, by those who have woken this thread before
+                self._waker.wake()  # for work that was queued behind it and has used up its wake
             finally:
                 self._gil_switch.end()
                 self._lock.release()
@@ -248,12 +260,13 @@ class ProgressLoop:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def leave(self, seconds: float, finish: bool = False) -> None:
-        """Let collectives end, if they are to `finish`, and what is written reach the wire; say goodbye, stop.
+        """Send what is written, send BYE to all workers, and stop, within `seconds`.
 
-        If they are not, whoever waits for them is told at once, and what is written of them helps nobody.
+        With `finish`, collectives in progress are completed first. Without it, other workers that wait for them get the BYE
+        at once.
         """
         limit = self.engine.clock() + seconds
-        left = Request(Call(0), float("inf"))
+        done = Request(Call(0), float("inf"))
 
         def drained() -> bool:
             engine = self.engine
@@ -266,28 +279,28 @@ class ProgressLoop:
                 else not engine.blocked or requests.in_progress()
             )
 
-        def go() -> None:
+        def leave_when_drained() -> None:
             if drained() or self.engine.clock() >= limit:
                 self.engine.leave()
-                left.finish()
+                done.finish()
             else:
                 self.network.poll(0.01)
                 self.engine.expire()
-                self.engine.call_soon(go)
+                self.engine.call_soon(leave_when_drained)
 
-        interrupting = self._mine()  # a signal handler, in a collective of this very thread
+        interrupting = self._is_driving()  # in a signal handler, while this thread drives
         if interrupting:
             self.engine.leave()
         else:
-            self.ask(go)
-            self._wait(left, seconds + 1)
+            self.call_soon_threadsafe(leave_when_drained)
+            self._wait(done, seconds + 1)
         self._stopping = True
         self._outages.stop()
         self.wake()
         if threading.current_thread() is not self._thread and not interrupting:
             self._thread.join(timeout=5)
-        self._gil_switch.end()  # and that thread may have ended before it was woken
-        unregister_fork_cleanup(self)  # the numbers of its descriptors will be somebody else's
+        self._gil_switch.end()  # the background thread may have ended before it was woken
+        unregister_fork_cleanup(self)  # its descriptor numbers will be reused
         for edge in self._edges:
             edge.close()
         self._edges = ()
@@ -295,7 +308,7 @@ class ProgressLoop:
         self._waker.close()
 
     def forget(self) -> None:
-        """In a forked child: hold no descriptor and no key, answer nothing."""
+        """Drop descriptors and keys in a forked child."""
         self._gil_switch.end()
         self.engine.forget()
         for edge in self._edges:

@@ -1,7 +1,7 @@
-"""What the data plane did and when, while a profiler runs: one event for each seal, open, reduction, system call and wait.
+"""Events of the data plane while a profiler runs: one for each seal, open, reduction, system call and wait.
 
-Only the compiled data plane has clocks. They are off unless somebody starts them, and stop when the loop polls and the
-profiler is gone. Times are nanoseconds since 1970, as the profiler's are.
+Only the compiled data plane has clocks. They are off until `start`, and stop at the first poll after the profiler has
+stopped. Times are nanoseconds since 1970, like the profiler's.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch.autograd import profiler
 
 from ringfence.dataplane import native
 
-_MOST_WAITS = 1 << 20  # as many as the compiled data plane keeps of its own events
+_MOST_WAITS = 1 << 20  # the limit of the compiled data plane for its own events
 
-_lock = threading.RLock()  # the loop stops the clocks, and so does whoever exports a trace
+_lock = threading.RLock()  # the progress loop stops the clocks, and so does the export of a trace
 running = False
 _network: Any = None
-_poll: Any = None  # the network's own
+_poll: Any = None  # the network's own method
 _kept: list[Event] = []
 _waits: list[tuple[int, int]] = []
 
 
 class Event(NamedTuple):
-    """One stage: its name, when it began and ended, and the worker whose bytes it was about (-1: everybody's)."""
+    """One stage: its name, its start and end, and the worker whose bytes it processed (-1: no particular worker)."""
 
     stage: str
     start: int
@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
 
 def start(network: Any) -> None:
-    """Forget what was recorded before and record from now on; no change if it records already."""
+    """Discard earlier events and start recording; no effect if recording already."""
     global running, _network, _poll
     with _lock:
         if running and network is _network:
@@ -63,7 +63,7 @@ def _timed(poll: Callable[[float], None]) -> Callable[[float], None]:
 
 
 def stop() -> None:
-    """Switch the clocks off; what was recorded stays until the next start."""
+    """Stop recording; events are kept until the next `start`."""
     global running, _network, _poll
     with _lock:
         if running:
@@ -74,7 +74,7 @@ def stop() -> None:
 
 
 def recorded() -> list[Event]:
-    """Everything since the start, in order of time."""
+    """Return the events since the last `start`, ordered by time."""
     with _lock:
         if running:
             _collect(on=True)
