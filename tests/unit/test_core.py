@@ -29,7 +29,7 @@ else:
     _core = native.CORE
 
 
-def test_it_is_what_this_installation_uses() -> None:
+def test_this_process_uses_the_compiled_data_plane() -> None:
     if os.environ.get("RINGFENCE_DATAPLANE") == "python":
         assert (choice.Endpoint, choice.Execution, choice.Pool) == (
             endpoint.Endpoint,
@@ -44,7 +44,7 @@ def test_it_is_what_this_installation_uses() -> None:
     ("wanted", "expected"),
     [("python", "False"), ("compiled", "True"), ("", "True"), ("fast", "it may be 'compiled' or 'python'")],
 )
-def test_the_environment_chooses(wanted: str, expected: str) -> None:
+def test_the_environment_selects_the_data_plane(wanted: str, expected: str) -> None:
     code = "from ringfence.dataplane import native; print(native.COMPILED)"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -56,7 +56,7 @@ def test_the_environment_chooses(wanted: str, expected: str) -> None:
     assert expected in done.stdout + done.stderr
 
 
-def test_one_that_was_built_for_other_frames_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_built_for_another_frame_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "LAYOUT", (*_core.LAYOUT[:-1], FRAME_BYTES + 1))
     monkeypatch.delenv("RINGFENCE_DATAPLANE", raising=False)
     with pytest.raises(ConfigurationError, match="install again"):
@@ -101,12 +101,12 @@ def program(**changes: Any) -> Any:
     ],
     ids=str,
 )
-def test_a_program_that_points_outside_itself_is_refused(changes: dict[str, Any]) -> None:
+def test_a_program_with_indices_out_of_range_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError, OverflowError)):
         program(**changes)
 
 
-def test_a_run_is_bound_to_what_its_program_names() -> None:
+def test_an_execution_checks_its_memory_against_the_program() -> None:
     def run(views: list[memoryview], call: bytes = bytes(24), instance: bytes = bytes(16)) -> Any:
         pool = _core.Pool()
         return _core.Execution(
@@ -123,20 +123,20 @@ def test_a_run_is_bound_to_what_its_program_names() -> None:
 
 
 @pytest.mark.parametrize("what", [object(), None, _core.Pool()])
-def test_only_ends_send_and_receive(what: Any) -> None:
+def test_only_endpoints_send_and_receive(what: Any) -> None:
     for move in (_core.send, _core.receive):
         with pytest.raises(TypeError):
             move(what)
 
 
-def test_an_end_that_was_never_made_moves_nothing() -> None:
+def test_an_uninitialised_endpoint_raises() -> None:
     bare = _core.Endpoint.__new__(_core.Endpoint)
     for use in (_core.send, _core.receive, _core.Endpoint.wake, _core.Endpoint.flush):
         with pytest.raises(TypeError):
             use(bare)
 
 
-def test_a_pool_keeps_no_more_than_it_may() -> None:
+def test_a_pool_keeps_a_limited_number_of_segments() -> None:
     pool = _core.Pool(2)
     taken = [pool.take() for _ in range(4)]
     assert {len(segment.view) for segment in taken} == {FRAME_BYTES}
@@ -154,7 +154,7 @@ def test_a_pool_keeps_no_more_than_it_may() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("count", [0, 1, 7, 300_001])
-def test_sums_are_torchs_to_the_bit(dtype: torch.dtype, count: int) -> None:
+def test_sums_equal_those_of_torch_bitwise(dtype: torch.dtype, count: int) -> None:
     world = World(2)
     generator = torch.Generator().manual_seed(count)
     draw = [torch.randint(-(2**31), 2**31 - 1, (count,), generator=generator) for _ in range(2)]
@@ -171,7 +171,7 @@ def test_sums_are_torchs_to_the_bit(dtype: torch.dtype, count: int) -> None:
         assert torch.equal(tensor.view(torch.uint8), expected.view(torch.uint8))
 
 
-def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+def test_bfloat16_is_rounded_as_in_torch() -> None:
     """Every sign, exponent and tie: bit patterns drawn evenly, so that infinities, subnormal numbers and NaN are among them."""
     world = World(2)
     generator = torch.Generator().manual_seed(16)
@@ -191,7 +191,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     assert 0.9 < float(numbers.float().mean()) < 1
 
 
-def test_misaligned_memory_is_summed_too() -> None:
+def test_misaligned_memory_is_summed_correctly() -> None:
     world = World(2)
     raw = [torch.zeros(4 * 1000 + 1, dtype=torch.uint8) for _ in range(2)]
     tensors = [torch.frombuffer(memoryview(each.numpy())[1:], dtype=torch.uint8).view(torch.uint8) for each in raw]
@@ -205,7 +205,7 @@ def test_misaligned_memory_is_summed_too() -> None:
     assert all(bool((tensor == 6).all()) for tensor in tensors)
 
 
-def test_integers_wrap_as_torchs_do() -> None:
+def test_integers_overflow_as_in_torch() -> None:
     world = World(2)
     tensors = [torch.full((9,), 2**31 - 1, dtype=torch.int32) for _ in range(2)]
     requests = [
@@ -216,7 +216,7 @@ def test_integers_wrap_as_torchs_do() -> None:
     assert tensors[0].tolist() == [-2] * 9
 
 
-def test_what_goes_to_several_is_sealed_once() -> None:
+def test_a_segment_for_several_peers_is_sealed_once() -> None:
     """The root of a tree has two children; both get the ciphertext that was made for the first."""
     table = Table(chain_group=0)
     world = World(7, table=table)
@@ -239,7 +239,7 @@ def test_what_goes_to_several_is_sealed_once() -> None:
     assert root.origin.counter - before == (segments if native.COMPILED else segments * children)
 
 
-def test_a_sum_that_is_only_passed_on_is_never_written_down() -> None:
+def test_a_sum_that_is_only_sent_is_not_stored() -> None:
     """In a ring of four, two of three sums are; the chunk of the third is its owner's."""
     heirs = _fused_sends(build(ScheduleId.ALL_REDUCE_RING, 4, 0))
     steps = build(ScheduleId.ALL_REDUCE_RING, 4, 0).steps
@@ -252,7 +252,7 @@ def test_a_sum_that_is_only_passed_on_is_never_written_down() -> None:
     assert sum(heir >= 0 for heir in _fused_sends(scattered)) == 2
 
 
-def test_a_sum_that_is_read_later_is_written_down() -> None:
+def test_a_sum_that_is_read_later_is_stored() -> None:
     for identifier in ScheduleId:
         for rank in range(5):
             schedule = build(identifier, 5, rank)
@@ -265,7 +265,7 @@ def test_a_sum_that_is_read_later_is_written_down() -> None:
                 assert overwritten or (not later and schedule.chunks[chunk].buffer is Buffer.SCRATCH)
 
 
-def test_nothing_is_left_behind() -> None:
+def test_executions_links_and_tensors_are_freed() -> None:
     """Runs, links and tensors go when they are done with, whatever cycles they were part of."""
     world = World(3)
     gone = []
@@ -287,7 +287,7 @@ def test_nothing_is_left_behind() -> None:
     assert not [each for each in links if each() is not None]
 
 
-def test_the_average_divides() -> None:
+def test_an_average_is_divided() -> None:
     world = World(2)
     tensors = [torch.full((5,), float(3 + 2 * rank)) for rank in range(2)]
     requests = [
@@ -300,7 +300,7 @@ def test_the_average_divides() -> None:
     assert tensors[0].tolist() == tensors[1].tolist() == [4.0] * 5
 
 
-def test_the_average_of_integers_is_rounded_toward_zero() -> None:
+def test_an_average_of_integers_is_rounded_toward_zero() -> None:
     world = World(2)
     tensors = [torch.tensor([-7, -1, 0, 1, 7]) + rank for rank in range(2)]  # sums: -13, -1, 1, 3, 15
     requests = [

@@ -47,7 +47,7 @@ def test_a_frame_is_not_written_to_whoever_has_the_number_now(plane: Any) -> Non
                 other.recv(100)
 
 
-def test_nothing_is_read_from_whoever_has_the_number_now() -> None:
+def test_nothing_is_read_from_a_reused_descriptor() -> None:
     here, there = socket.socketpair()
     end, _ = receiver(here)
     number = here.fileno()
@@ -122,7 +122,7 @@ def make_run(action: Action, end: Any, pool: Any, length: int, views: list[Any] 
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_a_state_without_truth_is_an_error(place: int) -> None:
+def test_a_state_without_a_truth_value_is_an_error(place: int) -> None:
     end = _core.Endpoint(deque(), set(), _core.Pool())
     state: list[Any] = [False] * 3
     state[place] = Raises()
@@ -131,7 +131,7 @@ def test_a_state_without_truth_is_an_error(place: int) -> None:
     assert not end.queued
 
 
-def test_a_clock_that_is_neither_on_nor_off_is_an_error() -> None:
+def test_a_clock_state_without_a_truth_value_is_an_error() -> None:
     with pytest.raises(LookupError):
         _core.stages(Raises())
     assert set(_core.stages(False)) == {"seal", "open", "reduce", "send", "receive", "lock"}
@@ -139,7 +139,7 @@ def test_a_clock_that_is_neither_on_nor_off_is_an_error() -> None:
 
 @pytest.mark.parametrize("plane", [_core.Endpoint, endpoint.Endpoint], ids=["compiled", "python"])
 @pytest.mark.parametrize("moved", [-1, -7, 6, 1 << 62])
-def test_a_stream_that_sends_an_impossible_number_is_an_error(plane: Any, moved: int) -> None:
+def test_an_impossible_result_of_send_is_an_error(plane: Any, moved: int) -> None:
     end = plane(deque(), set(), _core.Pool() if plane is _core.Endpoint else buffers.Pool())
     end.stream, end.writable = Stream(lambda data: moved), True
     end.put(memoryview(b"frame"))
@@ -148,20 +148,20 @@ def test_a_stream_that_sends_an_impossible_number_is_an_error(plane: Any, moved:
 
 
 @pytest.mark.parametrize("got", [-1, -7, FRAME_BYTES, 1 << 62])
-def test_a_stream_that_reads_an_impossible_number_is_an_error(got: int) -> None:
+def test_an_impossible_result_of_recv_into_is_an_error(got: int) -> None:
     end, _ = receiver(Stream(lambda room: got))
     with pytest.raises(ValueError, match="a stream"):
         _core.receive(end)
 
 
 @pytest.mark.parametrize("result", [None, "5", 1 << 80], ids=str)
-def test_a_stream_that_returns_no_number_is_an_error(result: Any) -> None:
+def test_a_result_that_is_not_a_number_is_an_error(result: Any) -> None:
     end, _ = receiver(Stream(lambda room: result))
     with pytest.raises((TypeError, OverflowError)):
         _core.receive(end)
 
 
-def test_a_link_without_keys_moves_nothing() -> None:
+def test_a_link_without_keys_raises() -> None:
     writer, _ = sender()
     del writer.sealer
     with pytest.raises(RuntimeError, match="no keys"):
@@ -178,7 +178,7 @@ def test_a_closed_link_reads_nothing() -> None:
         _core.receive(end)
 
 
-def test_a_pool_that_refuses_its_size_keeps_the_one_it_had() -> None:
+def test_a_pool_that_rejects_a_size_keeps_its_size() -> None:
     """It would have written past its 64 places."""
     pool = _core.Pool(2)
     with pytest.raises(ValueError, match="at most"):
@@ -191,25 +191,25 @@ def test_a_pool_that_refuses_its_size_keeps_the_one_it_had() -> None:
 
 
 @pytest.mark.parametrize("kind", [_core.Segment, _core.Piece, _core.Program], ids=lambda kind: kind.__name__)
-def test_what_has_memory_is_made_by_the_plane_alone(kind: Any) -> None:
+def test_types_with_memory_cannot_be_instantiated(kind: Any) -> None:
     for make in (kind, lambda: object.__new__(kind), lambda: kind.__new__(kind)):
         with pytest.raises(TypeError):
             make()
 
 
-def test_the_end_of_a_link_is_made_once() -> None:
+def test_an_endpoint_is_initialised_once() -> None:
     end = _core.Endpoint(deque(), set(), _core.Pool())
     with pytest.raises(RuntimeError, match="once"):
         end.__init__(deque(), set(), _core.Pool())  # type: ignore[misc]
 
 
-def test_a_run_is_started_once() -> None:
+def test_an_execution_is_started_once() -> None:
     _, run = receiver(Stream(len))
     with pytest.raises(RuntimeError, match="once"):
         run.start()
 
 
-def test_a_step_that_is_done_is_not_done_again() -> None:
+def test_a_finished_step_is_not_executed_again() -> None:
     end, run = sender(sealing(lambda: None))
     entry = end.queue[0]
     _core.send(end)
@@ -219,7 +219,7 @@ def test_a_step_that_is_done_is_not_done_again() -> None:
     del run
 
 
-def test_a_queue_of_something_else_is_refused() -> None:
+def test_a_queue_of_another_type_is_refused() -> None:
     end, _ = sender()
     end.queue[0] = 5
     with pytest.raises(TypeError, match="tuples"):
@@ -241,7 +241,7 @@ def sealing(meanwhile: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("use", ["put", "flush", "send", "receive"])
-def test_a_link_is_not_used_by_whom_it_calls(use: str) -> None:
+def test_an_endpoint_is_not_reentrant(use: str) -> None:
     """A frame put, or sent, in the middle of another's would have been freed under it."""
     uses: dict[str, Callable[[], Any]] = {
         "put": lambda: end.put(bytearray(b"between")),
@@ -263,7 +263,7 @@ def test_a_link_is_not_used_by_whom_it_calls(use: str) -> None:
             end.flush()
 
 
-def test_a_link_that_was_interrupted_can_be_used_again() -> None:
+def test_an_interrupted_endpoint_can_be_used_again() -> None:
     def interrupted(data: Any) -> int:
         raise KeyboardInterrupt
 
@@ -278,7 +278,7 @@ def test_a_link_that_was_interrupted_can_be_used_again() -> None:
 
 
 @pytest.mark.parametrize("which", ["sealer", "stream"])
-def test_what_is_replaced_while_it_is_called_lives_until_it_returns(which: str) -> None:
+def test_an_attribute_replaced_during_its_call_stays_alive(which: str) -> None:
     end, _ = sender(sealing(lambda: setattr(end, which, None)))
     if which == "sealer":
         _core.send(end)
@@ -289,7 +289,7 @@ def test_what_is_replaced_while_it_is_called_lives_until_it_returns(which: str) 
 
 
 @pytest.mark.parametrize("plane", [_core.Endpoint, endpoint.Endpoint], ids=["compiled", "python"])
-def test_a_frame_is_not_put_over_another(plane: Any) -> None:
+def test_a_frame_does_not_replace_an_unsent_one(plane: Any) -> None:
     end = plane(deque(), set(), _core.Pool() if plane is _core.Endpoint else buffers.Pool())
     end.put(memoryview(b"one"))
     with pytest.raises(RuntimeError, match="still being written"):
@@ -301,12 +301,12 @@ def test_a_frame_is_not_put_over_another(plane: Any) -> None:
     [[memoryview(bytearray(8)).cast("I")], [bytearray(8)], [None], [memoryview(bytearray(8))[::2]]],
     ids=["of integers", "no view", "nothing", "with gaps"],
 )
-def test_a_run_is_bound_to_views_of_bytes(views: list[Any]) -> None:
+def test_an_execution_accepts_only_views_of_bytes(views: list[Any]) -> None:
     with pytest.raises((TypeError, BufferError)):
         make_run(Action.SEND, None, _core.Pool(), 8, views)
 
 
-def test_a_run_does_not_depend_on_the_list_that_it_was_given() -> None:
+def test_an_execution_copies_its_list_of_views() -> None:
     views = [memoryview(bytearray(8))]
     run = make_run(Action.SEND, None, _core.Pool(), 8, views)
     view = views.pop()
@@ -328,7 +328,7 @@ def test_a_run_does_not_depend_on_the_list_that_it_was_given() -> None:
     ],
     ids=str,
 )
-def test_a_number_that_no_header_holds_is_refused(changes: dict[str, Any]) -> None:
+def test_a_number_too_large_for_a_header_is_refused(changes: dict[str, Any]) -> None:
     parts: dict[str, Any] = {
         "steps": (Step(Action.SEND, 0, 1),),
         "dependencies": ((),),

@@ -44,7 +44,7 @@ def drive(world: World, rounds: int = 300) -> int:
 
 
 @pytest.mark.parametrize("when", range(1, 40, 3))
-def test_an_interrupted_seal_never_leads_to_a_wrong_sum(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+def test_an_interrupted_seal_causes_no_wrong_sum(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
     """A sum that waits to be sealed lies nowhere else: once sealing it was interrupted, nothing of the run goes on."""
     world = World(3)
     tensors = [torch.full((COUNT,), float(10**rank)) for rank in range(3)]
@@ -68,7 +68,7 @@ def test_an_interrupted_seal_never_leads_to_a_wrong_sum(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("when", range(1, 9))
-def test_a_handler_that_leaves_in_the_middle_of_a_seal_is_no_attack(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+def test_leaving_in_a_handler_during_a_seal_is_no_forgery(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
     """The frame that it interrupted has taken its number and is not written: a goodbye after it would not authenticate."""
     world = World(3)
     world.run(begin(world, [torch.ones(4) for _ in range(3)]))
@@ -95,7 +95,7 @@ def test_a_handler_that_leaves_in_the_middle_of_a_seal_is_no_attack(monkeypatch:
     assert all("worker 0 left the run" in str(error) for error in errors[1:]), errors
 
 
-def test_a_run_keeps_the_memory_that_it_writes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_execution_keeps_its_memory_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler leaves the run in the middle of opening a segment; the tensor was the operation's alone."""
     world = World(3)
     tensors = [torch.full((COUNT,), float(10**rank)) for rank in range(3)]
@@ -116,7 +116,7 @@ def test_a_run_keeps_the_memory_that_it_writes_to(monkeypatch: pytest.MonkeyPatc
     assert alive == [True]
 
 
-def test_a_peer_that_stalls_costs_a_bounded_number_of_segments() -> None:
+def test_a_stalled_peer_costs_a_bounded_number_of_segments() -> None:
     size = 8
     world = World(size)
     world.run(begin(world, [torch.ones(size * 65_536) for _ in range(size)]))
@@ -138,7 +138,7 @@ def test_a_peer_that_stalls_costs_a_bounded_number_of_segments() -> None:
     assert world.engines[1].pool.made - before <= 12
 
 
-def test_a_frame_that_is_waiting_to_be_refused_is_not_read_over() -> None:
+def test_an_unexpected_frame_is_not_overwritten() -> None:
     """The surprise was shorter than what had been read; an interrupt kept its receiver from closing the link."""
     here, there = socket.socketpair()
     there.setblocking(False)
@@ -172,7 +172,7 @@ def test_a_frame_that_is_waiting_to_be_refused_is_not_read_over() -> None:
             _core.receive(end)
 
 
-def test_whoever_interrupts_a_ratchet_gets_a_counter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_key_phase_change_reuses_no_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     sealer = Sealer(Secret(bytes(32)))
     sealer.counter = (1 << KEY_PHASE_SHIFT) - 1
     nonces: list[bytes] = [sealer._nonce()]

@@ -105,7 +105,7 @@ def buffers_of(bound: Bound) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Collective.BARRIER], ids=lambda kind: kind.name)
-def test_no_collective_begins_on_memory_that_is_gone(kind: Collective, table: str) -> None:
+def test_no_collective_starts_on_freed_memory(kind: Collective, table: str) -> None:
     world = World(3, table=TABLES[table])
     bound = [bind(kind, world.communicators[rank], 5000) for rank in range(3)]
     for rank, each in enumerate(bound):
@@ -122,7 +122,7 @@ def test_no_collective_begins_on_memory_that_is_gone(kind: Collective, table: st
     ("reduction", "dtype"), [(dist.ReduceOp.AVG, torch.float32), (dist.ReduceOp.MAX, torch.int16)], ids=["avg", "max"]
 )
 @pytest.mark.parametrize("rounds", [0, 2, 4])
-def test_a_reduction_by_torch_is_refused_memory_that_is_gone(reduction: Any, dtype: torch.dtype, rounds: int) -> None:
+def test_a_reduction_by_torch_does_not_use_freed_memory(reduction: Any, dtype: torch.dtype, rounds: int) -> None:
     world = World(2, capacity=1 << 16)
     tensors = [torch.ones(COUNT, dtype=dtype) for _ in range(2)]
     requests = [
@@ -138,7 +138,7 @@ def test_a_reduction_by_torch_is_refused_memory_that_is_gone(reduction: Any, dty
 
 @pytest.mark.parametrize("culprit", [0, 1], ids=["sender", "receiver"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_tensor_changed_during_a_transfer_fails_it_on_both_sides(change: str, culprit: int) -> None:
+def test_a_tensor_resized_during_a_transfer_fails_both_sides(change: str, culprit: int) -> None:
     world = World(2, capacity=1 << 16)
     tensors = [torch.ones(COUNT) for _ in range(2)]
     requests = [transfer(tensor) for tensor in tensors]
@@ -161,7 +161,7 @@ def test_a_tensor_changed_during_a_transfer_fails_it_on_both_sides(change: str, 
     ],
     ids=["sealer", "opener", "seal_as_origin", "open_from_origin"],
 )
-def test_what_a_cipher_did_to_memory_that_went_meanwhile_leads_to_nothing(
+def test_memory_freed_during_a_cipher_call_yields_no_result(
     monkeypatch: pytest.MonkeyPatch, owner: Any, half: str, kind: Collective
 ) -> None:
     """Ciphers give up the interpreter's lock, so the program can run in between: nothing is sent, no result is given."""
@@ -188,7 +188,7 @@ def test_what_a_cipher_did_to_memory_that_went_meanwhile_leads_to_nothing(
     assert_blamed(world, requests, culprit, kind.name.lower(), only_sends=0 if kind is Collective.BROADCAST else -1)
 
 
-def test_an_interrupted_open_wipes_nothing_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_open_does_not_wipe_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     world = warm_world(2)
     tensors = [torch.ones(COUNT) for _ in range(2)]
 
@@ -209,7 +209,7 @@ def test_an_interrupted_open_wipes_nothing_that_is_gone(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("copied", ["before", "after"])
-def test_a_tensor_that_is_copied_is_not_touched_once_it_is_gone(copied: str) -> None:
+def test_a_copy_does_not_use_freed_memory(copied: str) -> None:
     """torch itself does not look: its copy_ crashes."""
     whole = torch.ones(1000, 2)
     stage = Staging()
@@ -221,7 +221,7 @@ def test_a_tensor_that_is_copied_is_not_touched_once_it_is_gone(copied: str) -> 
         copy()
 
 
-def test_a_tensor_without_memory_of_its_own_is_copied_by_its_class() -> None:
+def test_a_tensor_without_own_memory_is_copied_by_its_class() -> None:
     pair = TwoTensor(torch.ones(3, 4).t(), torch.ones(3, 4).t())
     stage = Staging()
     flat = stage.in_place(pair)
@@ -231,7 +231,7 @@ def test_a_tensor_without_memory_of_its_own_is_copied_by_its_class() -> None:
     assert flat.tolist() == [1.0] * 12 and bool(pair.a.eq(1).all())
 
 
-def test_a_tensor_may_change_when_its_call_has_ended() -> None:
+def test_a_tensor_may_be_resized_after_its_call() -> None:
     world = World(2)
     tensors = [torch.ones(COUNT) for _ in range(2)]
     world.run(
@@ -252,7 +252,7 @@ def test_a_tensor_may_change_when_its_call_has_ended() -> None:
     assert bool(others[0].eq(2).all())
 
 
-def test_another_storage_for_the_tensor_leaves_the_call_its_memory() -> None:
+def test_set_data_does_not_affect_the_memory_of_a_call() -> None:
     world = World(2)
     tensors = [torch.ones(COUNT) for _ in range(2)]
     mine = tensors[0].view(-1)
@@ -356,7 +356,7 @@ def test_whoever_keeps_a_view_keeps_its_memory_or_nothing(profiler: Profiler) ->
     assert not any(len(tensor) and bool(tensor.ne(tensor).any()) for tensor in profiler.tensors)
 
 
-def test_a_view_of_a_segment_outlives_it() -> None:
+def test_a_view_keeps_its_segment_alive() -> None:
     for pool in (_core.Pool(0), buffers.Pool(0)):
         segment = pool.take()
         view = segment.view[10:20]
@@ -367,7 +367,7 @@ def test_a_view_of_a_segment_outlives_it() -> None:
         assert bytes(view) == b"0123456789"
 
 
-def test_a_segment_that_somebody_has_a_view_of_is_not_used_again() -> None:
+def test_a_segment_with_a_view_is_not_reused() -> None:
     """A frame that is written goes back to the pool; this one is still looked at."""
     here, there = socket.socketpair()
     with here, there:
@@ -394,7 +394,7 @@ def test_a_view_of_a_tensor_keeps_its_memory() -> None:
     assert buffers.lease_of(memoryview(bytearray(1))) is None
 
 
-def test_a_run_is_collected_with_the_views_that_it_holds() -> None:
+def test_an_execution_in_a_cycle_is_collected_with_its_views() -> None:
     """The collector may not clear a memoryview that is in use, even if all that uses it is garbage."""
     for _ in range(3):
         world = World(3)

@@ -30,7 +30,7 @@ def collect() -> None:
     gc.collect()
 
 
-def test_each_copy_has_types_of_its_own() -> None:
+def test_each_copy_of_the_module_has_its_own_types() -> None:
     other = another_copy()
     assert [name for name in TYPES if getattr(other, name) is getattr(_core, name)] == []
 
@@ -91,7 +91,7 @@ def test_a_pool_keeps_the_module_it_needs() -> None:
     assert module() is None
 
 
-def test_an_end_keeps_the_module_it_needs() -> None:
+def test_an_endpoint_keeps_the_module_it_needs() -> None:
     end, module = one_object("end")
     collect()
     end.notify(True, True)
@@ -122,7 +122,7 @@ def test_an_object_cannot_be_given_another_type() -> None:
             type("Derived", (getattr(_core, name),), {})
 
 
-def test_an_end_that_was_not_initialised_is_refused() -> None:
+def test_an_uninitialised_endpoint_is_refused() -> None:
     bare = _core.Endpoint.__new__(_core.Endpoint)
     for use in (
         bare.wake,

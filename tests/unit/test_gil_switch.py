@@ -19,7 +19,7 @@ def _interval() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_it_is_short_until_the_end() -> None:
+def test_the_switch_interval_is_short_until_the_end() -> None:
     sys.setswitchinterval(0.005)
     gil_switch = GilSwitch()
     gil_switch.begin()
@@ -31,7 +31,7 @@ def test_it_is_short_until_the_end() -> None:
     assert sys.getswitchinterval() == pytest.approx(0.005)
 
 
-def test_a_shorter_one_of_the_users_stays() -> None:
+def test_a_shorter_interval_of_the_user_stays() -> None:
     sys.setswitchinterval(10e-6)
     gil_switch = GilSwitch()
     gil_switch.begin()
@@ -40,7 +40,7 @@ def test_a_shorter_one_of_the_users_stays() -> None:
     assert sys.getswitchinterval() == pytest.approx(10e-6)
 
 
-def test_what_the_user_sets_meanwhile_stays() -> None:
+def test_an_interval_set_meanwhile_stays() -> None:
     sys.setswitchinterval(0.005)
     gil_switch = GilSwitch()
     gil_switch.begin()
@@ -49,7 +49,7 @@ def test_what_the_user_sets_meanwhile_stays() -> None:
     assert sys.getswitchinterval() == pytest.approx(0.001)
 
 
-def test_timers_are_exact_in_the_thread_that_asked_and_in_no_other() -> None:
+def test_timer_slack_is_reduced_in_the_calling_thread_only() -> None:
     seen = []
 
     def ask() -> None:

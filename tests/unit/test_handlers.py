@@ -47,7 +47,7 @@ class Rings:
         signal.raise_signal(signal.SIGUSR1)
 
 
-def test_a_handler_that_leaves_while_an_operation_ends_does_not_wait_for_itself() -> None:
+def test_leaving_in_a_handler_during_completion_does_not_deadlock() -> None:
     world = World(2)
     calls = [all_reduce(world.communicators[rank], torch.ones(4)) for rank in range(2)]
     waiting = all_reduce(world.communicators[0], torch.ones(4))
@@ -64,7 +64,7 @@ def test_a_handler_that_leaves_while_an_operation_ends_does_not_wait_for_itself(
     assert told == [calls[0], waiting] and not world.engines[0].requests.unfinished
 
 
-def test_a_handler_that_leaves_before_an_operation_has_ended_ends_it() -> None:
+def test_leaving_in_a_handler_fails_an_unfinished_request() -> None:
     world = World(2)
     calls = [all_reduce(world.communicators[rank], torch.ones(4)) for rank in range(2)]
     signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
@@ -75,7 +75,7 @@ def test_a_handler_that_leaves_before_an_operation_has_ended_ends_it() -> None:
     assert isinstance(calls[0].error, ProtocolError) and calls[0].block(0)
 
 
-def test_who_asks_to_be_told_while_a_handler_leaves_is_told_once() -> None:
+def test_a_callback_added_during_a_handler_is_called_once() -> None:
     world = World(2)
     call = world.submit(world.communicators[0], all_reduce(world.communicators[0], torch.ones(4)))
     signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())

@@ -11,7 +11,7 @@ LEAVER = 2
 
 
 @pytest.mark.parametrize("deliveries", range(6))
-def test_whoever_dials_a_worker_that_leaves_is_told_at_once(deliveries: int) -> None:
+def test_dialling_a_leaving_worker_fails_at_once(deliveries: int) -> None:
     """The leaver answers as much of the dials as arrives in so many deliveries, and never takes part."""
     world = World(3)
     others = [rank for rank in range(world.size) if rank != LEAVER]

@@ -89,7 +89,7 @@ def begun_in_a_group_that_the_other_lacks() -> tuple[World, CollectiveRequest]:
     return world, sent
 
 
-def test_an_acceptor_that_was_stopped_still_hears_what_came_in_time() -> None:
+def test_a_stopped_acceptor_reads_what_arrived_in_time() -> None:
     world, requests, result = answered()
     world.engines[0].run_ready()
     world.wires.deliver()  # the confirmation is there, and nobody reads it
@@ -111,7 +111,7 @@ def test_a_dialler_that_was_stopped_dials_again() -> None:
     assert all(engine.failure is None for engine in world.engines) and right(requests[1], result)
 
 
-def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
+def test_a_flood_closes_no_connection_with_a_confirmation() -> None:
     world, requests, result = answered()
     world.engines[0].run_ready()
     world.now += 1  # the others come later: it is the oldest
@@ -135,7 +135,7 @@ def test_a_crowd_displaces_nobody_whose_confirmation_is_there() -> None:
 # -- the end of a stream that only its sender has left ---------------------------------------------------------------------
 
 
-def test_a_link_that_nobody_took_up_is_noticed_by_its_dialler() -> None:
+def test_a_dialler_notices_a_link_that_was_not_accepted() -> None:
     """All that was to be written has been, so that no further write finds out."""
     world, requests, _ = answered()
     world.engines[0].run_ready()
@@ -149,7 +149,7 @@ def test_a_link_that_nobody_took_up_is_noticed_by_its_dialler() -> None:
     assert requests[1].done and requests[1].error is not None
 
 
-def test_a_goodbye_that_nobody_misses_is_no_failure_and_a_later_call_names_who_said_it() -> None:
+def test_an_expected_bye_is_no_failure_until_a_later_call() -> None:
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])
     world.engines[1].remove_communicator(world.communicators[1])
@@ -162,7 +162,7 @@ def test_a_goodbye_that_nobody_misses_is_no_failure_and_a_later_call_names_who_s
     assert isinstance(late.error, PeerLostError) and "destroyed group 'world' while broadcast #2" in str(late.error)
 
 
-def test_who_leaves_without_having_made_a_group_is_named_by_who_began_in_it() -> None:
+def test_a_worker_that_left_without_creating_a_group_is_named() -> None:
     world, sent = begun_in_a_group_that_the_other_lacks()
     world.engines[1].leave()
     settle(world)
@@ -170,7 +170,7 @@ def test_who_leaves_without_having_made_a_group_is_named_by_who_began_in_it() ->
     assert isinstance(sent.error, PeerLostError) and "worker 1 left the run" in str(sent.error)
 
 
-def test_a_first_collective_waits_for_whoever_makes_the_group_late() -> None:
+def test_a_first_collective_waits_for_a_late_member() -> None:
     world, sent = begun_in_a_group_that_the_other_lacks()
     world.communicators[1] = world.engines[1].add_communicator("late", (0, 1))
     late = begin(world, 1)
@@ -179,7 +179,7 @@ def test_a_first_collective_waits_for_whoever_makes_the_group_late() -> None:
     assert sent.done and sent.error is None and right(late, result)
 
 
-def test_who_leaves_without_having_begun_is_not_missed_by_who_only_sent_to_it() -> None:
+def test_a_leaver_that_only_had_to_receive_is_not_missed() -> None:
     world = sent_onward()
     world.engines[2].leave()
     settle(world)
@@ -188,7 +188,7 @@ def test_who_leaves_without_having_begun_is_not_missed_by_who_only_sent_to_it() 
 
 
 @pytest.mark.parametrize("lane", [Lane.COLLECTIVE, Lane.POINT_TO_POINT])
-def test_who_calls_for_a_group_that_its_peer_has_destroyed_is_told(lane: Lane) -> None:
+def test_dialling_a_destroyed_group_gets_a_bye(lane: Lane) -> None:
     """No link had been there to say goodbye on; it would have waited for its deadline."""
     world = World(2)
     other = world.add_communicator("other", (0, 1))
@@ -207,7 +207,7 @@ def test_who_calls_for_a_group_that_its_peer_has_destroyed_is_told(lane: Lane) -
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
-def test_a_goodbye_where_this_worker_dialled_says_that_nothing_comes_by_another_link(waits: bool) -> None:
+def test_a_bye_on_one_link_ends_the_wait_for_another_link(waits: bool) -> None:
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])
     communicator = world.communicators[0]
@@ -224,7 +224,7 @@ def test_a_goodbye_where_this_worker_dialled_says_that_nothing_comes_by_another_
     assert "worker 1 left the run or destroyed group 'world'" in str(late.error)
 
 
-def test_who_leaves_with_a_link_at_work_is_said_to_have_left() -> None:
+def test_a_worker_that_leaves_with_a_busy_link_is_named() -> None:
     """Its link ends without a goodbye, as that of a handler that leaves does; the one on the control tree counts."""
     for leaves_first in (True, False):
         world = World(2)
@@ -246,7 +246,7 @@ def test_who_leaves_with_a_link_at_work_is_said_to_have_left() -> None:
         assert isinstance(waiting.error, PeerLostError) and "worker 0 left the run" in str(waiting.error)
 
 
-def test_who_leaves_is_not_missed_by_who_has_only_exchanged_with_it() -> None:
+def test_a_leaver_without_open_transfers_is_not_missed() -> None:
     world = World(2)
     received = transfer(torch.zeros(4))
     world.engines[0].send(world.communicators[0], transfer(torch.ones(4)), 1)
@@ -261,7 +261,7 @@ def test_who_leaves_is_not_missed_by_who_has_only_exchanged_with_it() -> None:
     assert world.engines[1].failure is None and world.engines[1].departed == {0}
 
 
-def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_dials_again() -> None:
+def test_running_out_of_files_does_not_blame_the_peer() -> None:
     world = World(2)
     engine, dial, dials = world.engines[0], world.engines[0].context.network.dial, 0
 
@@ -280,7 +280,7 @@ def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_dials_again
     assert dials == 2 and "worker 0: Too many open files. Raise the limit of open files" in str(waiting.error)
 
 
-def test_a_goodbye_is_believed_once_it_authenticates() -> None:
+def test_a_bye_must_authenticate() -> None:
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])
     world.engines[1].remove_communicator(world.communicators[1])
@@ -298,7 +298,7 @@ def test_a_goodbye_is_believed_once_it_authenticates() -> None:
 # -- the end of who wrote before anybody read -------------------------------------------------------------------------------
 
 
-def test_what_was_written_on_a_new_link_arrives_although_its_sender_has_left() -> None:
+def test_data_on_a_new_link_arrives_after_its_sender_left() -> None:
     world = sent_onward()
     world.engines[1].leave()
     settle(world)
@@ -312,7 +312,7 @@ def test_what_was_written_on_a_new_link_arrives_although_its_sender_has_left() -
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
-def test_a_goodbye_that_overtakes_the_confirmation_is_no_failure(waits: bool) -> None:
+def test_a_bye_that_overtakes_the_confirmation_is_no_failure(waits: bool) -> None:
     """It comes by another connection."""
     world = opened()
     sent = begin_onward(world, 1)
@@ -330,7 +330,7 @@ def test_a_goodbye_that_overtakes_the_confirmation_is_no_failure(waits: bool) ->
     assert right(late, result)
 
 
-def test_who_leaves_between_a_hello_and_its_confirmation_is_named() -> None:
+def test_a_worker_that_leaves_during_a_handshake_is_named() -> None:
     world = World(2)
     late = begin(world, 1)
     settle(world)
@@ -346,7 +346,7 @@ def test_who_leaves_between_a_hello_and_its_confirmation_is_named() -> None:
     assert isinstance(late.error, PeerLostError) and "worker 0 left the run" in str(late.error)
 
 
-def test_early_diallers_that_do_not_fit_are_hung_up_on() -> None:
+def test_invalid_early_diallers_are_refused() -> None:
     """Worker 2 dials a pair's group before worker 1 has made it; then worker 0 dials it twice."""
     world = World(3)
     pair = world.engines[0].add_communicator("pair", (0, 1))
@@ -379,7 +379,7 @@ def prompted() -> tuple[World, CollectiveRequest]:
     return world, waiting
 
 
-def test_a_sender_that_was_prompted_sends_on_and_hears_the_goodbye_behind_it() -> None:
+def test_a_sender_continues_after_a_nop_and_reads_the_bye() -> None:
     world, waiting = prompted()
     result = waiting.keep
     world.run([begin(world, 0), waiting])

@@ -62,7 +62,7 @@ def hello(world: World, **changes: object) -> bytes:
 
 
 @pytest.mark.parametrize("data", [b"\0" * HELLO_BYTES, b"GET / HTTP/1.1\r\n" * 100, b"\xff" * 100_000], ids=len)
-def test_garbage_is_shown_the_door_without_a_word(data: bytes) -> None:
+def test_garbage_is_refused_without_an_answer(data: bytes) -> None:
     world = World(3)
     stream = knock(world, data)
     assert answer(stream) is None and not world.engines[1].acceptor.pending
@@ -106,14 +106,14 @@ def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
         "a peer verification that is not needed",
     ],
 )
-def test_a_hello_that_does_not_fit_is_shown_the_door(changes: dict[str, int]) -> None:
+def test_a_hello_with_wrong_fields_is_refused(changes: dict[str, int]) -> None:
     world = World(3)
     stream = knock(world, hello(world, **changes))
     assert answer(stream) is None and not world.engines[1].acceptor.pending
     still_works(world)
 
 
-def test_a_hello_of_another_session_is_shown_the_door() -> None:
+def test_a_hello_of_another_session_is_refused() -> None:
     world = World(3)
     stream = knock(world, write_hello(Secret(bytes(32)), Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)))
     assert answer(stream) is None
@@ -198,7 +198,7 @@ def shake_hands(world: World, sender: int, communicator: bytes) -> MemoryStream:
     return stream
 
 
-def test_a_member_of_the_world_does_not_get_into_a_group_it_is_not_in() -> None:
+def test_a_worker_cannot_join_a_group_of_others() -> None:
     world = World(3)
     pair = world.add_communicator("pair", (0, 1))
     stream = shake_hands(world, 2, pair[1].digest)
@@ -206,7 +206,7 @@ def test_a_member_of_the_world_does_not_get_into_a_group_it_is_not_in() -> None:
     still_works(world)
 
 
-def test_the_sessions_key_alone_does_not_make_a_dialler() -> None:
+def test_the_session_key_alone_does_not_authenticate_a_dialler() -> None:
     """Worker 2 says it is worker 0: it can make the hello, and not the confirmation."""
     world = World(3)
     greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)
@@ -221,7 +221,7 @@ def test_the_sessions_key_alone_does_not_make_a_dialler() -> None:
     still_works(world)
 
 
-def test_a_second_link_where_there_is_one_ends_the_session() -> None:
+def test_a_second_dial_of_one_link_aborts_the_session() -> None:
     world = World(3)
     still_works(world)
     shake_hands(world, 0, WORLD)
@@ -229,7 +229,7 @@ def test_a_second_link_where_there_is_one_ends_the_session() -> None:
     assert isinstance(failure, ProtocolError) and "worker 0 dialled the same link twice" in str(failure)
 
 
-def test_whoever_answers_for_a_worker_must_hold_its_key() -> None:
+def test_an_acceptor_must_hold_the_key_of_its_worker() -> None:
     world = World(2)
     bound = everybody(world, Collective.ALL_REDUCE, 10)
 

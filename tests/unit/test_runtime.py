@@ -32,7 +32,7 @@ def check(world: World, kind: Collective, count: int, root: int = 0) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
-def test_collectives_are_right(kind: Collective, size: int) -> None:
+def test_collectives_return_correct_results(kind: Collective, size: int) -> None:
     for table in TABLES.values():
         world = World(size, table=table)
         for count in (0, 1, 100):
@@ -44,25 +44,25 @@ def test_collectives_are_right(kind: Collective, size: int) -> None:
     "count", [SEGMENT_BYTES // 8, SEGMENT_BYTES // 8 + 1, ONE_PASS, ONE_PASS + 1, 2 * ONE_PASS + 77_777]
 )
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Collective.BARRIER], ids=name_of)
-def test_collectives_over_several_segments_and_passes_are_right(kind: Collective, count: int) -> None:
+def test_collectives_over_several_segments_and_passes(kind: Collective, count: int) -> None:
     check(World(3), kind, count if kind is not Collective.ALL_REDUCE else 3 * count - 1, root=1)
 
 
 @pytest.mark.parametrize("capacity", [50, 1000, 70_000])
-def test_frames_survive_any_cutting_of_the_stream(capacity: int) -> None:
+def test_frames_may_be_split_anywhere_in_the_stream(capacity: int) -> None:
     world = World(3, capacity=capacity)
     for kind in KINDS:
         check(world, kind, 600 if capacity < 1000 else 90_000 if capacity > 1000 else 5000)
 
 
-def test_many_operations_may_be_outstanding() -> None:
+def test_many_requests_may_be_outstanding() -> None:
     world = World(3)
     bound = [each for _ in range(60) for kind in KINDS for each in everybody(world, kind, 5)]
     world.run([each.request for each in bound])
     assert all(each.request.done and each.request.error is None and each.right() for each in bound)
 
 
-def test_a_late_rank_finds_everything_waiting() -> None:
+def test_a_late_rank_completes_the_waiting_collectives() -> None:
     world = World(3)
     early = [[bind(kind, world.communicators[rank], 100) for kind in KINDS] for rank in range(3)]
     for rank in (0, 2):
@@ -76,7 +76,7 @@ def test_a_late_rank_finds_everything_waiting() -> None:
     assert all(each.request.done and each.request.error is None and each.right() for each in everything)
 
 
-def test_sums_are_the_same_bits_on_every_rank() -> None:
+def test_sums_are_bitwise_equal_on_every_rank() -> None:
     for table in TABLES.values():
         world = World(5, table=table)
         torch.manual_seed(1)
@@ -95,7 +95,7 @@ def test_sums_are_the_same_bits_on_every_rank() -> None:
 
 @pytest.mark.parametrize("count", [1, 1000, 300_000])
 @pytest.mark.parametrize("table", TABLES)
-def test_calls_on_one_tensor_follow_each_other_without_being_waited_for(table: str, count: int) -> None:
+def test_calls_on_one_tensor_are_executed_in_order(table: str, count: int) -> None:
     world = World(3, table=TABLES[table])
     tensors = [torch.full((count,), rank + 1) for rank in range(3)]
     calls = [
@@ -108,7 +108,7 @@ def test_calls_on_one_tensor_follow_each_other_without_being_waited_for(table: s
     assert all(torch.equal(tensor, torch.full((count,), 6 * 3**5)) for tensor in tensors)
 
 
-def test_a_call_reads_what_the_one_before_it_wrote() -> None:
+def test_a_call_reads_the_result_of_the_previous_one() -> None:
     """All-reduce in place, then all-gather from there, then all-reduce of what was gathered."""
     world, results, calls = World(3), [], []
     for rank, communicator in world.communicators.items():
@@ -122,7 +122,7 @@ def test_a_call_reads_what_the_one_before_it_wrote() -> None:
     assert all(torch.equal(result, torch.tensor([9, 9, 9])) for result in results)
 
 
-def test_calls_that_share_no_memory_run_side_by_side() -> None:
+def test_calls_without_shared_memory_run_concurrently() -> None:
     world = World(2)
     check(world, Collective.ALL_REDUCE, 1)
     apart = [bind(Collective.ALL_REDUCE, world.communicators[0], 10) for _ in range(3)]
@@ -143,7 +143,7 @@ def test_calls_that_share_no_memory_run_side_by_side() -> None:
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_opening_gives_all_ranks_one_fresh_instance() -> None:
+def test_the_opening_gives_all_ranks_one_new_instance() -> None:
     world = World(4)
     check(world, Collective.ALL_REDUCE, 10)
     instances = {communicator.instance for communicator in world.communicators.values()}
@@ -177,7 +177,7 @@ def test_groups_do_not_wait_for_each_other() -> None:
     assert not waiting.request.done
 
 
-def test_a_group_whose_peer_does_not_know_it_yet_waits_for_it() -> None:
+def test_a_group_waits_until_its_peer_has_created_it() -> None:
     world = World(2)
     early = world.engines[0].add_communicator("new", (0, 1))
     first = bind(Collective.BROADCAST, early, 50)
@@ -190,7 +190,7 @@ def test_a_group_whose_peer_does_not_know_it_yet_waits_for_it() -> None:
     assert second.request.done and second.right() and first.request.error is None
 
 
-def test_a_removed_group_leaves_the_others_at_work() -> None:
+def test_a_removed_group_does_not_affect_the_others() -> None:
     world = World(3)
     communicators = world.add_communicator("short", (0, 1, 2))
     bound = [bind(Collective.ALL_GATHER, communicators[rank], 10) for rank in range(3)]
@@ -206,7 +206,7 @@ def test_a_removed_group_leaves_the_others_at_work() -> None:
 # -- keys at work ------------------------------------------------------------------------------------------------------
 
 
-def test_every_link_of_a_world_steps_its_keys_in_the_middle_of_work() -> None:
+def test_every_link_changes_its_key_phase_during_a_collective() -> None:
     """As if a million frames had gone over each link before."""
     world = World(3, table=TABLES["rings and chains"])
     check(world, Collective.ALL_REDUCE, 10)
@@ -238,7 +238,7 @@ def test_segments_in_flight_do_not_grow_with_the_tensor(kind: Collective) -> Non
     assert segments_made(kind, 4) <= segments_made(kind, 2) <= 16
 
 
-def test_a_late_rank_costs_the_one_before_it_a_bounded_number_of_segments() -> None:
+def test_a_late_rank_costs_a_bounded_number_of_segments() -> None:
     """In a chain, what cannot be passed on yet is kept: a few passes of it, not the tensor."""
     world = World(3, table=TABLES["rings and chains"], capacity=1 << 20)
     bound = [bind(Collective.BROADCAST, world.communicators[rank], 12 * ONE_PASS) for rank in range(3)]
@@ -252,7 +252,7 @@ def test_a_late_rank_costs_the_one_before_it_a_bounded_number_of_segments() -> N
     assert max(engine.pool.made for engine in world.engines) <= 40 < 12 * PASS_BYTES // SEGMENT_BYTES
 
 
-def test_segments_are_given_back() -> None:
+def test_segments_are_returned_to_the_pool() -> None:
     world = World(3)
     check(world, Collective.ALL_REDUCE, 10_000)
     made = [engine.pool.made for engine in world.engines]

@@ -32,7 +32,7 @@ def drive(world: World, times: int = 300) -> None:
         world.wires.deliver()
 
 
-def test_a_dial_that_was_due_when_the_session_failed_is_not_made() -> None:
+def test_no_link_is_dialled_after_the_session_failed() -> None:
     """It would read the tensor of a call that has raised, and whose caller has gone on."""
     world = World(3)
     world.run(
@@ -68,7 +68,7 @@ def test_a_dial_that_was_due_when_the_session_failed_is_not_made() -> None:
     assert len(seen) == 1 and not calls[1].done and not (tensors[1] == 777).any()
 
 
-def test_a_failure_that_was_interrupted_is_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_failure_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(2)
     world.run(
         [
@@ -95,7 +95,7 @@ def test_a_failure_that_was_interrupted_is_carried_on(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("when", ["at the end of a call", "at the end of all calls"])
-def test_an_operation_whose_end_is_interrupted_still_ends(when: str) -> None:
+def test_a_request_whose_completion_is_interrupted_completes(when: str) -> None:
     world = World(2)
     calls = [all_reduce(world.communicators[rank], torch.ones(4)) for rank in range(2)]
     more = all_reduce(world.communicators[0], torch.ones(4))
@@ -125,7 +125,7 @@ def test_an_operation_whose_end_is_interrupted_still_ends(when: str) -> None:
     assert told == ["first", "second"] and not engine.requests.unfinished
 
 
-def test_a_submission_that_is_interrupted_ends_with_the_session() -> None:
+def test_an_interrupted_submission_fails_with_the_session() -> None:
     """It may be another thread's, which waits for it."""
     world = World(2)
     engine, call, times = world.engines[0], all_reduce(world.communicators[0], torch.ones(4)), 0
@@ -145,7 +145,7 @@ def test_a_submission_that_is_interrupted_ends_with_the_session() -> None:
     loop.leave(0)
 
 
-def test_what_was_asked_for_behind_something_that_raises_ends_with_it() -> None:
+def test_work_queued_behind_a_failing_call_fails_with_it() -> None:
     world = World(1)
     engine, communicator = world.engines[0], world.communicators[0]
     loop = ProgressLoop(engine, TcpNetwork(socket.create_server(("127.0.0.1", 0)), []), [])
@@ -164,7 +164,7 @@ def test_what_was_asked_for_behind_something_that_raises_ends_with_it() -> None:
     assert not loop._submitted, "they would keep the tensors alive"
 
 
-def test_a_destroyed_group_still_delivers_what_it_reported_as_sent() -> None:
+def test_a_destroyed_group_delivers_what_it_reported_as_sent() -> None:
     world = World(2, capacity=200_000)
     tensors = [torch.full((1_000_000,), float(rank + 1)) for rank in range(2)]
     sent, received = (
@@ -183,7 +183,7 @@ def test_a_destroyed_group_still_delivers_what_it_reported_as_sent() -> None:
     assert not world.engines[0].blocked and not any(link.open for link in world.communicators[0].links())
 
 
-def test_what_a_destroyed_group_had_pending_ends_and_the_others_go_on() -> None:
+def test_pending_requests_of_a_destroyed_group_fail() -> None:
     world = World(2)
     other = world.add_communicator("other", (0, 1))
     pending = world.submit(other[0], all_reduce(other[0], torch.ones(9)))
@@ -195,7 +195,7 @@ def test_what_a_destroyed_group_had_pending_ends_and_the_others_go_on() -> None:
     assert world.engines[0].failure is None
 
 
-def test_whoever_hangs_up_on_every_dial_is_named() -> None:
+def test_a_worker_that_closes_every_dial_is_named() -> None:
     world = World(2)
     world.wires.serve(1, lambda stream, address: stream.close())
     waiting = begin(world, 0)
@@ -205,7 +205,7 @@ def test_whoever_hangs_up_on_every_dial_is_named() -> None:
     assert isinstance(waiting.request.error, PeerLostError) and "worker 1" in str(waiting.request.error)
 
 
-def test_a_waker_that_is_closed_writes_to_nobody(tmp_path: Any) -> None:
+def test_a_closed_waker_writes_nothing(tmp_path: Any) -> None:
     waker = _Waker()
     number = waker.descriptor
     waker.close()
@@ -232,7 +232,7 @@ def test_a_forked_child_holds_no_key() -> None:
     assert engine.keys._private_key is None
 
 
-def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
+def test_a_destroyed_group_gives_up_after_the_drain_timeout() -> None:
     """It waits for the others, but not for ever, and then the run goes on without that group."""
     world = World(2)
     part = world.add_communicator("part", range(2))
@@ -247,7 +247,7 @@ def test_a_destroyed_group_gives_up_what_nobody_else_begins() -> None:
     assert all(engine.failure is None for engine in world.engines)
 
 
-def test_whoever_still_needs_a_destroyed_group_is_told_so() -> None:
+def test_a_member_that_needs_a_destroyed_group_gets_an_error() -> None:
     world = World(2)
     part = world.add_communicator("part", range(2))
     world.run([world.submit(part[rank], all_reduce(part[rank], torch.ones(10))) for rank in range(2)])
@@ -258,7 +258,7 @@ def test_whoever_still_needs_a_destroyed_group_is_told_so() -> None:
     assert "worker 0 left the run or destroyed group 'part' while all_reduce #2" in str(needy.error)
 
 
-def test_a_destroyed_group_ends_with_its_last_collective() -> None:
+def test_a_destroyed_group_is_removed_after_its_last_collective() -> None:
     world = World(2)
     part = world.add_communicator("part", range(2))
     tensors = [torch.ones(10), torch.ones(10)]
@@ -352,7 +352,7 @@ def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])
-def test_an_opening_that_is_cut_short_leaves_no_instance_secret(ending: str) -> None:
+def test_an_aborted_opening_leaves_no_instance_secret(ending: str) -> None:
     world = World(2)
     waiting = world.submit(world.communicators[0], all_reduce(world.communicators[0], torch.ones(9)))
     world.engines[0].run_ready()
@@ -363,7 +363,7 @@ def test_an_opening_that_is_cut_short_leaves_no_instance_secret(ending: str) -> 
     assert ending == "fork" or waiting.error is not None
 
 
-def test_what_a_leaving_worker_could_not_write_does_not_keep_its_link_open() -> None:
+def test_unsent_data_does_not_keep_a_link_of_a_leaver_open() -> None:
     world = World(2, capacity=200_000)
     calls = [broadcast(world.communicators[rank], torch.ones(1_000_000), 0, 50.0) for rank in range(2)]
     sent, _ = (world.submit(world.communicators[rank], call) for rank, call in enumerate(calls))

@@ -58,7 +58,7 @@ def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("kind", [Collective.ALL_REDUCE, Collective.BROADCAST], ids=["all_reduce", "broadcast"])
-def test_a_flipped_bit_is_reported_by_its_victim_to_everybody(kind: Collective, table: str) -> None:
+def test_a_flipped_bit_is_reported_to_every_worker(kind: Collective, table: str) -> None:
     world = World(3, table=TABLES[table])
     warm = everybody(world, kind, 10)
     world.run([each.request for each in warm])
@@ -109,7 +109,7 @@ def different_calls(world: World, what: str) -> tuple[CollectiveRequest, Collect
 
 
 @pytest.mark.parametrize("what", ["operation", "count", "dtype", "reduction"])
-def test_ranks_in_different_collectives_get_both_named(what: str) -> None:
+def test_an_error_names_both_of_two_different_collectives(what: str) -> None:
     world = World(2)
     one, other, mine, theirs = different_calls(world, what)
     world.submit(world.communicators[0], one)
@@ -122,7 +122,7 @@ def test_ranks_in_different_collectives_get_both_named(what: str) -> None:
     assert mine in str(told) and theirs in str(told)
 
 
-def test_different_roots_are_named_also_where_everybody_waits() -> None:
+def test_different_roots_are_named_when_all_ranks_wait() -> None:
     """Both expect the other to send: only the deadline ends it, and the abort carries what each was in."""
     world = World(2)
     one, other = broadcast(world.communicators[0], tensor(), 1), broadcast(world.communicators[1], tensor(), 0)
@@ -144,7 +144,7 @@ def test_different_roots_are_named_also_where_everybody_waits() -> None:
 # -- deadlines ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_deadline_names_whom_it_waited_for_and_fails_all() -> None:
+def test_a_timeout_names_the_late_worker_and_fails_all() -> None:
     world = World(4)
     waiting = [begin(world, rank) for rank in (0, 1, 2)]
     settle(world)
@@ -159,7 +159,7 @@ def test_a_deadline_names_whom_it_waited_for_and_fails_all() -> None:
     assert isinstance(error_of(late.request), AbortedError)
 
 
-def test_a_worker_that_is_merely_late_kills_nobody() -> None:
+def test_a_late_worker_causes_no_failure() -> None:
     world = World(2)
     early = begin(world, 0, deadline=100.0)
     settle(world)
@@ -169,7 +169,7 @@ def test_a_worker_that_is_merely_late_kills_nobody() -> None:
     assert early.right() and late.right() and early.request.error is None
 
 
-def test_the_next_deadline_is_the_soonest() -> None:
+def test_the_next_deadline_is_the_earliest() -> None:
     world = World(2)
     assert world.engines[0].next_deadline() == float("inf") and not world.engines[0].busy()
     begin(world, 0, deadline=30.0)
@@ -180,7 +180,7 @@ def test_the_next_deadline_is_the_soonest() -> None:
 # -- departures --------------------------------------------------------------------------------------------------------
 
 
-def test_leaving_after_the_work_is_done_is_no_failure() -> None:
+def test_leaving_after_all_collectives_is_not_a_failure() -> None:
     world = World(3)
     bound = everybody(world, Collective.ALL_REDUCE, 10)
     world.run([each.request for each in bound])
@@ -195,7 +195,7 @@ def test_leaving_after_the_work_is_done_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize("when", ["before the others begin", "while they wait"])
-def test_leaving_while_others_need_one_names_it(when: str) -> None:
+def test_a_worker_that_leaves_while_needed_is_named(when: str) -> None:
     world = World(3)
     bound = everybody(world, Collective.ALL_REDUCE, 10)
     world.run([each.request for each in bound])
@@ -210,7 +210,7 @@ def test_leaving_while_others_need_one_names_it(when: str) -> None:
     assert all("worker 1 left the run" in str(error) for error in errors)
 
 
-def test_one_that_left_before_its_first_link_is_named() -> None:
+def test_a_worker_that_left_before_its_first_link_is_named() -> None:
     world = World(3)
     world.engines[2].leave()
     settle(world)
@@ -221,7 +221,7 @@ def test_one_that_left_before_its_first_link_is_named() -> None:
     assert all("worker 2" in str(error_of(each.request)) for each in waiting)
 
 
-def test_a_connection_that_ends_without_goodbye_is_a_lost_worker_after_a_moment() -> None:
+def test_a_connection_that_ends_without_bye_is_a_lost_worker() -> None:
     world = World(2)
     bound = everybody(world, Collective.ALL_REDUCE, 10)
     world.run([each.request for each in bound])
@@ -234,7 +234,7 @@ def test_a_connection_that_ends_without_goodbye_is_a_lost_worker_after_a_moment(
     assert isinstance(error_of(waiting.request), PeerLostError) and "worker 1" in str(waiting.request.error)
 
 
-def test_an_abort_says_more_than_the_end_of_a_connection() -> None:
+def test_an_abort_takes_precedence_over_a_closed_connection() -> None:
     world = World(2)
     bound = everybody(world, Collective.ALL_REDUCE, 10)
     world.run([each.request for each in bound])
@@ -244,7 +244,7 @@ def test_an_abort_says_more_than_the_end_of_a_connection() -> None:
     assert isinstance(error_of(waiting.request), AbortedError) and "a made-up reason" in str(waiting.request.error)
 
 
-def test_the_end_of_a_control_connection_without_goodbye_is_a_lost_worker() -> None:
+def test_a_control_edge_that_ends_without_bye_is_a_lost_worker() -> None:
     world = World(3)
     waiting = [begin(world, rank) for rank in (0, 1)]
     (edge,) = [edge for edge in world.engines[0].edges if edge.peer == 2]
@@ -259,7 +259,7 @@ def test_the_end_of_a_control_connection_without_goodbye_is_a_lost_worker() -> N
 # -- afterwards --------------------------------------------------------------------------------------------------------
 
 
-def test_after_a_failure_every_call_raises_what_it_was() -> None:
+def test_every_call_after_a_failure_raises_that_failure() -> None:
     world = World(2)
     world.engines[0].fail(PeerLostError("worker 1 is gone"), 1)
     settle(world)
@@ -267,7 +267,7 @@ def test_after_a_failure_every_call_raises_what_it_was() -> None:
     assert isinstance(error_of(begin(world, 1).request), AbortedError)
 
 
-def test_a_late_worker_cannot_write_into_a_call_that_has_failed() -> None:
+def test_a_late_frame_is_not_written_into_a_failed_call() -> None:
     """The memory of a failed call is its caller's again: a frame that is opened into it would be a wrong number."""
     world = World(3)
     given_up = begin(world, 0, deadline=5.0)
@@ -287,7 +287,7 @@ def test_a_late_worker_cannot_write_into_a_call_that_has_failed() -> None:
     assert all("worker 0" in str(error_of(each.request)) for each in late)
 
 
-def test_what_waited_for_a_group_to_open_does_not_start_after_a_failure() -> None:
+def test_a_failure_during_the_opening_starts_no_collective() -> None:
     world = World(2)
     bound = [begin(world, rank, Collective.ALL_GATHER) for rank in range(2)]
     engine, communicator = world.engines[1], world.communicators[1]
@@ -304,7 +304,7 @@ def test_what_waited_for_a_group_to_open_does_not_start_after_a_failure() -> Non
     assert all(torch.equal(*pair) for pair in zip(bound[1].results, before, strict=True))
 
 
-def test_a_mistake_of_our_own_ends_the_session_and_is_told() -> None:
+def test_an_internal_error_aborts_the_session_on_all_workers() -> None:
     world = World(2)
     waiting = [begin(world, rank) for rank in range(2)]
 

@@ -47,7 +47,7 @@ halves = st.tuples(st.sampled_from(["send", "recv"]), st.integers(0, 1), st.inte
 
 @given(st.lists(halves, max_size=25))
 @settings(max_examples=60, deadline=None)
-def test_the_nth_send_of_a_tag_meets_the_nth_recv_in_any_order(actions: list[tuple[str, int, int, bool]]) -> None:
+def test_the_nth_send_of_a_tag_matches_the_nth_recv(actions: list[tuple[str, int, int, bool]]) -> None:
     """Sends and recvs of two workers, three tags and both directions, the network moving now and then between them."""
     world = World(2)
     sent: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -79,7 +79,7 @@ def test_the_nth_send_of_a_tag_meets_the_nth_recv_in_any_order(actions: list[tup
         assert all(torch.equal(*pair) for pair in zip(tensors, received[place], strict=True))
 
 
-def test_tags_asked_for_in_one_order_and_sent_in_the_other() -> None:
+def test_tags_are_matched_in_any_order() -> None:
     """The wants are there before the sends, so that the sender's order is the wire's."""
     world = World(2)
     one, two, first = blank(), blank(), blank()
@@ -92,7 +92,7 @@ def test_tags_asked_for_in_one_order_and_sent_in_the_other() -> None:
     assert fine(*sends, *recvs) and torch.equal(one, filled(1)) and torch.equal(two, filled(2))
 
 
-def test_a_late_recv_stands_behind_collectives_and_blocks_none() -> None:
+def test_a_late_recv_does_not_block_collectives() -> None:
     world = World(2)
     early = send(world, 0, 1, filled(3))
     bound = [bind(Collective.ALL_REDUCE, world.communicators[rank], 1000) for rank in range(2)]
@@ -121,7 +121,7 @@ def test_payloads_of_any_length_in_both_directions_at_once(count: int, capacity:
     assert torch.equal(targets[0], torch.arange(count) + 1) and torch.equal(targets[1], torch.arange(count))
 
 
-def test_a_payload_leaves_only_after_its_receiver_asked() -> None:
+def test_a_payload_is_sent_only_after_its_request() -> None:
     world = World(2)
     moved = [0]
 
@@ -151,7 +151,7 @@ def test_point_to_point_needs_few_segments() -> None:
 # -- any source --------------------------------------------------------------------------------------------------------
 
 
-def test_a_recv_from_any_source_takes_what_is_offered_and_says_from_whom() -> None:
+def test_a_recv_from_any_source_reports_its_source() -> None:
     world = World(4)
     targets = [blank() for _ in range(3)]
     recvs = [recv(world, 0, None, target, 5) for target in targets]
@@ -164,7 +164,7 @@ def test_a_recv_from_any_source_takes_what_is_offered_and_says_from_whom() -> No
         assert torch.equal(target, filled(request.source))
 
 
-def test_named_recvs_come_before_those_from_any_source() -> None:
+def test_recvs_with_a_source_are_matched_first() -> None:
     world = World(2)
     named, anyone = blank(), blank()
     moves = [recv(world, 1, 0, named), recv(world, 1, None, anyone)]
@@ -174,7 +174,7 @@ def test_named_recvs_come_before_those_from_any_source() -> None:
 
 
 @pytest.mark.parametrize("posted", ["before", "after"])
-def test_a_recv_from_any_source_hears_that_all_who_could_send_have_left(posted: str) -> None:
+def test_a_recv_from_any_source_fails_if_all_others_left(posted: str) -> None:
     world = World(3)
     pending = [recv(world, 0, None, blank(), 5)] if posted == "before" else []
     for leaver in (1, 2):
@@ -191,7 +191,7 @@ def test_a_recv_from_any_source_hears_that_all_who_could_send_have_left(posted: 
 @pytest.mark.parametrize(
     "target", [torch.zeros(4, dtype=torch.int64), torch.zeros(5, dtype=torch.int32)], ids=["count", "dtype"]
 )
-def test_ends_that_disagree_are_both_named(target: torch.Tensor) -> None:
+def test_a_mismatch_names_both_endpoints(target: torch.Tensor) -> None:
     world = World(2)
     moves = [send(world, 0, 1, filled(1)), recv(world, 1, 0, target)]
     world.run(moves)
@@ -217,7 +217,7 @@ def test_a_changed_payload_is_refused_and_wiped() -> None:
     assert not target.any()
 
 
-def test_a_recv_from_one_that_left_raises() -> None:
+def test_a_recv_from_a_worker_that_left_raises() -> None:
     world = World(2)
     pending = recv(world, 1, 0, blank())
     world.run([pending])
@@ -235,7 +235,7 @@ def test_a_send_whose_receiver_leaves_raises() -> None:
     assert isinstance(pending.error, PeerLostError) and "worker 1" in str(pending.error)
 
 
-def test_one_that_has_nothing_open_may_leave() -> None:
+def test_a_worker_without_open_transfers_may_leave() -> None:
     world = World(2)
     moves = [send(world, 0, 1, filled(1)), recv(world, 1, 0, blank())]
     world.run(moves)
@@ -254,7 +254,7 @@ def test_one_that_has_nothing_open_may_leave() -> None:
         (Type.NOP, [0], "does not authenticate"),
     ],
 )
-def test_a_member_that_breaks_the_rules_is_named(kind: Type, ordinals: list[int], words: str) -> None:
+def test_a_member_that_violates_the_protocol_is_named(kind: Type, ordinals: list[int], words: str) -> None:
     world = World(2)
     moves = [send(world, 0, 1, filled(1)), recv(world, 1, 0, blank())]
     world.run(moves)
@@ -267,7 +267,7 @@ def test_a_member_that_breaks_the_rules_is_named(kind: Type, ordinals: list[int]
     assert isinstance(failure, ProtocolError) and words in str(failure) and "worker 0" in str(failure)
 
 
-def test_a_payload_that_nobody_asked_for_is_refused() -> None:
+def test_a_payload_without_a_request_is_refused() -> None:
     world = World(2)
     moves = [send(world, 0, 1, filled(1)), recv(world, 1, 0, blank())]
     world.run(moves)

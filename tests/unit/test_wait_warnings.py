@@ -44,7 +44,7 @@ def alone(timeout: float) -> World:
     return world
 
 
-def test_a_collective_that_waits_is_named_after_a_minute(said: Said) -> None:
+def test_a_waiting_collective_is_logged_after_a_minute(said: Said) -> None:
     world = alone(timeout=1800.0)
     world.engines[0].requests.worker_names = ["this one", "node-b, 10.0.0.2:4000"]
     world.wait(59.9)
@@ -56,7 +56,7 @@ def test_a_collective_that_waits_is_named_after_a_minute(said: Said) -> None:
     ]
 
 
-def test_it_is_named_again_when_the_wait_has_doubled(said: Said) -> None:
+def test_a_warning_is_repeated_when_the_wait_has_doubled(said: Said) -> None:
     world = alone(timeout=1800.0)
     seconds = []
     for _ in range(179):
@@ -65,7 +65,7 @@ def test_it_is_named_again_when_the_wait_has_doubled(said: Said) -> None:
     assert seconds == [60, 120, 240, 480, 960]
 
 
-def test_a_short_timeout_is_announced_at_its_half(said: Said) -> None:
+def test_a_short_timeout_is_warned_of_at_its_half(said: Said) -> None:
     world = alone(timeout=20.0)
     world.wait(9.9)
     assert said() == []
@@ -77,7 +77,7 @@ def test_a_short_timeout_is_announced_at_its_half(said: Said) -> None:
     assert isinstance(world.engines[0].failure, CollectiveTimeoutError)
 
 
-def test_what_queues_behind_it_is_not_named(said: Said) -> None:
+def test_queued_collectives_are_not_logged(said: Said) -> None:
     world = World(2)
     for _ in range(20):
         call(world, 0, 1800.0)
@@ -86,14 +86,14 @@ def test_what_queues_behind_it_is_not_named(said: Said) -> None:
     assert "all_reduce #1 has waited" in text
 
 
-def test_the_loop_wakes_up_in_time_to_say_so() -> None:
+def test_the_next_deadline_is_that_of_the_warning() -> None:
     world = alone(timeout=1800.0)
     assert world.engines[0].next_deadline() == 60.0
     world.wait(60.0)
     assert world.engines[0].next_deadline() == 120.0
 
 
-def test_nothing_is_said_of_what_has_ended(said: Said) -> None:
+def test_a_finished_collective_is_not_logged(said: Said) -> None:
     world = World(2)
     early = call(world, 0, 1800.0)
     world.wait(30.0)
@@ -104,7 +104,7 @@ def test_nothing_is_said_of_what_has_ended(said: Said) -> None:
     assert said() == []
 
 
-def test_a_recv_is_named_only_once_somebody_waits_for_it(said: Said) -> None:
+def test_a_recv_is_logged_only_after_a_caller_waits(said: Said) -> None:
     world = World(2)
     posted = transfer(torch.zeros(3), deadline=float("inf"))
     world.engines[0].receive(world.communicators[0], posted, 1)

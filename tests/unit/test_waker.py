@@ -10,7 +10,7 @@ import pytest
 from ringfence.runtime.progress import _Waker
 
 
-def test_it_is_not_closed_while_another_thread_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waker_is_not_closed_during_a_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     waker, genuine = _Waker(), os.eventfd_write
     descriptor, closed = waker.descriptor, threading.Event()
     closing = threading.Thread(target=lambda: (waker.close(), closed.set()))
@@ -27,7 +27,7 @@ def test_it_is_not_closed_while_another_thread_wakes_it(monkeypatch: pytest.Monk
         os.fstat(descriptor)
 
 
-def test_once_closed_it_wakes_nobody() -> None:
+def test_a_closed_waker_wakes_nothing() -> None:
     waker = _Waker()
     number = waker.descriptor
     waker.close()
@@ -38,7 +38,7 @@ def test_once_closed_it_wakes_nobody() -> None:
         os.fstat(number)
 
 
-def test_a_forked_child_closes_it_though_another_thread_held_the_lock() -> None:
+def test_a_forked_child_closes_a_waker_without_its_lock() -> None:
     waker, held, done = _Waker(), threading.Event(), threading.Event()
 
     def hold() -> None:
