@@ -1,4 +1,4 @@
-"""The compiled data plane: it is there, it is the one in use, it refuses nonsense, and it leaves nothing behind."""
+"""The compiled data plane: it is in use, rejects invalid arguments, computes as torch does, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_sums_equal_those_of_torch_bitwise(dtype: torch.dtype, count: int) -> No
 
 
 def test_bfloat16_is_rounded_as_in_torch() -> None:
-    """Every sign, exponent and tie: bit patterns drawn evenly, so that infinities, subnormal numbers and NaN are among them."""
+    """Bit patterns are drawn uniformly, so infinities, subnormal numbers, NaN and ties are among them."""
     world = World(2)
     generator = torch.Generator().manual_seed(16)
     draw = [torch.randint(-(2**15), 2**15, (400_000,), generator=generator).to(torch.int16) for _ in range(2)]
@@ -217,7 +217,7 @@ def test_integers_overflow_as_in_torch() -> None:
 
 
 def test_a_segment_for_several_peers_is_sealed_once() -> None:
-    """The root of a tree has two children; both get the ciphertext that was made for the first."""
+    """The root of a tree has two children; both receive the same ciphertext."""
     table = Table(chain_group=0)
     world = World(7, table=table)
     root = world.communicators[0]
@@ -240,7 +240,7 @@ def test_a_segment_for_several_peers_is_sealed_once() -> None:
 
 
 def test_a_sum_that_is_only_sent_is_not_stored() -> None:
-    """In a ring of four, two of three sums are; the chunk of the third is its owner's."""
+    """In a ring of four, two of the three sums are only sent; the third belongs to this rank."""
     heirs = _fused_sends(build(ScheduleId.ALL_REDUCE_RING, 4, 0))
     steps = build(ScheduleId.ALL_REDUCE_RING, 4, 0).steps
     sums = [index for index, step in enumerate(steps) if step.action is Action.REDUCE]
@@ -266,7 +266,7 @@ def test_a_sum_that_is_read_later_is_stored() -> None:
 
 
 def test_executions_links_and_tensors_are_freed() -> None:
-    """Runs, links and tensors go when they are done with, whatever cycles they were part of."""
+    """Executions, links and tensors are freed after use, also if they were part of reference cycles."""
     world = World(3)
     gone = []
     for _ in range(3):

@@ -1,6 +1,6 @@
-"""What the compiled data plane does with what it cannot use: sockets that others closed, streams that lie, calls in between.
+"""Errors of the compiled data plane: reused descriptors, streams with invalid results, reentrant calls.
 
-Under scripts/sanitize the address sanitizer stops every test here that reads or writes freed memory.
+Under scripts/sanitize, the address sanitizer fails every test that reads or writes freed memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES
 
 
 def reuse(number: int) -> tuple[socket.socket, socket.socket]:
-    """A pair of sockets, one of which has the number."""
+    """Return a pair of sockets, one of which has this descriptor number."""
     for _ in range(100):
         pair = socket.socketpair()
         if number in (pair[0].fileno(), pair[1].fileno()):
@@ -70,13 +70,13 @@ class Raises:
 
 
 class Counter:
-    """The half of a link, as far as a frame's header asks."""
+    """A sealer or opener, as far as a frame's header needs one."""
 
     counter = 0
 
 
 class Stream:
-    """A stream whose calls do as the test says."""
+    """A stream whose methods return what the test sets."""
 
     def __init__(self, moves: Callable[[Any], Any]) -> None:
         self.send = self.recv_into = moves
@@ -88,7 +88,7 @@ class Receiver(_core.Endpoint):  # type: ignore[misc,name-defined]
 
 
 def receiver(stream: Any, length: int = 100) -> tuple[Any, Any]:
-    """The end of a link that expects one segment."""
+    """Return an endpoint that expects one segment."""
     pool = _core.Pool()
     end = Receiver(deque(), set(), pool)
     run = make_run(Action.RECV, end, pool, length)
@@ -98,7 +98,7 @@ def receiver(stream: Any, length: int = 100) -> tuple[Any, Any]:
 
 
 def sender(sealer: Any = None) -> tuple[Any, Any]:
-    """The end of a link that has one segment to seal and send."""
+    """Return an endpoint that has one segment to seal and send."""
     pool = _core.Pool()
     end = _core.Endpoint(deque(), set(), pool)
     run = make_run(Action.SEND, end, pool, 100)
@@ -179,7 +179,7 @@ def test_a_closed_link_reads_nothing() -> None:
 
 
 def test_a_pool_that_rejects_a_size_keeps_its_size() -> None:
-    """It would have written past its 64 places."""
+    """It would write past its array of 64 slots."""
     pool = _core.Pool(2)
     with pytest.raises(ValueError, match="at most"):
         pool.__init__(1000)  # type: ignore[misc]
@@ -227,7 +227,7 @@ def test_a_queue_of_another_type_is_refused() -> None:
 
 
 def sealing(meanwhile: Callable[[], Any]) -> Any:
-    """A sealer that does something else, too."""
+    """A sealer that calls a function of the test first."""
 
     class Sealer:
         counter = 0
@@ -242,7 +242,7 @@ def sealing(meanwhile: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("use", ["put", "flush", "send", "receive"])
 def test_an_endpoint_is_not_reentrant(use: str) -> None:
-    """A frame put, or sent, in the middle of another's would have been freed under it."""
+    """A frame that is put or sent during another call would free the buffer that the call uses."""
     uses: dict[str, Callable[[], Any]] = {
         "put": lambda: end.put(bytearray(b"between")),
         "flush": lambda: end.flush(),

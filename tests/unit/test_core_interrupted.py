@@ -1,4 +1,4 @@
-"""A data plane that is interrupted half-way: by Ctrl-C, by a handler that leaves the run, by a peer that stalls."""
+"""The data plane interrupted in the middle of its work: by Ctrl-C, by a handler that leaves, by a stalled peer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def begin(world: World, tensors: list[torch.Tensor]) -> list[Any]:
 
 
 def drive(world: World, rounds: int = 300) -> int:
-    """Drive on whatever happens, as a careless driver would; how often somebody was interrupted."""
+    """Continue to drive after interrupts; return how many there were."""
     interrupted = 0
     for _ in range(rounds):
         for engine in world.engines:
@@ -45,7 +45,7 @@ def drive(world: World, rounds: int = 300) -> int:
 
 @pytest.mark.parametrize("when", range(1, 40, 3))
 def test_an_interrupted_seal_causes_no_wrong_sum(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
-    """A sum that waits to be sealed lies nowhere else: once sealing it was interrupted, nothing of the run goes on."""
+    """A fused sum exists only in the buffer to be sealed: if sealing is interrupted, the execution must not continue."""
     world = World(3)
     tensors = [torch.full((COUNT,), float(10**rank)) for rank in range(3)]
     genuine, calls = Sealer.seal_into, 0
@@ -69,7 +69,7 @@ def test_an_interrupted_seal_causes_no_wrong_sum(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("when", range(1, 9))
 def test_leaving_in_a_handler_during_a_seal_is_no_forgery(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
-    """The frame that it interrupted has taken its number and is not written: a goodbye after it would not authenticate."""
+    """The interrupted frame has used its counter and is not written, so a BYE after it would not authenticate."""
     world = World(3)
     world.run(begin(world, [torch.ones(4) for _ in range(3)]))
     requests = begin(world, [torch.ones(COUNT) for _ in range(3)])
@@ -96,7 +96,7 @@ def test_leaving_in_a_handler_during_a_seal_is_no_forgery(monkeypatch: pytest.Mo
 
 
 def test_an_execution_keeps_its_memory_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler leaves the run in the middle of opening a segment; the tensor was the operation's alone."""
+    """A handler leaves the run while a segment is opened into a tensor that only the request refers to."""
     world = World(3)
     tensors = [torch.full((COUNT,), float(10**rank)) for rank in range(3)]
     requests = begin(world, tensors)
@@ -139,7 +139,7 @@ def test_a_stalled_peer_costs_a_bounded_number_of_segments() -> None:
 
 
 def test_an_unexpected_frame_is_not_overwritten() -> None:
-    """The surprise was shorter than what had been read; an interrupt kept its receiver from closing the link."""
+    """The unexpected frame is shorter than what has been read, and an interrupt prevents the close of the link."""
     here, there = socket.socketpair()
     there.setblocking(False)
 

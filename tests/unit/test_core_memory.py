@@ -49,7 +49,7 @@ def step(world: World, rounds: int) -> None:
 
 
 def warm_world(size: int, **options: Any) -> World:
-    """One whose links are open."""
+    """Return a memory cluster whose links are open."""
     world = World(size, **options)
     world.run(
         [
@@ -61,9 +61,9 @@ def warm_world(size: int, **options: Any) -> World:
 
 
 def assert_blamed(world: World, requests: list[Any], culprit: int, what: str, only_sends: int = -1) -> None:
-    """The culprit says what its program did and what to do, the others that it was the culprit; nobody succeeds.
+    """Check that the culprit's error says what its program did, that the others name the culprit, and that all fail.
 
-    But one that only sends: it may have done so before.
+    Except a rank that only sends: it may have completed before.
     """
     settle(world)
     for rank, request in enumerate(requests):
@@ -164,7 +164,7 @@ def test_a_tensor_resized_during_a_transfer_fails_both_sides(change: str, culpri
 def test_memory_freed_during_a_cipher_call_yields_no_result(
     monkeypatch: pytest.MonkeyPatch, owner: Any, half: str, kind: Collective
 ) -> None:
-    """Ciphers give up the interpreter's lock, so the program can run in between: nothing is sent, no result is given."""
+    """Ciphers release the interpreter's lock, so the program can resize the tensor then: nothing is sent or returned."""
     world = warm_world(3)
     bound = [bind(kind, world.communicators[rank], COUNT) for rank in range(3)]
     tensors = [(rank, tensor) for rank, each in enumerate(bound) for tensor in buffers_of(each)]
@@ -210,7 +210,7 @@ def test_an_interrupted_open_does_not_wipe_freed_memory(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("copied", ["before", "after"])
 def test_a_copy_does_not_use_freed_memory(copied: str) -> None:
-    """torch itself does not look: its copy_ crashes."""
+    """torch's copy_ does not check and would crash."""
     whole = torch.ones(1000, 2)
     stage = Staging()
     stage.in_place(whole[:, 0])
@@ -283,7 +283,7 @@ WATCHED = (
 
 
 class Profiler:
-    """Keeps every local that the data plane hands to Python, and a view of each view, as a profiler may."""
+    """Keeps every local that the data plane passes to Python, and a view of each view, as a profiler may."""
 
     def __init__(self) -> None:
         self.views: list[memoryview] = []
@@ -368,7 +368,7 @@ def test_a_view_keeps_its_segment_alive() -> None:
 
 
 def test_a_segment_with_a_view_is_not_reused() -> None:
-    """A frame that is written goes back to the pool; this one is still looked at."""
+    """The segment of a written frame returns to the pool, unless a view of it exists."""
     here, there = socket.socketpair()
     with here, there:
         pool = _core.Pool()
@@ -395,7 +395,7 @@ def test_a_view_of_a_tensor_keeps_its_memory() -> None:
 
 
 def test_an_execution_in_a_cycle_is_collected_with_its_views() -> None:
-    """The collector may not clear a memoryview that is in use, even if all that uses it is garbage."""
+    """The collector must not clear a memoryview that is in use, even if all its users are garbage."""
     for _ in range(3):
         world = World(3)
         for rank in range(3):

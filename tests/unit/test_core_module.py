@@ -16,8 +16,8 @@ TYPES = ("Segment", "SegmentSlice", "Pool", "Program", "Endpoint", "Execution")
 
 
 def another_copy() -> Any:
-    """The module, loaded again from its file."""
-    spec = importlib.util.spec_from_file_location("ringfence.dataplane._core", _core.__file__)
+    """Load the module again from its file."""
+    spec = importlib.util.spec_from_file_location("ringfence.runtime._core", _core.__file__)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -25,7 +25,7 @@ def another_copy() -> Any:
 
 
 def collect() -> None:
-    """Free what can be freed: first objects in cycles, then the module that their pool kept alive."""
+    """Collect garbage: first objects in cycles, then the module that their pool kept alive."""
     gc.collect()
     gc.collect()
 
@@ -65,7 +65,7 @@ def test_a_copy_is_freed_with_its_types_and_objects() -> None:
 
 
 def one_object(kind: str) -> tuple[Any, weakref.ref[Any]]:
-    """An object of a copy of the module that nothing else refers to, and a weak reference to that copy."""
+    """Return an object of a copy of the module, and a weak reference to that copy, which nothing else refers to."""
     module = another_copy()
     pool = module.Pool()
     made = {"segment": pool.take(), "pool": pool, "end": module.Endpoint(deque(), set(), pool)}[kind]

@@ -1,4 +1,4 @@
-"""The interpreter's switch interval: short while work is in flight, and afterwards what it was."""
+"""The interpreter's switch interval: short while requests are in progress, restored afterwards."""
 
 from __future__ import annotations
 

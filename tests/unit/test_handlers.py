@@ -1,4 +1,4 @@
-"""Signal handlers that leave the run: wherever they come, nobody waits for itself, and nobody is left waiting."""
+"""Signal handlers that leave the run: wherever they run, no thread deadlocks and no waiter is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.memory_cluster import World, all_reduce
 
 @pytest.fixture(autouse=True)
 def _bounded() -> Iterator[None]:
-    """A thread that waits for itself is still reached by a signal."""
+    """Raise an alarm if the test deadlocks: a blocked thread still receives signals."""
 
     waited = False
 
@@ -36,7 +36,7 @@ def _bounded() -> Iterator[None]:
 
 
 class Rings:
-    """A lock at whose release the signal arrives: Python runs the handler as soon as the release has returned."""
+    """A lock whose release raises the signal: Python runs the handler as soon as the release has returned."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock

@@ -1,4 +1,4 @@
-"""A worker that leaves while others are still dialling it: they learn of it at once, at every stage of the dial."""
+"""A worker that leaves while others dial it: their calls fail at once, at every stage of the handshake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAVER = 2
 
 @pytest.mark.parametrize("deliveries", range(6))
 def test_dialling_a_leaving_worker_fails_at_once(deliveries: int) -> None:
-    """The leaver answers as much of the dials as arrives in so many deliveries, and never takes part."""
+    """The leaver answers what arrives in so many deliveries, and never joins the collective."""
     world = World(3)
     others = [rank for rank in range(world.size) if rank != LEAVER]
     requests = [

@@ -1,4 +1,4 @@
-"""Links that are cut where nobody is at fault, or where nobody looks: they are dialled again, or the cut is noticed."""
+"""Links that are closed without a fault, or while no frame is due: they are dialled again, or the loss is noticed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.test_runtime_failures import settle
 
 
 def begin(world: World, rank: int) -> CollectiveRequest:
-    """A broadcast of ones from worker 0, as one worker sees it."""
+    """Submit a broadcast of ones from worker 0 on one worker."""
     communicator = world.communicators[rank]
     return world.submit(communicator, broadcast(communicator, torch.full((4,), 1.0 - rank), 0, 1e9))
 
@@ -37,7 +37,7 @@ def right(request: Request, result: torch.Tensor) -> bool:
 
 
 def drive_until_answered(world: World, acceptor: int = 1) -> None:
-    """This worker has answered a hello, and the answer lies in the dialler's socket."""
+    """Drive until this worker has answered a hello and the answer is in the dialler's socket."""
     while not any(connection.known for connection in world.engines[acceptor].acceptor.pending):
         world.wires.deliver()
         for engine in world.engines:
@@ -46,7 +46,7 @@ def drive_until_answered(world: World, acceptor: int = 1) -> None:
 
 
 def answered() -> tuple[World, list[Request], torch.Tensor]:
-    """Both have begun a broadcast and have come so far; what they began, and where its result will be."""
+    """Start a broadcast on both workers and deliver so often; return the requests and the result tensors."""
     world = World(2)
     requests = [begin(world, rank) for rank in range(2)]
     result = requests[1].keep
@@ -58,20 +58,20 @@ def answered() -> tuple[World, list[Request], torch.Tensor]:
 
 
 def begin_onward(world: World, rank: int) -> CollectiveRequest:
-    """A broadcast of ones from worker 1 of three, as one worker sees it: the link from 1 to 2 is not there yet."""
+    """Submit a broadcast of ones from worker 1 of three on one worker. The link from 1 to 2 does not exist yet."""
     communicator = world.communicators[rank]
     return world.submit(communicator, broadcast(communicator, torch.full((4,), float(rank == 1)), 1, 1e9))
 
 
 def opened() -> World:
-    """Three workers whose group is open: the links of its tree are there."""
+    """Return three workers whose group is open: the links of its tree exist."""
     world = World(3)
     world.run([begin(world, rank) for rank in range(3)])
     return world
 
 
 def sent_onward() -> World:
-    """Workers 0 and 1 have ended that broadcast; worker 2 has not begun it."""
+    """Complete that broadcast on workers 0 and 1; worker 2 has not called it."""
     world = opened()
     sent = [begin_onward(world, rank) for rank in (0, 1)]
     settle(world)
@@ -80,7 +80,7 @@ def sent_onward() -> World:
 
 
 def begun_in_a_group_that_the_other_lacks() -> tuple[World, CollectiveRequest]:
-    """Rank 0 has begun a broadcast in a group that rank 1 has not made yet: without rank 1 it has no keys."""
+    """Start a broadcast on rank 0 in a group that rank 1 has not created: without rank 1 it has no keys."""
     world = World(2)
     world.communicators = {0: world.engines[0].add_communicator("late", (0, 1))}
     sent = begin(world, 0)
@@ -136,7 +136,7 @@ def test_a_flood_closes_no_connection_with_a_confirmation() -> None:
 
 
 def test_a_dialler_notices_a_link_that_was_not_accepted() -> None:
-    """All that was to be written has been, so that no further write finds out."""
+    """Everything is written, so no further write would fail."""
     world, requests, _ = answered()
     world.engines[0].run_ready()
     (connection,) = world.engines[1].acceptor.pending
@@ -189,7 +189,7 @@ def test_a_leaver_that_only_had_to_receive_is_not_missed() -> None:
 
 @pytest.mark.parametrize("lane", [Lane.COLLECTIVE, Lane.POINT_TO_POINT])
 def test_dialling_a_destroyed_group_gets_a_bye(lane: Lane) -> None:
-    """No link had been there to say goodbye on; it would have waited for its deadline."""
+    """There was no link to send a BYE on; the call would have waited for its deadline."""
     world = World(2)
     other = world.add_communicator("other", (0, 1))
     world.engines[1].remove_communicator(other[1])
@@ -225,7 +225,7 @@ def test_a_bye_on_one_link_ends_the_wait_for_another_link(waits: bool) -> None:
 
 
 def test_a_worker_that_leaves_with_a_busy_link_is_named() -> None:
-    """Its link ends without a goodbye, as that of a handler that leaves does; the one on the control tree counts."""
+    """Its link ends without a BYE, as after a handler that leaves; the BYE on the control edges counts."""
     for leaves_first in (True, False):
         world = World(2)
         world.run([begin(world, rank) for rank in range(2)])
@@ -313,7 +313,7 @@ def test_data_on_a_new_link_arrives_after_its_sender_left() -> None:
 
 @pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
 def test_a_bye_that_overtakes_the_confirmation_is_no_failure(waits: bool) -> None:
-    """It comes by another connection."""
+    """It arrives on another connection."""
     world = opened()
     sent = begin_onward(world, 1)
     late = begin_onward(world, 2) if waits else None
@@ -347,7 +347,7 @@ def test_a_worker_that_leaves_during_a_handshake_is_named() -> None:
 
 
 def test_invalid_early_diallers_are_refused() -> None:
-    """Worker 2 dials a pair's group before worker 1 has made it; then worker 0 dials it twice."""
+    """Worker 2 dials the group of two others before worker 1 has created it; then worker 0 dials it twice."""
     world = World(3)
     pair = world.engines[0].add_communicator("pair", (0, 1))
     unauthenticated_peer = shake_hands(world, 2, pair.digest)
@@ -367,7 +367,7 @@ def test_invalid_early_diallers_are_refused() -> None:
 
 
 def prompted() -> tuple[World, CollectiveRequest]:
-    """Worker 1 waits for worker 0, which does not answer, and has sent it a frame for that."""
+    """Return a cluster in which worker 1 waits for worker 0, which does not answer, and has sent it a NOP."""
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])
     inbox = world.communicators[1].inboxes[0]

@@ -1,4 +1,4 @@
-"""Unauthenticated peers at a worker's door, in memory: they cost one fixed-size read and their own connection, nothing else."""
+"""Unauthenticated peers that dial a worker, in memory: each costs one read of fixed size and its own connection."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WORLD = group_digest("world", (0, 1, 2))
 
 
 def settle(world: World) -> None:
-    """Drive until nothing moves."""
+    """Drive until no byte moves and no work is due."""
     world.run([Request(Call(0), float("inf"))])
 
 
 def knock(world: World, data: bytes, address: int = 0) -> MemoryStream:
-    """Dial worker 1 and say something."""
+    """Dial worker 1 and send some bytes."""
     stream = world.wires.connect(address, 1)
     if data:
         stream.send(memoryview(data))
@@ -40,7 +40,7 @@ def knock(world: World, data: bytes, address: int = 0) -> MemoryStream:
 
 
 def answer(stream: MemoryStream) -> bytes | None:
-    """What came back: b"" is nothing yet, None is a closed door."""
+    """Return the bytes of the answer: b"" if there is none yet, None if the connection is closed."""
     buffer = bytearray(200)
     try:
         count = stream.recv_into(memoryview(buffer))
@@ -162,7 +162,7 @@ def test_a_flood_displaces_itself_and_lets_workers_in(unauthenticated_peers: int
 
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> None:
-    """Where every pending connection has said a hello, the oldest goes; a worker that dials is the newest."""
+    """If every pending connection has sent a hello, the oldest is closed; a dialling worker is the newest."""
     world = World(3)
     engine, greeting = world.engines[1], hello(world)
     streams = []
@@ -186,7 +186,7 @@ def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> No
 
 
 def shake_hands(world: World, sender: int, communicator: bytes) -> MemoryStream:
-    """A connection of `sender`, which holds its keys, to worker 1."""
+    """Connect `sender`, which holds its keys, to worker 1."""
     greeting = Hello(sender, 1, Lane.COLLECTIVE, communicator, NONCE)
     stream = knock(world, world.engines[sender].keys.hello_bytes(greeting), sender)
     reply = answer(stream)
@@ -207,7 +207,7 @@ def test_a_worker_cannot_join_a_group_of_others() -> None:
 
 
 def test_the_session_key_alone_does_not_authenticate_a_dialler() -> None:
-    """Worker 2 says it is worker 0: it can make the hello, and not the confirmation."""
+    """Worker 2 claims to be worker 0: it can make the hello, but not the confirmation."""
     world = World(3)
     greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)
     stream = knock(world, hello(world), 2)
@@ -243,7 +243,7 @@ def test_an_acceptor_must_hold_the_key_of_its_worker() -> None:
 
 @pytest.mark.promise("A worker with a public key of low order gets no link.")
 def test_who_dials_with_a_key_of_low_order_is_shown_the_door() -> None:
-    """Everybody knows what it agrees on: zero."""
+    """The shared secret would be zero, which any attacker knows."""
     world = World(3)
     world.engines[1].keys._public_keys = [bytes(32), *world.engines[1].keys._public_keys[1:]]
     stream = knock(world, hello(world))

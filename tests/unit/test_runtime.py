@@ -1,4 +1,4 @@
-"""Engines in a world in memory: every collective, every schedule, many sizes, several groups, bounded memory."""
+"""Collectives of engines in a memory cluster: all schedules, many sizes, several groups, bounded memory."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_calls_on_one_tensor_are_executed_in_order(table: str, count: int) -> No
 
 
 def test_a_call_reads_the_result_of_the_previous_one() -> None:
-    """All-reduce in place, then all-gather from there, then all-reduce of what was gathered."""
+    """All-reduce in place, then all-gather of the result, then all-reduce of what was gathered."""
     world, results, calls = World(3), [], []
     for rank, communicator in world.communicators.items():
         tensor, gathered = torch.tensor([rank]), torch.full((3,), -1)
@@ -162,7 +162,7 @@ def test_a_group_of_one_sends_nothing() -> None:
 
 
 def test_groups_do_not_wait_for_each_other() -> None:
-    """Two groups, entered in opposite order; a third whose other member never comes."""
+    """Two groups whose members call in opposite order, and a third whose other member never calls."""
     world = World(3)
     left, right = world.add_communicator("left", (0, 1)), world.add_communicator("right", (0, 1))
     stuck = world.add_communicator("stuck", (0, 2))
@@ -207,7 +207,7 @@ def test_a_removed_group_does_not_affect_the_others() -> None:
 
 
 def test_every_link_changes_its_key_phase_during_a_collective() -> None:
-    """As if a million frames had gone over each link before."""
+    """The counters start as if a million frames had been sent on each link."""
     world = World(3, table=TABLES["rings and chains"])
     check(world, Collective.ALL_REDUCE, 10)
     communicators = world.communicators.values()
@@ -227,7 +227,7 @@ def test_every_link_changes_its_key_phase_during_a_collective() -> None:
 
 
 def segments_made(kind: Collective, passes: int) -> int:
-    """How many segments the busiest of three workers needed for parts of so many passes."""
+    """Return the largest number of segments that one of three workers needed for parts of so many passes."""
     world = World(3, table=TABLES["rings and chains"], capacity=1 << 20)
     check(world, kind, passes * ONE_PASS * (3 if kind is Collective.ALL_REDUCE else 1))
     return max(engine.pool.made for engine in world.engines)
@@ -239,7 +239,7 @@ def test_segments_in_flight_do_not_grow_with_the_tensor(kind: Collective) -> Non
 
 
 def test_a_late_rank_costs_a_bounded_number_of_segments() -> None:
-    """In a chain, what cannot be passed on yet is kept: a few passes of it, not the tensor."""
+    """In a chain, a worker keeps what it cannot forward yet: a few passes, not the whole tensor."""
     world = World(3, table=TABLES["rings and chains"], capacity=1 << 20)
     bound = [bind(Collective.BROADCAST, world.communicators[rank], 12 * ONE_PASS) for rank in range(3)]
     for rank in (0, 1):

@@ -1,4 +1,4 @@
-"""How things end: nothing is dialled, read or written for what has ended, and what was written still arrives."""
+"""Ends of requests, groups and sessions: nothing is dialled, read or written afterwards, and sent data still arrives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drive(world: World, times: int = 300) -> None:
 
 
 def test_no_link_is_dialled_after_the_session_failed() -> None:
-    """It would read the tensor of a call that has raised, and whose caller has gone on."""
+    """It would read the tensor of a call that has raised, which the caller may have changed."""
     world = World(3)
     world.run(
         [
@@ -120,13 +120,13 @@ def test_a_request_whose_completion_is_interrupted_completes(when: str) -> None:
     else:
         with pytest.raises(KeyboardInterrupt):
             engine.fail(AbortedError("interrupted"))
-    engine.fail(AbortedError("interrupted"))  # what the loop does then
+    engine.fail(AbortedError("interrupted"))  # as the progress loop does
     assert all(call.done and call.block(0) and str(call.error) == "interrupted" for call in (calls[0], more))
     assert told == ["first", "second"] and not engine.requests.unfinished
 
 
 def test_an_interrupted_submission_fails_with_the_session() -> None:
-    """It may be another thread's, which waits for it."""
+    """Another thread may wait for it."""
     world = World(2)
     engine, call, times = world.engines[0], all_reduce(world.communicators[0], torch.ones(4)), 0
     loop = ProgressLoop(engine, TcpNetwork(socket.create_server(("127.0.0.1", 0)), []), [])
@@ -140,7 +140,7 @@ def test_an_interrupted_submission_fails_with_the_session() -> None:
 
     loop.call_soon_threadsafe(submit)
     with pytest.raises(KeyboardInterrupt):
-        loop.wait(Request(Call(0), float("inf")))  # drives what others asked for, too
+        loop.wait(Request(Call(0), float("inf")))  # drives the work of other threads, too
     assert call.block(20) and isinstance(call.error, AbortedError) and times == 2
     loop.leave(0)
 
@@ -157,7 +157,7 @@ def test_work_queued_behind_a_failing_call_fails_with_it() -> None:
     first.copy_in = before
     for call in (first, second):
         loop.call_soon_threadsafe(partial(engine.submit, communicator, call))
-    loop.wake()  # one wake for both, as two threads may hand over at once
+    loop.wake()  # one wake for both, as if two threads submitted at once
     assert first.block(20) and "its memory was freed" in str(first.error)
     assert second.block(20) and second.error is engine.failure
     loop.leave(0)
@@ -233,7 +233,7 @@ def test_a_forked_child_holds_no_key() -> None:
 
 
 def test_a_destroyed_group_gives_up_after_the_drain_timeout() -> None:
-    """It waits for the others, but not for ever, and then the run goes on without that group."""
+    """It waits for the other members for a limited time; then the run continues without the group."""
     world = World(2)
     part = world.add_communicator("part", range(2))
     lonely = world.submit(part[0], all_reduce(part[0], torch.ones(10), deadline=1000.0))
@@ -288,7 +288,7 @@ def end_by(ending: str, world: World, rank: int = 0) -> None:
 @pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])
 def test_who_still_holds_an_object_of_what_has_ended_holds_no_key(ending: str) -> None:
-    """A process group, an operation, C code that was interrupted: nothing is taken from them, but it is empty."""
+    """A process group, a request or interrupted C code may refer to such objects: they exist, without keys."""
     world = World(3)
     calls = [
         all_reduce(world.communicators[rank], torch.ones(600_000)) for rank in range(3)
@@ -316,7 +316,7 @@ def test_who_still_holds_an_object_of_what_has_ended_holds_no_key(ending: str) -
 
 
 def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
-    """Note the secrets of every connection that this engine opens or accepts."""
+    """Record the secrets of every connection that this engine opens or accepts."""
     derive = engine.keys.link_secrets
 
     def noting(worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
@@ -329,7 +329,7 @@ def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
 @pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork"])
 def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
-    """Nonces are on the wire: with the result of X25519 and the session's key, a recorded link can be opened."""
+    """Nonces are sent in plaintext: the shared X25519 secret and the session key would decrypt a recorded link."""
     world = World(2)
     secrets: list[LinkSecrets] = []
     record_secrets(world.engines[0], secrets)
@@ -344,11 +344,11 @@ def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
     secrets.clear()
     assert len(roots) == 2 and len(links) >= 4
     assert keys_held(roots)["bytes"] >= 2, "until the session ends, what links derive from is there"
-    for rank in range(2):  # one process here, and both ends have the same keys
+    for rank in range(2):  # both endpoints are in this process and have the same keys
         end_by(ending, world, rank)
     drive(world, 10)
     assert keys_held(roots | links)["bytes"] == 0
-    assert calls and communicators  # whoever still holds these holds no key
+    assert calls and communicators  # these objects are still referenced and hold no key
 
 
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])

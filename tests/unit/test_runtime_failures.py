@@ -1,4 +1,4 @@
-"""How a session fails: loudly, on every worker, naming who and what; and nothing happens afterwards."""
+"""Failures of a session: every worker raises an error that names worker and call; nothing is sent afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.runtime_calls import TABLES, Bound, bind, everybody
 
 
 def settle(world: World) -> None:
-    """Drive until nothing moves."""
+    """Drive until no byte moves and no work is due."""
     world.run([Request(Call(0), float("inf"))])
 
 
@@ -42,7 +42,7 @@ def error_of(request: Request) -> RingfenceError:
 
 @pytest.mark.promise("A worker with a public key of low order gets no link.")
 def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
-    """It would agree on zero, with everybody."""
+    """Its shared secret with every worker would be zero."""
     world = World(3)
     for engine in world.engines:
         engine.keys._public_keys = [*engine.keys._public_keys[:2], bytes(32)]
@@ -123,7 +123,7 @@ def test_an_error_names_both_of_two_different_collectives(what: str) -> None:
 
 
 def test_different_roots_are_named_when_all_ranks_wait() -> None:
-    """Both expect the other to send: only the deadline ends it, and the abort carries what each was in."""
+    """Both wait for the other to send. The deadline ends it, and the abort names the call of each."""
     world = World(2)
     one, other = broadcast(world.communicators[0], tensor(), 1), broadcast(world.communicators[1], tensor(), 0)
     settle(world)
@@ -229,7 +229,7 @@ def test_a_connection_that_ends_without_bye_is_a_lost_worker() -> None:
     for link in world.communicators[1].links():
         link.close()
     settle(world)
-    assert not waiting.request.done, "an abort that explains it may be on its way"
+    assert not waiting.request.done, "an abort that explains the closed connection may still arrive"
     world.wait(SUSPICION_SECONDS)
     assert isinstance(error_of(waiting.request), PeerLostError) and "worker 1" in str(waiting.request.error)
 
@@ -268,7 +268,7 @@ def test_every_call_after_a_failure_raises_that_failure() -> None:
 
 
 def test_a_late_frame_is_not_written_into_a_failed_call() -> None:
-    """The memory of a failed call is its caller's again: a frame that is opened into it would be a wrong number."""
+    """The memory of a failed call belongs to the caller again: opening a frame into it would corrupt data."""
     world = World(3)
     given_up = begin(world, 0, deadline=5.0)
     settle(world)

@@ -1,4 +1,4 @@
-"""Send and recv between engines in memory: any order of tags, any source, payloads that wait for their receiver."""
+"""Send and recv between engines in memory: any order of tags, any source, payloads that wait for their request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ halves = st.tuples(st.sampled_from(["send", "recv"]), st.integers(0, 1), st.inte
 @given(st.lists(halves, max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_the_nth_send_of_a_tag_matches_the_nth_recv(actions: list[tuple[str, int, int, bool]]) -> None:
-    """Sends and recvs of two workers, three tags and both directions, the network moving now and then between them."""
+    """Sends and recvs of two workers with three tags in both directions; the network delivers at some points in between."""
     world = World(2)
     sent: dict[tuple[int, int], list[torch.Tensor]] = {}
     received: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -80,7 +80,7 @@ def test_the_nth_send_of_a_tag_matches_the_nth_recv(actions: list[tuple[str, int
 
 
 def test_tags_are_matched_in_any_order() -> None:
-    """The wants are there before the sends, so that the sender's order is the wire's."""
+    """The requests arrive before the sends, so that the order on the wire is the sender's."""
     world = World(2)
     one, two, first = blank(), blank(), blank()
     recvs = [recv(world, 1, 0, one, 1), recv(world, 1, 0, two, 2), recv(world, 1, 0, first, 9)]

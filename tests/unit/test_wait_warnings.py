@@ -1,4 +1,4 @@
-"""What people are told of an operation that waits: before its timeout, once, and again when the wait has doubled."""
+"""Warnings about waiting requests: once before the timeout, and again each time the wait has doubled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Said = Callable[[], list[str]]
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """The warnings since it was last called."""
+    """Return the warnings since the last call."""
     caplog.set_level(logging.WARNING, logger="ringfence")
 
     def new() -> list[str]:
@@ -31,14 +31,14 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 
 
 def call(world: World, rank: int, timeout: float) -> CollectiveRequest:
-    """One worker calls an all-reduce."""
+    """Submit an all-reduce on one worker."""
     request = all_reduce(world.communicators[rank], torch.ones(5), world.now + timeout)
     request.timeout, request.next_check = timeout, world.now + first_check(timeout)
     return world.submit(world.communicators[rank], request)
 
 
 def alone(timeout: float) -> World:
-    """Two workers, of which the first calls an all-reduce and the second does not come."""
+    """Return two workers, of which only the first calls an all-reduce."""
     world = World(2)
     world.run([call(world, 0, timeout)])
     return world

@@ -1,4 +1,4 @@
-"""The eventfd that wakes the loop: nothing is written to whoever gets its number after it was closed."""
+"""The eventfd that wakes the progress loop: nothing is written to its descriptor number after it was closed."""
 
 from __future__ import annotations
 
