@@ -17,7 +17,7 @@ TYPES = ("Segment", "SegmentSlice", "Pool", "Program", "Endpoint", "Execution")
 
 def another_copy() -> Any:
     """Load the module again from its file."""
-    spec = importlib.util.spec_from_file_location("ringfence.runtime._core", _core.__file__)
+    spec = importlib.util.spec_from_file_location("ringfence.dataplane._core", _core.__file__)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
