@@ -1,6 +1,6 @@
-"""The frame that each side of a peer verification sends: the proof that admitted its worker (spec/link.md, section 3).
+"""The frame of a peer verification: each side presents the proof that admitted it (spec/link.md, section 3).
 
-Nothing in its header is chosen but the length, so there is one header for each length.
+Only the length in its header varies, so each length has exactly one valid header.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ringfence.link.frames import (
     HEADER_BYTES,
     HOP_OVERHEAD,
     INSTANCE_BYTES,
-    NO_ORIGIN,
     Call,
+    Header,
     Type,
-    pack_header,
     read_header,
 )
 from ringfence.link.seal import Opener, Sealer
 
-NO_GROUP: Final = bytes(DIGEST_BYTES)  # an peer verification is between two workers
+NO_GROUP: Final = bytes(DIGEST_BYTES)  # a peer verification belongs to no group
 
 
 def seal_presentation(sealer: Sealer, presentation: bytes) -> bytes:
+    """Return the frame that carries this presentation."""
     header = _header(len(presentation))
     frame = bytearray(len(presentation) + HOP_OVERHEAD)
     frame[:HEADER_BYTES] = header
@@ -33,7 +33,7 @@ def seal_presentation(sealer: Sealer, presentation: bytes) -> bytes:
 
 
 def presentation_frame_bytes(header: bytes) -> int:
-    """How long the frame is that begins so. AuthenticationError: nobody writes such a one."""
+    """Return the length of the frame with this header. Raises AuthenticationError if no worker sends such a header."""
     try:
         length = read_header(header).length
     except ProtocolError:
@@ -44,10 +44,11 @@ def presentation_frame_bytes(header: bytes) -> int:
 
 
 def open_presentation(opener: Opener, frame: bytes) -> bytes:
+    """Return the presentation in a frame. Raises AuthenticationError if the frame does not authenticate."""
     presentation = bytearray(len(frame) - HOP_OVERHEAD)
     opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], memoryview(presentation))
     return bytes(presentation)
 
 
 def _header(length: int) -> bytes:
-    return pack_header(Type.PAYLOAD, 0, 0, 0, length, 0, 0, NO_ORIGIN, 0, 0, NO_GROUP[:INSTANCE_BYTES], Call(0).pack())
+    return Header(Type.PAYLOAD, length=length, instance=NO_GROUP[:INSTANCE_BYTES], call=Call(0).pack()).pack()

@@ -1,10 +1,10 @@
-"""The byte layouts of a link: one header for every frame, the call it names, and the sizes around it (spec/link.md).
+"""The wire format of frames: the header, the description of a call, and sizes (spec/link.md).
 
     frame with a payload sealed for this hop    header · ciphertext · tag
     frame sealed once by its origin             header · ciphertext · origin tag · link tag
 
-The first 16 bytes of the header belong to the hop. The other 72 are the same at every hop, and what an origin vouches
-for together with the payload.
+The first 16 bytes of the header belong to the hop. The other 72 are equal at every hop; an origin authenticates them
+together with the payload.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ringfence.keys import SEGMENT_BYTES, TAG_BYTES
 class Type(IntEnum):
     HOP = 1  #      a segment of a collective, sealed for this hop
     FORWARD = 2  #  a segment of a collective, sealed once by its origin
-    OFFER = 3  #    point-to-point: a payload is waiting
-    WANT = 4  #     point-to-point: its receiver asks for it
+    OFFER = 3  #    point-to-point: the sender has a payload
+    WANT = 4  #     point-to-point: the receiver requests it
     PAYLOAD = 5  #  point-to-point: a segment of it
-    BYE = 6  #      the sender leaves; nothing follows
-    NOP = 7  #      nothing: to a sender on a collective link that an outage has kept from hearing that it may send on
+    BYE = 6  #      the sender closes the link; nothing follows
+    NOP = 7  #      no content: after an outage, tells the sender on a collective link that it may continue
 
 
 NO_ORIGIN: Final = 0xFFFF_FFFF
@@ -44,14 +44,14 @@ assert _CALL.size == 24
 
 
 class Call(NamedTuple):
-    """What all ranks of a collective must agree on, or what both ends of a transfer must."""
+    """The parameters on which all ranks of a collective, or both ends of a transfer, must agree."""
 
     operation: int
     reduction: int = 0
     dtype: int = 0
     schedule: int = 0
     root: int = 0
-    elements: int = 0  # where all ranks share the number
+    elements: int = 0  # if equal on all ranks
     tag: int = 0  #  point-to-point
 
     def pack(self) -> bytes:
@@ -63,33 +63,38 @@ class Call(NamedTuple):
 
 
 class Header(NamedTuple):
+    """The fields of a header, in wire order. Construct it with keyword arguments."""
+
     type: int
-    key_phase: int
-    step: int
-    unused: int
-    length: int
-    label: int
-    segment: int
-    origin: int
-    sequence: int
-    counter: int
-    instance: bytes
-    call: bytes
+    key_phase: int = 0
+    step: int = 0
+    unused: int = 0
+    length: int = 0
+    label: int = 0
+    segment: int = 0
+    origin: int = NO_ORIGIN
+    sequence: int = 0
+    counter: int = 0
+    instance: bytes = bytes(INSTANCE_BYTES)
+    call: bytes = bytes(_CALL.size)
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(*self)
 
 
-pack_header = _HEADER.pack
+pack_header = _HEADER.pack  # for the data plane: positional, without a Header object for each segment
 pack_header_into = _HEADER.pack_into
 
 
 def read_header(data: bytes | memoryview) -> Header:
-    """The fields of a header; refuses what no sender writes. Believe nothing in it before it authenticates."""
+    """Parse a header. Its values are untrusted until the frame authenticates. Raises ProtocolError if it is malformed."""
     header = Header(*_HEADER.unpack(data))
     known = Type.HOP <= header.type <= Type.NOP
-    if not known or header.unused or header.length > SEGMENT_BYTES or pack_header(*header) != bytes(data):
+    if not known or header.unused or header.length > SEGMENT_BYTES or header.pack() != bytes(data):
         raise ProtocolError("a frame header is malformed")
     return header
 
 
 def frame_bytes(header: Header) -> int:
-    """How long the whole frame is."""
+    """The length of the whole frame."""
     return header.length + (FORWARD_OVERHEAD if header.type == Type.FORWARD else HOP_OVERHEAD)

@@ -1,11 +1,11 @@
-"""How two rostered workers open a connection in one round trip (spec/link.md).
+"""The handshake of a link between two workers of the roster, in one round trip (spec/link.md).
 
-    dialler  -> hello    who, whom, which group and lane, a nonce, a MAC under a session key    112 bytes
+    dialler  -> hello    sender, receiver, group, lane, a nonce, a MAC under a session key      112 bytes
     acceptor -> reply    a nonce, a confirmation                                                64 bytes
     dialler  -> confirm  a confirmation; frames follow in the same flight                       32 bytes
 
-The MAC keeps unauthenticated peers out for one fixed-size read. It can be replayed, so the acceptor counts a connection
-as made only after `confirm`, which nobody can send who does not hold the dialler's private key.
+The MAC rejects unauthenticated peers at the cost of one fixed-size read. It can be replayed, so the acceptor treats a
+connection as established only after `confirm`, which requires the dialler's private key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ assert HELLO_BYTES == 112
 class Lane(IntEnum):
     COLLECTIVE = 0
     POINT_TO_POINT = 1
-    PEER_VERIFICATION = 2  # peer verification: no frames follow but the two proofs
+    PEER_VERIFICATION = 2  # only the two proofs follow
 
 
 class Hello(NamedTuple):
@@ -43,7 +43,7 @@ class Hello(NamedTuple):
 
 
 class LinkSecrets(NamedTuple):
-    """What a connection's two ends share once both nonces are known."""
+    """The secrets that both endpoints of a connection derive once both nonces are known."""
 
     forth: Secret  # dialler to acceptor
     back: Secret  #  acceptor to dialler
@@ -66,20 +66,21 @@ def write_hello(session_key: Secret, hello: Hello) -> bytes:
 
 
 def read_hello(session_key: Secret, data: bytes) -> Hello:
-    """The hello, or AuthenticationError: nothing is read from it before its MAC is checked."""
+    """Parse a hello after verifying its MAC. Raises AuthenticationError if it does not verify or has another version."""
     body, received = data[: _HELLO.size], data[_HELLO.size :]
     if not keys.same(received, _hello_mac(session_key, body)):
-        raise AuthenticationError("an unauthenticated peer dialled: its hello does not authenticate")
+        raise AuthenticationError("a hello from an unauthenticated peer does not authenticate")
     magic, version, suite, lane, sender, receiver, group, nonce = _HELLO.unpack(body)
     hello = Hello(sender, receiver, lane, group, nonce)
     known = (magic, version, suite) == (_MAGIC, keys.VERSION, keys.SUITE_AES_256_GCM) and lane in tuple(Lane)
     if not known or write_hello(session_key, hello) != data:
-        raise AuthenticationError("a hello is of another version")
+        raise AuthenticationError("a hello has another version")
     return hello
 
 
 def link_secrets(session_key: Secret, x25519: bytes, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
-    """Both nonces make it fresh, X25519 binds it to the two workers, the session key to this roster."""
+    """Derive the secrets of a connection: both nonces make them fresh, X25519 binds them to the two workers, and the session
+    key to this roster."""
     place = bytes([hello.lane]) + hello.sender.to_bytes(4, "big") + hello.receiver.to_bytes(4, "big") + hello.group
     secret = keys.derive(
         Secret(x25519 + session_key.reveal()), salt=hello.nonce + acceptor_nonce, info=keys.LINK_SECRET + place

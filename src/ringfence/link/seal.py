@@ -1,8 +1,8 @@
-"""Sealing and opening: AES-256-GCM with counters that are never reused and keys that are stepped (spec/link.md).
+"""Sealing and opening of frames: AES-256-GCM with unique counters and a key ratchet (spec/link.md).
 
-A `Sealer` and the `Opener` at the other end hold one direction of one connection. Every frame takes the next counter,
-on both sides, so a frame that was dropped, repeated, reordered or taken from elsewhere does not open. `OriginKeys` is
-for segments that are sealed once and forwarded: the counter travels with them.
+A `Sealer` and the peer's `Opener` hold the keys of one direction of one connection. Both take the next counter for every
+frame, so a frame that was dropped, replayed, reordered or taken from another link does not open. `OriginKeys` is for
+segments that are sealed once and forwarded; their header carries the counter.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ALIVE: Sequence[int] = b"\1"
 
 
 def wipe(target: memoryview) -> None:
-    """Overwrite what a failed open left behind: until its tag is checked it is the attacker's choice of bytes."""
+    """Zero the output of a failed open: without a valid tag it is unauthenticated data."""
     target[:] = bytes(len(target))
 
 
 class _Direction:
-    """The state both ends of one direction keep in step."""
+    """The state that sealer and opener of one direction keep in sync."""
 
     __slots__ = ("_cipher", "_iv", "_secret", "counter", "key_phase")
 
@@ -38,11 +38,11 @@ class _Direction:
         self._cipher, self._iv = _cipher(secret)
 
     def _nonce(self) -> bytes:
-        """The next nonce; steps the key first where a key phase ends, so take it before looking at the cipher."""
+        """Return the next nonce. Ratchets the key if a key phase ends, so call this before using `_cipher`."""
         counter = self.counter
         if counter >= COUNTER_LIMIT:
-            raise ProtocolError("a connection has used up its counters")
-        self.counter = counter + 1  # first of all: whoever interrupts what follows must not get it again
+            raise ProtocolError("a connection has used all its counters")
+        self.counter = counter + 1  # first: an interrupt during what follows must not lead to its reuse
         if counter >> KEY_PHASE_SHIFT != self.key_phase:
             self._ratchet(counter >> KEY_PHASE_SHIFT)
         return (self._iv ^ counter).to_bytes(IV_BYTES, "big")
@@ -53,11 +53,11 @@ class _Direction:
         self._secret, self._cipher, self._iv, self.key_phase = secret, cipher, iv, key_phase
 
     def upcoming_key_phase(self) -> int:
-        """The key phase of the next frame, which its header announces."""
+        """The key phase of the next frame, which its header carries."""
         return self.counter >> KEY_PHASE_SHIFT
 
     def forget(self) -> None:
-        """The connection is over. Emptied in place: whoever still holds this object holds no key, and is refused."""
+        """Delete the keys when the connection ends. Later calls raise, also through other references to this object."""
         self.counter = COUNTER_LIMIT
         for name in ("_secret", "_cipher", "_iv"):
             if hasattr(self, name):
@@ -67,8 +67,8 @@ class _Direction:
 class Sealer(_Direction):
     """Seals the frames of one direction, in wire order.
 
-    `alive` is one byte that reads 0 in a forked child: a copy of this object there must never seal, because it would
-    use the parent's counters a second time.
+    `alive` is one byte that reads 0 in a forked child. A copy of this object in a child must never seal, because it would
+    reuse the parent's counters.
     """
 
     __slots__ = ("_alive",)
@@ -78,16 +78,16 @@ class Sealer(_Direction):
         self._alive = alive
 
     def seal_into(self, header: Buffer, plaintext: Buffer, target: memoryview) -> None:
-        """Write ciphertext and tag of `plaintext` to `target`, which is 16 bytes longer."""
+        """Write the ciphertext and tag of `plaintext` to `target`, which is 16 bytes longer."""
         if not self._alive[0]:
-            raise ProtocolError("this is a forked child: it has no part in the parent's links")
+            raise ProtocolError("a forked child cannot use the links of its parent")
         nonce = self._nonce()
         self._cipher.encrypt_into(nonce, plaintext, header, target)
 
     def tag(self, authenticated: Buffer) -> bytes:
-        """A tag over bytes that travel as they are."""
+        """Return a tag over bytes that are sent unencrypted."""
         if not self._alive[0]:
-            raise ProtocolError("this is a forked child: it has no part in the parent's links")
+            raise ProtocolError("a forked child cannot use the links of its parent")
         nonce = self._nonce()
         return self._cipher.encrypt(nonce, b"", bytes(authenticated))
 
@@ -98,7 +98,7 @@ class Opener(_Direction):
     __slots__ = ()
 
     def open_into(self, header: Buffer, sealed: Buffer, target: memoryview) -> None:
-        """Write the plaintext to `target`, or wipe it and raise."""
+        """Write the plaintext to `target`. On failure, wipes `target` and raises AuthenticationError."""
         nonce = self._nonce()
         try:
             self._cipher.decrypt_into(nonce, sealed, header, target)
@@ -107,7 +107,7 @@ class Opener(_Direction):
             raise AuthenticationError("a frame does not authenticate") from None
 
     def check(self, authenticated: Buffer, tag: Buffer) -> None:
-        """Check a tag over bytes that travel as they are."""
+        """Verify a tag over bytes that were sent unencrypted. Raises AuthenticationError."""
         nonce = self._nonce()
         try:
             self._cipher.decrypt(nonce, bytes(tag), bytes(authenticated))
@@ -116,7 +116,7 @@ class Opener(_Direction):
 
 
 class OriginKeys:
-    """The keys of one group instance under which each rank seals what the others forward."""
+    """The keys of one group instance: each rank seals under its own key what the others forward."""
 
     __slots__ = ("_alive", "_ciphers", "_instance", "_rank", "counter")
 
@@ -128,22 +128,22 @@ class OriginKeys:
         self._ciphers: dict[tuple[int, int], tuple[AESGCM, int]] = {}
 
     def seal_into(self, counter: int, authenticated: Buffer, plaintext: Buffer, target: memoryview) -> None:
-        """Seal under this rank's key. `counter` is `take()`'s and stands in the authenticated header."""
+        """Seal under this rank's key. `counter` comes from `take()` and is part of the authenticated header."""
         if not self._alive[0]:
-            raise ProtocolError("this is a forked child: it has no part in the parent's links")
+            raise ProtocolError("a forked child cannot use the links of its parent")
         cipher, iv = self._cipher(self._rank, counter)
         cipher.encrypt_into((iv ^ counter).to_bytes(IV_BYTES, "big"), plaintext, authenticated, target)
 
     def take(self) -> int:
-        """A counter that no other segment of this rank has."""
+        """Return a counter that no other segment of this rank uses."""
         counter = self.counter
         if counter >= COUNTER_LIMIT:
-            raise ProtocolError("a group has used up its counters")
+            raise ProtocolError("a group has used all its counters")
         self.counter = counter + 1
         return counter
 
     def open_into(self, origin: int, counter: int, authenticated: Buffer, sealed: Buffer, target: memoryview) -> None:
-        """Open what `origin` sealed, or wipe the target and raise."""
+        """Open a segment that `origin` sealed. On failure, wipes `target` and raises AuthenticationError."""
         cipher, iv = self._cipher(origin, counter)
         try:
             cipher.decrypt_into((iv ^ counter).to_bytes(IV_BYTES, "big"), sealed, authenticated, target)
@@ -152,24 +152,24 @@ class OriginKeys:
             raise AuthenticationError("a forwarded segment does not authenticate") from None
 
     def _cipher(self, origin: int, counter: int) -> tuple[AESGCM, int]:
-        place = (origin, counter >> KEY_PHASE_SHIFT)
-        found = self._ciphers.get(place)
+        key_phase = counter >> KEY_PHASE_SHIFT
+        found = self._ciphers.get((origin, key_phase))
         if found is None:
             if self._instance is None:
-                raise ProtocolError("the keys of this group are forgotten")
-            info = keys.ORIGIN + origin.to_bytes(4, "big") + place[1].to_bytes(8, "big")
-            found = self._ciphers[place] = _cipher(keys.expand(self._instance, info))
-            self._ciphers.pop((origin, place[1] - 2), None)
+                raise ProtocolError("the keys of this group have been deleted")
+            info = keys.ORIGIN + origin.to_bytes(4, "big") + key_phase.to_bytes(8, "big")
+            found = self._ciphers[origin, key_phase] = _cipher(keys.expand(self._instance, info))
+            self._ciphers.pop((origin, key_phase - 2), None)
         return found
 
     def forget(self) -> None:
-        """The group is over. Emptied in place, as a direction is."""
+        """Delete the keys when the group ends."""
         self._instance = None
         self._ciphers.clear()
 
 
 def instance_identifier(instance: Secret, group: bytes) -> bytes:
-    """What the frames of one group instance carry; the same ranks and name another time give another one."""
+    """The identifier in the frames of one group instance. Another group with the same ranks and name has another one."""
     return keys.digest(keys.GROUP_INSTANCE, instance.reveal(), group)[:16]
 
 

@@ -1,4 +1,4 @@
-"""How a chunk is cut into segments: a pure function of its length, so that both ends cut alike without a word."""
+"""Division of a chunk into segments: a function of its length only, so that both endpoints agree without negotiation."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Final
 
 from ringfence.keys import SEGMENT_BYTES
 
-_SMALLEST: Final = 128 * 1024  # below this, calls cost more than overlapping them saves
+_SMALLEST: Final = 128 * 1024  # below this, the cost of a call exceeds what overlap saves
 _ALIGNED: Final = 4096
 
 
 def segment_bytes(length: int) -> int:
-    """The length of a chunk's segments but the last: about a quarter of the chunk, so that its stages overlap."""
+    """The length of a chunk's segments except the last: about a quarter of the chunk, so that its stages overlap."""
     quarter = -(-length // (4 * _ALIGNED)) * _ALIGNED
     return min(SEGMENT_BYTES, max(_SMALLEST, quarter))
 
 
 def segment_count(length: int) -> int:
-    """How many segments a chunk has; an empty one has one, empty."""
+    """The number of segments of a chunk; an empty chunk has one empty segment."""
     return max(1, -(-length // segment_bytes(length)))
