@@ -1,4 +1,4 @@
-"""A callback at a moment of CLOCK_BOOTTIME, the clock that goes on while a machine is suspended."""
+"""Timers on CLOCK_BOOTTIME, the clock that includes the time a machine is suspended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from ringfence.transport.fork import register_fork_cleanup
 
 _ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
-_libc = ctypes.CDLL(None, use_errno=True)  # Python has timerfd from 3.13 on
+_libc = ctypes.CDLL(None, use_errno=True)  # Python has os.timerfd_create from 3.13 on
 
 
 class _Timespec(ctypes.Structure):
@@ -25,12 +25,12 @@ class _Itimerspec(ctypes.Structure):
 
 
 def boot_seconds() -> float:
-    """Seconds since the machine started, suspended time included."""
+    """Seconds since boot, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Alarm(threading.Thread):
-    """Calls `work` once `boot_seconds()` reaches `moment`, in a thread of its own, unless it is cancelled before."""
+    """Calls `work` in its own thread when `boot_seconds()` reaches `moment`, unless cancelled before."""
 
     def __init__(self, name: str, moment: float, work: Callable[[], None]) -> None:
         super().__init__(name=name, daemon=True)
@@ -42,7 +42,7 @@ class Alarm(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with selectors.PollSelector() as selector:  # has no descriptor of its own that a fork would inherit
+        with selectors.PollSelector() as selector:  # unlike epoll, it has no descriptor that a fork would inherit
             selector.register(self._timer, selectors.EVENT_READ, True)
             selector.register(self._cancelled, selectors.EVENT_READ, False)
             due = all(key.data for key, _ in selector.select())
@@ -52,13 +52,13 @@ class Alarm(threading.Thread):
             self._work()
 
     def cancel(self) -> None:
-        """Do not call it any more, if that is still possible."""
+        """Cancel the call if it has not begun."""
         with self._lock:
             if self._cancelled >= 0:
                 os.eventfd_write(self._cancelled, 1)
 
     def forget(self) -> None:
-        """Close the descriptors. A forked child has no such thread, and takes no lock."""
+        """Close the descriptors. Takes no lock, so that it can run in a forked child, which has no such thread."""
         timer, self._timer = self._timer, -1
         cancelled, self._cancelled = self._cancelled, -1
         for descriptor in (timer, cancelled):
@@ -67,14 +67,14 @@ class Alarm(threading.Thread):
 
 
 def _timer_at(moment: float) -> int:
-    """A descriptor that is readable from this moment on."""
+    """Return a timerfd that becomes readable at this moment."""
     descriptor: int = _libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_CLOEXEC)
     if descriptor < 0:
-        raise OSError(ctypes.get_errno(), "no timer on CLOCK_BOOTTIME")
-    whole, fraction = divmod(max(moment, 0.001), 1.0)  # a timer at 0 never fires
+        raise OSError(ctypes.get_errno(), "cannot create a timer on CLOCK_BOOTTIME")
+    whole, fraction = divmod(max(moment, 0.001), 1.0)  # a timer set to 0 is disarmed
     setting = _Itimerspec(_Timespec(0, 0), _Timespec(min(int(whole), 1 << 62), int(fraction * 1e9)))
     if _libc.timerfd_settime(descriptor, _ABSOLUTE, ctypes.byref(setting), None):
         code = ctypes.get_errno()
         os.close(descriptor)
-        raise OSError(code, "a timer on CLOCK_BOOTTIME cannot be set")
+        raise OSError(code, "cannot set a timer on CLOCK_BOOTTIME")
     return descriptor

@@ -1,8 +1,8 @@
-"""What a forked child must not keep: sockets, keys and the right to seal.
+"""Cleanup in forked children, which must not keep sockets, keys or the ability to seal.
 
 DataLoader workers are forks of the training process. A child that kept a socket would hide its parent's death from the
-peers; a child that sealed would use the parent's counters a second time. `os.register_at_fork` closes and forgets;
-the canary is a page that the kernel zeroes in every child, also in one made behind Python's back.
+peers; a child that sealed would reuse the parent's counters. `os.register_at_fork` closes sockets and deletes keys. The
+canary is a page that the kernel zeroes in every child, including children forked without Python's knowledge.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Protocol
 _MADV_WIPEONFORK = 18
 
 
-class _Forgets(Protocol):
+class _Holder(Protocol):
     def forget(self) -> None: ...
 
 
 def canary() -> memoryview:
-    """A byte that reads 1 in this process and 0 in every child of it. A child has its own for what it makes itself."""
+    """Return a byte that reads 1 in this process and 0 in its children. A child creates its own for its own objects."""
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.madvise(_MADV_WIPEONFORK)
     page[0] = 1
@@ -30,16 +30,16 @@ def canary() -> memoryview:
 
 ALIVE = canary()
 
-_holders: weakref.WeakSet[_Forgets] = weakref.WeakSet()
+_holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 
 
-def register_fork_cleanup(holder: _Forgets) -> None:
-    """`holder.forget()` is called in every forked child: close descriptors, drop keys, touch no lock."""
+def register_fork_cleanup(holder: _Holder) -> None:
+    """Call `holder.forget()` in every forked child. It must close descriptors, delete keys and take no lock."""
     _holders.add(holder)
 
 
-def unregister_fork_cleanup(holder: _Forgets) -> None:
-    """`holder` has let go of everything itself."""
+def unregister_fork_cleanup(holder: _Holder) -> None:
+    """Stop calling `holder.forget()`, because it has released everything."""
     _holders.discard(holder)
 
 
@@ -53,5 +53,5 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def in_child(alive: Sequence[int] = ALIVE) -> bool:
-    """Whether this process is a fork of the one that made the canary."""
+    """Whether this process is a fork of the one that created the canary."""
     return not alive[0]

@@ -1,7 +1,7 @@
-"""A network in memory: pipes between engines of one process, for tests and for worlds too large to start.
+"""A network in memory: pipes between engines of one process, for tests and for groups too large to start as processes.
 
-Bytes wait in a pipe until `Wires.deliver` passes them on, so whoever holds the wires can change, drop, repeat or hold
-them back: it is the attacker's seat, too.
+Bytes stay in a pipe until `Wires.deliver` delivers them, so a test can change, drop, repeat or delay them, as an attacker
+on the network can.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Pipe:
-    """One direction of a connection: what was written, and what has been delivered."""
+    """One direction of a connection: bytes written and bytes delivered."""
 
     def __init__(self, sender: int, receiver: int, capacity: int) -> None:
         self.sender = sender
@@ -20,15 +20,15 @@ class Pipe:
         self.delivered = bytearray()
         self.ended = False
         self.capacity = capacity
-        self.reader: Any = None  # told when something is delivered
-        self.writer: Any = None  # told when there is room again
+        self.reader: Any = None  # notified when bytes are delivered
+        self.writer: Any = None  # notified when there is room again
 
     def room(self) -> int:
         return self.capacity - len(self.written) - len(self.delivered)
 
 
 class MemoryStream:
-    """One end of a connection; behaves like a non-blocking socket."""
+    """One endpoint of a connection; behaves like a non-blocking socket."""
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self._incoming = incoming
@@ -37,7 +37,7 @@ class MemoryStream:
 
     def send(self, data: memoryview) -> int:
         if self._closed or self._outgoing.ended:
-            raise BrokenPipeError(32, "the other end is closed")
+            raise BrokenPipeError(32, "the peer closed the connection")
         room = min(self._outgoing.room(), len(data))
         if room <= 0:
             raise BlockingIOError
@@ -75,7 +75,7 @@ class MemoryStream:
 
 
 class Wires:
-    """All connections of a world in memory."""
+    """All connections of a cluster in memory."""
 
     def __init__(self, capacity: int = 1 << 22) -> None:
         self._capacity = capacity
@@ -89,7 +89,7 @@ class Wires:
         self._accept[rank] = accept
 
     def connect(self, sender: int, receiver: int) -> MemoryStream:
-        """A connection from one worker to another; the other's engine sees it at once."""
+        """Connect one worker to another; the receiver's engine accepts at once."""
         forth = Pipe(sender, receiver, self._capacity)
         back = Pipe(receiver, sender, self._capacity)
         near, far = MemoryStream(back, forth), MemoryStream(forth, back)
@@ -98,7 +98,7 @@ class Wires:
         return near
 
     def deliver(self, change: Callable[[Pipe, bytes], bytes] | None = None) -> bool:
-        """Pass on what was written, through `change` if given. False when nothing moved."""
+        """Deliver what was written, through `change` if given. Returns False when nothing moved."""
         moved = False
         for stream in list(self.streams):
             pipe = stream.outgoing
@@ -117,7 +117,7 @@ class Wires:
 
 
 class MemoryNetwork:
-    """What an engine sees of the wires."""
+    """The network interface of one engine."""
 
     def __init__(self, wires: Wires, rank: int) -> None:
         self._wires = wires

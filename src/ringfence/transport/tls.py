@@ -1,7 +1,7 @@
-"""TLS 1.3 for admission and control: keeps unauthenticated peers from reading along; who the peer is, admission decides.
+"""TLS 1.3 for admission and control: encrypts the connection; admission authenticates the peer.
 
-The certificates are self-signed and made for one session, so TLS proves only that the peer holds the key it shows. That
-key's digest and the connection's exporter go into the binding that admission's proofs cover.
+The certificates are self-signed and created for one session, so TLS proves only that the peer holds the key of its
+certificate. Admission's proofs cover that key's digest and the connection's exporter value.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ringfence.transport.fork import register_fork_cleanup
 _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 1 << 20
 _EXPORTER_BYTES: Final = 32
-_SIGNATURES: Final = b"ecdsa_secp256r1_sha256"  # the only one that TLS signs and verifies with
+_SIGNATURES: Final = b"ecdsa_secp256r1_sha256"  # the only signature algorithm allowed
 # RFC 5280's "no well-defined expiration": the key lives as long as its process, and clocks may disagree.
 _NOT_BEFORE: Final = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 
 
 class Credentials:
-    """This process's TLS key for one session; never stored. `hybrid`: no connection without post-quantum key agreement.
+    """The TLS key of this process for one session; never stored. `hybrid`: require post-quantum key agreement.
 
-    ConfigurationError if this machine's OpenSSL cannot do that.
+    Raises ConfigurationError if OpenSSL on this machine does not support that.
     """
 
     def __init__(self, *, hybrid: bool = True) -> None:
@@ -48,7 +48,7 @@ class Credentials:
 
 
 class Tls:
-    """One end of a connection, without a socket: bytes from the network in, bytes for the network out."""
+    """One endpoint of a TLS connection without a socket: takes bytes from the network and returns bytes for it."""
 
     def __init__(self, credentials: Credentials, *, server: bool) -> None:
         self._connection: SSL.Connection | None = SSL.Connection(credentials.context, None)
@@ -64,7 +64,7 @@ class Tls:
             self._handshake()
 
     def receive(self, data: bytes) -> bytes:
-        """What `data` from the network decrypts to. ProtocolError if it is not TLS, or not from this peer."""
+        """Decrypt `data` from the network. Raises ProtocolError if it is not valid TLS of this connection."""
         try:
             while data:
                 data = data[self._live.bio_write(data) :]
@@ -75,7 +75,7 @@ class Tls:
             raise ProtocolError(f"TLS failed: {_reason(error)}") from error
 
     def send(self, data: bytes) -> None:
-        """Encrypt `data`; `outgoing` has the result. PeerLostError if this end of the connection is over."""
+        """Encrypt `data`; `outgoing` returns the result. Raises PeerLostError if this endpoint is closed."""
         view = memoryview(data)
         try:
             while view:
@@ -84,16 +84,16 @@ class Tls:
             raise PeerLostError(f"TLS failed: {_reason(error)}") from error
 
     def close(self) -> None:
-        """Queue a close_notify, so that the peer can tell an end from a cut."""
+        """Queue a close_notify, so that the peer can tell a regular end from a truncation."""
         with contextlib.suppress(SSL.Error):
             self._live.shutdown()
 
     def forget(self) -> None:
-        """Drop the keys: whoever still asks hears that this end is over."""
+        """Delete the keys; later calls raise PeerLostError."""
         self._connection = None
 
     def outgoing(self) -> bytes:
-        """What the network must carry now."""
+        """Return the bytes to send on the network."""
         parts = []
         with contextlib.suppress(SSL.WantReadError):
             while True:
@@ -101,7 +101,7 @@ class Tls:
         return b"".join(parts)
 
     def admit(self) -> None:
-        """The peer is authenticated: it may send as many records as it likes."""
+        """Lift the limit on records, because the peer is authenticated."""
         self._records_left = None
 
     @property
@@ -113,28 +113,28 @@ class Tls:
         try:
             certificate = self._live.get_peer_certificate(as_cryptography=True)
             if certificate is None:
-                raise ProtocolError("the peer showed no certificate")
+                raise ProtocolError("the peer presented no certificate")
             key = certificate.public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-                raise ProtocolError("the peer's TLS key is not of P-256")
+                raise ProtocolError("the peer's TLS key is not a P-256 key")
             return _key_digest(key)
         except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-            # OpenSSL takes certificates that the stricter parser refuses, and an unauthenticated peer may send such a one.
-            raise ProtocolError("the peer's certificate cannot be read") from error
+            # OpenSSL accepts certificates that the stricter parser of cryptography rejects; a peer may send one.
+            raise ProtocolError("the peer's certificate cannot be parsed") from error
 
     def exporter(self) -> bytes:
-        """A value that only the two ends of this very connection share."""
+        """A value that only the two endpoints of this connection know."""
         return self._live.export_keying_material(keys.TLS_EXPORTER, _EXPORTER_BYTES, b"")
 
     @property
     def group(self) -> str | None:
-        """The key agreement, such as X25519MLKEM768."""
+        """The key agreement group, such as X25519MLKEM768."""
         return self._live.get_group_name()
 
     @property
     def _live(self) -> SSL.Connection:
         if self._connection is None:
-            raise PeerLostError("this end of the connection is closed")
+            raise PeerLostError("the connection is closed")
         return self._connection
 
     def _handshake(self) -> None:
@@ -144,9 +144,9 @@ class Tls:
             return
         if self._hybrid and self.group not in keys.HYBRID_GROUPS:
             raise ProtocolError(
-                f"TLS agreed on keys by {self.group}, and the policy asks for {' or '.join(keys.HYBRID_GROUPS)}, which is safe "
-                "from quantum computers too: the OpenSSL of one of these two workers is too old for it, or is not given it. If "
-                'that cannot be repaired, set key_agreement = "any" in the policy of every worker'
+                f"TLS used {self.group} for key agreement, but the policy requires {' or '.join(keys.HYBRID_GROUPS)}, which "
+                "resists quantum computers too: OpenSSL on one of the two workers is too old, or its configuration disables "
+                'it. If that cannot be changed, set key_agreement = "any" in the policy of every worker'
             )
         self.established = True
 
@@ -157,7 +157,7 @@ class Tls:
                 parts.append(self._live.recv(_READ_BYTES))  # what one record holds
                 if self._records_left is not None:
                     self._records_left -= 1
-            raise ProtocolError(f"more than {keys.ADMISSION_RECORDS} TLS records, and still not admitted")
+            raise ProtocolError(f"more than {keys.ADMISSION_RECORDS} TLS records before admission")
         except SSL.WantReadError:
             pass
         except SSL.ZeroReturnError:
@@ -166,13 +166,13 @@ class Tls:
 
 
 class TlsStream:
-    """A non-blocking socket under TLS. Never waits; whoever owns it selects on `fileno()`. A forked child does not keep it."""
+    """A non-blocking socket with TLS. Never blocks: its owner polls `fileno()`. Closed in forked children."""
 
     def __init__(self, connection: socket.socket, tls: Tls) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.tls = tls
-        self.received = 0  # bytes off the network
+        self.received = 0  # bytes from the network
         self._unsent = bytearray()
         register_fork_cleanup(self)
 
@@ -180,7 +180,7 @@ class TlsStream:
         return self.socket.fileno()
 
     def receive(self, limit: int = 1 << 20) -> bytes:
-        """What has arrived, taking at most `limit` bytes off the network. PeerLostError: the end; ProtocolError: not TLS."""
+        """Return decrypted data, from at most `limit` bytes off the network. Raises PeerLostError at the end of the stream."""
         plain = bytearray()
         taken = 0
         while taken < limit and not self.tls.peer_closed:
@@ -200,7 +200,7 @@ class TlsStream:
         return bytes(plain)
 
     def send(self, data: bytes) -> None:
-        """Queue `data` and write what the kernel takes."""
+        """Queue `data` and write as much as the kernel accepts."""
         self.tls.send(data)
         self.flush()
 
@@ -209,7 +209,7 @@ class TlsStream:
         return bool(self._unsent)
 
     def flush(self) -> None:
-        """Write what the kernel takes; the rest waits for the socket to become writable."""
+        """Write as much as the kernel accepts; the rest waits until the socket is writable."""
         self._unsent += self.tls.outgoing()
         try:
             while self._unsent:
@@ -221,19 +221,19 @@ class TlsStream:
             raise PeerLostError(error.strerror or str(error)) from error
 
     def close(self) -> None:
-        """Say goodbye if the kernel takes it, and let go of the socket and of the keys."""
+        """Send a close_notify if the kernel accepts it, close the socket and delete the keys."""
         with contextlib.suppress(PeerLostError):
             self.tls.close()
             self.flush()
         self.forget()
 
     def forget(self) -> None:
-        """Let go without a word: a forked child must not speak for its parent."""
+        """Close the socket and delete the keys without a close_notify: a forked child must not send for its parent."""
         self.socket.close()
         self.tls.forget()
 
     def _end(self, plain: bytearray, reason: str, cause: OSError | None = None) -> bytes:
-        """The stream is over: first hand out what came before; the next call meets the same end."""
+        """The stream has ended. Return the data before the end, if any; the next call raises."""
         if plain:
             return bytes(plain)
         raise PeerLostError(reason) from cause
@@ -244,10 +244,10 @@ def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> 
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_max_proto_version(SSL.TLS1_3_VERSION)
     context.set_tls13_ciphersuites(b"TLS_AES_256_GCM_SHA384")
-    # A resumed session skips the certificates. OpenSSL still sends tickets, but they name sessions that nobody keeps.
+    # A resumed session skips the certificates. OpenSSL still sends tickets, but no session is cached.
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-    # A peer's signature is computed with the key in its certificate, before anybody knows who it is: an RSA key of its choice
-    # would cost twenty times as much as P-256.
+    # A peer's signature is verified with the key in its certificate, before the peer is authenticated. An RSA key of its
+    # choice would cost twenty times as much CPU time as P-256.
     if lib.SSL_CTX_set1_sigalgs_list(context._context, _SIGNATURES) != 1:
         raise ConfigurationError(f"this machine's OpenSSL does not have {_SIGNATURES.decode()}: {_version()}")
     context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
@@ -259,20 +259,20 @@ def _context(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> 
 
 
 def _set_groups(context: SSL.Context, hybrid: bool) -> None:
-    """Explicitly: what OpenSSL would choose by itself, a configuration file of the whole machine can change."""
+    """Set the key agreement groups explicitly: OpenSSL's defaults depend on a configuration file of the machine."""
     best = (*keys.HYBRID_GROUPS, *keys.CLASSICAL_GROUPS)
     for groups in (best,) if hybrid else (best, keys.CLASSICAL_GROUPS):
         if lib.SSL_CTX_set1_curves_list(context._context, ":".join(groups).encode()) == 1:
             return
     raise ConfigurationError(
-        f"{_version()} on this machine cannot agree on keys by {' or '.join(keys.HYBRID_GROUPS)}, which the policy asks for: "
-        "install cryptography from its wheel, which brings an OpenSSL that can, or see what OPENSSL_CONF and OPENSSL_MODULES "
-        'load. If that cannot be repaired, set key_agreement = "any" in the policy of every worker'
+        f"{_version()} on this machine does not support {' or '.join(keys.HYBRID_GROUPS)}, which the policy requires: "
+        "install cryptography from its wheel, which includes an OpenSSL that does, or check what OPENSSL_CONF and "
+        'OPENSSL_MODULES load. If that cannot be changed, set key_agreement = "any" in the policy of every worker'
     )
 
 
 def agreed_here(*, hybrid: bool = True) -> str:
-    """What two ends on this machine agree on keys by, tried in memory. ConfigurationError or ProtocolError if they do not."""
+    """Return the key agreement group of a handshake in memory. Raises ConfigurationError or ProtocolError if it fails."""
     credentials = Credentials(hybrid=hybrid)
     client, server = Tls(credentials, server=False), Tls(credentials, server=True)
     while not (client.established and server.established):
@@ -288,13 +288,13 @@ def _version() -> str:
 def _accept_single_certificate(
     connection: SSL.Connection, certificate: crypto.X509, error: int, depth: int, verified: int
 ) -> bool:
-    """Any single certificate of the form that workers make: admission verifies who holds its key. Called before TLS
-    computes with that key."""
+    """Accept any single certificate of the form that workers create; admission authenticates its key. Called before TLS
+    uses that key."""
     try:
         if depth != 0 or certificate.get_signature_algorithm() != b"ecdsa-with-SHA256":
             return False
         key = certificate.get_pubkey()
-    except (ValueError, crypto.Error):  # an algorithm or a key that OpenSSL does not know
+    except (ValueError, crypto.Error):  # an algorithm or key that OpenSSL does not support
         return False
     return key.type() == crypto.TYPE_EC and key.bits() == 256
 
@@ -319,6 +319,6 @@ def _key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def _reason(error: SSL.Error) -> str:
-    """OpenSSL's last words, without its tuple of library and function names."""
+    """The reason in OpenSSL's error, without library and function names."""
     stack = error.args[0] if error.args else ()
     return str(stack[-1][2]) if stack and isinstance(stack, list) else str(error) or type(error).__name__
