@@ -1,6 +1,7 @@
-"""What torch calls at the end of `import torch`: gives the backend its name, and guards against unprotected groups.
+"""Entry point that torch calls at the end of `import torch`: registers the backend and installs the guard.
 
-Imports nothing heavy, and raises only under ``RINGFENCE_REQUIRE=1``: then `import torch` fails rather than go on unguarded.
+Imports nothing heavy, and raises only with ``RINGFENCE_REQUIRE=1``: then `import torch` fails rather than continue
+without the guard.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def register() -> None:
             guard.install(_is_ours)
     except Exception:
         if os.environ.get(guard.REQUIRE, "0") != "0":
-            raise  # torch makes it the error of `import torch`
-        # an exception here would break `import torch` itself, also for scripts that never use us
+            raise  # `import torch` fails with it
+        # an exception would break `import torch`, also for scripts that do not use ringfence
         LOGGER.warning("the ringfence backend could not be registered", exc_info=True)
 
 

@@ -1,8 +1,8 @@
-"""The control plane: what two neighbours in the admission tree tell each other while the session runs.
+"""The control plane: messages between neighbours in the admission tree during the session.
 
-The TLS connections of admission stay open for it. Two messages exist: one that ends the session and one that says
-goodbye. The end of a connection without a goodbye is a failure. A neighbour whose join ended before the go came to it still
-says so in a message of the tree, and that ends the session too.
+It uses the TLS connections of admission. There are two messages: Abort ends the session, Bye announces that a worker
+leaves. The end of a connection without a Bye is a failure. A neighbour whose join fails before it receives GO still sends
+a Failure of the admission tree, which ends the session too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_ADMITTED: Final = 7  # the code of an AdmissionError
 
 @dataclass(frozen=True)
 class Abort:
-    """The session is over: who says so, whom it suspects (-1: nobody), what it had pending, why. Text is escaped."""
+    """Ends the session: the reporting rank, the suspected rank (-1: none), its pending call, the reason. Texts are escaped."""
 
     TYPE: ClassVar[int] = 32
 
@@ -39,7 +39,7 @@ class Abort:
 
     def __post_init__(self) -> None:
         if not 0 <= self.reporter < _NOBODY or not -1 <= self.suspect < _NOBODY or not 0 <= self.code <= 0xFF:
-            raise ProtocolError("an abort of the wrong form")
+            raise ProtocolError("an abort is malformed")
         object.__setattr__(self, "pending", encoding.escape(self.pending, keys.ABORT_TEXT_BYTES))
         object.__setattr__(self, "text", encoding.escape(self.text, keys.ABORT_TEXT_BYTES))
 
@@ -57,7 +57,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Bye:
-    """The sender leaves on purpose; the end of the connection that follows is no failure."""
+    """The sender leaves regularly; the end of the connection that follows is not a failure."""
 
     TYPE: ClassVar[int] = 33
 
@@ -73,7 +73,7 @@ class Bye:
 
 @dataclass(frozen=True)
 class Closed:
-    """The connection has ended: never sent, always the last that `receive()` returns."""
+    """The connection has ended. Never sent; always the last item of `receive()`."""
 
     after_bye: bool
     reason: str
@@ -86,9 +86,9 @@ _TYPES: Final[Mapping[int, type[Message]]] = {kind.TYPE: kind for kind in (Abort
 
 
 class ControlEdge:
-    """One neighbour. Nothing here blocks or raises for the peer's sake: a lost peer shows up as `Closed`.
+    """The control connection to one neighbour. Never blocks, and does not raise for a lost peer: `receive()` returns `Closed`.
 
-    Call `receive()` once before the first select: a message may have come in one piece with the last of admission.
+    Call `receive()` once before the first poll: a message may have arrived together with the last one of admission.
     """
 
     def __init__(self, peer: int, connection: socket.socket, tls: Tls, received: bytes = b"") -> None:
@@ -97,7 +97,7 @@ class ControlEdge:
         self._frames = Frames(_TYPES, _FRAME_LIMIT)
         self._frames.feed(received)
         self._bye = False
-        self._unanswered = False  # a write has failed, because the peer did not answer
+        self._unanswered = False  # a write failed because the peer did not answer
         self._over = False
 
     def fileno(self) -> int:
@@ -108,11 +108,11 @@ class ControlEdge:
         return self._stream.socket
 
     def receive(self) -> list[ControlMessage]:
-        """All that has arrived. `Closed` comes once; after it there is nothing."""
+        """Return all messages that have arrived. `Closed` is returned once, as the last."""
         found: list[ControlMessage] = []
         while not self._over:
             try:
-                self._cut(found)
+                self._parse(found)
                 data = self._stream.receive()
                 if not data:
                     break
@@ -120,13 +120,13 @@ class ControlEdge:
             except PeerLostError as error:
                 found.append(self._closed(str(error), is_unanswered(error)))
             except ProtocolError as error:
-                found.append(self._closed(f"rank {self.peer} broke the control protocol: {error}"))
+                found.append(self._closed(f"rank {self.peer} violated the control protocol: {error}"))
         return found
 
     def send(self, message: Abort | Bye) -> None:
-        """Queue and try to write. If the peer is gone, `receive()` will say so."""
+        """Queue a message and try to write it. If the peer is gone, `receive()` reports it."""
         if not self._over:
-            with self._noting_silence():
+            with self._record_unanswered():
                 self._stream.send(encode(message))
 
     @property
@@ -134,36 +134,36 @@ class ControlEdge:
         return not self._over and self._stream.wants_write
 
     def flush(self) -> None:
-        """Write on; to be called when the socket is writable."""
+        """Write queued bytes; call this when the socket is writable."""
         if not self._over:
-            with self._noting_silence():
+            with self._record_unanswered():
                 self._stream.flush()
 
     @contextlib.contextmanager
-    def _noting_silence(self) -> Iterator[None]:
-        """A socket reports its error once; `receive()` would see an end like any other."""
+    def _record_unanswered(self) -> Iterator[None]:
+        """Record whether a write failed because the peer did not answer: the socket reports that error only once."""
         try:
             yield
         except PeerLostError as error:
             self._unanswered |= is_unanswered(error)
 
     def close(self) -> None:
-        """Let go of the connection and its keys. Say `Bye` before, or the peer takes it for a failure."""
+        """Close the connection and delete its keys. Send `Bye` before, or the peer treats it as a failure."""
         self._over = True
         self._stream.close()
 
     def abandon(self) -> None:
-        """The same without a word: for a forked child, which must not speak for its parent."""
+        """Close without sending anything: for a forked child, which must not send for its parent."""
         self._over = True
         self._stream.forget()
 
-    def _cut(self, found: list[ControlMessage]) -> None:
+    def _parse(self, found: list[ControlMessage]) -> None:
         while (message := self._frames.next()) is not None:
-            if isinstance(message, Failure):  # it ended its join while the go was on its way to it
+            if isinstance(message, Failure):  # its join failed while GO was on the way to it
                 message = Abort(message.reporter, -1, _NOT_ADMITTED, "", f"its join ended: {message.text}")
             assert isinstance(message, Abort | Bye)
             if isinstance(message, Bye):
-                self._bye |= message.rank == self.peer  # goodbyes of others are passed on over the tree
+                self._bye |= message.rank == self.peer  # the tree forwards the Bye of other workers too
             found.append(message)
 
     def _closed(self, reason: str, unanswered: bool = False) -> Closed:

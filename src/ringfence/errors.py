@@ -1,20 +1,20 @@
-"""The exceptions of ringfence. Wrong arguments raise ValueError.
+"""The exceptions of ringfence. Invalid arguments raise ValueError.
 
 RingfenceError
- ├─ ConfigurationError       ours to fix: environment, arguments, files on this machine
- │   ├─ PolicyError          the policy file, or a file that it names
- │   └─ EvidenceError        this machine will not give its evidence, however often it is asked
- ├─ UnsupportedError         this backend does not do what was asked
+ ├─ ConfigurationError       to be fixed on this machine: environment, arguments, files
+ │   ├─ PolicyError          the policy file, or a file that it refers to
+ │   └─ EvidenceError        this machine cannot produce evidence, and a retry will not help
+ ├─ UnsupportedError         this backend does not support the call
  ├─ TensorChangedError       the program resized or moved a tensor while a call was using it
  ├─ AdmissionError           this worker, or a peer, was not admitted to the run
- ├─ ProtocolError            a peer's bytes are not what the protocol allows
- │   ├─ AuthenticationError  they do not verify: changed, forged, replayed or from another place
- │   └─ MismatchError        they verify, and say that the ranks run different collectives
- ├─ PeerLostError            a worker is gone
+ ├─ ProtocolError            a peer violated the protocol
+ │   ├─ AuthenticationError  data did not authenticate: changed, forged, replayed or from another link
+ │   └─ MismatchError        authenticated data shows that the ranks run different collectives
+ ├─ PeerLostError            a worker left, died, or cannot be reached
  ├─ CollectiveTimeoutError   a deadline passed
  └─ AbortedError             another worker reported a failure, this one was interrupted, or the session is too old
 
-All derive from RuntimeError, which is what torch.distributed raises, so existing handlers keep working.
+All derive from RuntimeError, which torch.distributed raises, so existing handlers keep working.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AdmissionError(RingfenceError):
         self.told = text if told is None else told
 
     def within(self, prefix: str) -> AdmissionError:
-        """The same, about somebody."""
+        """The same error with a prefix that names the worker."""
         return AdmissionError(f"{prefix}{self}", told=f"{prefix}{self.told}")
 
 

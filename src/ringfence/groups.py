@@ -1,4 +1,4 @@
-"""One line for scripts of frameworks that choose a backend themselves, and a check that nothing goes around ringfence."""
+"""`init`, for frameworks that choose a backend themselves, and `assert_sealed`, which finds groups that bypass ringfence."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def init(timeout: timedelta | None = None) -> None:
-    """Make the default process group with backend "ringfence", from the environment that torchrun sets.
+    """Create the default process group with backend "ringfence", from the environment that torchrun sets.
 
-    Call it before a framework makes a group: Accelerate, Hugging Face's Trainer, DeepSpeed and torchtitan use the default
-    group if there is one. If it exists and is ringfence's, nothing happens.
+    Call it before a framework creates a group: Accelerate, Hugging Face's Trainer, DeepSpeed and torchtitan use the default
+    group if there is one. If it exists and is ringfence's, this does nothing.
 
     Args:
         timeout: The group's timeout; torch's default is half an hour. Timeouts that are set in a framework do not apply
@@ -29,20 +29,20 @@ def init(timeout: timedelta | None = None) -> None:
     from ringfence import autoload
 
     if dist.is_initialized():
-        _check(dist.group.WORLD, "the default process group", "call ringfence.init() before whatever made it")
+        _check(dist.group.WORLD, "the default process group", "call ringfence.init() before the code that created it")
         return
     missing = [name for name in _ENVIRONMENT if name not in os.environ]
     if missing:
         raise ConfigurationError(f"{', '.join(missing)} must be set: start the script with torchrun")
-    autoload.register()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from it
+    autoload.register()  # if TORCH_DEVICE_BACKEND_AUTOLOAD=0 prevented it
     dist.init_process_group("ringfence", timeout=timeout)
 
 
 def assert_sealed() -> None:
-    """Check that every process group of this process is ringfence's. Call it when the framework has set everything up.
+    """Check that every process group of this process is ringfence's. Call it after the framework has set up its groups.
 
-    It sees the groups that torch lists, which are those made by `init_process_group`, `new_group` and meshes.
-    ``RINGFENCE_REQUIRE=1`` also refuses those that are made later, or by hand.
+    It checks the groups that torch lists: those of `init_process_group`, `new_group` and meshes. ``RINGFENCE_REQUIRE=1``
+    also refuses groups that are created later or directly.
 
     Raises:
         ConfigurationError: There is no process group, or one is another backend's; the message names it.
@@ -50,10 +50,10 @@ def assert_sealed() -> None:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        raise ConfigurationError("there is no process group: nothing is sent, and nothing is sealed")
-    _check(dist.group.WORLD, "the default process group", "call ringfence.init() before whatever made it")
+        raise ConfigurationError("there is no process group, so nothing is sealed")
+    _check(dist.group.WORLD, "the default process group", "call ringfence.init() before the code that created it")
     for group in dist.distributed_c10d._world.pg_map:
-        _check(group, f"the process group {group.group_name}", "RINGFENCE_REQUIRE=1 names the call that made it")
+        _check(group, f"the process group {group.group_name}", "RINGFENCE_REQUIRE=1 names the call that created it")
 
 
 def _check(group: Any, what: str, advice: str) -> None:

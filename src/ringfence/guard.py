@@ -1,9 +1,9 @@
-"""Never plaintext by accident: sees every process group that this process makes, and refuses or reports unprotected ones.
+"""Guard against accidental plaintext: checks every process group of this process and refuses or reports unprotected ones.
 
-``RINGFENCE_REQUIRE=1`` refuses process groups of other backends, and RPC. Without it, making one while credentials of
-ringfence are configured logs a warning. torch makes all process groups in one function, which is wrapped here; the
-constructors of torch's own backends and of its RPC agent are wrapped too, for programs that call them directly. A torch
-that lacks any of them cannot be guarded: then `install` raises, and under ``RINGFENCE_REQUIRE=1`` so does ``import torch``.
+``RINGFENCE_REQUIRE=1`` refuses process groups of other backends, and RPC. Without it, creating one while credentials of
+ringfence are configured logs a warning. torch creates all process groups in one function, which is wrapped here; the
+constructors of torch's own backends and of its RPC agent are wrapped too, for programs that call them directly. If torch
+lacks any of them, `install` raises, and with ``RINGFENCE_REQUIRE=1`` so does ``import torch``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ringfence.errors import ConfigurationError
 
 REQUIRE: Final = "RINGFENCE_REQUIRE"
 OURS: Final = "ringfence"
-# Whoever sets one of these expects protection. settings.py, which reads them, would be a heavy import for `import torch`.
+# Setting one of these means that protection is expected. settings.py, which reads them, is too heavy for `import torch`.
 CONFIGURED: Final = ("RINGFENCE_SECRET_FILE", "RINGFENCE_POLICY", "RINGFENCE_CERTIFICATE_FILE")
 
 _HARMLESS: Final = "FakeProcessGroup"  # sends nothing
 _FIX: Final = 'Pass backend="ringfence", or call ringfence.init() before a framework makes its own group'
 _NO_RPC: Final = "ringfence does not protect RPC: do without it, or run it in a process without " + REQUIRE
-# A second plug-in may have our name, and torch asks torchcomms before any plug-in.
+# Another plug-in may register the same name, and torch asks torchcomms before any plug-in.
 _TAKEN: Final = (
-    "torch made a {} for the backend ringfence: other code has taken its name. Unset TORCH_DISTRIBUTED_USE_TORCHCOMMS, and "
-    "uninstall other packages that register this backend"
+    "torch created a {} for the backend ringfence: other code has registered this name. Unset "
+    "TORCH_DISTRIBUTED_USE_TORCHCOMMS, and uninstall other packages that register this backend"
 )
 
 _log = logging.getLogger("ringfence")
@@ -42,10 +42,10 @@ _required_from_start = False
 
 
 def is_required(environ: Mapping[str, str]) -> bool:
-    """Whether the environment demands that every process group is ours.
+    """Whether the environment requires that every process group is ringfence's.
 
     Raises:
-        ConfigurationError: The variable is neither 1 nor 0. Taking that for "no" would turn a protection off.
+        ConfigurationError: The variable is neither 1 nor 0. Treating that as 0 would disable a protection.
     """
     value = environ.get(REQUIRE, "0")
     if value not in ("0", "1"):
@@ -55,7 +55,7 @@ def is_required(environ: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def plaintext_allowed() -> Iterator[None]:
-    """What this thread makes meanwhile is neither refused nor reported: somebody decided that it may be unprotected."""
+    """Neither refuse nor report what this thread creates in this context."""
     token = _allowed.set(True)
     try:
         yield
@@ -64,13 +64,13 @@ def plaintext_allowed() -> Iterator[None]:
 
 
 def install(is_ours: Callable[[Any], bool]) -> None:
-    """Watch all process groups from now on. From here on, unsetting ``RINGFENCE_REQUIRE`` has no effect.
+    """Check all process groups from now on. Unsetting ``RINGFENCE_REQUIRE`` later has no effect.
 
     Args:
-        is_ours: Whether a process group that torch made is one of ringfence.
+        is_ours: Whether a process group that torch created is ringfence's.
 
     Raises:
-        ConfigurationError: This torch has no such place to watch, or RINGFENCE_REQUIRE has an unknown value.
+        ConfigurationError: This torch lacks a function to wrap, or RINGFENCE_REQUIRE has an invalid value.
     """
     global _required_from_start
     _required_from_start = is_required(os.environ)
@@ -81,7 +81,7 @@ def install(is_ours: Callable[[Any], bool]) -> None:
         return
     distributed_c10d._new_process_group_helper = _guarded_helper(distributed_c10d, is_ours)
     backends = {_distributed_c10d.Backend, _distributed_c10d.ProcessGroup}
-    for name, kind in vars(_distributed_c10d).items():  # each build of torch has other backends
+    for name, kind in vars(_distributed_c10d).items():  # builds of torch differ in their backends
         if isinstance(kind, type) and backends & {*kind.__mro__[1:]} and name != _HARMLESS:
             _guard_constructor(kind)
     rpc = sys.modules.get("torch._C._distributed_rpc")
@@ -93,15 +93,17 @@ def _guarded_helper(distributed_c10d: Any, is_ours: Callable[[Any], bool]) -> Ca
     original = distributed_c10d._new_process_group_helper
     signature = inspect.signature(original)
     if "backend" not in signature.parameters:
-        raise ConfigurationError("this torch makes process groups in a way that ringfence does not know")
+        raise ConfigurationError(
+            "this version of torch creates process groups in a way that ringfence does not support"
+        )
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         asked = signature.bind(*args, **kwargs).arguments.get("backend")
         names = set(distributed_c10d.BackendConfig(asked).get_device_backend_map().values())
         if names != {OURS}:
-            _consider(f"a process group of backend {' and '.join(sorted(names))}")
-            with plaintext_allowed():  # its constructor was considered just now
+            _check(f"a process group of backend {' and '.join(sorted(names))}")
+            with plaintext_allowed():  # its constructor was checked above
                 return original(*args, **kwargs)
         made = original(*args, **kwargs)
         if made[0] is not distributed_c10d.GroupMember.NON_GROUP_MEMBER and not is_ours(made[0]):
@@ -117,14 +119,14 @@ def _guard_constructor(kind: Any) -> None:
 
     @functools.wraps(original)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        _consider(f"a {kind.__name__}")
+        _check(f"a {kind.__name__}")
         original(self, *args, **kwargs)
 
     kind.__init__ = construct
 
 
-def _consider(what: str) -> None:
-    """Refuse what is unprotected, or report it, or let it pass where nobody asked for protection."""
+def _check(what: str) -> None:
+    """Raise or warn about an unprotected group, unless protection is neither required nor configured."""
     if _allowed.get():
         return
     refuse = _required_from_start or is_required(os.environ)
@@ -144,7 +146,7 @@ def _consider(what: str) -> None:
 
 
 def _call() -> tuple[str, str]:
-    """The function of torch that was called, and where: in a framework perhaps, so also where the program called that."""
+    """The function of torch that was called, and the caller; for a call in a framework also where the script called that."""
     import torch
 
     inside = f"{Path(str(torch.__file__)).parent}{os.sep}"
@@ -160,7 +162,7 @@ def _call() -> tuple[str, str]:
 
 
 def _program(frame: FrameType | None) -> str | None:
-    """Where the script itself made the call, below any framework."""
+    """Where the script itself made the call."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "__main__":
             return _place(frame)

@@ -1,6 +1,6 @@
-"""What ringfence says to people: through `logging`, or, where a program has not configured that, as lines of its own on stderr.
+"""Messages to users: through `logging` if the program configured it, otherwise as lines on stderr.
 
-Each of these begins with `ringfence:` and the time, so that it can be told from what a script and other workers print.
+Each line on stderr begins with `ringfence:` and the time, which distinguishes it from the output of the script.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ LOGGER: Final = logging.getLogger("ringfence")
 
 
 def lines(text: str, moment: float) -> str:
-    """`text` as it stands on stderr: the prefix before each line."""
+    """Format `text` for stderr: a prefix before each line."""
     prefix = f"ringfence: {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment))}"
     return "\n".join(f"{prefix} {line}" for line in text.splitlines())
 
 
 def announce(text: str) -> None:
-    """Say what people are told in any case, whatever the level of logging."""
-    said = "\n".join(f"ringfence: {line}" for line in text.splitlines()) if _configured() else lines(text, time.time())
-    print(said, file=sys.stderr, flush=True)
+    """Print a message regardless of the logging level."""
+    text = "\n".join(f"ringfence: {line}" for line in text.splitlines()) if _configured() else lines(text, time.time())
+    print(text, file=sys.stderr, flush=True)
 
 
 def _configured() -> bool:
-    """Whether the program has said where messages go."""
+    """Whether the program has configured logging."""
     return bool(logging.root.handlers) or any(handler is not _HANDLER for handler in LOGGER.handlers)
 
 
 class _Handler(logging.Handler):
-    """Takes the place of logging's last resort, which writes the bare message; silent once the program has a handler."""
+    """Replaces `logging.lastResort`, which writes no prefix. Does nothing if the program has a handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if _configured():

@@ -1,4 +1,4 @@
-"""The counters of a worker as a file in OpenMetrics form, which the node exporter of Prometheus collects."""
+"""The counters of a worker as an OpenMetrics file, for the textfile collector of Prometheus' node exporter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringfence.runtime.counters import Counters, PeerCounters
 from ringfence.runtime.engine import Engine
 from ringfence.settings import Settings
 
-EVERY_SECONDS: Final = 15.0  # as often as Prometheus asks by default
+EVERY_SECONDS: Final = 15.0  # Prometheus' default scrape interval
 
 _log = logging.getLogger("ringfence")
 
@@ -26,19 +26,19 @@ _PER_WORKER: Final = (
     ("payload_received_bytes", "payload_received", "Bytes of tensors received from a worker."),
     ("wire_sent_bytes", "wire_sent", "The same as sealed frames, without the headers of TCP and IP."),
     ("wire_received_bytes", "wire_received", "The same as sealed frames, without the headers of TCP and IP."),
-    ("waits", "waits", "How often a collective needed a frame of a worker that had not arrived."),
-    ("wait_seconds", "waited_seconds", "How long collectives waited for frames of a worker."),
+    ("waits", "waits", "Number of times a collective waited for a frame of a worker."),
+    ("wait_seconds", "waited_seconds", "Time that collectives waited for frames of a worker."),
 )
 _UNITS: Final = ("bytes", "seconds")
 
 
 def openmetrics(counters: Counters, run_id: str, workers: Sequence[Worker]) -> str:
-    """The text form. Prometheus' older text form has no info metrics, so who was admitted is a gauge that is always 1."""
+    """Format counters as OpenMetrics. Prometheus' older format has no info metrics, so admitted workers are gauges of 1."""
     lines: list[str] = []
     mine = {"run": run_id, "rank": str(counters.rank)}
-    lines += _family("operations", "counter", "Operations that have ended well.")
+    lines += _family("operations", "counter", "Operations that succeeded.")
     lines += [_sample("operations_total", {**mine, "operation": name}, n) for name, n in counters.operations.items()]
-    lines += _family("oldest_wait_seconds", "gauge", "How long the oldest operation that has not ended has waited.")
+    lines += _family("oldest_wait_seconds", "gauge", "Age of the oldest operation in progress.")
     lines.append(_sample("oldest_wait_seconds", mine, counters.oldest_wait_seconds))
     for name, field, text in _PER_WORKER:
         lines += _family(name, "counter", text)
@@ -46,9 +46,7 @@ def openmetrics(counters: Counters, run_id: str, workers: Sequence[Worker]) -> s
             _sample(f"{name}_total", {**mine, "worker": str(peer.worker)}, getattr(peer, field))
             for peer in counters.peers
         ]
-    lines += _family(
-        "stage_seconds", "counter", "Time in a stage of the data plane, if RINGFENCE_STAGE_TIMES asks for it."
-    )
+    lines += _family("stage_seconds", "counter", "Time in a stage of the data plane, if RINGFENCE_STAGE_TIMES is set.")
     lines += _stages(counters.peers, mine)
     lines += _family("admitted", "gauge", "The workers of this run and what admitted them.")
     for worker in workers:
@@ -81,19 +79,19 @@ def _escaped(text: str) -> str:
 
 
 def path_of(settings: Settings, rank: int) -> Path | None:
-    """Where this worker writes its counters, if it is to; ConfigurationError if it cannot."""
+    """The file for this worker's counters, or None. Raises ConfigurationError if its directory is not writable."""
     if not settings.metrics_file:
         return None
     path = Path(settings.metrics_file.replace("{rank}", str(rank)))
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"worker {rank} cannot write RINGFENCE_METRICS_FILE: {path.parent} is not a directory that it may write to"
+            f"worker {rank} cannot write RINGFENCE_METRICS_FILE: {path.parent} is not a writable directory"
         )
     return path
 
 
 class MetricsFile(threading.Thread):
-    """Writes the file now, at intervals and at the end. In a thread of its own: a slow disk must not hold up a collective."""
+    """Writes the file at the start, at intervals and at the end, in its own thread: a slow disk must not delay a collective."""
 
     def __init__(self, path: Path, run_id: str, engine: Engine, workers: Sequence[Worker]) -> None:
         super().__init__(name="ringfence-metrics", daemon=True)
@@ -105,30 +103,30 @@ class MetricsFile(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        said = False
+        warned = False
         while True:
             try:
                 self._write()
             except OSError as error:
-                if not said:
-                    _log.warning("counters cannot be written to %s: %s", self._path, error.strerror or error)
-                said = True
+                if not warned:
+                    _log.warning("cannot write counters to %s: %s", self._path, error.strerror or error)
+                warned = True
             if self._ended.wait(EVERY_SECONDS):
                 return
 
     def close(self) -> None:
-        """Write it for the last time."""
+        """Write the file a last time and stop."""
         self._ended.set()
         self.join(timeout=5)
         with contextlib.suppress(OSError):
             self._write()
 
     def _write(self) -> None:
-        """Whoever reads it sees the old file or the new one, never a part."""
-        beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+        """Replace the file atomically."""
+        temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
             with beside.open("x") as file:  # new: what somebody else put there is not followed
                 file.write(openmetrics(self._engine.counters(), self._run_id, self._workers))
             beside.replace(self._path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which rendezvous torchrun used to start this worker: some of them let anybody run code in the launcher."""
+"""Warning about torchrun rendezvous backends that let anyone on the network run code in the launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.lau
 
 
 def warn_of_open_rendezvous() -> None:
-    """torchrun's c10d rendezvous unpickles what anybody on the network may write, and tells its workers nothing of it."""
+    """Log a warning if torchrun used its c10d rendezvous, which unpickles unauthenticated data from the network."""
     backend = backend_of(_launcher())
     if backend not in (None, "static"):
         _log.warning(
@@ -28,9 +28,9 @@ def warn_of_open_rendezvous() -> None:
 
 
 def backend_of(command: Sequence[str]) -> str | None:
-    """The rendezvous backend that a command line of torchrun asks for, read by torchrun's own parser.
+    """Return the rendezvous backend of a torchrun command line, or None if the command is not torchrun.
 
-    Also PET_ variables count, torchrun's defaults, which its workers inherit. None if the command is not torchrun's.
+    torchrun's own parser reads it, with the PET_ variables, which hold defaults and which its workers inherit.
     """
     start = next((at for at, word in enumerate(command[:4]) if os.path.basename(word) in _LAUNCHERS), None)
     if start is None:
@@ -45,7 +45,7 @@ def backend_of(command: Sequence[str]) -> str | None:
         return "c10d"
     backend = str(asked.rdzv_backend)
     if backend == "static" and not asked.rdzv_endpoint and asked.master_port is None:
-        _, machines = run.parse_min_max_nnodes(asked.nnodes)  # what torchrun makes of a single machine, since 2.13
+        _, machines = run.parse_min_max_nnodes(asked.nnodes)  # torchrun's default on a single machine, since 2.13
         return "c10d" if machines == 1 else backend
     return backend
 

@@ -12,7 +12,7 @@ INSTALL: Final = f'python -m pip install "torch>={OLDEST[0]}.{OLDEST[1]},<{NEWES
 
 
 def release(version: str) -> tuple[int, int]:
-    """The release that a version belongs to: "2.13.0+cpu" is (2, 13)."""
+    """The release of a version: "2.13.0+cpu" is (2, 13)."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise ValueError(f"not a version of torch: {version!r}")

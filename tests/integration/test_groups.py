@@ -39,7 +39,7 @@ def test_init_and_assert_sealed_refuse_a_default_group_of_gloo(pool: Pool) -> No
     for answers in pool.check(ask_twice, 2, "gloo"):
         for text in answers:
             assert "the default process group is of backend gloo" in text
-            assert "call ringfence.init() before whatever made it" in text
+            assert "call ringfence.init() before the code that created it" in text
 
 
 PROGRAM = """

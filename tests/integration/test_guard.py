@@ -193,7 +193,7 @@ def test_a_torch_that_cannot_be_guarded_fails_to_import_if_required(folder: Path
     variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = run(folder, "-c", UNKNOWN_TORCH, RINGFENCE_REQUIRE="1", **variables)
     assert done.returncode != 0 and "imported" not in done.stdout
-    assert "makes process groups in a way that ringfence does not know" in done.stderr
+    assert "creates process groups in a way that ringfence does not support" in done.stderr
     done = run(folder, "-c", UNKNOWN_TORCH, **variables)
     assert done.returncode == 0 and "imported" in done.stdout and "could not be registered" in done.stderr
 
@@ -211,7 +211,7 @@ print("made")
 def test_a_group_that_other_code_makes_under_our_name_is_refused(folder: Path) -> None:
     done = run(folder, "-c", TAKEN)
     assert done.returncode != 0 and "made" not in done.stdout
-    assert "other code has taken its name" in done.stderr
+    assert "other code has registered this name" in done.stderr
 
 
 CHECKPOINT = """

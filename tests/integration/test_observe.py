@@ -53,7 +53,7 @@ def none_left() -> str:
 
 def test_without_a_process_group_there_is_nothing_to_ask(pool: Pool) -> None:
     with pool.fresh() as workers:
-        assert all("no process group of ringfence's" in text for text in workers.check(none_left, 2))
+        assert all("no ringfence process group" in text for text in workers.check(none_left, 2))
 
 
 def under_debug(level: str) -> tuple[float, str]:

@@ -19,7 +19,7 @@ dist.init_process_group("ringfence")
 dist.barrier()
 dist.destroy_process_group()
 """
-WARNING = "torchrun's c10d rendezvous authenticates nobody"
+WARNING = "torchrun's c10d rendezvous has no authentication"
 
 
 def started_by(torchrun: list[str], variables: dict[str, str], folder: Path) -> str:

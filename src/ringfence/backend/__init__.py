@@ -1,7 +1,7 @@
-"""The door from torch.distributed: the process group.
+"""The process group that torch.distributed sees.
 
-Each method says what memory a collective is about and hands it to the runtime. Every group of the process, also one that
-asks for "gloo", is made here over the session's sealed links.
+Each method binds the tensors of a collective to its schedule and submits it to the runtime. Every group of the process,
+also one that asks for "gloo", uses the sealed links of the session.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class RingfenceProcessGroup(CollectiveMethods, TransferMethods):
         global _session
         super().shutdown()
         if _session is not None and _session.left:
-            _session = None  # what it still held is nobody's any more
+            _session = None  # release what it still holds
 
 
 def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
-    """What init_process_group calls. The first group of a process is admitted; the others live in its session.
+    """Create a process group; init_process_group calls this. The first one is admitted, others share its session.
 
-    Others come here only beside a default group of another backend. Then none of them is the run: the last one ends it.
+    There are others only if the default group has another backend. Then the session ends with the last of them.
     """
     global _session
     _check_torch()
@@ -47,7 +47,9 @@ def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
     if first:
         _warn_of_untested_torch()
         if ranks != tuple(range(options.group_size)):
-            raise ConfigurationError(f"the first ringfence group must hold every worker; this one holds {ranks}")
+            raise ConfigurationError(
+                f"the first ringfence group must have every worker as a member; this one has {ranks}"
+            )
         _session = Session(options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
     assert _session is not None
     name = str(options.group_id)
@@ -61,11 +63,13 @@ def _check_torch() -> None:
             f"ringfence needs torch {oldest} or newer; this is {torch.__version__}: {torch_versions.INSTALL}"
         )
     if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
-        raise ConfigurationError("TORCH_DISTRIBUTED_USE_TORCHCOMMS bypasses process groups, and ringfence: unset it")
+        raise ConfigurationError(
+            "TORCH_DISTRIBUTED_USE_TORCHCOMMS bypasses process groups and thus ringfence: unset it"
+        )
 
 
 def _warn_of_untested_torch() -> None:
-    """Once for each machine, where a launcher says which worker is its first."""
+    """Warn once per machine, if the launcher sets LOCAL_RANK."""
     if torch_versions.untested(torch.__version__) and os.environ.get("LOCAL_RANK", "0") == "0":
         _log.warning(
             "torch %s is newer than the releases that ringfence is tested with (%s). If it fails: %s",

@@ -1,4 +1,4 @@
-"""What every method of the process group stands on: what torch asks a group about itself, and handing over an operation."""
+"""Base of the process group: the properties that torch queries, and the submission of requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         if holds_session:
             session.hold()
 
-    # -- what torch asks a group about itself ------------------------------------------------------------------------
+    # -- properties that torch queries -------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
         return "ringfence"
@@ -69,7 +69,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     def getGroupDesc(self) -> str:
         return self._description
 
-    supports_splitting = False  # by torch; `split_group` of the group itself works
+    supports_splitting = False  # by torch's split_group; the method `split_group` works
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -78,7 +78,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
     def _get_backend(self, device: torch.device) -> GroupBase:
         return self
 
-    get_backend = _get_backend  # its public name from torch 2.14 on
+    get_backend = _get_backend  # the public name from torch 2.14 on
 
     def get_group_store(self) -> Any:
         return self._store
@@ -97,9 +97,9 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         group_desc: str | None = None,
         backend: str | None = None,
     ) -> GroupBase | None:
-        """Every group that `torch.distributed.new_group` makes, whatever backend it names, has sealed links.
+        """Create a group with sealed links for `torch.distributed.new_group`, whatever backend the script asks for.
 
-        torch passes the name that the script asked for from 2.14 on.
+        torch passes the script's backend from 2.14 on.
         """
         members = tuple(range(self._session.engine.world_size)) if ranks is None else tuple(ranks)
         if self._session.engine.rank not in members:
@@ -116,24 +116,24 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> GroupBase | None:
-        """The same for ranks of this group."""
+        """Create a group of some ranks of this group."""
         return self.new_group([self._ranks[rank] for rank in ranks], timeout, opts, group_name, group_desc)
 
     def abort(self) -> None:
-        """Wait for nothing."""
+        """End the group without waiting for collectives in progress."""
         self._end(self._session.engine.remove_communicator, lambda: self._session.leave(seconds=0.0))
 
     def shutdown(self) -> None:
-        """Finish the collectives that are under way first."""
+        """End the group after the collectives in progress."""
         self._end(self._session.engine.destroy_communicator, lambda: self._session.leave(finish=True))
 
     def _end(self, end: Callable[[Any], None], leave: Callable[[], None]) -> None:
-        """The end of the last group that holds the session is the session's; any other only closes its own links."""
+        """End the session with the last group that holds it; any other group only closes its own links."""
         last = self._holds_session and self._session.let_go()
         self._holds_session = False
         if last:
             leave()
-        elif not self._session.over:  # also if nothing has reached it: what still comes is refused
+        elif not self._session.over:  # also if it was never used: later connections to it are refused
             self._loop.call_soon_threadsafe(lambda: end(self._added.get()))
             self._loop.wake()
 
@@ -145,7 +145,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         return self._added
 
     def _seconds(self, options: Any) -> float:
-        """The timeout of a call."""
+        """The timeout of a call in seconds."""
         timeout = getattr(options, "timeout", None)
         if timeout is None or timeout.total_seconds() <= 0:
             timeout = self._timeout
@@ -165,7 +165,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         weight: int = 0,
         even: bool = True,
     ) -> RingfenceWork:
-        """Choose the schedule, bind it, hand it over."""
+        """Select the schedule, bind it to memory and submit it."""
         dtype = next((tensor.dtype for tensors in parts.values() for tensor in tensors), torch.uint8)
         code, combine, average = reduction_of(reduction, dtype) if reduction is not None else (0, None, False)
         engine = self._session.engine
@@ -192,7 +192,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         return work
 
     def _finished(self, outputs: list[Any]) -> RingfenceWork:
-        """The Work of something that has been done already."""
+        """The Work of a call that is already complete."""
         return self._work([], outputs, wake=False)
 
     def _together(self, works: Sequence[RingfenceWork]) -> RingfenceWork:
@@ -206,7 +206,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         works, self._coalescing = self._coalescing or [], None
         return self._together(works)
 
-    # The names that torch's C++ code calls from 2.14 on.
+    # The names that torch's C++ code uses from 2.14 on.
     start_coalescing = _start_coalescing
     end_coalescing = _end_coalescing
 
@@ -214,13 +214,11 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
 
     def _expect_one_per_rank(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         if len(tensors) != self._count:
-            raise ValueError(
-                f"one {what} tensor for each of the {self._count} ranks is needed, {len(tensors)} were given"
-            )
+            raise ValueError(f"expected one {what} tensor for each of the {self._count} ranks, got {len(tensors)}")
 
     def _expect_peer(self, rank: int) -> None:
         if not 0 <= rank < self._count or rank == self._mine:
-            raise ValueError(f"rank {rank} is no other rank of this group of {self._count}")
+            raise ValueError(f"rank {rank} is not another rank of this group of {self._count}")
 
 
 class _Lazy:

@@ -1,4 +1,4 @@
-"""From tensors to the memory a schedule is bound to: contiguity, dtypes, reductions."""
+"""Binding of tensors to the memory of a schedule: contiguity, dtypes, reductions."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ _NOT_REDUCED = ("uint16", "uint32", "uint64", "complex32")
 _SHORT_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
 
 
-Copy = tuple[torch.Tensor, torch.Tensor, Lease | None]  # to, from, and the lease of the one that is the caller's
+Copy = tuple[torch.Tensor, torch.Tensor, Lease | None]  # target, source, and the lease of the caller's tensor
 
 
 class Staging:
-    """The flat memory of a call's tensors: their own where they are contiguous, and otherwise copied, at the right time.
+    """The flat memory of a call's tensors: their own if they are contiguous, otherwise copies.
 
-    A strided tensor is copied in when its collective begins and not when it is called, because an earlier call that is
-    still under way may be about to write it; and it is copied back before anybody is told that the call has ended. What a
-    worker contributes is also copied where it is divided before it leaves (`share_of`), and where it is reduced in another
-    dtype than its own (`wide_dtype`).
+    A strided tensor is copied in when its collective begins, not when it is called, because an earlier call in progress
+    may still write to it. It is copied back before the call completes. A contribution is also copied if it is divided
+    before it is sent (`share_of`) or reduced in another dtype (`wide_dtype`).
     """
 
     __slots__ = ("_back", "_dtype", "_in", "_share", "given")
@@ -51,7 +50,7 @@ class Staging:
         self._dtype = dtype
         self._in: list[Copy] = []
         self._back: list[Copy] = []
-        self.given: list[torch.Tensor] = []  # what the caller contributes, as it was given
+        self.given: list[torch.Tensor] = []  # the caller's contributions, as given
 
     def input(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory that holds the tensor's values when the collective begins."""
@@ -69,7 +68,7 @@ class Staging:
         return memory.view(-1)
 
     def in_place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory that holds the tensor's values and that the result is written to."""
+        """Memory that holds the tensor's values and receives the result."""
         self.given.append(tensor)
         plain, memory = self._memory(tensor, self._share)
         if memory is not plain:
@@ -80,7 +79,7 @@ class Staging:
 
     def _memory(self, tensor: torch.Tensor, share: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         _check(tensor)
-        if isinstance(tensor, AsyncCollectiveTensor):  # what a functional collective returned: its result
+        if isinstance(tensor, AsyncCollectiveTensor):  # of a functional collective: wait for its result
             tensor = tensor.trigger_wait()
         plain = tensor.detach()
         dtype = self._dtype or plain.dtype
@@ -90,22 +89,22 @@ class Staging:
 
     @property
     def before(self) -> Callable[[], None] | None:
-        """What copies in, or None where nothing is to be copied."""
+        """A function that copies in, or None if nothing is copied."""
         return functools.partial(_copy, self._in, self._share) if self._in else None
 
     @property
     def after(self) -> Callable[[], None] | None:
-        """What copies back."""
+        """A function that copies back, or None if nothing is copied."""
         return functools.partial(_copy, self._back) if self._back else None
 
 
 def _lease(plain: torch.Tensor) -> Lease | None:
-    """None where the tensor has no memory of its own: what copies it, its class, knows where its values are."""
+    """The lease of a tensor, or None if it has no memory of its own: then its class knows how to copy it."""
     return Lease(plain) if plain.data_ptr() else None
 
 
 def _copy(copies: list[Copy], share: int = 1) -> None:
-    with torch.inference_mode():  # the only mode in which an inference tensor may be written
+    with torch.inference_mode():  # inference tensors may be written only in this mode
         for target, source, lease in copies:
             if lease is not None:
                 lease.check("a call that copies its tensors")
@@ -117,7 +116,7 @@ def _copy(copies: list[Copy], share: int = 1) -> None:
 
 def _check(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
-        raise UnsupportedError(f"only all_reduce takes sparse tensors; this one has layout {tensor.layout}")
+        raise UnsupportedError(f"only all_reduce supports sparse tensors; this one has layout {tensor.layout}")
     require_host(tensor)
     if tensor.dtype not in _CODES:
         raise UnsupportedError(f"tensors of dtype {tensor.dtype} are not supported")
@@ -139,7 +138,7 @@ def even_parts(memory: torch.Tensor, count: int) -> list[torch.Tensor]:
 
 
 def same_layout(tensors: Sequence[torch.Tensor], equal: bool = False) -> None:
-    """All of one dtype, and if asked of one size."""
+    """Check that all tensors have one dtype, and one size if `equal`. Raises ValueError."""
     first = tensors[0]
     for tensor in tensors:
         if tensor.dtype != first.dtype:
@@ -151,7 +150,7 @@ def same_layout(tensors: Sequence[torch.Tensor], equal: bool = False) -> None:
 
 
 def parts_of(schedule: Schedule | None, buffer: Buffer, tensors: list[torch.Tensor]) -> list[memoryview]:
-    """The bytes of each part. A single tensor is cut where the schedule names more parts (a ring's slices)."""
+    """The bytes of each part. A single tensor is divided if the schedule has more parts (a ring's slices)."""
     views = [as_bytes(tensor) for tensor in tensors]
     if schedule is None or len(tensors) > 1:
         return views
@@ -164,12 +163,12 @@ def parts_of(schedule: Schedule | None, buffer: Buffer, tensors: list[torch.Tens
 
 
 def reduction_of(operation: Any, dtype: torch.dtype) -> tuple[int, Callable[..., Any], bool]:
-    """Code on the wire, function, and whether it is the sum that is divided by the group's size."""
+    """The code on the wire, the function, and whether the sum is divided by the group's size afterwards."""
     name = _reduction_name(operation)
     if (dtype in _CODES and DTYPES[_CODES[dtype]] in _NOT_REDUCED) or str(dtype).startswith("torch.float8"):
         raise UnsupportedError(f"{dtype} cannot be reduced; convert the tensor first")
     if name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
-        raise UnsupportedError(f"a bitwise reduction of {dtype} has no meaning")
+        raise UnsupportedError(f"a bitwise reduction of {dtype} is not defined")
     if name in ("min", "max") and dtype.is_complex:
         raise UnsupportedError("complex numbers have no order: min and max are not defined")
     if name == "avg" and dtype is torch.bool:
@@ -178,12 +177,12 @@ def reduction_of(operation: Any, dtype: torch.dtype) -> tuple[int, Callable[...,
 
 
 def share_of(operation: Any, dtype: torch.dtype, size: int) -> int:
-    """What a worker divides its contribution by: an average may fit float16, which ends at 65504, where the sum does not."""
+    """The divisor of each contribution: an average in float16 may fit, where the sum exceeds 65504."""
     return size if dtype is torch.float16 and _reduction_name(operation) == "avg" else 1
 
 
 def wide_dtype(operation: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype to reduce in, if it is another: the average of short integers always fits them, their sum may not."""
+    """The dtype to reduce in, if it differs: the average of short integers always fits their dtype, their sum may not."""
     return torch.int64 if dtype in _SHORT_INTEGERS and _reduction_name(operation) == "avg" else None
 
 

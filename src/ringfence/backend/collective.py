@@ -1,4 +1,4 @@
-"""The collectives: what memory each is about, as parts of the buffers that its schedule names."""
+"""The collectives: each method binds its tensors to the buffers of a schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringfence.collectives import Buffer, Collective
 
 
 class CollectiveMethods(GroupBase):
-    """Every collective of a process group, under the names that torch calls."""
+    """The collectives of a process group, under the names that torch uses."""
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> RingfenceWork:
         (tensor,) = one(listed(tensors))
@@ -37,7 +37,7 @@ class CollectiveMethods(GroupBase):
         )
 
     def _stage(self, tensor: torch.Tensor, options: Any) -> Staging:
-        """For what is reduced."""
+        """Staging for tensors that are reduced."""
         reduction, dtype = options.reduceOp, tensor.dtype
         return Staging(share_of(reduction, dtype, self._count), wide_dtype(reduction, dtype))
 
@@ -109,7 +109,7 @@ class CollectiveMethods(GroupBase):
     def all_gather_single(self, out: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> RingfenceWork:
         if out.numel() != tensor.numel() * self._count:
             raise ValueError(
-                f"all_gather: the output ({out.numel()}) is not {self._count} inputs ({tensor.numel()}) long"
+                f"all_gather: the output has {out.numel()} elements, expected {self._count} * {tensor.numel()}"
             )
         same_layout([tensor, out])
         stage = Staging()
@@ -220,7 +220,7 @@ class CollectiveMethods(GroupBase):
     def reduce_scatter_single(self, out: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> RingfenceWork:
         if tensor.numel() != out.numel() * self._count:
             raise ValueError(
-                f"reduce_scatter: the input ({tensor.numel()}) is not {self._count} outputs ({out.numel()}) long"
+                f"reduce_scatter: the input has {tensor.numel()} elements, expected {self._count} * {out.numel()}"
             )
         same_layout([out, tensor])
         options = options or c10d.ReduceScatterOptions()
@@ -253,7 +253,7 @@ class CollectiveMethods(GroupBase):
         stage = Staging()
         outputs = _split(stage.output(out), out, output_splits, self._count)
         inputs = _split(stage.input(tensor), tensor, input_splits, self._count)
-        even = not output_splits and not input_splits  # only then does every rank know it of every other
+        even = not output_splits and not input_splits  # only then every rank knows this of all others
         return self._all_to_all(stage, outputs, inputs, [out], options, even)
 
     def _all_to_all(
@@ -268,10 +268,10 @@ class CollectiveMethods(GroupBase):
         same_layout([*outputs, *inputs])
         if outputs[self._mine].numel() != inputs[self._mine].numel():
             raise ValueError(
-                "all_to_all: what this rank sends to itself and what it receives from itself differ in size"
+                "all_to_all: the parts that this rank sends to itself and receives from itself differ in size"
             )
         if self._count < self._session.engine.table.bruck_group:
-            even = False  # both go the same way, and some ranks may spell out the equal splits that others leave out
+            even = False  # same schedule; some ranks may pass equal splits explicitly and others not
         return self._submit(
             Collective.ALL_TO_ALL,
             stage,
@@ -288,7 +288,7 @@ class CollectiveMethods(GroupBase):
             Collective.BARRIER, Staging(), {}, options_of(c10d.BarrierOptions, opts, timeout=timeout), []
         )
 
-    # The names that torch used before 2.13.
+    # Names before torch 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
@@ -297,11 +297,11 @@ class CollectiveMethods(GroupBase):
 
 
 def _split(memory: torch.Tensor, tensor: torch.Tensor, splits: list[int], count: int) -> list[torch.Tensor]:
-    """The parts of an all-to-all: splits count rows of dimension 0; none means equal parts."""
+    """The parts of an all-to-all. Splits count rows of dimension 0; no splits mean equal parts."""
     rows = tensor.size(0) if tensor.dim() else 1
     if not splits:
         if rows % count:
-            raise ValueError(f"all_to_all: dimension 0 is {rows}, which {count} ranks do not divide; give split sizes")
+            raise ValueError(f"all_to_all: dimension 0 ({rows}) is not divisible by {count} ranks; pass split sizes")
         return even_parts(memory, count)
     if len(splits) != count or sum(splits) != rows:
         raise ValueError(f"all_to_all: split sizes {splits} do not add up to dimension 0 ({rows}) over {count} ranks")

@@ -1,4 +1,4 @@
-"""Keeps torch.compile out of the process group: it would trace these methods when compiled code calls a collective."""
+"""Exclude the process group from torch.compile, which would trace its methods when compiled code calls a collective."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _CALLED_BY_TORCH = (
 
 
 def outside_dynamo(cls: type) -> None:
-    """Wrap every method that torch calls; what those call is outside with them."""
+    """Disable tracing of every method that torch calls, and thereby of what they call."""
     for name, value in list(vars(cls).items()):
         if isinstance(value, types.FunctionType) and (not name.startswith("_") or name in _CALLED_BY_TORCH):
             setattr(cls, name, _outside_dynamo(value))
 
 
 def _outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch has a decorator for that, which imports its compiler (seconds) at the first call. Here it is
-    imported only by who compiles.
+    """Like `torch._dynamo.disable`, but without importing the compiler, which takes seconds, in programs that do not
+    use it.
     """
     disabled: Callable[..., Any] | None = None
 

@@ -1,4 +1,4 @@
-"""What a program may ask about its run: who was admitted, and what was counted."""
+"""Functions to inspect a run: the admitted workers and the counters."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from ringfence.session import Session
 
 
 def workers() -> list[Any]:
-    """Everybody in this run, in the order of ranks, from the roster that all workers agree on.
+    """Return the workers of this run in the order of their ranks, from the roster that all workers agree on.
 
-    Each has `rank`, `identity` (the name in its certificate, "" where none was asked for), `address` ("host:port" of its
-    links), `admitted_by` (the proof that admitted it), `proof_digest` and `public_key` (hexadecimal). They do not change.
-    Raises ConfigurationError where this process has no process group of ringfence's.
+    Each has `rank`, `identity` (the name in its certificate, "" without one), `address` ("host:port" of its links),
+    `admitted_by` (the proof that admitted it), `proof_digest` and `public_key` (hexadecimal). They do not change.
+
+    Raises:
+        ConfigurationError: This process has no ringfence process group.
     """
     return list(_session().workers)
 
 
 def counters() -> Counters:
-    """What this worker has counted since its session began: bytes and waits for each other worker, operations that ended.
+    """Return this worker's counters since its session began: bytes and waits for each peer, completed operations.
 
-    Raises ConfigurationError where this process has no process group of ringfence's.
+    Raises:
+        ConfigurationError: This process has no ringfence process group.
     """
     return _session().engine.counters()
 
@@ -32,6 +35,6 @@ def _session() -> Session:
     session = backend._session
     if session is None or session.over:
         raise ConfigurationError(
-            'this process has no process group of ringfence\'s: call init_process_group(backend="ringfence") first'
+            'this process has no ringfence process group: call init_process_group(backend="ringfence") first'
         )
     return session

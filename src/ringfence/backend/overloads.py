@@ -1,6 +1,6 @@
-"""The forms in which a group's own methods may be called: lists with an options object, or a tensor and plain values.
+"""The two call signatures of a group's methods: lists with an options object, or a tensor and plain values.
 
-torch's functions use the first; scripts and older libraries also call a group by the second, as torch's own groups allow.
+torch's functions use the first; scripts and older libraries also use the second, which torch's own groups accept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 
 def options_of(kind: Any, given: Any, op: Any = None, root: Any = None, timeout: timedelta | None = None) -> Any:
-    """The options of a call: the object that was given, or one made of what stands in its place and of keywords."""
+    """Return the options of a call: the given object, or one built from a positional value and keywords."""
     if isinstance(given, dist.ReduceOp | dist.ReduceOp.RedOpType):
         given, op = None, given
     elif isinstance(given, timedelta):
@@ -33,12 +33,12 @@ def options_of(kind: Any, given: Any, op: Any = None, root: Any = None, timeout:
 
 
 def listed(tensors: Any) -> Any:
-    """One tensor is a list of one."""
+    """Wrap a single tensor in a list."""
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
 def listed_with(lists: Any, tensors: Any) -> tuple[Any, Any]:
-    """One tensor and the list that goes with it are lists of one each. Where a rank gives no list, there is none to wrap."""
+    """Wrap a single tensor and its list of tensors in a list each; the latter may be None or empty on some ranks."""
     if isinstance(tensors, torch.Tensor):
         return [lists], [tensors]
     return lists, tensors

@@ -1,8 +1,8 @@
-"""What torch.profiler shows of ringfence: a range for each collective, and what NCCL's traces say of one.
+"""Ranges for torch.profiler: one for each collective, with the fields of NCCL's traces.
 
-A range begins when the collective is called and ends when its result is there, on whichever thread that happens. The
-profiler follows the threads it was started on, not the one that drives the loop, so the range is handed to torch together
-with a future that the loop completes. Nothing here runs unless a profiler does.
+A range begins when the collective is called and ends when its result is available, on any thread. The profiler records
+the threads it was started on, not the progress thread, so torch gets each range together with a future, which the
+progress thread completes. This code runs only while a profiler is active.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _broken = False
 def record(
     group: Any, name: str, request: Request, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Show an operation that is about to be submitted, while a profiler runs."""
+    """Record a request that is about to be submitted."""
     global _broken
     stages.start(group._session.network)
     if _broken:
@@ -35,9 +35,9 @@ def record(
             "ringfence.call", list(inputs), _about(group, name, inputs, outputs)
         ):
             pass
-    except Exception:  # the profiler's interface is torch's own business; a run must not end with it
+    except Exception:  # private interface of torch: a change must not end the run
         _broken = True
-        _log.warning("torch.profiler cannot show ringfence's collectives: torch has changed", exc_info=True)
+        _log.warning("torch.profiler cannot show ringfence's collectives with this version of torch", exc_info=True)
 
 
 def _open_range(name: str, request: Request, inputs: Sequence[torch.Tensor]) -> None:
@@ -46,7 +46,7 @@ def _open_range(name: str, request: Request, inputs: Sequence[torch.Tensor]) -> 
     torch.ops.profiler._call_end_callbacks_on_jit_fut(opened, ended)
     futures = [ended]
 
-    def end() -> None:  # once, though an interrupted end is done again
+    def end() -> None:  # completes the future once, although an interrupted end is repeated
         if futures:
             futures.pop().set_result(None)
 
@@ -56,7 +56,7 @@ def _open_range(name: str, request: Request, inputs: Sequence[torch.Tensor]) -> 
 def _about(
     group: Any, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> dict[str, str | int]:
-    """Under the names that NCCL's traces use, which tools read; the bytes are ours."""
+    """The fields of NCCL's traces, which tools read, and the bytes."""
     tensors = [*inputs, *outputs]
     return {
         "Collective name": name,

@@ -1,4 +1,4 @@
-"""All-reduce of sparse (COO) tensors: everybody's indices and values, gathered and added up."""
+"""All-reduce of sparse (COO) tensors: gathers the indices and values of all ranks and adds them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.distributed as dist
 from ringfence.errors import UnsupportedError
 
 
-class _Gathers(Protocol):
+class _Group(Protocol):
     def size(self) -> int: ...
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Any: ...
 
 
-def sparse_all_reduce(group: _Gathers, tensor: torch.Tensor, options: Any) -> None:
-    """Three gathers: how many values each rank has, the indices, the values. Ends before it returns, as every rank's does."""
+def sparse_all_reduce(group: _Group, tensor: torch.Tensor, options: Any) -> None:
+    """Reduce in place with three all-gathers: number of values of each rank, indices, values. Blocks until done."""
     if options.reduceOp != dist.ReduceOp.SUM:
         raise UnsupportedError("sparse tensors can only be reduced with SUM")
     tensor = _whole(tensor)
@@ -38,9 +38,9 @@ def sparse_all_reduce(group: _Gathers, tensor: torch.Tensor, options: Any) -> No
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """torch hands over a complex tensor as a real view of it. A dense view shares its memory, but a sum written to a sparse
-    one would be lost: the tensor behind it is what must be reduced."""
+    """Return the tensor to reduce. torch passes a complex tensor as a real view. A dense view shares memory with the
+    tensor, a sparse one does not: then the base must be reduced."""
     if torch.is_inference_mode_enabled():
-        raise UnsupportedError("sparse tensors are not reduced in inference mode, which hides what they are views of")
+        raise UnsupportedError("sparse tensors cannot be reduced in inference mode, which hides their base")
     base = tensor._base
     return base if base is not None and base.is_sparse and base.is_complex() else tensor

@@ -1,8 +1,8 @@
-"""A profiler's trace with ringfence's own rows in it: its collectives, and what the data plane did for them.
+"""Export of a profiler's trace with rows for ringfence's collectives and the stages of its data plane.
 
-torch writes a collective's range into the row of the thread that called it, where it crosses what that thread does
-meanwhile; viewers show ranges of one row only if they nest. And the profiler does not see the thread that drives the loop.
-So the ranges are moved to rows of their own, and the stages, which the data plane has recorded itself, are put below them.
+torch writes a collective's range into the row of the calling thread, where it overlaps what that thread does meanwhile;
+viewers show ranges of one row only if they nest. The profiler does not record the progress thread. So the ranges are moved
+to their own rows, and the stages that the data plane recorded are added below them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.autograd import profiler
 
 from ringfence.runtime import stages
 
-_FIRST_ROW = 1 << 30  # no thread has such a number: Linux ends at 2**22
+_FIRST_ROW = 1 << 30  # larger than any thread id: Linux's limit is 2**22
 
 
 def export_chrome_trace(profile: Any, path: str | os.PathLike[str]) -> None:
     """Write the trace of a `torch.profiler.profile` that has ended, as its `export_chrome_trace` does, with ringfence's rows.
 
-    Rows "ringfence collectives" hold one range for each collective, from the call to its result. The row "ringfence stages"
-    says what the data plane did: seal, open, lock, reduce, send, receive, and wait, when nothing could be done; each with
-    the worker whose bytes it was about. Only the compiled data plane records stages. A path that ends in `.gz` is compressed.
+    Rows "ringfence collectives" have one range for each collective, from the call to its result. The row "ringfence stages"
+    has the stages of the data plane: seal, open, lock, reduce, send, receive, and wait; each with its peer. Only the
+    compiled data plane records stages. A path that ends in `.gz` is compressed.
     """
     if not profiler._is_profiler_enabled:
         stages.stop()
@@ -62,7 +62,7 @@ def _is_range(event: dict[str, Any]) -> bool:
 
 
 def _spread(ranges: list[dict[str, Any]]) -> int:
-    """Give each range the first row that is free when it begins. How many rows that takes."""
+    """Assign each range to the first row that is free when it begins. Returns the number of rows."""
     free: list[float] = []  # when each row becomes free
     for event in sorted(ranges, key=lambda each: each["ts"]):
         row = next((row for row, end in enumerate(free) if end <= event["ts"]), len(free))
@@ -72,7 +72,7 @@ def _spread(ranges: list[dict[str, Any]]) -> int:
 
 
 def _stages_within(trace: dict[str, Any], process: Any, row: int) -> list[dict[str, Any]]:
-    """The stages that were recorded while the profiler was, in the trace's time: microseconds since its base."""
+    """The stages within the profile, in the trace's time: microseconds since its base."""
     base = int(trace.get("baseTimeNanoseconds", 0))
     complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     first = min(event["ts"] for event in complete)

@@ -1,4 +1,4 @@
-"""Point-to-point, and the barrier that names who did not come."""
+"""Point-to-point operations, and the monitored barrier."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ringfence.errors import CollectiveTimeoutError
 from ringfence.link.frames import Call
 from ringfence.runtime.point_to_point import Transfer
 
-_BARRIER_ARRIVE, _BARRIER_GO = -1, -2  # tags that no user can name
+_BARRIER_ARRIVE, _BARRIER_GO = -1, -2  # users' tags are not negative
 
 
 class TransferMethods(GroupBase):
-    """send, recv and what is built of them."""
+    """send, recv and the monitored barrier."""
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> RingfenceWork:
         (tensor,) = one(tensors)
@@ -47,7 +47,7 @@ class TransferMethods(GroupBase):
         _expect_tag(tag)
         return self._receive(tensors, None, tag)
 
-    recvAnysource = recv_anysource  # the name that torch's C++ code calls from 2.14 on
+    recvAnysource = recv_anysource  # the name that torch's C++ code uses from 2.14 on
 
     def _receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> RingfenceWork:
         (tensor,) = one(tensors)
@@ -64,12 +64,12 @@ class TransferMethods(GroupBase):
         call = Call(POINT_TO_POINT, dtype=dtype_code(memory.dtype), elements=memory.numel(), tag=tag)
         (view,) = parts_of(None, Buffer.DATA, [memory])
         transfer = Transfer(call, float("inf") if deadline is None else deadline, (keep, memory), view)
-        if deadline is None:  # as with Gloo, time begins when somebody waits: a recv may be posted long before its send
+        if deadline is None:  # as with Gloo, the timeout starts with wait(): a recv may be posted long before its send
             transfer.wait_timeout = self._timeout.total_seconds()
         return transfer
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names who did not come: rank 0 hears every rank, then lets all go."""
+        """A barrier that names the ranks that did not arrive: every rank reports to rank 0, which then releases all."""
         limit = self._session.engine.clock() + float((timeout or self._timeout).total_seconds())
         empty = torch.empty(0, dtype=torch.uint8, device="cpu")
         if self._mine:
@@ -110,4 +110,4 @@ class TransferMethods(GroupBase):
 
 def _expect_tag(tag: int) -> None:
     if tag < 0:
-        raise ValueError(f"tag {tag}: a tag is at least 0")
+        raise ValueError(f"tag {tag} is negative")

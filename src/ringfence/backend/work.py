@@ -1,8 +1,8 @@
-"""What a collective returns: a Work that can be waited for, and the future that DDP asks for.
+"""The Work that a collective returns, and the future that DDP uses.
 
-Two rules of torch 2.13 shape it. A future that failed must fail through a callback that raises: a future that merely
-holds an exception is taken for a success, and DDP then crashes. And whoever completes a future runs its callbacks, which
-may wait for further collectives: so that is never the loop, but a thread of its own, in the order of completion.
+It follows two rules of torch 2.13. A future must fail through a callback that raises: DDP treats a future that holds an
+exception as a success, and then crashes. The thread that completes a future runs its callbacks, which may wait for further
+collectives: so futures complete on their own thread, in order, never on the progress thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Futures:
         self._queue.put(callback)
 
     def forget(self) -> None:
-        """In a forked child, which has neither the thread nor anything to complete."""
+        """Reset in a forked child, which has neither the thread nor futures to complete."""
         self._queue = queue.SimpleQueue()
         self._thread = None
 
@@ -55,7 +55,7 @@ class _Futures:
         while True:
             try:
                 self._queue.get()()
-            except Exception:  # this thread must outlive a callback's mistake: later futures would hang
+            except Exception:  # without this thread later futures would hang
                 _log.exception("a callback of a ringfence future failed")
 
 
@@ -64,14 +64,14 @@ os.register_at_fork(after_in_child=_futures.forget)
 
 
 def fresh(error: RingfenceError) -> RingfenceError:
-    """A copy to raise: one failure is raised by many waiters, in several threads."""
+    """Copy an error in order to raise it: several threads may raise the same failure."""
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
     return copy
 
 
 class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
-    """One or several operations that end together, and the tensors they fill."""
+    """One or several requests that complete together, and their output tensors."""
 
     def __init__(self, loop: ProgressLoop, requests: Sequence[Request], outputs: list[Any]) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
         return True
 
     def _begin_to_wait(self) -> bool:
-        """From now on the time of sends and recvs counts. Whether there are any whose time did not."""
+        """Start the timeouts of sends and recvs that have not started. Returns whether there were any."""
         engine = self._loop.engine
         begun = False
         for request in self._requests:
@@ -115,13 +115,13 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
         return self._future
 
     def _settle(self) -> None:
-        """In a callback a future that completes later would wait for this very thread: finish first."""
+        """Wait for the requests: in a callback, a future that completes later would wait for this thread."""
         for request in self._requests:
             self._loop.wait(request)
 
     def _make_future(self) -> Any:
         base: Any = Future()
-        ended = itertools.count(1)  # in one step; a lock might be held by who interrupts itself with a signal handler
+        ended = itertools.count(1)  # atomic; a lock could be held by the code that a signal handler interrupted
         settled = all(request.done for request in self._requests)
 
         def one_ended() -> None:
