@@ -1,46 +1,38 @@
-"""The covering really covers, keeps to what is allowed, is small, and is the same every time."""
+"""The cases of `pairwise_cases` cover every valid pair of parameter values."""
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import asdict
+from itertools import combinations, product
 from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from tests.conformance import cases
+from tests.conformance.cases import is_defined, pairwise_cases
 
-from tests.conformance.pairwise import all_pairs, cover, pairs_of
-
-AXES = {"colour": list("rgbk"), "size": [0, 1, 2], "shape": ["round", "square"], "weight": range(5)}
-
-axes_of_any_shape = st.lists(st.integers(1, 5), min_size=2, max_size=5).map(
-    lambda counts: {f"axis{index}": list(range(count)) for index, count in enumerate(counts)}
-)
+COMMON = {"dtype": cases.DTYPES, "size": cases.SIZES, "layout": cases.LAYOUTS, "world": cases.WORLDS}
+COMMON |= {"mode": cases.MODES, "group": cases.GROUPS}  # type: ignore[dict-item]
 
 
-@given(axes_of_any_shape, st.integers(0, 1000))
-def test_every_pair_occurs(axes: dict[str, list[int]], seed: int) -> None:
-    rows = cover(axes, seed=seed)
-    covered = set().union(*(pairs_of(row) for row in rows))
-    assert covered == all_pairs(axes, lambda row: True)
-    assert len(rows) <= prod(len(values) for values in axes.values())
+def pairs_to_cover(parameters: dict[str, Any]) -> set[frozenset[tuple[str, Any]]]:
+    return {
+        frozenset(((one, left), (two, right)))
+        for one, two in combinations(parameters, 2)
+        for left, right in product(parameters[one], parameters[two])
+        if {one, two} != {"op", "dtype"} or not left or is_defined(left, right)
+    }
 
 
-def test_what_is_not_allowed_does_not_occur_and_the_rest_does() -> None:
-    def allowed(row: dict[str, Any]) -> bool:
-        return not (row.get("colour") == "k" and row.get("size") == 0)
-
-    rows = cover(AXES, allowed)
-    assert all(allowed(row) for row in rows)
-    assert set().union(*(pairs_of(row) for row in rows)) == all_pairs(AXES, allowed)
+def test_every_valid_pair_of_values_occurs() -> None:
+    covered = {frozenset(pair) for case in pairwise_cases() for pair in combinations(asdict(case).items(), 2)}
+    reducing = {"op": cases.OPS, "collective": cases.REDUCING, **COMMON}
+    moving = {"op": ("",), "collective": cases.MOVING, **COMMON}
+    assert pairs_to_cover(reducing) | pairs_to_cover(moving) <= covered
 
 
-def test_it_is_small_and_repeats() -> None:
-    rows = cover(AXES, seed=3)
-    assert rows == cover(AXES, seed=3)
-    assert len(rows) < 2 * 4 * 5  # the two longest axes need 20; the full product has 120
+def test_only_defined_reductions_occur() -> None:
+    assert all(is_defined(case.op, case.dtype) for case in pairwise_cases() if case.op)
 
 
-def test_an_axis_without_a_choice_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no value of"):
-        cover({"a": [1, 2], "b": [1], "c": [1]}, lambda row: not (row.get("a") == 1 and "b" in row and "c" in row))
+def test_the_cases_are_few_and_deterministic() -> None:
+    assert pairwise_cases() == pairwise_cases()
+    assert len(pairwise_cases()) < 400  # of more than 400,000 combinations
