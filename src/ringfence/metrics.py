@@ -125,8 +125,8 @@ class MetricsFile(threading.Thread):
         """Replace the file atomically."""
         temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
-            with beside.open("x") as file:  # new: what somebody else put there is not followed
+            with temporary.open("x") as file:  # "x": does not follow a link that exists
                 file.write(openmetrics(self._engine.counters(), self._run_id, self._workers))
-            beside.replace(self._path)
+            temporary.replace(self._path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The smallest tampering: one bit."""
+"""Single-bit changes of a message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def flips(data: bytes) -> Iterator[bytes]:
-    """Every message that differs in one bit."""
+    """Yield every message that differs in one bit."""
     for bit in range(8 * len(data)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8

@@ -1,7 +1,7 @@
-"""Runs all ranks' schedules of one collective in memory, as unkindly as the rules allow.
+"""Executes the schedules of all ranks of a collective in memory, in a random order of events.
 
 The rules: a step waits for its dependencies, messages between two ranks keep their order, and a channel holds one
-segment. Everything else happens in an order drawn at random. Elements are plain Python numbers.
+segment. All other events happen in random order. Elements are Python numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Message(NamedTuple):
     segment: int
     length: int  # of the whole chunk
     values: list
-    depth: int  # messages that had to follow each other until this one
+    depth: int  # length of the chain of messages up to this one
 
 
 class Deadlock(AssertionError):
@@ -41,18 +41,18 @@ class Worker:
     schedule: Schedule
     memory: Memory
     done: list[int] = field(init=False)  # segments done, by step
-    total: list[int] = field(init=False)  # segments there are, by step
+    total: list[int] = field(init=False)  # segments in total, by step
     lanes: list[Lane] = field(init=False)  # by step
     followers: list[list[tuple[int, bool]]] = field(init=False)  # the steps that wait for a step, by segment or not
-    depth: list[int] = field(init=False)  # messages that had to follow each other, by step
-    views: list[tuple[list, int, int]] = field(default_factory=list)  # of chunks: where they begin and end
-    sealed: dict[tuple[int, int, int], list] = field(default_factory=dict)  # (origin, label, segment) -> as it came
+    depth: list[int] = field(init=False)  # length of the chain of messages, by step
+    views: list[tuple[list, int, int]] = field(default_factory=list)  # of chunks: memory, begin, end
+    sealed: dict[tuple[int, int, int], list] = field(default_factory=dict)  # (origin, label, segment) -> as received
 
     def __post_init__(self) -> None:
         offsets = [0]
         for buffer, first, parts in self.schedule.scratch:
             offsets.append(offsets[-1] + sum(len(self.memory[buffer, p]) for p in range(first, first + parts)))
-        scratch = [None] * offsets[-1]  # whoever reads before it was written fails
+        scratch = [None] * offsets[-1]  # reading before writing fails
         for buffer, part, parts in self.schedule.chunks:
             if buffer == Buffer.SCRATCH:
                 self.views.append((scratch, offsets[part], offsets[part + parts]))
@@ -81,7 +81,7 @@ class Worker:
         return end - start
 
     def ready(self, index: int) -> bool:
-        """Whether the step's next segment may be done."""
+        """Whether the dependencies of the step's next segment are done."""
         segment, done, total = self.done[index], self.done, self.total
         for step, by_segment in self.schedule.dependencies[index]:
             if done[step] <= segment if by_segment else done[step] < total[step]:
@@ -95,7 +95,7 @@ class World:
         schedules: Sequence[Schedule],
         memories: Sequence[Memory],
         random: Random,
-        segments: int = 3,  # into which the longest chunk is cut
+        segments: int = 3,  # of the longest chunk
         add: Callable = lambda left, right: left + right,
         divide: Callable = lambda value, size: value // size,
     ) -> None:
@@ -111,7 +111,7 @@ class World:
                 self.queues.setdefault(lane, deque()).append(index)
 
     def run(self) -> None:
-        """To the end, or until nothing can move."""
+        """Run to the end. Raises Deadlock if no step can proceed."""
         waiting = [lane for lane, queue in self.queues.items() if self.workers[lane[1]].ready(queue[0])]
         queued = set(waiting)
         while waiting:
@@ -131,11 +131,11 @@ class World:
             raise WrongMessage(f"nobody took the last message of {left}")
 
     def depth(self) -> int:
-        """How many messages had to follow each other: the latency of the whole, counted in hops."""
+        """The longest chain of messages: the latency of the collective in hops."""
         return max((depth for worker in self.workers for depth in worker.depth), default=0)
 
     def _advance(self, lane: Lane) -> list[Lane]:
-        """Do one segment of the lane's first step, if it may; the lanes that may now be able to move."""
+        """Execute one segment of the lane's first step, if it is ready. Returns the lanes that may be able to proceed."""
         kind, rank, peer = lane
         worker = self.workers[rank]
         index = self.queues[lane][0]
@@ -186,7 +186,7 @@ class World:
     def _seal(self, worker: Worker, step: Step, segment: int, depth: int) -> Message:
         values = self._read(worker, step.chunk, segment)
         if step.origin not in (-1, worker.schedule.rank):
-            came = worker.sealed[step.origin, step.label, segment]  # KeyError: it has no such ciphertext to pass on
+            came = worker.sealed[step.origin, step.label, segment]  # KeyError: it has not received this ciphertext
             assert came == values, "the ciphertext that is passed on is not what this rank holds"
         return Message(step.label, step.origin, segment, worker.length(step.chunk), values, depth)
 
@@ -212,7 +212,7 @@ class World:
 
 
 def cut(values: list, parts: int) -> list[list]:
-    """Into so many runs whose lengths differ by one at most."""
+    """Divide values into parts whose lengths differ by at most one."""
     bounds = [len(values) * i // parts for i in range(parts + 1)]
     return [values[a:b] for a, b in pairwise(bounds)]
 
@@ -226,7 +226,7 @@ def messages(schedule: Schedule) -> int:
 
 
 def sent(schedule: Schedule, peer: int) -> list[tuple[int, int]]:
-    """What goes to a peer: (label, origin), in order."""
+    """The messages to a peer: (label, origin), in order."""
     return [(s.label, s.origin) for s in schedule.steps if s.action == Action.SEND and s.peer == peer]
 
 

@@ -1,4 +1,4 @@
-"""A callback at a moment of CLOCK_BOOTTIME."""
+"""Timers on CLOCK_BOOTTIME."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def descriptors() -> set[str]:
 
 
 @pytest.mark.parametrize("delay", [-boot_seconds(), -1.0, 0.0, 0.05], ids=["at boot", "past", "now", "soon"])
-def test_it_is_called_at_its_moment_and_not_before(delay: float) -> None:
+def test_alarm_is_called_at_its_time_and_not_before(delay: float) -> None:
     called: list[float] = []
     moment, before = boot_seconds() + delay, descriptors()
     alarm = Alarm("test", moment, lambda: called.append(boot_seconds()))
@@ -25,7 +25,7 @@ def test_it_is_called_at_its_moment_and_not_before(delay: float) -> None:
 
 
 @pytest.mark.parametrize("delay", [3600.0, 1e18], ids=["an hour", "longer than any machine runs"])
-def test_a_cancelled_alarm_is_not_called_and_leaves_nothing(delay: float) -> None:
+def test_cancelled_alarm_is_not_called_and_leaks_nothing(delay: float) -> None:
     called, before = threading.Event(), descriptors()
     alarm = Alarm("test", boot_seconds() + delay, called.set)
     alarm.cancel()
@@ -35,7 +35,7 @@ def test_a_cancelled_alarm_is_not_called_and_leaves_nothing(delay: float) -> Non
     alarm.cancel()
 
 
-def test_work_may_cancel_its_own_alarm() -> None:
+def test_callback_may_cancel_its_own_alarm() -> None:
     made: list[Alarm] = []
     ready = threading.Event()
 
@@ -49,12 +49,12 @@ def test_work_may_cancel_its_own_alarm() -> None:
     assert not made[0].is_alive()
 
 
-def test_a_forked_child_keeps_no_descriptor_of_it() -> None:
+def test_forked_child_keeps_no_descriptor_of_an_alarm() -> None:
     before = descriptors()
     alarm = Alarm("test", boot_seconds() + 3600, lambda: None)
     child = os.fork()
     if not child:
-        os._exit(0 if descriptors() <= before else 1)  # earlier tests may have left some that a child closes
+        os._exit(0 if descriptors() <= before else 1)  # a child may close some that earlier tests left open
     assert os.waitpid(child, 0)[1] == 0
     alarm.cancel()
     alarm.join(30)

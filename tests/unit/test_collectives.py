@@ -1,4 +1,4 @@
-"""Every schedule does what its collective promises, in every order of events that the rules allow."""
+"""Every schedule computes its collective, in every order of events that the rules allow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNEVEN = (
 
 
 class Case:
-    """One collective over one group: its schedules, the inputs, and what ran."""
+    """One collective over one group: its schedules, inputs and memory."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Case:
         number: Number | None = None,
     ) -> None:
         self.identifier, self.size, self.root, self.average = identifier, size, root, average
-        make = build.__wrapped__  # past the cache, which would keep thousands of schedules alive
+        make = build.__wrapped__  # without the cache, which would keep thousands of schedules alive
         self.schedules = [make(identifier, size, rank, root, average, even) for rank in range(size)]
         self.number = number or (lambda r: r.randrange(-(10**6), 10**6) * size)
         self.random = random
@@ -64,7 +64,7 @@ class Case:
         return [memory[key] for key in sorted(memory) if key[0] == buffer]
 
     def check(self) -> None:
-        """The results are right and the inputs are as they were."""
+        """Check the results, and that the inputs are unchanged."""
         for rank in range(self.size):
             assert self.output(rank) == self._expected(rank), f"{self.identifier.name} of {self.size}, rank {rank}"
         for rank, memory in enumerate(self.memories):
@@ -92,10 +92,10 @@ class Case:
         self.inputs = [[self._draw(length)] for _ in range(self.size)]
         self.memories = [{(Buffer.INPUT, 0): list(parts[0])} for parts in self.inputs]
         root = self.memories[self.root]
-        root[Buffer.OUTPUT, 0] = root[Buffer.INPUT, 0]  # the same memory, as torch.distributed has it
+        root[Buffer.OUTPUT, 0] = root[Buffer.INPUT, 0]  # the same memory, as in torch.distributed
 
     def _bind_one_to_many(self, lengths: list[int], outputs: Callable[[int], dict[int, int]]) -> None:
-        """Every rank has one INPUT part; `outputs` says which OUTPUT parts a rank has, and how long."""
+        """Every rank has one INPUT part; `outputs` returns the lengths of a rank's OUTPUT parts."""
         self.inputs = [[self._draw(length)] for length in lengths]
         for rank in range(self.size):
             memory: Memory = {(Buffer.INPUT, 0): list(self.inputs[rank][0])}
@@ -155,7 +155,7 @@ class Case:
         return []
 
 
-_KINDS = (  # longest last, so that REDUCE_SCATTER is not taken for REDUCE
+_KINDS = (  # longest last, so that REDUCE does not match REDUCE_SCATTER
     *("REDUCE", "GATHER", "SCATTER", "BROADCAST", "BARRIER", "GROUP_OPENING"),
     *("ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "REDUCE_SCATTER"),
 )
@@ -168,7 +168,7 @@ def roots(identifier: ScheduleId, size: int, random: Random) -> list[int]:
 
 
 @pytest.mark.parametrize("identifier", ScheduleId, ids=lambda i: i.name.lower())
-def test_worlds_of_1_to_64(identifier: ScheduleId) -> None:
+def test_groups_of_1_to_64(identifier: ScheduleId) -> None:
     random = Random(identifier)
     for size in range(1, 65):
         for root in roots(identifier, size, random):
@@ -230,13 +230,13 @@ def test_same_bits_on_all_ranks_and_in_every_run(identifier: ScheduleId, average
             assert all(output == results[0][0] for output in results[0])
 
 
-def test_the_numbers_above_show_the_order_of_addition() -> None:
+def test_test_data_reveals_the_order_of_addition() -> None:
     random = Random(0)
     columns = [[awkward(random) for _ in range(16)] for _ in range(8)]
     assert any(sum(column) != sum(reversed(column)) for column in columns)
 
 
-# -- the interpreter can fail ---------------------------------------------------------------------------------------
+# -- the interpreter detects errors ------------------------------------------------------------------------------------
 
 
 def altered(schedule: Schedule, **changes: object) -> Schedule:
@@ -252,7 +252,7 @@ def altered(schedule: Schedule, **changes: object) -> Schedule:
     [i for i in ScheduleId if not i.name.endswith("DIRECT") and i not in (ScheduleId.BARRIER,)],
     ids=lambda i: i.name.lower(),
 )
-def test_it_notices_missing_dependencies(identifier: ScheduleId) -> None:
+def test_interpreter_detects_missing_dependencies(identifier: ScheduleId) -> None:
     noticed = 0
     for seed in range(20):
         case = Case(identifier, 8, Random(seed))
@@ -265,7 +265,7 @@ def test_it_notices_missing_dependencies(identifier: ScheduleId) -> None:
     assert noticed
 
 
-def test_it_notices_a_wrong_label() -> None:
+def test_interpreter_detects_a_wrong_label() -> None:
     case = Case(ScheduleId.ALL_REDUCE_RING, 4, Random(0))
     steps = [s._replace(label=s.label + 1) if s.action == Action.SEND else s for s in case.schedules[2].steps]
     case.schedules[2] = altered(case.schedules[2], steps=tuple(steps))
@@ -273,14 +273,14 @@ def test_it_notices_a_wrong_label() -> None:
         case.run(Random(0))
 
 
-def test_it_notices_a_deadlock() -> None:
+def test_interpreter_detects_a_deadlock() -> None:
     case = Case(ScheduleId.ALL_REDUCE_DOUBLING, 2, Random(0))
     case.schedules = [altered(s, steps=s.steps[::-1]) for s in case.schedules]  # both receive first, then send
     with pytest.raises(Deadlock):
         case.run(Random(0))
 
 
-def test_it_notices_a_message_that_nobody_takes() -> None:
+def test_interpreter_detects_an_unreceived_message() -> None:
     case = Case(ScheduleId.ALL_TO_ALL_DIRECT, 3, Random(0))
     receiving = [s for s in case.schedules[1].steps if s.action != Action.RECV]
     case.schedules[1] = altered(case.schedules[1], steps=tuple(receiving))

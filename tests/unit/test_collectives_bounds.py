@@ -1,4 +1,4 @@
-"""What a schedule costs a worker: steps, messages, links, and messages that follow each other; and who chooses it."""
+"""Bounds of schedules (steps, messages, links, sequential messages), and their selection."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tests.unit.test_collectives import ROOTED, Case
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGEST = 16384
 
-make = build.__wrapped__  # past the cache, which would keep thousands of schedules alive
+make = build.__wrapped__  # without the cache, which would keep thousands of schedules alive
 
 
 @pytest.fixture(autouse=True)
 def _empty_cache() -> Iterator[None]:
-    """Schedules of the largest groups are not kept for the tests to come."""
+    """Clear the cache of schedules after the tests of the largest groups."""
     yield
     build.cache_clear()
 
 
 class Bound(NamedTuple):
-    """At most, for one worker in a group of P whose size has L = log2 P bits, rounded up."""
+    """Upper bounds for one worker in a group of P ranks, with L = ceil(log2 P)."""
 
     messages: Callable[[int, int], int]  # sent
     links: Callable[[int, int], int]
     steps: Callable[[int, int], int]
-    depth: Callable[[int, int], int]  # messages that follow each other, in the whole group
+    depth: Callable[[int, int], int]  # longest chain of messages in the whole group
 
 
 BOUNDS = {
@@ -80,12 +80,12 @@ def check_bounds(schedule: Schedule, identifier: ScheduleId) -> None:
     where = f"{schedule.name}, rank {schedule.rank} of {size}"
     assert messages(schedule) <= bound.messages(size, bits), where
     assert len(links(schedule)) <= bound.links(size, bits), where
-    assert len(schedule.steps) <= max(1, bound.steps(size, bits)), where  # alone, one copies at most
+    assert len(schedule.steps) <= max(1, bound.steps(size, bits)), where  # a group of one copies at most once
     assert schedule.rank not in links(schedule), where
 
 
 def check_form(schedule: Schedule) -> None:
-    """What the runtime takes for granted."""
+    """Check the properties that the runtime relies on."""
     for peer in links(schedule):
         for names in (sent(schedule, peer), received(schedule, peer)):
             labels = [label for label, _ in names]
@@ -100,7 +100,7 @@ def check_form(schedule: Schedule) -> None:
 
 
 def check_forwarding(schedule: Schedule) -> None:
-    """Whoever sends what another sealed has received that very chunk, and it is what the step waits for."""
+    """Check that a rank forwards only a chunk that it has received and that the SEND depends on the RECV."""
     for index, step in enumerate(schedule.steps):
         if step.action != Action.SEND or step.origin in (-1, schedule.rank):
             continue
@@ -110,7 +110,7 @@ def check_forwarding(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("identifier", ScheduleId, ids=lambda i: i.name.lower())
-def test_bounds_and_form_up_to_64(identifier: ScheduleId) -> None:
+def test_bounds_up_to_64_ranks(identifier: ScheduleId) -> None:
     random = Random(identifier)
     for size in range(1, 65):
         ranks = range(size) if size <= 16 else {0, 1, size - 1, size // 2, random.randrange(size)}
@@ -122,7 +122,7 @@ def test_bounds_and_form_up_to_64(identifier: ScheduleId) -> None:
 
 
 @pytest.mark.parametrize("identifier", ScheduleId, ids=lambda i: i.name.lower())
-def test_messages_that_follow_each_other(identifier: ScheduleId) -> None:
+def test_number_of_sequential_messages(identifier: ScheduleId) -> None:
     random = Random(identifier)
     for size in (2, 3, 4, 5, 8, 11, 16, 31, 32, 33):
         world = Case(identifier, size, random, length=1).run(random, segments=1)
@@ -133,7 +133,7 @@ LOGARITHMIC = [i for i in ScheduleId if not i.name.endswith(("RING", "DIRECT", "
 
 
 @pytest.mark.parametrize("identifier", LOGARITHMIC, ids=lambda i: i.name.lower())
-def test_a_world_of_257(identifier: ScheduleId) -> None:
+def test_group_of_257(identifier: ScheduleId) -> None:
     random = Random(identifier)
     case = Case(identifier, 257, random, root=100 if identifier in ROOTED else 0, length=2)
     case.run(random)
@@ -142,8 +142,8 @@ def test_a_world_of_257(identifier: ScheduleId) -> None:
 
 @pytest.mark.parametrize("kind", Collective, ids=lambda k: k.name.lower())
 @pytest.mark.parametrize("size", [100, 1025, LARGEST])
-def test_what_is_chosen_in_large_groups(kind: Collective, size: int) -> None:
-    """One rank and some of its peers: within bounds, and they send each other what the other expects."""
+def test_selection_in_large_groups(kind: Collective, size: int) -> None:
+    """Check the bounds of one rank, and that messages between it and some of its peers match."""
     random = Random(size)
     root = size // 3 if kind in (Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER) else 0
     rank = random.randrange(size)
@@ -151,7 +151,7 @@ def test_what_is_chosen_in_large_groups(kind: Collective, size: int) -> None:
     for identifier in map(ScheduleId, chosen):
         schedule = build(identifier, size, rank, root, False, True)  # from the cache
         check_bounds(schedule, identifier)
-        if len(schedule.steps) > LARGEST:  # seconds for each peer; the smaller groups have shown the same form
+        if len(schedule.steps) > LARGEST:  # seconds for each peer; smaller groups test the same structure
             continue
         for peer in random.sample(sorted(links(schedule)), k=min(3, len(links(schedule)))):
             there = make(identifier, size, peer, root)
@@ -161,7 +161,7 @@ def test_what_is_chosen_in_large_groups(kind: Collective, size: int) -> None:
 
 @pytest.mark.parametrize("kind", Collective, ids=lambda k: k.name.lower())
 @pytest.mark.parametrize("bytes_", [0, 4 * KIB, MIB])
-def test_small_tensors_cost_few_messages_in_the_largest_group(kind: Collective, bytes_: int) -> None:
+def test_small_tensors_take_few_messages_in_the_largest_group(kind: Collective, bytes_: int) -> None:
     schedule = choose(kind, LARGEST, 7, 0, bytes_, Table())
     assert messages(schedule) <= 15
     assert len(links(schedule)) <= 28
@@ -172,7 +172,7 @@ def test_reduce_scatter_needs_two_slices_of_scratch() -> None:
         assert len(build(ScheduleId.REDUCE_SCATTER_RING, size, 1).scratch) <= 2
 
 
-# -- the choice -----------------------------------------------------------------------------------------------------
+# -- selection ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -207,21 +207,21 @@ def test_reduce_scatter_needs_two_slices_of_scratch() -> None:
         (Collective.GROUP_OPENING, 5, 32, ScheduleId.GROUP_OPENING),
     ],
 )
-def test_the_table_of_today(kind: Collective, size: int, bytes_: int, chosen: ScheduleId) -> None:
+def test_default_table(kind: Collective, size: int, bytes_: int, chosen: ScheduleId) -> None:
     for rank in {0, size // 2, size - 1} if size < LARGEST else {7}:
         assert choose(kind, size, rank, 0, bytes_, Table()).identifier == chosen
 
 
-def test_an_uneven_all_to_all_is_direct() -> None:
+def test_uneven_all_to_all_is_direct() -> None:
     assert choose(Collective.ALL_TO_ALL, 32, 3, 0, 64, Table(), even=False).name == "all_to_all_direct"
 
 
-def test_the_table_decides() -> None:
+def test_table_selects_the_schedule() -> None:
     assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table(small=0, ring_slice=16)).name == "all_reduce_ring"
     assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table(small=0)).name == "all_reduce_tree"
 
 
-def test_a_schedule_is_made_once() -> None:
+def test_schedules_are_cached() -> None:
     first = choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table())
     assert choose(Collective.ALL_REDUCE, 4, 1, 0, 4096, Table()) is first
     assert choose(Collective.ALL_REDUCE, 4, 1, 0, 64, Table(), average=True) is not first
@@ -233,7 +233,7 @@ def test_ranks_outside_the_group_are_refused(rank: int, root: int) -> None:
         choose(Collective.BROADCAST, 4, rank, root, 64, Table())
 
 
-def test_identifiers_on_the_wire_stay() -> None:
+def test_schedule_identifiers_are_stable() -> None:
     assert [(i.name.lower(), i.value) for i in ScheduleId] == [
         *(("all_reduce_ring", 1), ("all_reduce_doubling", 2), ("all_reduce_tree", 3)),
         *(("reduce_scatter_ring", 4), ("reduce_scatter_bruck", 5), ("all_gather_ring", 6), ("all_gather_bruck", 7)),
@@ -248,13 +248,13 @@ thresholds = st.lists(st.integers(0, 2**64 - 1), min_size=8, max_size=8)
 
 
 @given(thresholds)
-def test_a_table_survives_its_encoding(values: list[int]) -> None:
+def test_table_round_trip(values: list[int]) -> None:
     table = Table(*values)
     assert Table.from_bytes(table.to_bytes()) == table
 
 
 @given(st.binary(max_size=80) | st.binary(min_size=65, max_size=65))
-def test_whatever_is_parsed_encodes_to_the_same_bytes(encoded: bytes) -> None:
+def test_parsed_table_encodes_to_the_same_bytes(encoded: bytes) -> None:
     try:
         table = Table.from_bytes(encoded)
     except ProtocolError:
@@ -263,11 +263,11 @@ def test_whatever_is_parsed_encodes_to_the_same_bytes(encoded: bytes) -> None:
 
 
 @pytest.mark.parametrize("encoded", [b"", b"\1", Table().to_bytes() + b"\0", Table().to_bytes()[:-1]])
-def test_a_table_of_the_wrong_length_is_refused(encoded: bytes) -> None:
+def test_table_of_the_wrong_length_is_refused(encoded: bytes) -> None:
     with pytest.raises(ProtocolError, match="bytes"):
         Table.from_bytes(encoded)
 
 
-def test_a_table_of_another_version_is_refused() -> None:
+def test_table_of_another_version_is_refused() -> None:
     with pytest.raises(ProtocolError, match="version 2"):
         Table.from_bytes(b"\2" + Table().to_bytes()[1:])

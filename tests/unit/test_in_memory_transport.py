@@ -1,4 +1,4 @@
-"""The network in memory behaves like non-blocking sockets, and whoever holds the wires holds every byte."""
+"""The network in memory behaves like non-blocking sockets, and a test controls every byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ringfence.transport.in_memory import MemoryStream, Pipe, Wires
 
 
 class Listener:
-    """A handler that remembers what it was told."""
+    """A handler that records its notifications."""
 
     def __init__(self) -> None:
         self.told: list[tuple[bool, bool]] = []
@@ -35,7 +35,7 @@ def read(stream: MemoryStream, count: int) -> bytes:
     return bytes(buffer[: stream.recv_into(memoryview(buffer))])
 
 
-def test_bytes_arrive_when_they_are_delivered_and_in_order() -> None:
+def test_bytes_arrive_in_order_on_delivery() -> None:
     wires, near, far = connected()
     assert write(near, b"one ") == 4 and write(near, b"two") == 3
     with pytest.raises(BlockingIOError):
@@ -46,7 +46,7 @@ def test_bytes_arrive_when_they_are_delivered_and_in_order() -> None:
         read(far, 10)
 
 
-def test_both_directions_are_apart() -> None:
+def test_directions_are_independent() -> None:
     wires, near, far = connected()
     write(near, b"forth")
     write(far, b"back")
@@ -54,7 +54,7 @@ def test_both_directions_are_apart() -> None:
     assert read(far, 10) == b"forth" and read(near, 10) == b"back"
 
 
-def test_a_full_pipe_takes_what_fits_then_blocks_until_it_is_read() -> None:
+def test_full_pipe_blocks_until_it_is_read() -> None:
     wires, near, far = connected(capacity=10)
     writer = Listener()
     near.watched_by(writer)
@@ -68,7 +68,7 @@ def test_a_full_pipe_takes_what_fits_then_blocks_until_it_is_read() -> None:
     assert writer.told[-1] == (False, True) and write(near, bytes(25)) == 4
 
 
-def test_the_reader_is_told_of_a_delivery() -> None:
+def test_reader_is_notified_of_a_delivery() -> None:
     wires, near, far = connected()
     reader = Listener()
     far.watched_by(reader)
@@ -78,13 +78,13 @@ def test_the_reader_is_told_of_a_delivery() -> None:
     assert reader.told == [(True, False)]
 
 
-def test_nothing_moves_twice() -> None:
+def test_bytes_are_delivered_once() -> None:
     wires, near, _ = connected()
     write(near, b"x")
     assert wires.deliver() and not wires.deliver()
 
 
-def test_what_was_written_before_closing_still_arrives_then_the_end() -> None:
+def test_bytes_written_before_close_arrive_before_the_end() -> None:
     wires, near, far = connected()
     write(near, b"last words")
     near.close()
@@ -93,14 +93,14 @@ def test_what_was_written_before_closing_still_arrives_then_the_end() -> None:
     assert read(far, 20) == b"last words" and read(far, 20) == b""
 
 
-def test_a_closed_end_cannot_write() -> None:
+def test_closed_stream_cannot_write() -> None:
     _, near, _ = connected()
     near.close()
     with pytest.raises(BrokenPipeError):
         write(near, b"x")
 
 
-def test_the_holder_of_the_wires_sees_and_changes_everything() -> None:
+def test_deliver_can_change_all_bytes() -> None:
     wires, near, far = connected()
     seen = []
 

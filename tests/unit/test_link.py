@@ -1,4 +1,4 @@
-"""The link, two ends in memory. Invariant: what was sealed opens once, at its place; everything else is refused and wiped."""
+"""Sealing and opening of frames in memory: a sealed frame opens once, at its position; anything else is refused and wiped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.flips import flips
 SESSION_KEY = Secret(bytes(range(32)))
 SECRET = Secret(bytes(range(32, 64)))
 OTHER = Secret(bytes(range(64, 96)))
-TURN = 1 << KEY_PHASE_SHIFT  # the first counter of key phase 1
+PHASE_1 = 1 << KEY_PHASE_SHIFT  # the first counter of key phase 1
 
 
 # -- one direction of a connection -------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def opened(opener: Opener, header: bytes, sealed: bytes) -> bytes:
 
 
 def refused(opener: Opener, header: bytes, sealed: bytes) -> None:
-    """It does not open, and nothing of it is left."""
+    """Check that a frame does not open and that its target is wiped."""
     target = bytearray(b"\xaa" * (len(sealed) - TAG_BYTES))
     with pytest.raises(AuthenticationError):
         opener.open_into(header, sealed, memoryview(target))
@@ -50,7 +50,7 @@ def refused(opener: Opener, header: bytes, sealed: bytes) -> None:
 
 
 def sealer_at(counter: int) -> Sealer:
-    """A sealer that has come this far; no further than the first frame of key phase 1, which steps the key."""
+    """Return a sealer at this counter, which is at most the first of key phase 1."""
     sealer = Sealer(SECRET)
     sealer.counter = counter
     return sealer
@@ -73,7 +73,7 @@ def test_frames_open_in_the_order_in_which_they_were_sealed(frames: list[tuple[b
     assert sealer.counter == opener.counter == len(frames)
 
 
-def test_a_full_segment_is_sealed_in_place() -> None:
+def test_full_segment_is_sealed_in_place() -> None:
     plaintext = os.urandom(SEGMENT_BYTES)
     memory = memoryview(bytearray(plaintext) + bytearray(TAG_BYTES))
     Sealer(SECRET).seal_into(b"header", memory[:SEGMENT_BYTES], memory)
@@ -92,7 +92,7 @@ def test_every_flipped_bit_of_a_sealed_frame_is_refused(plaintext: bytes) -> Non
     assert opened(Opener(SECRET), header, sealed) == plaintext
 
 
-def test_every_flipped_bit_of_a_tag_or_of_what_it_covers_is_refused() -> None:
+def test_flipped_bit_in_tag_or_covered_bytes_is_refused() -> None:
     covered = bytes(range(HEADER_BYTES + TAG_BYTES))
     tag = Sealer(SECRET).tag(covered)
     for changed in flips(covered + tag):
@@ -101,7 +101,7 @@ def test_every_flipped_bit_of_a_tag_or_of_what_it_covers_is_refused() -> None:
 
 
 @pytest.mark.parametrize("cut", range(TAG_BYTES + 4))
-def test_a_frame_that_was_cut_short_is_refused(cut: int) -> None:
+def test_truncated_frame_is_refused(cut: int) -> None:
     sealed = seal(Sealer(SECRET), b"header", b"text")[:cut]
     target = memoryview(bytearray(max(0, cut - TAG_BYTES)))
     with pytest.raises(AuthenticationError):
@@ -111,7 +111,7 @@ def test_a_frame_that_was_cut_short_is_refused(cut: int) -> None:
 @pytest.mark.promise("A frame opens only at its own position, in its own direction and on its own connection.")
 @given(st.integers(0, 5), st.integers(0, 5))
 def test_a_frame_opens_at_its_own_place_only(sealed_at: int, opened_at: int) -> None:
-    """Dropped, repeated and reordered frames all come to this: a counter that is not the next."""
+    """Dropped, repeated and reordered frames all have a counter that is not the next one."""
     sealed = seal(sealer_at(sealed_at), b"header", b"text")
     opener = opener_at(opened_at)
     if sealed_at == opened_at:
@@ -135,7 +135,7 @@ def test_a_frame_is_worth_nothing_in_another_direction_or_connection() -> None:
 
 
 def nonce_and_key(secret: Secret, counter: int) -> tuple[bytes, bytes]:
-    """By the specification, from the beginning each time."""
+    """Compute key and nonce by the specification."""
     for _ in range(counter >> KEY_PHASE_SHIFT):
         secret = keys.expand(secret, keys.RATCHET)
     material = keys.expand(secret, keys.SEGMENT_KEY, 44).reveal()
@@ -143,7 +143,7 @@ def nonce_and_key(secret: Secret, counter: int) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.promise("A link uses a fresh nonce for every frame, also across a key phase.")
-@pytest.mark.parametrize("start", [0, TURN - 4], ids=["at first", "across a key phase"])
+@pytest.mark.parametrize("start", [0, PHASE_1 - 4], ids=["at first", "across a key phase"])
 def test_no_nonce_is_used_twice_under_a_key(start: int) -> None:
     sealer = sealer_at(start)
     used = set()
@@ -159,7 +159,7 @@ def test_no_nonce_is_used_twice_under_a_key(start: int) -> None:
     assert len(used) == 12
 
 
-def test_a_counter_is_spent_also_where_sealing_or_opening_fails() -> None:
+def test_failed_seal_or_open_consumes_a_counter() -> None:
     sealer, opener = Sealer(SECRET), Opener(SECRET)
     with pytest.raises(ValueError, match="buffer"):
         sealer.seal_into(b"header", b"text", memoryview(bytearray(3)))
@@ -169,8 +169,8 @@ def test_a_counter_is_spent_also_where_sealing_or_opening_fails() -> None:
     assert opened(opener, b"header", seal(sealer, b"header", b"text")) == b"text"
 
 
-def test_both_ends_step_their_keys_together_and_announce_it() -> None:
-    sealer, opener = sealer_at(TURN - 2), opener_at(TURN - 2)
+def test_both_ends_ratchet_together_and_announce_the_key_phase() -> None:
+    sealer, opener = sealer_at(PHASE_1 - 2), opener_at(PHASE_1 - 2)
     key_phases = []
     for number in range(5):
         assert sealer.upcoming_key_phase() == opener.upcoming_key_phase()
@@ -178,43 +178,43 @@ def test_both_ends_step_their_keys_together_and_announce_it() -> None:
         text = bytes([number]) * 10
         assert opened(opener, b"header", seal(sealer, b"header", text)) == text
     assert key_phases == [0, 0, 1, 1, 1]
-    assert sealer.counter == TURN + 3
+    assert sealer.counter == PHASE_1 + 3
 
 
-def test_the_step_is_one_way() -> None:
-    """Whoever takes a worker's memory after the step cannot open what was sealed before it."""
-    sealer = sealer_at(TURN - 1)
+def test_ratchet_is_one_way() -> None:
+    """The keys in memory after a ratchet cannot open frames sealed before it."""
+    sealer = sealer_at(PHASE_1 - 1)
     before = seal(sealer, b"header", b"early")
     after = seal(sealer, b"header", b"late")
     held = sealer._secret
     assert held == keys.expand(SECRET, keys.RATCHET)
-    nonce, _ = nonce_and_key(SECRET, TURN - 1)
+    nonce, _ = nonce_and_key(SECRET, PHASE_1 - 1)
     with pytest.raises(InvalidTag):
         AESGCM(keys.expand(held, keys.SEGMENT_KEY, 44).reveal()[:32]).decrypt(nonce, before, b"header")
-    nonce, key = nonce_and_key(SECRET, TURN)
+    nonce, key = nonce_and_key(SECRET, PHASE_1)
     assert AESGCM(key).decrypt(nonce, after, b"header") == b"late"
 
 
-def test_the_first_frame_of_a_key_phase_does_not_open_under_the_old_key() -> None:
-    sealed = seal(sealer_at(TURN), b"header", b"text")
+def test_new_key_phase_does_not_open_under_the_old_key() -> None:
+    sealed = seal(sealer_at(PHASE_1), b"header", b"text")
     _, old = nonce_and_key(SECRET, 0)
-    new_nonce, new = nonce_and_key(SECRET, TURN)
+    new_nonce, new = nonce_and_key(SECRET, PHASE_1)
     with pytest.raises(InvalidTag):
         AESGCM(old).decrypt(new_nonce, sealed, b"header")
     assert AESGCM(new).decrypt(new_nonce, sealed, b"header") == b"text"
 
 
-def test_counters_end() -> None:
+def test_exhausted_counters_raise() -> None:
     sealer = sealer_at(COUNTER_LIMIT)
-    with pytest.raises(ProtocolError, match="used up"):
+    with pytest.raises(ProtocolError, match="used all"):
         sealer.tag(b"header")
     origin = OriginKeys(SECRET, 0)
     origin.counter = COUNTER_LIMIT
-    with pytest.raises(ProtocolError, match="used up"):
+    with pytest.raises(ProtocolError, match="used all"):
         origin.take()
 
 
-# -- what is sealed once and forwarded ---------------------------------------------------------------------------------
+# -- segments sealed once and forwarded --------------------------------------------------------------------------------
 
 
 def forwarded(origin: OriginKeys, text: bytes = b"forwarded") -> tuple[int, bytes]:
@@ -223,7 +223,7 @@ def forwarded(origin: OriginKeys, text: bytes = b"forwarded") -> tuple[int, byte
     return counter, bytes(sealed)
 
 
-def test_everybody_opens_what_an_origin_sealed_and_names() -> None:
+def test_every_rank_opens_a_segment_of_its_origin() -> None:
     origin = OriginKeys(SECRET, 3)
     for counter, text in enumerate([b"", b"one", bytes(100)]):
         taken, sealed = forwarded(origin, text)
@@ -239,7 +239,7 @@ def test_everybody_opens_what_an_origin_sealed_and_names() -> None:
     [(OTHER, 3, 0, b"header"), (SECRET, 2, 0, b"header"), (SECRET, 3, 1, b"header"), (SECRET, 3, 0, b"Header")],
     ids=["instance", "origin", "counter", "header"],
 )
-def test_a_forwarded_segment_opens_at_its_own_place_only(
+def test_forwarded_segment_opens_only_at_its_own_position(
     secret: Secret, rank: int, counter: int, header: bytes
 ) -> None:
     _, sealed = forwarded(OriginKeys(SECRET, 3))
@@ -262,24 +262,24 @@ def test_every_flipped_bit_of_a_forwarded_segment_is_refused_and_wiped() -> None
 
 def test_origin_keys_change_with_the_key_phase() -> None:
     origin, reader = OriginKeys(SECRET, 3), OriginKeys(SECRET, 0)
-    origin.counter = TURN - 1
+    origin.counter = PHASE_1 - 1
     for _ in range(2):
         counter, sealed = forwarded(origin)
         info = keys.ORIGIN + (3).to_bytes(4, "big") + (counter >> KEY_PHASE_SHIFT).to_bytes(8, "big")
-        nonce, key = nonce_and_key(keys.expand(SECRET, info), counter % TURN)
-        nonce = (int.from_bytes(nonce, "big") ^ (counter - counter % TURN)).to_bytes(12, "big")
+        nonce, key = nonce_and_key(keys.expand(SECRET, info), counter % PHASE_1)
+        nonce = (int.from_bytes(nonce, "big") ^ (counter - counter % PHASE_1)).to_bytes(12, "big")
         assert AESGCM(key).decrypt(nonce, sealed, b"header") == b"forwarded"
         target = bytearray(9)
         reader.open_into(3, counter, b"header", sealed, memoryview(target))
         assert target == b"forwarded"
 
 
-def test_an_origin_never_counts_twice() -> None:
+def test_origin_counters_are_unique() -> None:
     origin = OriginKeys(SECRET, 0)
     assert [origin.take() for _ in range(100)] == list(range(100))
 
 
-def test_instances_of_one_group_have_different_names() -> None:
+def test_instances_of_one_group_have_different_identifiers() -> None:
     group = bytes(32)
     named = {instance_identifier(Secret(bytes([n] * 32)), group) for n in range(50)}
     assert len(named) == 50 and all(len(name) == 16 for name in named)
@@ -290,7 +290,7 @@ def test_instances_of_one_group_have_different_names() -> None:
 
 
 @pytest.mark.parametrize("use", ["seal_into", "tag", "origin"])
-def test_a_copy_in_a_forked_child_does_not_seal(use: str) -> None:
+def test_copy_in_a_forked_child_does_not_seal(use: str) -> None:
     alive = bytearray(b"\1")
     sealer, origin, target = Sealer(SECRET, alive), OriginKeys(SECRET, 0, alive), memoryview(bytearray(20))
     attempts: dict[str, Callable[[], object]] = {
@@ -307,7 +307,7 @@ def test_a_copy_in_a_forked_child_does_not_seal(use: str) -> None:
     assert sealer.counter == spent and bytes(target) == bytes(20)
 
 
-def test_the_canary_dies_in_a_real_child() -> None:
+def test_canary_is_zero_in_a_real_child() -> None:
     sealer = Sealer(SECRET, fork.ALIVE)
     sealer.tag(b"header")
     child = os.fork()

@@ -1,4 +1,4 @@
-"""The layouts of a link. Invariant: whatever is parsed re-encodes to identical bytes, or is refused."""
+"""The wire format of links: input is refused, or parses to a value that encodes to the same bytes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ hellos = st.builds(Hello, u32, u32, st.sampled_from(list(Lane)), *[st.binary(min
 
 
 @given(headers)
-def test_a_header_comes_back_as_it_went(header: Header) -> None:
+def test_header_round_trip(header: Header) -> None:
     data = pack_header(*header)
     assert len(data) == HEADER_BYTES and read_header(data) == header
     assert Call.unpack(header.call).pack() == header.call
@@ -59,7 +59,7 @@ def test_a_header_comes_back_as_it_went(header: Header) -> None:
 
 @given(headers)
 @settings(max_examples=20)
-def test_a_header_with_a_flipped_bit_is_refused_or_means_exactly_itself(header: Header) -> None:
+def test_header_with_flipped_bit_is_refused_or_round_trips(header: Header) -> None:
     for changed in flips(pack_header(*header)):
         try:
             other = read_header(changed)
@@ -69,7 +69,7 @@ def test_a_header_with_a_flipped_bit_is_refused_or_means_exactly_itself(header: 
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
-def test_random_bytes_are_no_header_or_mean_exactly_themselves(data: bytes) -> None:
+def test_random_header_is_refused_or_round_trips(data: bytes) -> None:
     try:
         header = read_header(data)
     except ProtocolError:
@@ -78,7 +78,7 @@ def test_random_bytes_are_no_header_or_mean_exactly_themselves(data: bytes) -> N
 
 
 @pytest.mark.parametrize(("at", "value"), [(0, 0), (0, 8), (1, 1), (2, 1), (3, 1), (12, 1), (15, 1), (16, 1), (17, 9)])
-def test_headers_that_no_sender_writes_are_refused(at: int, value: int) -> None:
+def test_malformed_headers_are_refused(at: int, value: int) -> None:
     data = bytearray(HEADER_BYTES)
     data[0] = Type.HOP
     read_header(bytes(data))
@@ -96,7 +96,7 @@ def test_headers_that_no_sender_writes_are_refused(at: int, value: int) -> None:
 @example((128 << 10) + 1)
 @example(2 << 20)
 @example((2 << 20) + 1)
-def test_segments_cover_a_chunk_and_cut_no_element(length: int) -> None:
+def test_segments_cover_a_chunk_without_splitting_elements(length: int) -> None:
     each, count = segment_bytes(length), segment_count(length)
     assert 0 < each <= SEGMENT_BYTES and each % 16 == 0
     assert (count - 1) * each < max(length, 1) <= count * each
@@ -107,32 +107,32 @@ def test_segments_cover_a_chunk_and_cut_no_element(length: int) -> None:
 
 
 @given(hellos)
-def test_a_hello_comes_back_as_it_went(hello: Hello) -> None:
+def test_hello_round_trip(hello: Hello) -> None:
     data = write_hello(SESSION_KEY, hello)
     assert len(data) == HELLO_BYTES and read_hello(SESSION_KEY, data) == hello
 
 
 @given(hellos)
 @settings(max_examples=3)
-def test_a_hello_with_a_flipped_bit_is_refused(hello: Hello) -> None:
+def test_hello_with_flipped_bit_is_refused(hello: Hello) -> None:
     for changed in flips(write_hello(SESSION_KEY, hello)):
         with pytest.raises(AuthenticationError):
             read_hello(SESSION_KEY, changed)
 
 
 @given(st.binary(max_size=2 * HELLO_BYTES))
-def test_random_bytes_are_no_hello(data: bytes) -> None:
+def test_random_hello_is_refused(data: bytes) -> None:
     with pytest.raises(AuthenticationError):
         read_hello(SESSION_KEY, data)
 
 
 @given(hellos)
-def test_a_hello_of_another_session_is_refused(hello: Hello) -> None:
+def test_hello_of_another_session_is_refused(hello: Hello) -> None:
     with pytest.raises(AuthenticationError):
         read_hello(OTHER, write_hello(SESSION_KEY, hello))
 
 
-def test_a_hello_for_a_lane_that_does_not_exist_is_refused() -> None:
+def test_hello_with_unknown_lane_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="another version"):
         read_hello(SESSION_KEY, write_hello(SESSION_KEY, Hello(0, 1, max(Lane) + 1, bytes(32), bytes(32))))
 

@@ -1,4 +1,4 @@
-"""Which torch is refused, tested, or newer than what was tested; and the script that tests several."""
+"""Refused, tested and untested versions of torch, and the script that tests several versions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_the_range_of_releases(version: str, too_old: bool, untested: bool) -> N
     assert torch_versions.untested(version) is untested
 
 
-def test_what_is_no_version_is_refused() -> None:
+def test_invalid_version_is_refused() -> None:
     with pytest.raises(ValueError, match="not a version of torch"):
         torch_versions.release("main")
 
 
-def test_the_texts_name_the_tested_range() -> None:
+def test_messages_name_the_tested_range() -> None:
     assert torch_versions.TESTED == "2.13 to 2.15"
     assert torch_versions.INSTALL == 'python -m pip install "torch>=2.13,<2.16"'
 
@@ -49,7 +49,7 @@ REPORT = """
 """
 
 
-def test_a_test_that_failed_or_was_skipped_has_not_passed() -> None:
+def test_failed_or_skipped_test_has_not_passed() -> None:
     cases = list(ElementTree.fromstring(REPORT).iter("testcase"))
     parts = {name: script.counts(cases, tests) for name, tests in script.SET.items()}
     assert parts == {
@@ -70,11 +70,11 @@ def pinned(name: str) -> tuple[int, int]:
     return torch_versions.release(version)
 
 
-def test_the_oldest_and_the_newest_release_are_the_ones_that_ci_installs() -> None:
+def test_ci_installs_the_oldest_and_the_newest_release() -> None:
     assert (pinned("oldest.txt"), pinned("newest.txt")) == (torch_versions.OLDEST, torch_versions.NEWEST)
 
 
-def test_the_page_has_a_row_for_every_release_in_which_all_passed() -> None:
+def test_page_has_a_row_for_every_passing_release() -> None:
     page = (script.ROOT / "docs" / "reference" / "compatibility.md").read_text()
     rows = re.findall(r"^\| (\d[^ ]*) \| [\d.]+ \| (.*) \|$", page, flags=re.MULTILINE)
     assert {torch_versions.release(version) for version, _ in rows} == {

@@ -27,7 +27,7 @@ PLAINTEXT = bytes(range(32))
 
 
 def fixed(name: str, length: int = 32) -> bytes:
-    """Bytes that anyone can make: SHA-256 of a name."""
+    """Reproducible bytes: SHA-256 of a name."""
     return keys.digest(b"ringfence test vector\0", name.encode())[:length]
 
 
@@ -42,7 +42,7 @@ def private(rank: int) -> X25519PrivateKey:
 
 
 def connect(dialler: int, acceptor: int, lane: Lane) -> tuple[Hello, bytes, bytes, LinkSecrets]:
-    """A hello, what X25519 gives, the acceptor's nonce, and the secrets that follow."""
+    """A hello, the X25519 output, the acceptor's nonce, and the derived secrets."""
     place = f"{dialler} to {acceptor}, lane {int(lane)}"
     group = NO_GROUP if lane is Lane.PEER_VERIFICATION else GROUP
     hello = Hello(dialler, acceptor, lane, group, fixed(f"dialler's nonce, {place}"))
@@ -52,7 +52,7 @@ def connect(dialler: int, acceptor: int, lane: Lane) -> tuple[Hello, bytes, byte
 
 
 def frame(sealer: Sealer, kind: Type, call: Call, plaintext: bytes = b"", **fields: Any) -> bytes:
-    """A frame that is sealed for its hop."""
+    """A frame sealed for its hop."""
     header = header_bytes(sealer, kind, call, len(plaintext), **fields)
     sealed = bytearray(len(plaintext) + keys.TAG_BYTES)
     sealer.seal_into(header, plaintext, memoryview(sealed))
@@ -127,7 +127,7 @@ def hop_frames() -> list[dict[str, Any]]:
 
 
 def forwarded() -> dict[str, Any]:
-    """What worker 0 sealed as an origin, on its way to worker 1 and from there to worker 2."""
+    """A segment that worker 0 seals as origin, forwarded by worker 1 to worker 2."""
     origin = OriginKeys(INSTANCE, 0)
     origin.counter = 3
     counter = origin.take()
@@ -163,7 +163,7 @@ def point_to_point() -> dict[str, Any]:
 
 
 def peer_verification() -> dict[str, Any]:
-    """What two workers show each other at peer verification; the proofs are only bytes here."""
+    """The presentations of a peer verification; the proofs are arbitrary bytes here."""
     secrets = connect(1, 2, Lane.PEER_VERIFICATION)[3]
     dialler, acceptor = Sealer(secrets.forth), Sealer(secrets.back)
     return {

@@ -1,4 +1,4 @@
-"""What spec/link.md lists, the package does: codes, labels, limits, and the messages of every schedule, written down again."""
+"""The package matches spec/link.md: codes, labels, limits, and the messages of every schedule, implemented from the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAT = " ".join(SPEC.split())
 
 
 def listed(start: str, end: str) -> dict[int, str]:
-    """`0 name, 1 name, …` from a passage of the text."""
+    """Parse `0 name, 1 name, …` in a passage of the spec."""
     passage = re.sub(r"\([^)]*\)", "", FLAT.split(start, 1)[1].split(end, 1)[0])
     return {int(code): name.strip(" .") for code, name in re.findall(r"(\d+) ([^,]+)", passage)}
 
@@ -63,7 +63,7 @@ def test_operations() -> None:
     assert named == {**{int(each): each.name.lower() for each in Collective}, POINT_TO_POINT: "point_to_point"}
 
 
-def test_every_label_of_a_link_is_in_the_text() -> None:
+def test_spec_lists_every_key_label() -> None:
     written = {f"ringfence/1 {purpose}".encode() + b"\0" for purpose in re.findall(r'L\("([^"]+)"\)', SPEC)}
     defined = {
         value
@@ -267,7 +267,7 @@ ROOTED = {8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
 
 
 @pytest.mark.parametrize("identifier", sorted(SCHEDULES), ids=lambda code: ScheduleId(code).name.lower())
-def test_schedules_send_what_the_text_says(identifier: int) -> None:
+def test_schedules_send_what_the_spec_says(identifier: int) -> None:
     assert len(SCHEDULES) == len(ScheduleId)
     for size in range(2, 14):
         for root in {0, size // 2, size - 1} if identifier in ROOTED else {0}:
@@ -286,5 +286,5 @@ def test_schedules_send_what_the_text_says(identifier: int) -> None:
 
 
 def in_order(messages: list[Message], sends: bool) -> list[Message]:
-    """One direction: between sends and receives the text orders nothing but what one needs of the other."""
+    """The messages of one direction: the spec orders sends and receives only by their dependencies."""
     return [message for message in messages if message.sends is sends]

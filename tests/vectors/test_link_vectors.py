@@ -1,4 +1,4 @@
-"""The vectors of spec/link.md, computed a second time from its text alone: nothing here is ringfence's but the file."""
+"""An independent implementation of spec/link.md that computes its vectors; it uses no code of the package."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def group_digest() -> bytes:
 
 
 def draws() -> bytes:
-    """The XOR of what the members drew."""
+    """The XOR of the members' contributions."""
     return bytes(a ^ b ^ c for a, b, c in zip(*map(bytes.fromhex, VECTORS["group"]["draws"]), strict=True))
 
 
@@ -129,7 +129,7 @@ def call(operation: int, dtype: int = 0, schedule: int = 0, elements: int = 0, t
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_what_the_package_prints() -> None:
+def test_vectors_file_matches_the_package() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "tests.vectors.make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
@@ -213,7 +213,7 @@ def test_point_to_point() -> None:
     assert found["acceptor_bye"] == (bye + seal(back, 1, b"", bye)).hex()
 
 
-def test_an_peer_verification() -> None:
+def test_peer_verification() -> None:
     found = VECTORS["peer_verification"]
     for way, who in (("forth", "dialler"), ("back", "acceptor")):
         shown = bytes.fromhex(found[f"{who}_shows"])
