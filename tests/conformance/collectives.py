@@ -1,4 +1,4 @@
-"""Every collective played as one rank: call it, and say what each result ought to be."""
+"""Every collective as one rank calls it, with the expected results."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ COLLECTIVES: dict[str, Callable[[Setting], Results]] = {
 
 
 def outcome(case: Case, number: int, group: Any) -> str:
-    """Play one case: right, "wrong: ..." or "refused: ..."."""
+    """Run one case; return RIGHT, "wrong: ..." or "refused: ..."."""
     at = Setting(case, number, group)
     try:
         results = COLLECTIVES[case.collective](at)
@@ -189,7 +189,7 @@ def outcome(case: Case, number: int, group: Any) -> str:
 
 
 def groups_of(world: int) -> dict[str, list[int]]:
-    """The groups that cases name, as global ranks."""
+    """The groups of the cases, as global ranks."""
     return {
         "world": list(range(world)),
         "evens": list(range(0, world, 2)),
@@ -198,7 +198,7 @@ def groups_of(world: int) -> dict[str, list[int]]:
 
 
 def play(cases: Sequence[tuple[int, Case]]) -> list[str | None]:
-    """All cases in order; None where this rank is not a member."""
+    """Run all cases in order; the result is None where this rank is not a member."""
     warnings.simplefilter("ignore")
     members = groups_of(dist.get_world_size())
     groups = {name: dist.new_group(ranks) for name, ranks in members.items() if name != "world"}

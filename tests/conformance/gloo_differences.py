@@ -1,4 +1,4 @@
-"""Where Gloo (torch 2.13) refuses a case that means something, or gives a wrong answer to it.
+"""Valid cases that Gloo (torch 2.13) refuses or answers incorrectly.
 
 Found by running the contract against it; the suite asserts each entry on Gloo, so that an entry that no longer holds
 is noticed. ringfence has no such table: it answers every case rightly.
@@ -15,15 +15,15 @@ from tests.conformance.cases import COMPLEX, INTEGERS, Case
 class Difference(NamedTuple):
     reason: str
     applies: Callable[[Case], bool]
-    outcome: str  # "refused": on every rank; "wrong": on some rank at least
-    text: str  # part of what the ranks report
+    outcome: str  # "refused": on every rank; "wrong": on at least one rank
+    text: str  # part of the ranks' reports
 
 
 def _strided(case: Case) -> bool:
     return case.layout in ("transposed", "every_second")
 
 
-# The first entry that applies is what happens.
+# The first entry that matches applies.
 DIFFERENCES = (
     Difference(
         "lists of tensors of different lengths are not taken",
@@ -86,5 +86,5 @@ DIFFERENCES = (
 
 
 def difference(case: Case) -> Difference | None:
-    """How Gloo treats a case that it does not get right."""
+    """The difference of Gloo in this case, if any."""
     return next((entry for entry in DIFFERENCES if entry.applies(case)), None)

@@ -1,4 +1,4 @@
-"""What a case is played in: values that every rank can compute, views with guarded gaps, plain torch's answer."""
+"""The environment of a case: reproducible values, views with guarded gaps, and torch's expected result."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests.conformance.cases import Case
 
-TABLE = 8191  # a prime, so that repetitions never line up with chunks
+TABLE = 8191  # a prime, so that repetitions never align with chunks
 ROWS = 3  # of a transposed view
-RELATIVE = {  # of one addition or multiplication, generously
+RELATIVE = {  # tolerance of one addition or multiplication
     torch.float16: 2e-3,
     torch.bfloat16: 1.6e-2,
     torch.float32: 1e-6,
@@ -26,7 +26,7 @@ RELATIVE = {  # of one addition or multiplication, generously
 
 @cache
 def table(dtype: torch.dtype, op: str) -> Tensor:
-    """Random values that suit a type; near one for products, so that they neither vanish nor overflow."""
+    """Random values of a type; near one for products, so that they neither vanish nor overflow."""
     random = torch.Generator().manual_seed(20)
     if dtype.is_floating_point or dtype.is_complex:
         kind = torch.complex128 if dtype.is_complex else torch.float64
@@ -41,8 +41,8 @@ def table(dtype: torch.dtype, op: str) -> Tensor:
 
 
 def combine(op: str, dtype: torch.dtype, operands: Sequence[Tensor]) -> Tensor:
-    """Plain torch's reduction. Floats in double precision; a sum of booleans is their disjunction; averages of integers
-    are rounded toward zero, and right also where the sum is beyond the type."""
+    """The expected reduction, by torch. Floats in double precision; a sum of booleans is their disjunction; averages of
+    integers are rounded toward zero, and correct even if the sum overflows the type."""
     if dtype == torch.bool:
         step = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}.get(op, op)
         wide = list(operands)
@@ -69,7 +69,7 @@ def combine(op: str, dtype: torch.dtype, operands: Sequence[Tensor]) -> Tensor:
 
 
 class Setting:
-    """One case as one rank of its group sees it."""
+    """One case on one rank of its group."""
 
     def __init__(self, case: Case, number: int, group: Any) -> None:
         self.case = case
@@ -88,7 +88,7 @@ class Setting:
         return getattr(dist.ReduceOp, self.case.op)
 
     def values(self, rank: int, slot: int = 0, rows: int | None = None) -> Tensor:
-        """What a rank puts into a slot of this case; any rank can say it of any other."""
+        """The values of a rank for a slot of this case; every rank can compute them."""
         shape = self._shape(self.rows if rows is None else rows)
         count = shape.numel()
         start = (self._number * 977 + rank * 331 + slot * 53) % TABLE
@@ -99,14 +99,14 @@ class Setting:
         return torch.Size((rows, self.case.size)) if self.case.layout == "transposed" else torch.Size((rows,))
 
     def empty(self, rows: int | None = None) -> Tensor:
-        """A tensor to be written, laid out as the case says, in memory whose gaps are guarded."""
+        """A tensor for a result, in the layout of the case, in memory with guarded gaps."""
         shape = self._shape(self.rows if rows is None else rows)
         base, view = _layout(self.case.layout, shape, self.dtype)
         self._guards.append((base, base.clone(), view))
         return view(base)
 
     def place(self, values: Tensor, unchanged: bool = False) -> Tensor:
-        """The same with values in it; `unchanged`: the collective may only read it."""
+        """A tensor with values; `unchanged`: the collective may only read it."""
         tensor = self.empty(values.shape[0])
         tensor.copy_(values)
         if unchanged:
@@ -114,18 +114,18 @@ class Setting:
         return tensor
 
     def call(self, collective: Callable[..., Any], *args: Any, **keywords: Any) -> None:
-        """Call it on this group and wait, in the way the case says."""
+        """Call the collective on this group and wait in the mode of the case."""
         pending = collective(*args, group=self.group, async_op=self.case.mode != "sync", **keywords)
         if self.case.mode == "future" and isinstance(pending, dist.Work):
             pending = pending.get_future()
-        if self.case.mode != "sync":  # torch's coalesced collectives hand out a future by themselves
+        if self.case.mode != "sync":  # torch's coalesced collectives return a future themselves
             pending.wait()
 
     def reduced(self, operands: Sequence[Tensor]) -> Tensor:
         return combine(self.case.op, self.dtype, operands)
 
     def fault(self, actual: Tensor, expected: Tensor) -> str | None:
-        """What is wrong with a result, if anything."""
+        """Describe the error in a result, if any."""
         if actual.shape != expected.shape:
             return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
         inexact = self.case.op in ("SUM", "PRODUCT", "AVG") and self.dtype in RELATIVE
@@ -141,7 +141,7 @@ class Setting:
         return f"{int((~same).sum())} of {same.numel()} elements differ, first at {where}: {values}"
 
     def damage(self) -> str | None:
-        """What the collective wrote where it had no business."""
+        """Describe writes of the collective outside its tensors."""
         for tensor, values in self._unchanged:
             if not torch.equal(tensor, values):
                 return "an input was changed"
@@ -153,7 +153,7 @@ class Setting:
 
 
 def _layout(layout: str, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Memory, and how to see a tensor of that shape in it."""
+    """Return memory and a function that returns a view of that shape in it."""
     count = shape.numel()
     match layout:
         case "plain":

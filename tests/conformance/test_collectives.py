@@ -1,4 +1,4 @@
-"""Every collective against plain torch, on Gloo and on ringfence: types, operations, views, sizes, worlds, groups."""
+"""Every collective compared with plain torch, on Gloo and on ringfence: types, operations, views, sizes, groups."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PAIRWISE = list(enumerate(pairwise_cases()))
 
 
 def outcomes(pool: Pool, backend: str, cases: Numbered, timeout: float = 120) -> list[tuple[Case, list[str]]]:
-    """Each case with what its members report."""
+    """Return each case with the reports of its members."""
     (world,) = {case.world for _, case in cases}
     ranks = pool.check(play, world, backend, (cases,), timeout)
     return [(case, [rank[index] for rank in ranks if rank[index] is not None]) for index, (_, case) in enumerate(cases)]
 
 
 def unexpected(played: Iterable[tuple[Case, list[str]]], backend: str) -> list[str]:
-    """The cases that did not end as they should have."""
+    """Return the cases with an unexpected outcome."""
     return [
         f"{case}: {reports}"
         for case, reports in played
@@ -47,8 +47,8 @@ def unexpected(played: Iterable[tuple[Case, list[str]]], backend: str) -> list[s
 def as_expected(reports: list[str], entry: Difference | None) -> bool:
     if entry is None:
         return set(reports) == {RIGHT}
-    told = [report.startswith(entry.outcome) and entry.text in report for report in reports]
-    return all(told) if entry.outcome == "refused" else any(told)
+    matches = [report.startswith(entry.outcome) and entry.text in report for report in reports]
+    return all(matches) if entry.outcome == "refused" else any(matches)
 
 
 def test_every_type_and_operation(pool: Pool, backend: str) -> None:
@@ -61,7 +61,7 @@ def test_every_view_and_way_to_wait(pool: Pool, backend: str) -> None:
 
 def average_of_what_cannot_be_summed() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
-    for count in (3, 1_000_000):  # by each of the schedules of an all-reduce
+    for count in (3, 1_000_000):  # one for each schedule of an all-reduce
         mine = torch.full((count,), 40_000.0, dtype=torch.float16)
         dist.all_reduce(mine, op=dist.ReduceOp.AVG)
         assert torch.allclose(mine, torch.full_like(mine, 40_000.0), rtol=2e-3)
@@ -75,7 +75,7 @@ def average_of_what_cannot_be_summed() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_an_average_is_right_where_the_sum_is_beyond_its_type(pool: Pool, world: int) -> None:
+def test_average_is_correct_if_the_sum_overflows(pool: Pool, world: int) -> None:
     pool.check(average_of_what_cannot_be_summed, world, "ringfence")
 
 
@@ -83,8 +83,8 @@ INTEGER_TYPES = ("uint8", "int8", "int32", "int64")
 
 
 def averages_of_integers(divide: bool) -> list[list[int]]:
-    """Sums as small as they must be to fit, negative ones and such that the world does not divide. `divide`: as libraries
-    that know of no AVG in Gloo compute it, by a sum that is divided as floats and copied back."""
+    """Sums that fit the type, also negative ones and ones not divisible by the world size. `divide`: compute the average
+    as libraries do that assume no AVG in Gloo: divide the sum as floats and copy it back."""
     rank, world = dist.get_rank(), dist.get_world_size()
     results = []
     for name in INTEGER_TYPES:
@@ -120,18 +120,18 @@ def averages_of_large_integers() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_an_average_of_short_integers_cannot_overflow(pool: Pool, world: int) -> None:
+def test_average_of_short_integers_does_not_overflow(pool: Pool, world: int) -> None:
     pool.check(averages_of_large_integers, world, "ringfence")
 
 
-def test_no_entry_of_the_table_is_idle() -> None:
+def test_every_known_difference_occurs() -> None:
     cases = [*every_type(3), *every_view(3)]
     assert all(any(difference(case) is entry for case in cases) for entry in DIFFERENCES)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_pairwise(pool: Pool, backend: str, world: int) -> None:
-    # What Gloo refuses on one rank and not on its neighbour (an empty view is contiguous) would only mix up the rest.
+    # Cases that Gloo refuses on some ranks only (an empty view is contiguous) would disturb the following ones.
     cases = [(n, c) for n, c in PAIRWISE if c.world == world and (backend != "gloo" or difference(c) is None)]
     assert not unexpected(outcomes(pool, backend, cases), backend)
 
@@ -141,7 +141,7 @@ def test_large(pool: Pool, backend: str, world: int) -> None:
     assert not unexpected(outcomes(pool, backend, list(enumerate(large_cases(world)))), backend)
 
 
-def test_what_means_nothing_is_refused_on_every_rank(pool: Pool, backend: str) -> None:
+def test_undefined_reductions_are_refused_on_every_rank(pool: Pool, backend: str) -> None:
     cases = [
         Case("all_reduce", dtype, op, 37, "plain", 3, "sync", "world")
         for dtype in DTYPES
@@ -154,7 +154,7 @@ def test_what_means_nothing_is_refused_on_every_rank(pool: Pool, backend: str) -
 
 
 def sparse(rank: int, dtype: torch.dtype) -> torch.Tensor:
-    """A few elements, some at places that other ranks have too, one place twice."""
+    """A few elements; some indices occur on other ranks too, one occurs twice."""
     places = torch.tensor([[0, rank, rank + 1, rank], [1, 2, 0, 2]])
     return torch.sparse_coo_tensor(places, torch.tensor([1, 2, 3, rank + 1]).to(dtype), (9, 3))
 
@@ -187,7 +187,7 @@ def test_sparse_all_reduce(pool: Pool, backend: str, world: int, asynchronous: b
 
 @pytest.mark.parametrize("world", [1, 2, 5])
 def test_sparse_all_reduce_of_complex_numbers(pool: Pool, world: int) -> None:
-    """On Gloo the sum is lost without an error in worlds of more than one: it reduces a copy."""
+    """Gloo loses the sum without an error if there is more than one rank: it reduces a copy."""
     dtypes = ["complex64", "complex128"]
     assert pool.check(reduce_sparse, world, "ringfence", (dtypes, world, False)) == [[]] * world
 
@@ -202,15 +202,13 @@ def floats_of_all_reduce(size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("world", "size"), [(3, 5), (3, 70_001), (8, 1237), (8, 1_000_003)])
-def test_all_reduce_has_the_same_bits_on_every_rank_and_every_time(
-    pool: Pool, backend: str, world: int, size: int
-) -> None:
+def test_all_reduce_is_bitwise_equal_on_all_ranks_and_repeats(pool: Pool, backend: str, world: int, size: int) -> None:
     results: list[Any] = pool.check(floats_of_all_reduce, world, backend, (size,))
     assert len({bits for rank in results for bits in rank}) == 1
 
 
 def splits_on_one_rank() -> list[int]:
-    """Rank 0 spells out the equal splits that the others leave out."""
+    """Rank 0 passes explicitly the equal splits that the others omit."""
     rank, world = dist.get_rank(), dist.get_world_size()
     out = torch.zeros(2 * world, dtype=torch.int64)
     splits = ([2] * world, [2] * world) if rank == 0 else ()
@@ -218,6 +216,6 @@ def splits_on_one_rank() -> list[int]:
     return out.tolist()
 
 
-def test_equal_splits_may_be_spelled_out_by_some(pool: Pool, backend: str) -> None:
+def test_some_ranks_may_pass_equal_splits_explicitly(pool: Pool, backend: str) -> None:
     expected = [[100 * sender + 2 * rank + half for sender in range(3) for half in range(2)] for rank in range(3)]
     assert pool.check(splits_on_one_rank, 3, backend) == expected

@@ -1,4 +1,4 @@
-"""The methods of a group, called as scripts call them: a tensor and plain values instead of lists and options."""
+"""The methods of a group, called directly: with a tensor and plain values instead of lists and options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ LONG = timedelta(seconds=30)
 
 
 def direct() -> dict[str, object]:
-    """Each form once; what this rank finds in its tensors."""
+    """Call each form once; return the tensors of this rank."""
     group, rank = dist.group.WORLD, dist.get_rank()
     found: dict[str, object] = {}
 
     def mine() -> Tensor:
-        return torch.tensor([rank, 10 * rank, 100 * rank])  # as long as there are ranks: taken for a list it would pass
+        return torch.tensor(
+            [rank, 10 * rank, 100 * rank]
+        )  # as many elements as ranks: mistaken for a list, it would pass
 
     def parts() -> list[Tensor]:
         return [torch.tensor([rank, index, 7]) for index in range(WORLD)]
@@ -85,5 +87,5 @@ def expected(rank: int) -> dict[str, object]:
     }
 
 
-def test_every_form_of_a_call_means_the_same(pool: Pool, backend: str) -> None:
+def test_all_call_signatures_are_equivalent(pool: Pool, backend: str) -> None:
     assert pool.check(direct, WORLD, backend) == [expected(rank) for rank in range(WORLD)]

@@ -1,4 +1,4 @@
-"""The other doors to the same collectives: functional, differentiable, coalesced and batched."""
+"""Other interfaces to the same collectives: functional, differentiable, coalesced and batched."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_functional_collectives(pool: Pool, backend: str) -> None:
 
 
 def gradients() -> list[str]:
-    """Each differentiable collective with the gradient that its adjoint gives for a loss of rank-weighted sums."""
+    """Each differentiable collective, with the expected gradient of a loss of rank-weighted sums."""
     rank, world = dist.get_rank(), dist.get_world_size()
     weights = [float(r + 1) for r in range(world)]
     every = sum(weights)
@@ -68,7 +68,7 @@ def gradients() -> list[str]:
     def copies(x: Tensor) -> list[Tensor]:
         return [x * 1 for _ in range(world)]
 
-    group = dist.group.WORLD  # named: torch fixed the default of these functions when it imported them
+    group = dist.group.WORLD  # explicit: torch evaluates the default of these functions on import
     last = world - 1
     ways: dict[str, tuple[Callable[[Tensor], Any], float]] = {
         "all_reduce": (lambda x: differentiable.all_reduce(x * 1, group=group), every),
@@ -147,5 +147,5 @@ def then_chain() -> None:
     assert torch.equal(doubled.wait(), 2 * expected_sum(world))
 
 
-def test_a_callback_sees_the_result(pool: Pool, backend: str) -> None:
+def test_callback_sees_the_result(pool: Pool, backend: str) -> None:
     pool.check(then_chain, 3, backend)

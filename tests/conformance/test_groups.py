@@ -1,4 +1,4 @@
-"""Groups: subgroups, meshes, barriers, and that none of them is a plaintext one in disguise."""
+"""Groups: subgroups, meshes and barriers; none of them uses plaintext."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.pool import Failure, Pool
 
 
 def total(group: object = None) -> int:
-    """The sum of the members' global ranks, by way of the group."""
+    """The sum of the members' global ranks, computed over the group."""
     tensor = torch.tensor([dist.get_rank()])
     dist.all_reduce(tensor, group=group)
     return int(tensor.item())
@@ -49,7 +49,7 @@ def only_members_take_part() -> None:
         dist.destroy_process_group(group)
 
 
-def test_a_group_of_which_others_know_nothing(pool: Pool, backend: str) -> None:
+def test_group_that_other_ranks_do_not_create(pool: Pool, backend: str) -> None:
     pool.check(only_members_take_part, 4, backend)
 
 
@@ -72,7 +72,7 @@ def mesh() -> None:
     assert total(grid["rows", "columns"]._flatten("all").get_group()) == 6
 
 
-def test_a_mesh_of_two_dimensions(pool: Pool, backend: str) -> None:
+def test_mesh_of_two_dimensions(pool: Pool, backend: str) -> None:
     pool.check(mesh, 4, backend, renew=True)
 
 
@@ -101,13 +101,13 @@ def split() -> int:
     return int(tensor.item())
 
 
-def test_a_group_splits(pool: Pool) -> None:
+def test_split_group(pool: Pool) -> None:
     # Not on Gloo: torch 2.13 crashes there when the ranks split into different groups.
     assert pool.check(split, 4, "ringfence") == [1, 1, 5, 5]
 
 
 def barrier_holds(rounds: int) -> None:
-    """Nobody is past a barrier before everybody has reached it: each says so in the store before."""
+    """No rank passes a barrier before all reach it: each rank records its arrival in the store first."""
     store, world = dist.distributed_c10d._get_default_store(), dist.get_world_size()
     for number in range(rounds):
         store.set(f"barrier {number} {dist.get_rank()}", "here")
@@ -119,7 +119,7 @@ def barrier_holds(rounds: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
-def test_nobody_passes_a_barrier_before_all_have_reached_it(pool: Pool, backend: str, world: int) -> None:
+def test_no_rank_passes_a_barrier_before_all_reach_it(pool: Pool, backend: str, world: int) -> None:
     pool.check(barrier_holds, world, backend, (20,), renew=True)
 
 
@@ -128,7 +128,7 @@ def monitored(seconds: float, absent: int) -> None:
         dist.group.WORLD.monitored_barrier(timedelta(seconds=seconds), wait_all_ranks=True)
 
 
-def test_a_monitored_barrier_passes_and_names_who_is_missing(pool: Pool, backend: str) -> None:
+def test_monitored_barrier_passes_and_names_missing_ranks(pool: Pool, backend: str) -> None:
     pool.check(monitored, 3, backend, (20, -1))
     results = pool.run(monitored, 3, backend, (1, 2))
     assert results[2] is None
@@ -137,7 +137,7 @@ def test_a_monitored_barrier_passes_and_names_who_is_missing(pool: Pool, backend
 
 
 def functions_that_name_backends() -> tuple[str, float]:
-    """What `dist.monitored_barrier` says, and the timeout that `_set_pg_timeout` has left behind."""
+    """Return the error of `dist.monitored_barrier`, and the timeout after `_set_pg_timeout`."""
     refused, usual = "", timedelta(seconds=60)
     try:
         dist.monitored_barrier(timeout=timedelta(seconds=20))
@@ -153,7 +153,7 @@ def functions_that_name_backends() -> tuple[str, float]:
     return refused, set_by_torch
 
 
-def test_two_functions_that_torch_2_13_keeps_for_its_own_backends(pool: Pool) -> None:
+def test_functions_that_torch_2_13_reserves_for_its_own_backends(pool: Pool) -> None:
     """As docs/tutorials/getting-started.md says."""
     kept = torch.__version__.startswith("2.13.")
     for refused, set_by_torch in pool.check(functions_that_name_backends, 2, "ringfence", renew=True):
@@ -162,7 +162,7 @@ def test_two_functions_that_torch_2_13_keeps_for_its_own_backends(pool: Pool) ->
 
 
 def made_anew() -> None:
-    """Groups of this kind are named after their ranks, so the name comes back."""
+    """Groups of this kind are named after their ranks, so the name is reused."""
     ranks = list(range(dist.get_world_size()))
     for turn in range(5):
         group = dist.new_group(ranks, use_local_synchronization=True)
@@ -172,12 +172,12 @@ def made_anew() -> None:
         dist.destroy_process_group(group)
 
 
-def test_a_group_is_destroyed_and_made_anew(pool: Pool) -> None:
+def test_group_is_destroyed_and_recreated(pool: Pool) -> None:
     pool.check(made_anew, 3, "ringfence")
 
 
 def destroyed_while_under_way() -> list[float]:
-    """Rank 0 begins and destroys the group; only then do the others come."""
+    """Rank 0 starts a collective and destroys the group before the others start."""
     group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group)
     tensors = [torch.full((1000,), float(dist.get_rank() + 1)) for _ in range(3)]
@@ -194,7 +194,7 @@ def destroyed_while_under_way() -> list[float]:
     return [tensor.mean().item() for tensor in tensors]
 
 
-def test_what_is_under_way_when_a_group_is_destroyed_is_finished(pool: Pool, backend: str) -> None:
+def test_destroying_a_group_finishes_collectives_in_progress(pool: Pool, backend: str) -> None:
     assert pool.check(destroyed_while_under_way, 3, backend) == [[6.0] * 3] * 3
 
 
@@ -212,12 +212,12 @@ def world_destroyed_while_under_way() -> float:
     return tensor.mean().item()
 
 
-def test_what_is_under_way_when_the_run_is_left_is_finished(pool: Pool, backend: str) -> None:
+def test_leaving_finishes_collectives_in_progress(pool: Pool, backend: str) -> None:
     assert pool.check(world_destroyed_while_under_way, 3, backend, renew=True) == [6.0] * 3
 
 
 def beside_gloo() -> list[int]:
-    """Two ringfence groups under a default group of Gloo's, destroyed one after the other, and a third after them."""
+    """Two ringfence groups beside a default group of Gloo, destroyed one after the other, and then a third."""
     first, second = dist.new_group(backend="ringfence"), dist.new_group(backend="ringfence")
     found = [total(first), total(second)]
     dist.destroy_process_group(first)
@@ -234,7 +234,7 @@ def test_groups_beside_a_default_group_of_another_backend(pool: Pool) -> None:
 
 
 def used_after_destruction(used_before: bool) -> list[str]:
-    """What operations on a destroyed group raise. Called on the group: torch's functions no longer find its name."""
+    """Return the errors of operations on a destroyed group, called on the group: torch's functions no longer know it."""
     group = dist.new_group()
     if used_before:
         total(group)
@@ -252,8 +252,8 @@ def used_after_destruction(used_before: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("used_before", [True, False])
-def test_a_destroyed_group_refuses_at_once(pool: Pool, used_before: bool) -> None:
-    # Not on Gloo: there it goes on as before. The time is less than the group's own, which nothing may wait for.
+def test_destroyed_group_raises_at_once(pool: Pool, used_before: bool) -> None:
+    # Not on Gloo, which continues. The time limit is shorter than the group's timeout, so nothing may wait for that.
     for messages in pool.check(used_after_destruction, 2, "ringfence", (used_before,), timeout=20):
         assert all(message.startswith("ProtocolError") and "was destroyed" in message for message in messages)
 
@@ -265,5 +265,5 @@ def results_of_functional_collectives() -> None:
     assert (result == world * world).all()
 
 
-def test_the_result_of_a_functional_collective_is_reduced_in_turn(pool: Pool, backend: str) -> None:
+def test_result_of_a_functional_collective_can_be_reduced(pool: Pool, backend: str) -> None:
     pool.check(results_of_functional_collectives, 2, backend)

@@ -1,4 +1,4 @@
-"""Python objects between ranks: sizes that differ, and every way torch.distributed has to move them."""
+"""Collectives of Python objects, with different sizes on each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Point-to-point and asynchronous work: whatever order ranks ask in, everything arrives, rightly and without a hang."""
+"""Point-to-point and asynchronous operations complete correctly in any order, without a deadlock."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def early_recv_before_collectives() -> None:
         assert torch.equal(incoming, filled(9))
 
 
-def test_an_early_recv_does_not_hold_up_collectives(pool: Pool, backend: str) -> None:
+def test_early_recv_does_not_block_collectives(pool: Pool, backend: str) -> None:
     pool.check(early_recv_before_collectives, 3, backend)
 
 
@@ -129,7 +129,7 @@ def many_outstanding(count: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ten_thousand_operations_are_outstanding(pool: Pool, backend: str, world: int) -> None:
-    count = 10_000 if backend == "ringfence" else 1_000  # Gloo shows what is right, and takes ten times as long
+    count = 10_000 if backend == "ringfence" else 1_000  # Gloo, the reference, takes ten times as long
     pool.check(many_outstanding, world, backend, (count,), timeout=120)
 
 
@@ -162,12 +162,12 @@ def from_any_source() -> list[int]:
     return sorted(seen)
 
 
-def test_recv_from_any_source_says_who_it_was(pool: Pool, backend: str) -> None:
+def test_recv_from_any_source_returns_the_source(pool: Pool, backend: str) -> None:
     assert pool.check(from_any_source, 5, backend)[0] == [1, 2, 3, 4]
 
 
 def on_one_tensor() -> None:
-    """A chain of dependent collectives, each started before the one before it was waited for."""
+    """A chain of dependent collectives, each started before waiting for the previous one."""
     rank, world = dist.get_rank(), dist.get_world_size()
     tensor = torch.tensor([rank + 1])
     works = [dist.all_reduce(tensor, async_op=True) for _ in range(10)]
@@ -179,7 +179,7 @@ def on_one_tensor() -> None:
 
 
 def test_collectives_of_a_group_keep_their_order(pool: Pool) -> None:
-    # Not on Gloo: its threads take the calls of one group side by side.
+    # Not on Gloo: its threads execute the calls of one group concurrently.
     pool.check(on_one_tensor, 3, "ringfence")
 
 
@@ -211,7 +211,7 @@ def test_tensors_of_inference_mode_are_reduced(pool: Pool, backend: str) -> None
 
 
 def inference_under_two_drivers() -> None:
-    """An operation that begins in a waiting caller, in inference mode, and ends in the background."""
+    """An operation that starts in a waiting caller in inference mode and ends in the background thread."""
     world, group = dist.get_world_size(), dist.new_group()
     with torch.inference_mode():
         for _ in range(20):

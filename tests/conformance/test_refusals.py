@@ -1,4 +1,4 @@
-"""Calls that cannot be right are refused on every rank, at once, and the group is as good as before."""
+"""Invalid calls are refused on every rank at once, and the group stays usable."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ REFUSALS: tuple[Callable[[], None], ...] = (
 
 
 def refused(mistake: Callable[[], None]) -> tuple[str, int]:
-    """What the mistake raised, and the result of a good call after it."""
+    """Return the error of the invalid call, and the result of a valid call after it."""
     try:
         mistake()
         error = ""
@@ -90,7 +90,7 @@ def refused(mistake: Callable[[], None]) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("mistake", REFUSALS, ids=lambda mistake: mistake.__name__)
-def test_mistakes_are_refused(pool: Pool, backend: str, mistake: Callable[[], Any]) -> None:
+def test_invalid_calls_are_refused(pool: Pool, backend: str, mistake: Callable[[], Any]) -> None:
     for error, total in pool.check(refused, 3, backend, (mistake,)):
         assert error
         assert total == 3
@@ -100,14 +100,14 @@ def on_another_device() -> None:
     dist.all_reduce(torch.ones(4, device="meta"))
 
 
-def test_another_device_is_refused_by_name(pool: Pool) -> None:
-    # Not on Gloo: it takes a tensor without memory and does nothing.
+def test_tensor_on_another_device_is_refused(pool: Pool) -> None:
+    # Not on Gloo, which accepts a tensor without memory and does nothing.
     for error, total in pool.check(refused, 3, "ringfence", (on_another_device,)):
         assert "meta" in error
         assert total == 3
 
 
-def test_a_sum_with_a_factor_is_refused_with_what_to_do_in_fsdp2(pool: Pool) -> None:
+def test_premul_sum_is_refused_with_advice_for_fsdp2(pool: Pool) -> None:
     for error, total in pool.check(refused, 3, "ringfence", (premultiplied_sum,)):
         assert "PREMUL_SUM is not supported" in error and "set_force_sum_reduction_for_comms(True)" in error
         assert total == 3
@@ -119,7 +119,7 @@ def operator_around_the_group() -> None:
 
 @pytest.mark.promise("torch operators that bypass the process group are refused.")
 def test_torch_operators_cannot_go_around_the_group(pool: Pool) -> None:
-    """torch's C++ operators ask a group for its backend, which has no collective of its own."""
+    """torch's C++ operators use a group's default backend, which implements no collective."""
     for error, total in pool.check(refused, 3, "ringfence", (operator_around_the_group,)):
         assert "Backend ringfence does not support" in error or "No backend type associated" in error
         assert total == 3

@@ -1,4 +1,4 @@
-"""Random collectives in a row, on eight workers: all right, and memory does not grow."""
+"""Random collectives on eight workers: all are correct, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pool import Pool
 WORLD = 8
 SEED = 2026
 BOUNDED, FULL = 300, 2_000
-SLACK = 16 << 20  # bytes: the allocator of a worker of 260 MiB drifts by half of that and comes back
+SLACK = 16 << 20  # bytes: the resident size of a worker of 260 MiB varies by half of that
 
 
 def random_case(chance: random.Random) -> Case:
@@ -36,7 +36,7 @@ def random_case(chance: random.Random) -> Case:
 
 
 def resident() -> int:
-    """Bytes of this process in memory, once the allocator has given back what is free."""
+    """The resident size of this process in bytes, after the allocator has released free memory."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -49,7 +49,7 @@ def play_and_weigh(cases: list[tuple[int, Case]]) -> tuple[list[tuple[int, str]]
 
 
 @pytest.mark.long
-def test_random_collectives_are_right_and_memory_is_flat(pool: Pool, backend: str, full: bool) -> None:
+def test_random_collectives_are_correct_without_memory_growth(pool: Pool, backend: str, full: bool) -> None:
     count = FULL if full else BOUNDED
     chance = random.Random(SEED)
     cases = []
@@ -65,5 +65,5 @@ def test_random_collectives_are_right_and_memory_is_flat(pool: Pool, backend: st
         f"{count} random collectives on {WORLD} {backend} workers, growth of memory in KiB: {[g >> 10 for g in growth]}"
     )
     assert not faults
-    if backend == "ringfence":  # Gloo's own grows, by up to a third in two thousand collectives
+    if backend == "ringfence":  # Gloo's memory grows by up to a third in two thousand collectives
         assert max(growth) < SLACK

@@ -1,4 +1,4 @@
-"""When the time of a send or a recv begins: not when it is posted, but when somebody waits for it."""
+"""The timeout of a send or recv starts with wait(), not when it is posted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 1.0  # of the group
 
 
 def outlast(seconds: float) -> None:
-    """Let time pass, in a wait for what never comes."""
+    """Let time pass, in a wait that times out."""
     store = dist.distributed_c10d._get_default_store()
     with pytest.raises(RuntimeError, match="Wait timeout"):
         store.wait(["what nobody sets"], timedelta(seconds=seconds))
@@ -39,7 +39,7 @@ def posted_early() -> tuple[float, int]:
     return tensor[0].item(), int(total.item())
 
 
-def test_what_is_posted_long_before_its_other_end_is_delivered(pool: Pool, backend: str) -> None:
+def test_timeout_does_not_run_before_wait(pool: Pool, backend: str) -> None:
     assert pool.check(posted_early, 2, backend, renew=True) == [(2.0, 1), (1.0, 1)]
 
 
@@ -50,12 +50,12 @@ def waited_for(how: str) -> None:
     work.wait() if how == "wait" else work.get_future().wait()
 
 
-def test_the_time_of_one_that_is_waited_for_runs_out(pool: Pool, backend: str) -> None:
+def test_timeout_runs_during_wait(pool: Pool, backend: str) -> None:
     for result in pool.run(waited_for, 2, backend, ("wait",), timeout=30):
         assert isinstance(result, Failure) and result.type not in ("Hang", "Death")
 
 
-def test_whoever_asks_for_the_future_waits(pool: Pool) -> None:
+def test_timeout_runs_after_get_future(pool: Pool) -> None:
     # Not on Gloo, whose sends and recvs have no future.
     for result in pool.run(waited_for, 2, "ringfence", ("future",), timeout=30):
         assert isinstance(result, Failure) and "did not finish within its timeout" in result.message

@@ -17,7 +17,7 @@ SMALL_BUCKETS = 1e-4  # MB: a bucket for each parameter or two
 
 
 def replicas_agree(module: nn.Module) -> None:
-    """After training, every rank holds the same weights, to the bit."""
+    """After training, every rank has bitwise equal weights."""
     weights = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
     everyone = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, weights)
@@ -61,7 +61,7 @@ def ddp_join() -> list[float]:
 
 
 def ddp_no_sync() -> list[float]:
-    """Gradients of two batches are gathered locally before they are reduced."""
+    """Gradients of two batches are accumulated before they are reduced."""
     module = DistributedDataParallel(Model())
     optimizer = sgd(module)
     losses = []
@@ -125,7 +125,7 @@ def ddp_power_sgd() -> list[float]:
 
 
 def ddp_power_sgd_several_buckets() -> list[float]:
-    """Hangs stock Gloo: hooks of two buckets wait for collectives that they start in each other's callbacks."""
+    """Deadlocks stock Gloo: hooks of two buckets wait for collectives started in each other's callbacks."""
     return _power_sgd(bucket_cap_mb=SMALL_BUCKETS)
 
 

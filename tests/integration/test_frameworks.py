@@ -1,4 +1,4 @@
-"""The examples for frameworks train over sealed links, with the losses that Gloo gives; without their lines they are refused.
+"""The examples for frameworks train over sealed links with the losses of Gloo; without ringfence they are refused.
 
 By default the two that need least are run; ``--full`` runs them all, and needs `scripts/install --frameworks`.
 """
@@ -18,11 +18,11 @@ from ringfence.private_files import new_secret_file
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 ALL = sorted(file.stem.removeprefix("train_") for file in FOLDER.glob("train_*.py"))
 CHEAP = ["accelerate", "mesh"]
-NAMES = {"fabric", "lightning", "ray"}  # these take the backend by its name; the others use the group that there is
+NAMES = {"fabric", "lightning", "ray"}  # these take the backend's name; the others use the existing group
 NEEDS_A_GROUP = {"torchtitan"}  # would ask for NCCL
-SECONDS = 400  # of one run: DeepSpeed compiles an operator when it is first used
+SECONDS = 400  # of one run: DeepSpeed compiles an operator on first use
 
-# Nothing is downloaded, and nothing leaves the machine: in here there is only a loopback.
+# The namespace has only a loopback interface, so nothing is downloaded.
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 LAUNCHER = "--nnodes 1 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --nproc-per-node"
 PYTHON = Path(sys.executable).parent
@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
         full = metafunc.config.getoption("--full")
         refused = metafunc.function is test_an_example_without_its_lines_is_refused
-        names = ALL if full else CHEAP[:1] if refused else CHEAP  # test_guard.py has the refused mesh
+        names = ALL if full else CHEAP[:1] if refused else CHEAP  # test_guard.py tests the refused mesh
         cases = [(name, 4 if full and name == "mesh" else 2) for name in names]  # two of each dimension
         metafunc.parametrize(("name", "workers"), cases, ids=names)
 
@@ -44,7 +44,7 @@ def source_of(name: str) -> str:
 
 
 def without_ringfence(name: str, group: str = "") -> str:
-    """The script as it was before: its lines for ringfence are taken out. `group`: what is put in the place of init()."""
+    """The script without its lines for ringfence. `group`: replaces the call of init()."""
     text = re.sub(r"^( *)ringfence\.init\(\).*$", rf"\1{group}", source_of(name), flags=re.MULTILINE)
     text = re.sub(r"^( *)ringfence\.assert_sealed\(\)$", r"\1pass", text, flags=re.MULTILINE)
     text = text.replace('"ringfence"', '"gloo"')
@@ -53,7 +53,7 @@ def without_ringfence(name: str, group: str = "") -> str:
 
 
 def run(name: str, workers: int, text: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The script under its launcher, in a namespace of its own."""
+    """Run the script with its launcher in its own network namespace."""
     script, secret = folder / f"train_{name}.py", folder / "secret"
     script.write_text(text)
     if not secret.exists():
@@ -65,7 +65,7 @@ def run(name: str, workers: int, text: str, folder: Path, **variables: str) -> s
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "TORCH_EXTENSIONS_DIR": str(folder.parent / "extensions"),  # where DeepSpeed keeps what it has compiled
+        "TORCH_EXTENSIONS_DIR": str(folder.parent / "extensions"),  # DeepSpeed's cache of compiled operators
         "RINGFENCE_SECRET_FILE": str(secret),
     }
     torchrun = (str(PYTHON / "torchrun"), *LAUNCHER.split(), str(workers))
@@ -82,7 +82,7 @@ def run(name: str, workers: int, text: str, folder: Path, **variables: str) -> s
 
 
 def losses(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """By session or step, to six digits. Ray prints each line twice."""
+    """The losses of each training step, to six digits. Ray prints each line twice."""
     assert done.returncode == 0, done.stdout + done.stderr
     found = dict(re.findall(r"(session \d+|step \d+): loss (\d\.\d{6})", done.stdout + done.stderr))
     values = [float(loss) for loss in found.values()]
@@ -90,7 +90,7 @@ def losses(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return found
 
 
-def test_an_example_trains_sealed_with_the_losses_of_gloo(name: str, workers: int, tmp_path: Path) -> None:
+def test_example_trains_sealed_with_the_losses_of_gloo(name: str, workers: int, tmp_path: Path) -> None:
     sealed = run(name, workers, source_of(name), tmp_path, RINGFENCE_REQUIRE="1")
     assert f" {workers} workers, run " in sealed.stdout + sealed.stderr, sealed.stderr
     group = '__import__("torch").distributed.init_process_group("gloo")' if name in NEEDS_A_GROUP else "pass"
@@ -109,7 +109,7 @@ def test_an_example_without_its_lines_is_refused(name: str, workers: int, tmp_pa
     assert not re.search(r"loss \d", said)
 
 
-def test_an_example_asserts_that_it_is_sealed_and_names_ringfence_in_one_line_more() -> None:
+def test_example_has_assert_sealed_and_one_more_line() -> None:
     assert set(CHEAP) <= set(ALL) and len(ALL) == 8
     for name in ALL:
         lines = [line.strip() for line in source_of(name).split('"""', 2)[2].splitlines() if "ringfence" in line]

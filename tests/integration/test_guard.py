@@ -1,4 +1,4 @@
-"""RINGFENCE_REQUIRE=1 refuses every unprotected process group; without it, a worker that has credentials warns of each."""
+"""RINGFENCE_REQUIRE=1 refuses every unprotected process group; without it, a worker with credentials logs a warning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringfence.errors import ConfigurationError
 from ringfence.private_files import new_secret_file
 from ringfence.settings import KNOWN
 
-# Every way that a program may take to an unprotected group, each in turn in one process of a world of one.
+# Every way to create an unprotected group, each in turn, in one process with a world size of one.
 PROGRAM = """
 import json, logging, sys
 from datetime import timedelta
@@ -120,29 +120,27 @@ def test_an_unprotected_group_is_refused_naming_the_call_and_the_fix(way: str, r
         ("dist2", "new_group"),
     ],
 )
-def test_the_call_named_is_the_one_that_the_program_made(way: str, call: str, refused: dict[str, list[Any]]) -> None:
+def test_refusal_names_the_call_of_the_script(way: str, call: str, refused: dict[str, list[Any]]) -> None:
     assert refused[way][1].startswith(f"{call}() at ")
 
 
 @pytest.mark.parametrize("way", [way for way in UNPROTECTED if way != "ours_and_another"])
-def test_an_unprotected_group_is_reported_once_where_credentials_are_set(
-    way: str, warned: dict[str, list[Any]]
-) -> None:
+def test_unprotected_group_is_reported_once_with_credentials(way: str, warned: dict[str, list[Any]]) -> None:
     made, *messages = warned[way]
     assert made == "made"
     message, *more = [each for each in messages if "NOT protected" in each]
-    assert len(more) == (1 if way == "remote_calls" else 0)  # RPC makes a group of Gloo, and its agent
+    assert len(more) == (1 if way == "remote_calls" else 0)  # RPC creates a Gloo group and its agent
     assert "train.py:" in message and "although RINGFENCE_SECRET_FILE is set" in message
 
 
 @pytest.mark.parametrize("mode", ["refused", "warned"])
-def test_groups_inside_ours_are_ours_and_nothing_is_said(mode: str, request: pytest.FixtureRequest) -> None:
+def test_subgroups_are_sealed_without_a_message(mode: str, request: pytest.FixtureRequest) -> None:
     kind, *messages = request.getfixturevalue(mode)["inside ours"]
     assert kind == "RingfenceProcessGroup"
     assert not [each for each in messages if "protected" in each]
 
 
-def test_nothing_is_said_where_nobody_asked_for_protection(folder: Path) -> None:
+def test_no_message_if_protection_is_not_configured(folder: Path) -> None:
     done = run(folder, "-c", "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier()")
     assert done.returncode == 0, done.stderr
     assert "ringfence" not in done.stderr
@@ -157,7 +155,7 @@ def test_unsetting_the_variable_in_the_program_changes_nothing(folder: Path) -> 
     assert done.returncode != 0 and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
 
 
-def test_setting_it_in_the_program_works_too(folder: Path) -> None:
+def test_setting_the_variable_in_the_program_works(folder: Path) -> None:
     program = (
         "import os, torch.distributed as dist\nos.environ['RINGFENCE_REQUIRE'] = '1'\ndist.init_process_group('gloo')\n"
     )
@@ -172,13 +170,13 @@ def test_a_value_that_is_neither_1_nor_0_fails_import_torch(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("value", ["yes", "", "true", "01", " 1"])
-def test_only_1_and_0_are_values(value: str) -> None:
+def test_only_1_and_0_are_valid(value: str) -> None:
     with pytest.raises(ConfigurationError, match="write 1 to refuse unprotected process groups, or 0"):
         guard.is_required({guard.REQUIRE: value})
     assert [guard.is_required(environ) for environ in ({}, {guard.REQUIRE: "0"}, {guard.REQUIRE: "1"})] == [0, 0, 1]
 
 
-# What torch does at the end of `import torch`, here after a change to torch that ringfence does not know.
+# Loads plug-ins like the end of `import torch`, after a change to torch that ringfence does not support.
 UNKNOWN_TORCH = """
 import torch.distributed.distributed_c10d as c10d, torch
 def _new_process_group_helper(*anything): pass
@@ -227,14 +225,14 @@ if __name__ == "__main__":
 """
 
 
-def test_the_process_of_an_asynchronous_checkpoint_makes_no_gloo_group(folder: Path) -> None:
+def test_async_checkpoint_process_creates_no_gloo_group(folder: Path) -> None:
     (folder / "checkpoint.py").write_text(CHECKPOINT)
     done = run(folder, "checkpoint.py", RINGFENCE_REQUIRE="1", RINGFENCE_SECRET_FILE=str(folder / "secret"))
     assert done.returncode != 0 and not list(folder.glob("saved/*.distcp"))
     assert "ConfigurationError" in done.stderr and "RINGFENCE_REQUIRE=1 refuses it" in done.stderr
 
 
-def test_every_backend_that_this_torch_brings_is_guarded() -> None:
+def test_every_backend_of_torch_is_guarded() -> None:
     from torch._C import _distributed_c10d
 
     names = {name for name in vars(_distributed_c10d) if name.startswith("ProcessGroup")} - {"ProcessGroup"}
@@ -243,5 +241,5 @@ def test_every_backend_that_this_torch_brings_is_guarded() -> None:
         assert hasattr(getattr(_distributed_c10d, name).__init__, "__wrapped__"), name
 
 
-def test_every_name_that_the_guard_reads_is_a_setting() -> None:
+def test_guard_reads_only_known_settings() -> None:
     assert {guard.REQUIRE, *guard.CONFIGURED} <= set(KNOWN)

@@ -1,4 +1,4 @@
-"""What ringfence prints: each line says who speaks and when, unless the program has configured logging."""
+"""Output of ringfence: each line has a prefix and the time, unless the program has configured logging."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def configure() -> None:
     logging.basicConfig(format="%(levelname)s|%(message)s")
 
 
-def test_every_line_of_a_worker_begins_with_its_name_and_the_time(pool: Pool) -> None:
-    """Rank 0's announcement has two lines where the data plane is the one in Python; the warning goes through logging."""
+def test_every_line_begins_with_a_prefix_and_the_time(pool: Pool) -> None:
+    """Rank 0's announcement has two lines with the Python data plane; the warning uses logging."""
     here = {"RINGFENCE_RUN_ID": None, "RINGFENCE_INTERFACE": "127.0.0.1"}
     there = {"RINGFENCE_RUN_ID": None, "RINGFENCE_INTERFACE": "127.0.0.2"}
     slow = ["env", "-u", "TORCHELASTIC_RUN_ID", "RINGFENCE_DATAPLANE=python"]
@@ -68,7 +68,7 @@ def test_every_line_of_a_message_and_of_a_traceback_has_the_prefix() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "limit"), [(60, "1"), (1, "60")], ids=["its own", "torch's, which is shorter"])
-def test_joining_has_a_timeout_of_its_own(pool: Pool, seconds: float, limit: str) -> None:
+def test_join_has_its_own_timeout(pool: Pool, seconds: float, limit: str) -> None:
     with pool.fresh() as pair:
         pair.check(start, 2, None)
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a program learns about its run: who was admitted, and what went between whom."""
+"""Functions to inspect a run: the admitted workers and the counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def everybody() -> list[dict[str, Any]]:
     return [dataclasses.asdict(worker) for worker in ringfence.workers()]
 
 
-def test_every_worker_knows_who_was_admitted(pool: Pool) -> None:
+def test_every_worker_lists_the_admitted_workers(pool: Pool) -> None:
     results = pool.check(everybody, 3)
     assert results[0] == results[1] == results[2]
     assert [each["rank"] for each in results[0]] == [0, 1, 2]
@@ -35,7 +35,7 @@ def test_every_worker_knows_who_was_admitted(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("policy", "by"), [(BY_CERTIFICATE, "certificate"), (BY_BOTH, "shared secret and certificate")]
 )
-def test_a_certificate_names_its_worker(pool: Pool, tmp_path: Path, policy: str, by: str) -> None:
+def test_identity_is_the_name_in_the_certificate(pool: Pool, tmp_path: Path, policy: str, by: str) -> None:
     site = Site(tmp_path)
     certificates = [site.certificate(f"w{rank}") for rank in range(3)]
     env = [{**site.policy(policy), **site.secret(), **certificate} for certificate in certificates]
@@ -51,13 +51,13 @@ def none_left() -> str:
     return str(caught.value)
 
 
-def test_without_a_process_group_there_is_nothing_to_ask(pool: Pool) -> None:
+def test_observing_without_a_process_group_raises(pool: Pool) -> None:
     with pool.fresh() as workers:
         assert all("no ringfence process group" in text for text in workers.check(none_left, 2))
 
 
 def under_debug(level: str) -> tuple[float, str]:
-    """A collective that fits, and one that does not: torch's debug level takes nothing away."""
+    """A matching collective and a mismatch: torch's debug level does not change the error."""
     dist.set_debug_level(getattr(dist.DebugLevel, level))
     group = dist.new_group()
     tensor = torch.ones(4)
@@ -69,7 +69,7 @@ def under_debug(level: str) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize("level", ["OFF", "DETAIL"])
-def test_different_collectives_are_named_at_any_debug_level(pool: Pool, level: str) -> None:
+def test_mismatch_names_both_collectives_at_any_debug_level(pool: Pool, level: str) -> None:
     with pool.fresh() as workers:
         for total, text in workers.check(under_debug, 2, args=(level,)):
             assert total == 2.0

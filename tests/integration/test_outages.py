@@ -1,4 +1,4 @@
-"""Outages: the network between two machines goes away and comes back, and the run goes on as if nothing had been."""
+"""Outages: the network between two machines fails and returns, and the run continues with the same results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.process_signal import Bell
 from tests.pool import Pool, values
 
 SOON = 5.0  # seconds from the return of the network to the next step
-SIDES = ("near", "far")  # where ranks 0 and 1 live
+SIDES = ("near", "far")  # the machines of ranks 0 and 1
 STEPS = 5  # on each worker between two cuts
 LARGE = 1 << 24  # elements: more than the kernel's buffers hold
 
@@ -110,8 +110,8 @@ def report(cuts: Sequence[Cut], waits: Sequence[float]) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_training_goes_on_soon_after_an_outage(pair: Pool, hosts: Hosts, tmp_path: Path, full: bool) -> None:
-    """5, 30 and 120 s, at either machine and between them; in short, 2 s at two places."""
+def test_training_resumes_soon_after_an_outage(pair: Pool, hosts: Hosts, tmp_path: Path, full: bool) -> None:
+    """Outages of 5, 30 and 120 s, at either machine and between them; in the short form 2 s at two places."""
     lengths, places = ((5.0, 30.0, 120.0), PLACES) if full else ((2.0,), PLACES[1:])
     cuts = [Cut(place, seconds) for seconds in lengths for place in places]
     waits = run_through(pair, hosts, tmp_path, cuts)
@@ -121,8 +121,8 @@ def test_training_goes_on_soon_after_an_outage(pair: Pool, hosts: Hosts, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_training_goes_on_after_random_outages(pair: Pool, hosts: Hosts, tmp_path: Path, full: bool) -> None:
-    """50 of 0.1 to 20 s; in short, 4 of at most 1 s."""
+def test_training_resumes_after_random_outages(pair: Pool, hosts: Hosts, tmp_path: Path, full: bool) -> None:
+    """50 outages of 0.1 to 20 s; in the short form 4 of at most 1 s."""
     draw = random.Random(12)
     count, longest = (50, 20.0) if full else (4, 1.0)
     cuts = [Cut(draw.choice(PLACES), draw.uniform(0.1, longest)) for _ in range(count)]
@@ -151,7 +151,7 @@ def broadcast_to_a_late_worker(under_way: str, begin: str) -> tuple[float, float
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_an_outage_may_begin_while_a_worker_does_not_read(pair: Pool, hosts: Hosts, tmp_path: Path, full: bool) -> None:
+def test_outage_may_begin_while_a_worker_does_not_read(pair: Pool, hosts: Hosts, tmp_path: Path, full: bool) -> None:
     """The news that it reads again is lost, and TCP sends only a few probes: 15 by default, and here 6 in the short form."""
     seconds, places = (60.0, PLACES) if full else (7.0, ("far",))
     try:
@@ -190,7 +190,7 @@ def first_collective() -> tuple[float, float]:
 
 
 @pytest.mark.long
-def test_links_that_are_dialled_during_an_outage_open_after_it(pair: Pool, hosts: Hosts, full: bool) -> None:
+def test_links_dialled_during_an_outage_open_after_it(pair: Pool, hosts: Hosts, full: bool) -> None:
     for place in PLACES if full else ("far",):
         pair.join("ringfence", 2, env=interfaces(), seconds=600, renew=True)
         hosts.pull(place)
@@ -211,7 +211,7 @@ def wait_for_two_seconds() -> str:
     return ""
 
 
-def test_the_timeout_of_a_collective_holds_during_an_outage(pair: Pool, hosts: Hosts) -> None:
+def test_collective_timeout_applies_during_an_outage(pair: Pool, hosts: Hosts) -> None:
     pair.check(warm_up, 2, env=interfaces(), seconds=600, renew=True)
     hosts.pull("switch")
     try:
@@ -231,8 +231,8 @@ def die_or_wait() -> tuple[str, float]:
     return "", 0.0
 
 
-def test_a_worker_killed_on_another_machine_is_named_at_once(pair: Pool) -> None:
-    """Under the default setting: a closed connection is no outage."""
+def test_worker_killed_on_another_machine_is_named_at_once(pair: Pool) -> None:
+    """With default settings: a closed connection is not an outage."""
     pair.join("ringfence", 2, env=interfaces(), seconds=600, renew=True)
     began = time.monotonic()
     (message, moment), killed = pair.start(die_or_wait, 2).wait(timeout=60)

@@ -1,4 +1,4 @@
-"""What torch.profiler shows of a run: each collective with its name, shapes, bytes and group, and on request its stages."""
+"""Traces of torch.profiler: each collective with its name, shapes, bytes and group, and optionally its stages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import ringfence
 from tests.pool import Pool
 
 STAGES = {"seal", "open", "lock", "reduce", "send", "receive", "wait"}
-LATE = 0.4  # seconds that one worker comes after the other
+LATE = 0.4  # seconds that one worker starts after the other
 
 
 def come_late(seconds: float) -> None:
-    """Let time pass, in a wait for what never comes."""
+    """Let time pass, in a wait that times out."""
     store = dist.distributed_c10d._get_default_store()
     with pytest.raises(RuntimeError, match="Wait timeout"):
         store.wait(["what nobody sets"], timedelta(seconds=seconds))
@@ -36,7 +36,7 @@ def trace_of(done: profile, path: Path) -> list[dict[str, Any]]:
 
 
 def one_of_each(directory: str) -> list[tuple[str, Any, Any, Any, Any, Any]]:
-    """In a plain profile: (name, shapes, collective, bytes in and out, group) as they follow each other in the trace."""
+    """The events of a plain profile in order: (name, shapes, collective, bytes in and out, group)."""
     rank = dist.get_rank()
     tensor = torch.ones(30, 4)
     pair = dist.new_group([0, 1], group_desc="the pair")
@@ -84,7 +84,7 @@ def test_a_plain_profile_shows_every_collective(pool: Pool, tmp_path: Path, plan
 
 
 def not_waited_for_yet() -> tuple[float, float, bool]:
-    """Seconds of the call and of its range, where the other worker comes late; whether torch calls it asynchronous."""
+    """Seconds of a call and of its range if the other worker is late; and whether torch marks it as asynchronous."""
     dist.barrier()
     if dist.get_rank() == 1:
         come_late(LATE)
@@ -92,19 +92,19 @@ def not_waited_for_yet() -> tuple[float, float, bool]:
         began = time.monotonic()
         work = dist.all_reduce(torch.ones(10), async_op=True)
         called = time.monotonic() - began
-        come_late(LATE / 2)  # this thread does not drive meanwhile
+        come_late(LATE / 2)  # this thread makes no progress meanwhile
         work.wait()
     (event,) = [event for event in done.events() if event.name == "ringfence:all_reduce"]
     return called, event.time_range.elapsed_us() / 1e6, event.is_async
 
 
-def test_a_range_lasts_until_the_result_is_there(pool: Pool) -> None:
+def test_range_lasts_until_the_result_is_available(pool: Pool) -> None:
     called, lasted, _ = pool.check(not_waited_for_yet, 2, renew=True)[0]
     assert called < LATE / 2 and lasted > LATE * 0.9
 
 
 def finished(directory: str) -> int:
-    """Profiles that end as soon as their only collective has: how many of twenty traces show a range without an end."""
+    """Profiles that end with their only collective: the number of twenty traces with an unfinished range."""
     path = Path(directory, f"short{dist.get_rank()}.json")
     unfinished = 0
     for _ in range(20):
@@ -119,7 +119,7 @@ def test_a_range_ends_before_the_wait_does(pool: Pool, tmp_path: Path) -> None:
 
 
 def crossing() -> tuple[int, float]:
-    """Asynchronous calls whose ranges cross those of later ones: how many there are, and torch's sum of their time."""
+    """Asynchronous calls with overlapping ranges: their number, and torch's sum of their time."""
     with profile(record_shapes=True) as done:
         for _ in range(5):
             works = [dist.all_reduce(torch.ones(300_000), async_op=True) for _ in range(3)]
@@ -131,13 +131,13 @@ def crossing() -> tuple[int, float]:
     return row.count, row.cpu_time_total
 
 
-def test_ranges_that_cross_are_summed(pool: Pool) -> None:
+def test_overlapping_ranges_are_summed(pool: Pool) -> None:
     for count, total in pool.check(crossing, 2):
         assert count == 20 and total > 0
 
 
 def outlived() -> float:
-    """A collective that ends after the profile has, and after the profile is gone."""
+    """A collective that ends after its profile has ended and was deleted."""
     tensor = torch.ones(10)
     dist.barrier()
     if dist.get_rank() == 1:
@@ -157,7 +157,7 @@ def test_a_collective_may_end_after_its_profile(pool: Pool) -> None:
 
 
 def train(directory: str, suffix: str) -> tuple[int, list[str], int]:
-    """DDP: how many buckets the trace shows, the stages in it, and how many ranges of a row of ours cross."""
+    """DDP: the number of buckets in the trace, its stages, and the number of overlapping ranges in our rows."""
     model = DistributedDataParallel(
         torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]), bucket_cap_mb=1
     )
@@ -193,18 +193,18 @@ def test_the_exported_trace_has_rows_of_stages(pool: Pool, tmp_path: Path, suffi
     for buckets, stages, crossed in results:
         assert buckets >= 3 and crossed == 0
         assert STAGES - {"wait"} <= set(stages) <= STAGES
-    assert "wait" in results[0][1]  # for the other, which came late
+    assert "wait" in results[0][1]  # for the other worker, which was late
 
 
 def clocks() -> list[bool]:
-    """Whether the data plane's clocks run: before a profile, in it, and after the first collectives that follow it."""
+    """Whether the data plane is timed: before a profile, in it, and after the first collectives that follow it."""
     from ringfence.runtime import stages
 
     seen = [stages.running]
     with profile():
         dist.all_reduce(torch.ones(1))
         seen.append(stages.running)
-    for _ in range(20):  # the loop looks when it waits, which it need not do for each
+    for _ in range(20):  # the loop checks when it waits, which it does not for each
         dist.all_reduce(torch.ones(1))
     seen.append(stages.running)
     kept = len(stages.recorded())
@@ -213,10 +213,10 @@ def clocks() -> list[bool]:
     return seen
 
 
-def test_clocks_stop_with_the_profile(pool: Pool) -> None:
+def test_timing_stops_with_the_profile(pool: Pool) -> None:
     assert pool.check(clocks, 2, renew=True) == [[False, True, False]] * 2
 
 
-def test_other_names_are_not_there() -> None:
+def test_trace_has_no_other_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'exports'"):
         _ = ringfence.exports

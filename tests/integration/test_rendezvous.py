@@ -1,4 +1,4 @@
-"""torchrun's c10d rendezvous unpickles what anybody may write: a worker that finds itself under it says so."""
+"""A worker warns if torchrun uses its c10d rendezvous, which unpickles unauthenticated data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WARNING = "torchrun's c10d rendezvous has no authentication"
 
 
 def started_by(torchrun: list[str], variables: dict[str, str], folder: Path) -> str:
-    """What torchrun and its two workers write."""
+    """The output of torchrun and its two workers."""
     (folder / "script.py").write_text(SCRIPT)
     new_secret_file(folder / "secret")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *torchrun, "script.py"]
@@ -39,13 +39,13 @@ def started_by(torchrun: list[str], variables: dict[str, str], folder: Path) -> 
     [([], {}), (["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"], {}), ([], {"PET_STANDALONE": "1"})],
     ids=["plain", "--rdzv-backend c10d", "PET_STANDALONE"],
 )
-def test_every_worker_under_an_open_rendezvous_warns(
+def test_open_rendezvous_is_reported_on_every_worker(
     torchrun: list[str], variables: dict[str, str], tmp_path: Path
 ) -> None:
     assert started_by(torchrun, variables, tmp_path).count(WARNING) == 2
 
 
-def test_a_static_rendezvous_is_not_warned_of(tmp_path: Path) -> None:
+def test_static_rendezvous_is_not_reported(tmp_path: Path) -> None:
     static = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     assert WARNING not in started_by(static, {"PET_STANDALONE": "0", "PET_RDZV_BACKEND": "static"}, tmp_path)
 
@@ -66,7 +66,7 @@ def test_a_static_rendezvous_is_not_warned_of(tmp_path: Path) -> None:
         ("torchrun --no-such-flag", {}, None),
     ],
 )
-def test_the_launcher_is_read_as_torchrun_reads_it(
+def test_launcher_arguments_are_parsed_like_torchrun(
     command: str, variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("PET_")]:

@@ -1,4 +1,4 @@
-"""The start of a session: whatever fails between the settings and the loop, no key is kept and the others hear of it."""
+"""The start of a session: after a failure between settings and loop no key is left in memory, and the others are told."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.integration.test_join_policy import Site, environments
 from tests.key_audit import keys_held
 from tests.pool import Pool
 
-SECONDS = 60.0  # nobody may need this long to learn that another has failed
+SECONDS = 60.0  # upper bound for reporting a failure to the others
 
 
 def begin(path: str, rank: int) -> None:
@@ -47,7 +47,7 @@ def frames_of(error: BaseException | None) -> Iterator[FrameType]:
 
 @contextmanager
 def another_table() -> Iterator[None]:
-    """Rank 0 proposes a schedule table of a version that nobody knows."""
+    """Rank 0 proposes a schedule table of an unknown version."""
     proposal = session.Session.table.to_bytes()
     with patch.object(session.Session, "table", type("Table", (), {"to_bytes": lambda self: b"\x09" + proposal[1:]})()):
         yield
@@ -55,14 +55,14 @@ def another_table() -> Iterator[None]:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """A machine that may open no more files, when the links are set up."""
+    """A machine that cannot open more files when the links are set up."""
     with patch.object(session, "TcpNetwork", side_effect=OSError(24, "Too many open files")):
         yield
 
 
 @contextmanager
 def no_timer() -> Iterator[None]:
-    """The same a moment later, when the loop runs already."""
+    """The same when the loop already runs."""
     with patch.object(session.Session, "_limit_age", side_effect=OSError(24, "Too many open files")):
         yield
 
@@ -71,7 +71,7 @@ FAILURES = {"table": (another_table, 0), "network": (no_descriptors, 1), "timer"
 
 
 def fail_to_start(path: str, kind: str) -> tuple[int, str, Counter[str], float]:
-    """The rank that this worker takes; how its group ends, after how long, and which keys its error keeps until then."""
+    """Return this worker's rank, its error, the time until then, and the keys that the error still holds."""
     rank = dist.FileStore(f"{path}-ranks", 2).add("next", 1) - 1
     prepare, where = FAILURES[kind]
     began, kept = time.monotonic(), None
@@ -107,7 +107,7 @@ def test_a_failure_after_the_join_keeps_no_key_and_reaches_the_others(tmp_path: 
 
 
 def look_for_key(variables: dict[str, str], key: bytes) -> tuple[str, list[str], Counter[str]]:
-    """A start with these settings: its error, the frames of it that have the key's bytes, the keys that are held."""
+    """Start with these settings; return the error, its stack frames that contain the key's bytes, and the keys held."""
     with patch.dict(os.environ, variables):
         try:
             dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=2)
@@ -142,11 +142,11 @@ def test_the_error_of_an_unusable_credential_keeps_no_key(tmp_path: Path, kind: 
     assert error and not found and not held, error
 
 
-# -- forks in between --------------------------------------------------------------------------------------------------
+# -- forks ------------------------------------------------------------------------------------------------------------
 
 
 def fork_at_the_start(path: str) -> list[tuple[str, Counter[str], int]]:
-    """Fork before the join and after it, as another thread of the script might: what the children hold."""
+    """Fork before and after the join, as another thread might; return what the children hold."""
     rank = dist.FileStore(f"{path}-ranks", 2).add("next", 1) - 1
     found = []
     before = sockets()

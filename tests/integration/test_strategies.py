@@ -1,4 +1,4 @@
-"""Every strategy trains over ringfence as it does over Gloo, with loader workers forked and no Gloo group underneath."""
+"""Every strategy trains over ringfence as over Gloo, with forked loader workers and without a Gloo group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.pool import Failure, Pool, values
 
 REPLICATED = strategies_replicated
 SHARDED = strategies_sharded
-STRATEGIES: dict[Strategy, int] = {  # with the size of the world
+STRATEGIES: dict[Strategy, int] = {  # with the world size
     REPLICATED.ddp: 2,
     REPLICATED.ddp_several_buckets: 4,
     REPLICATED.ddp_static_graph: 2,
@@ -54,14 +54,14 @@ RELATIVE = 1e-3  # the order of additions differs between backends, and training
 
 
 def guarded(function: Any, *args: Any) -> Any:
-    """Run a function in a worker in which nobody can make a Gloo group."""
+    """Run a function in a worker in which no Gloo group can be created."""
     assert dist.group.WORLD.name() == "ringfence"
     with no_gloo():
         return function(*args)
 
 
 def train_over(pool: Pool, backend: str, strategy: Any, world: int, *args: Any) -> list[Any]:
-    """What each rank's run of a strategy returned; over ringfence under guard."""
+    """The results of a strategy on each rank; over ringfence without Gloo."""
     if backend == "ringfence":
         return pool.run(guarded, world, backend, (strategy, *args), TIMEOUT)
     return pool.run(strategy, world, backend, args, TIMEOUT)
@@ -69,7 +69,7 @@ def train_over(pool: Pool, backend: str, strategy: Any, world: int, *args: Any) 
 
 @pytest.fixture(scope="session")
 def gloo_losses() -> dict[Strategy, list[list[float]]]:
-    """What Gloo's runs gave, each run once."""
+    """The results over Gloo, each run once."""
     return {}
 
 
@@ -97,7 +97,9 @@ def test_power_sgd_with_several_buckets_works_or_raises_on_every_rank(pool: Pool
 
 
 @pytest.mark.parametrize("asynchronously", [False, True], ids=["save", "async_save"])
-def test_a_checkpoint_of_four_is_loaded_by_two(pool: Pool, backend: str, tmp_path: Path, asynchronously: bool) -> None:
+def test_checkpoint_of_four_workers_loads_on_two(
+    pool: Pool, backend: str, tmp_path: Path, asynchronously: bool
+) -> None:
     saved = values(train_over(pool, backend, strategies_checkpoint.save, 4, str(tmp_path), asynchronously))
     loaded = values(train_over(pool, backend, strategies_checkpoint.load, 2, str(tmp_path)))
     for weights, losses in loaded:
@@ -106,7 +108,7 @@ def test_a_checkpoint_of_four_is_loaded_by_two(pool: Pool, backend: str, tmp_pat
 
 
 def ask_for(backend: str) -> list[str]:
-    """Every way to ask for a group of another backend; what was given."""
+    """Request a group of another backend in every way; return the groups."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("all",), backend_override={"all": backend})
     groups = [dist.new_group(backend=backend), dist.new_subgroups(2, backend=backend)[0], mesh.get_group("all")]
     for group in groups:
@@ -126,7 +128,7 @@ def by_new_group() -> None:
     dist.new_group()
 
 
-DIST2 = "torch.distributed._dist2"  # an experiment that ended with torch 2.13
+DIST2 = "torch.distributed._dist2"  # an experiment that torch 2.13 removed
 
 
 def by_dist2() -> None:

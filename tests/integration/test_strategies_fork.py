@@ -1,4 +1,4 @@
-"""Loader workers are forks: what the process group closes in a child must be its own, before and after it has ended."""
+"""Forked loader workers: the process group closes only its own descriptors in a child, before and after its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.pool import Pool
 
-_kept: list[object] = []  # a script may hold on to a group that it has destroyed
+_kept: list[object] = []  # a script may keep a reference to a destroyed group
 
 
 def keep_group() -> None:
@@ -18,7 +18,7 @@ def keep_group() -> None:
 
 
 def descriptors_lost_in_a_child(count: int) -> list[int]:
-    """Of pipes opened now, those that a forked child does not have."""
+    """Open pipes; return those that a forked child does not have."""
     pipes = [descriptor for _ in range(count) for descriptor in os.pipe()]
     identities = [os.fstat(descriptor).st_ino for descriptor in pipes]
     report, answer = os.pipe()
@@ -44,7 +44,7 @@ def _is(descriptor: int, identity: int) -> bool:
 
 
 def sockets_in_a_child() -> tuple[int, int]:
-    """How many sockets to peers this process has, and how many of them a forked child has."""
+    """The number of sockets to peers of this process and of a forked child."""
     report, answer = os.pipe()
     before = _sockets()
     child = os.fork()
@@ -69,19 +69,19 @@ def _sockets() -> set[str]:
 
 
 def test_a_forked_child_holds_no_socket_of_the_group(pool: Pool) -> None:
-    with pool.fresh() as own:  # workers that have not used Gloo, which leaves sockets behind
+    with pool.fresh() as own:  # new workers: Gloo would have left sockets open
         own.check(keep_group, 2, "ringfence")
         for parent, child in own.check(sockets_in_a_child, 2, "ringfence"):
             assert parent > 1
             assert child == 1  # the harness's own
 
 
-def test_a_child_forked_after_the_group_ended_keeps_what_was_opened_since(pool: Pool) -> None:
+def test_child_forked_after_the_group_keeps_new_descriptors(pool: Pool) -> None:
     pool.check(keep_group, 2, "ringfence")
     assert pool.check(descriptors_lost_in_a_child, 2, None, (200,)) == [[], []]
 
 
-def test_the_parent_goes_on_after_a_fork(pool: Pool) -> None:
+def test_parent_continues_after_a_fork(pool: Pool) -> None:
     pool.check(keep_group, 2, "ringfence")
     pool.check(sockets_in_a_child, 2, "ringfence")
     pool.check(keep_group, 2, "ringfence")

@@ -1,4 +1,4 @@
-"""What a worker says about the version of torch that it finds."""
+"""Errors and warnings about the installed version of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.pool import Pool
 
 
 def start_on(version: str, local_rank: str) -> list[str]:
-    """The warnings of a worker that makes three groups, if this is torch's version; or why it makes none."""
+    """The warnings of a worker that creates three groups with this version of torch, or its error."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -45,7 +45,7 @@ def start_on_each() -> list[list[str]]:
     return [start_on(version, local_rank) for version, local_rank, _ in CASES]
 
 
-def test_an_old_torch_is_refused_and_a_newer_one_is_named_once() -> None:
+def test_old_torch_is_refused_and_untested_torch_reported_once() -> None:
     with Pool() as fresh:
         (found,) = fresh.check(start_on_each, 1, backend=None)
     for (version, local_rank, expected), said in zip(CASES, found, strict=True):

@@ -1,4 +1,4 @@
-"""The same on processes: whoever drives, the waiting caller or the background thread, tells people in time."""
+"""Warnings about long waits, whether the waiting caller or the background thread makes progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 6.0  # the group's timeout: half of it passes in each case
 
 
 class Told(logging.Handler):
-    """Lets the late worker come, once the warning about it is there; as a person would who reads it."""
+    """Releases the late worker when the warning about it is logged."""
 
     def __init__(self, key: str) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Told(logging.Handler):
 
 
 def one_is_late(asynchronous: bool) -> list[str]:
-    """Worker 1 comes when worker 0 has said that it waits. What was said."""
+    """Worker 1 starts when worker 0 has logged that it waits. Returns the warnings."""
     group = dist.new_group(timeout=timedelta(seconds=SECONDS))
     dist.barrier(group)
     told, logger = Told(f"come {asynchronous}"), logging.getLogger("ringfence")
@@ -40,7 +40,7 @@ def one_is_late(asynchronous: bool) -> list[str]:
         work = dist.all_reduce(tensor, group=group, async_op=asynchronous)
         if work is not None:
             if dist.get_rank() == 0:
-                dist.distributed_c10d._get_default_store().get(told.key)  # this thread does not drive meanwhile
+                dist.distributed_c10d._get_default_store().get(told.key)  # this thread makes no progress meanwhile
             work.wait()
     finally:
         logger.removeHandler(told)

@@ -1,4 +1,4 @@
-"""The wheels of scripts/wheels: their names and contents, and that both work in a virtualenv with nothing else of ours.
+"""The wheels of scripts/wheels: their names and contents, and that both work in an otherwise empty virtualenv.
 
 Each virtualenv reads torch and the other dependencies from the one that runs the tests, which comes after its own packages.
 """
@@ -28,7 +28,7 @@ WHEELS = {"compiled": COMPILED, "pure": PURE}
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """What a user has who has set nothing for ringfence."""
+    """The environment of a user who has configured nothing."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RINGFENCE_", "PYTHON"))}
     return {**kept, "HOME": str(home), "OMP_NUM_THREADS": "1"}
 
@@ -61,12 +61,12 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return made
 
 
-def test_a_build_makes_two_wheels_and_the_source_archive(built: Path) -> None:
+def test_build_creates_two_wheels_and_a_source_archive(built: Path) -> None:
     assert {file.name for file in built.glob("ringfence*")} == {COMPILED, PURE, ARCHIVE}
 
 
 @pytest.mark.parametrize("kind", WHEELS)
-def test_a_wheel_holds_the_package_and_nothing_else(built: Path, kind: str) -> None:
+def test_wheel_contains_only_the_package(built: Path, kind: str) -> None:
     with zipfile.ZipFile(built / WHEELS[kind]) as wheel:
         names = set(wheel.namelist())
     assert {
@@ -83,8 +83,8 @@ def test_a_wheel_holds_the_package_and_nothing_else(built: Path, kind: str) -> N
     )
 
 
-def test_the_check_of_contents_finds_what_is_wrong(built: Path, tmp_path: Path) -> None:
-    """It says what was added, what is missing and what names a folder of the machine that built it."""
+def test_check_of_contents_finds_errors(built: Path, tmp_path: Path) -> None:
+    """The check names added files, missing files, and files that contain a path of the build machine."""
     changed = tmp_path / PURE
     with zipfile.ZipFile(built / PURE) as old, zipfile.ZipFile(changed, "w") as new:
         for name in old.namelist():
@@ -109,7 +109,7 @@ def test_the_check_of_contents_finds_what_is_wrong(built: Path, tmp_path: Path) 
     [(f"manylinux_2_28_{platform.machine()}", COMPILED), (f"musllinux_1_2_{platform.machine()}", PURE)],
     ids=["fits", "does not fit"],
 )
-def test_pip_prefers_the_compiled_wheel_where_it_fits(built: Path, tmp_path: Path, machine: str, chosen: str) -> None:
+def test_pip_prefers_the_compiled_wheel(built: Path, tmp_path: Path, machine: str, chosen: str) -> None:
     options = ["--no-index", "--no-deps", "--find-links", str(built), "--dest", str(tmp_path)]
     options += ["--only-binary", ":all:", "--platform", machine, "--python-version", "3.13"]
     run(sys.executable, "-m", "pip", "download", *options, "ringfence", folder=tmp_path)
@@ -135,7 +135,7 @@ dist.destroy_process_group()
 """
 
 
-def test_workers_from_both_wheels_form_a_group(installed: dict[str, Path], tmp_path: Path) -> None:
+def test_workers_of_both_wheels_form_a_group(installed: dict[str, Path], tmp_path: Path) -> None:
     """Rank 0 is installed from the compiled wheel, rank 1 from the pure one."""
     run(installed["pure"] / "bin/ringfence", "secret", "new", "run.secret", folder=tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -163,8 +163,8 @@ def test_workers_from_both_wheels_form_a_group(installed: dict[str, Path], tmp_p
 
 
 @pytest.mark.long
-def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path, full: bool) -> None:
-    """Bounded, it builds only the wheel that needs no compiler."""
+def test_build_is_reproducible(built: Path, tmp_path: Path, full: bool) -> None:
+    """In the short form, it builds only the wheel that needs no compiler."""
     session = wheel_build.time_of_sources()
     again = wheel_build.build_archive(wheel_build.tracked_files(), tmp_path, session)
     assert again.read_bytes() == (built / ARCHIVE).read_bytes()
