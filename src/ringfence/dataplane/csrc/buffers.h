@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_BUFFERS_H
 #define RINGFENCE_BUFFERS_H
 
+/* Segments (memory for one frame each), their pool, and views of them for Python code. */
+
 #include "core.h"
 
 /* Bytes that Python code reads or writes: `owner` exports them, `at` points to the first. */

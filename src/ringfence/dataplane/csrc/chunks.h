@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_CHUNKS_H
 #define RINGFENCE_CHUNKS_H
 
+/* The memory of an execution, and the checks that torch has not freed it. */
+
 #include "execution.h"
 
 int bind_chunks(Execution *self);

@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_CLOCK_H
 #define RINGFENCE_CLOCK_H
 
+/* Time spent in the stages of the data plane, in total, by endpoint and as events. */
+
 #include "core.h"
 
 #include <time.h>

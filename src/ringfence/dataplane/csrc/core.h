@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_CORE_H
 #define RINGFENCE_CORE_H
 
+/* Common to all units: the state of the module and helpers for its types. */
+
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>

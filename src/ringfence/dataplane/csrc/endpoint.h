@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_ENDPOINT_H
 #define RINGFENCE_ENDPOINT_H
 
+/* Endpoint: the state of one link, and the system calls that move its bytes. */
+
 #include "buffers.h"
 #include "clock.h"
 #include "frame_layout.h"

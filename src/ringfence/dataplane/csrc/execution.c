@@ -1,5 +1,5 @@
-#include "chunks.h"
 #include "execution.h"
+#include "chunks.h"
 #include "reductions.h"
 
 #include <string.h>

@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_EXECUTION_H
 #define RINGFENCE_EXECUTION_H
 
+/* Execution: one pass of a program over its memory, and the progress of each step. */
+
 #include "endpoint.h"
 #include "program.h"
 

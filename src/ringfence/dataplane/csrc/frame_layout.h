@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_FRAME_LAYOUT_H
 #define RINGFENCE_FRAME_LAYOUT_H
 
+/* Sizes and offsets of frames (spec/link.md, section 4). */
+
 #include "core.h"
 
 #include <endian.h>

@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_FRAMES_H
 #define RINGFENCE_FRAMES_H
 
+/* Headers of frames, and the calls of Python's sealers and openers. */
+
 #include "execution.h"
 
 PyObject *hold_cipher(PyObject *cipher);

@@ -81,18 +81,18 @@ static int sends_same_bytes(Program *self, Step *step, int other, int sealed_onc
                        : writer->origin < 0;
 }
 
-/* compile(steps, dependencies, dependents, ordinals, sharers, consumers, chunks) -> Program */
+/* compile(steps, dependencies, dependents, ordinals, sharers, fused_sends, chunks) -> Program */
 PyObject *core_compile(PyObject *module, PyObject *args) {
     ModuleState *state = PyModule_GetState(module);
-    PyObject *steps, *dependencies, *dependents, *ordinals, *sharers, *consumers;
+    PyObject *steps, *dependencies, *dependents, *ordinals, *sharers, *fused_sends;
     int chunks;
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!i", &PyTuple_Type, &steps, &PyTuple_Type, &dependencies, &PyTuple_Type,
-                          &dependents, &PyTuple_Type, &ordinals, &PyTuple_Type, &sharers, &PyTuple_Type, &consumers,
+                          &dependents, &PyTuple_Type, &ordinals, &PyTuple_Type, &sharers, &PyTuple_Type, &fused_sends,
                           &chunks))
         return NULL;
     Py_ssize_t count = PyTuple_Size(steps);
     if (PyTuple_Size(dependencies) != count || PyTuple_Size(dependents) != count || PyTuple_Size(ordinals) != count ||
-        PyTuple_Size(sharers) != count || PyTuple_Size(consumers) != count || count > MAX_STEPS || chunks < 0) {
+        PyTuple_Size(sharers) != count || PyTuple_Size(fused_sends) != count || count > MAX_STEPS || chunks < 0) {
         PyErr_SetString(PyExc_ValueError,
                         "the arguments of a program differ in length, or their number is out of range");
         return NULL;
@@ -135,18 +135,19 @@ PyObject *core_compile(PyObject *module, PyObject *args) {
             read_numbers(PyTuple_GetItem(dependents, i), self->count, &step->dependents, &step->dependent) ||
             read_numbers(PyTuple_GetItem(sharers, i), self->count, &step->sharers, &step->sharer))
             goto fail;
-        long consumer = PyLong_AsLong(PyTuple_GetItem(consumers, i));
-        if (consumer == -1 && PyErr_Occurred())
+        long fused_send = PyLong_AsLong(PyTuple_GetItem(fused_sends, i));
+        if (fused_send == -1 && PyErr_Occurred())
             goto fail;
-        if (consumer < -1 || consumer >= self->count) {
+        if (fused_send < -1 || fused_send >= self->count) {
             PyErr_SetString(PyExc_ValueError, "a step index is out of range");
             goto fail;
         }
-        step->consumer = (int)consumer;
+        step->fused_send = (int)fused_send;
     }
-    for (int i = 0; i < self->count; i++) { /* a consumer or sharer must send exactly the bytes of this step */
+    for (int i = 0; i < self->count; i++) { /* a fused or sharing SEND must send exactly the bytes of this step */
         Step *step = &self->steps[i];
-        int same = step->consumer < 0 || (step->action == REDUCE && sends_same_bytes(self, step, step->consumer, 0));
+        int same =
+            step->fused_send < 0 || (step->action == REDUCE && sends_same_bytes(self, step, step->fused_send, 0));
         for (int k = 0; same && k < step->sharers; k++)
             same = step->action != REDUCE && sends_same_bytes(self, step, step->sharer[k], 1);
         if (!same) {

@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_PROGRAM_H
 #define RINGFENCE_PROGRAM_H
 
+/* Program: a schedule in C form, validated once. */
+
 #include "core.h"
 
 #define MAX_STEPS (1 << 24)
@@ -19,7 +21,7 @@ typedef struct {
     int dependencies, dependents, sharers;
     Dependency *dependency;
     int *dependent, *sharer; /* sharers: the other SENDs of the same ciphertext */
-    int consumer;            /* the only SEND that uses a REDUCE's sum; -1: the sum is written to the chunk */
+    int fused_send;          /* the only SEND that reads the sum of a REDUCE; -1: the sum is written to the chunk */
 } Step;
 
 typedef struct {

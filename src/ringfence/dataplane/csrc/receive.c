@@ -30,7 +30,7 @@ static int open_frame(Execution *self, int index, Endpoint *link, Segment *segme
         stop_clock(STAGE_OPEN, start, link->spent, link->worker);
         if (!failed) {
             start = start_clock();
-            stays_in_segment = step->consumer >= 0 && self->held_count < MAX_HELD_SUMS;
+            stays_in_segment = step->fused_send >= 0 && self->held_count < MAX_HELD_SUMS;
             failed = reduce_segment(self, step, position, received, stays_in_segment);
             stop_clock(STAGE_REDUCE, start, link->spent, link->worker);
         }
@@ -52,7 +52,7 @@ static int open_frame(Execution *self, int index, Endpoint *link, Segment *segme
     }
     link->payload_received += (unsigned long long)target.length;
     if (stays_in_segment)
-        failed = hold_segment(self, step->consumer, position, segment);
+        failed = hold_segment(self, step->fused_send, position, segment);
     else {
         failed = share_ciphertext(self, step, position, segment);
         pool_give(self->pool, segment);

@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_REDUCTIONS_H
 #define RINGFENCE_REDUCTIONS_H
 
+/* Sums and averages of received segments. */
+
 #include "execution.h"
 
 int divide_span(Execution *self, Span span);

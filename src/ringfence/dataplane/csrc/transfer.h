@@ -1,6 +1,8 @@
 #ifndef RINGFENCE_TRANSFER_H
 #define RINGFENCE_TRANSFER_H
 
+/* The functions send(endpoint) and receive(endpoint): send.c and receive.c. */
+
 #include "execution.h"
 
 PyObject *core_send(PyObject *module, PyObject *object);
