@@ -125,14 +125,12 @@ def _extensions() -> tuple[list[bytes], x509.Certificate]:
 
 def _read_extension(data: bytes) -> None:
     _, issuer = _extensions()
-    for whole in nvidia_chain._elements(data):
-        assert whole[1] in whole[2]
     if data and data[0] & 1:
-        nvidia_chain._from_device_id(data, issuer)
+        nvidia_chain.read_device_id(data, issuer)
     try:
-        nvidia_chain._from_tcb_info(data)
+        nvidia_chain.read_tcb_info(data)
     except AdmissionError:
-        nvidia_chain._from_device_id(data, issuer)
+        nvidia_chain.read_device_id(data, issuer)
 
 
 def _chains() -> list[bytes]:

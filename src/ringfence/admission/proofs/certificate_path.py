@@ -69,23 +69,21 @@ class Outline:
 
 def outline(certificate: bytes) -> Outline:
     """Read the form of a certificate of version 3. Raises ValueError for another form or an unknown signature algorithm."""
-    outer = der.Reader(certificate)
-    whole = outer.open(der.SEQUENCE)
-    outer.end()
+    whole = der.open_only(certificate, der.SEQUENCE)
     inner = whole.open(der.SEQUENCE)
-    algorithm = whole.whole(der.SEQUENCE)
-    whole.take(der.BIT_STRING)
+    algorithm = whole.element(der.SEQUENCE)
+    whole.content(der.BIT_STRING)
     whole.end()
-    if inner.take(0xA0) != b"\x02\x01\x02":
+    if inner.content(0xA0) != b"\x02\x01\x02":
         raise ValueError("not an X.509 certificate of version 3")
-    inner.take(der.INTEGER)
-    if inner.whole(der.SEQUENCE) != algorithm:
+    inner.content(der.INTEGER)
+    if inner.element(der.SEQUENCE) != algorithm:
         raise ValueError("it names two signature algorithms")
-    if der.Reader(algorithm).open(der.SEQUENCE).take(der.OBJECT_IDENTIFIER) not in _SIGNATURES:
+    if der.Reader(algorithm).open(der.SEQUENCE).content(der.OBJECT_IDENTIFIER) not in _SIGNATURES:
         raise ValueError("it is signed by an algorithm that is not accepted")
-    issuer = inner.whole(der.SEQUENCE)
-    inner.take(der.SEQUENCE)  # validity
-    return Outline(issuer, inner.whole(der.SEQUENCE), inner.whole(der.SEQUENCE))
+    issuer = inner.element(der.SEQUENCE)
+    inner.content(der.SEQUENCE)  # validity
+    return Outline(issuer, inner.element(der.SEQUENCE), inner.element(der.SEQUENCE))
 
 
 def is_accepted_key(key: bytes) -> bool:
@@ -96,7 +94,7 @@ def is_accepted_key(key: bytes) -> bool:
     if algorithm != _RSA or bits[:1] != b"\0":
         return False
     numbers = der.Reader(bits[1:]).open(der.SEQUENCE)
-    modulus, exponent = (int.from_bytes(numbers.take(der.INTEGER), "big", signed=True) for _ in range(2))
+    modulus, exponent = (int.from_bytes(numbers.content(der.INTEGER), "big", signed=True) for _ in range(2))
     numbers.end()
     return modulus > 0 and modulus.bit_length() in RSA_BITS and exponent in RSA_EXPONENTS
 
@@ -109,8 +107,8 @@ def is_key_of_p384(key: bytes) -> bool:
 
 def _parts(key: bytes) -> tuple[bytes, bytes]:
     reader = der.Reader(key).open(der.SEQUENCE)
-    algorithm = reader.whole(der.SEQUENCE)
-    bits = reader.take(der.BIT_STRING)
+    algorithm = reader.element(der.SEQUENCE)
+    bits = reader.content(der.BIT_STRING)
     reader.end()
     return algorithm, bits
 

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from ringfence.admission.proofs import certificate_path
+from ringfence.admission.proofs import certificate_path, der
 from ringfence.errors import AdmissionError
 
 CERTIFICATE_BYTES: Final = 2048
@@ -32,6 +32,8 @@ _DEVICE_NAME: Final = x509.ObjectIdentifier("1.3.6.1.4.1.412.274.1")
 _DEVICE_ID: Final = x509.ObjectIdentifier("2.23.133.5.4.1")
 _TCB_INFO: Final = x509.ObjectIdentifier("2.23.133.5.4.1.1")
 _SHA384: Final = bytes.fromhex("0609608648016503040202")
+_FIRMWARE_IDS: Final = 0xA6  # context-specific tags of TCG's TcbInfo
+_FLAGS: Final = 0x87
 _BAD_STATES: Final = 0b0111_0000  # of the first byte of TCG's flags
 _NAME: Final = re.compile(rb"NVIDIA:([A-Z0-9_]{1,16}):([0-9A-F]{1,32})")
 
@@ -183,7 +185,7 @@ def _usage(certificate: x509.Certificate) -> x509.KeyUsage | None:
 
 
 def _name(leaf: x509.Certificate) -> tuple[str, str]:
-    """Model and name, from the one subject alternative name of DMTF's form."""
+    """Return model and name, from the one subject alternative name in DMTF's form."""
     names = [
         each.value
         for extension in leaf.extensions
@@ -192,95 +194,96 @@ def _name(leaf: x509.Certificate) -> tuple[str, str]:
         if isinstance(each, x509.OtherName) and each.type_id == _DEVICE_NAME
     ]
     if len(names) == 1:
-        parts = list(_elements(names[0]))
-        match = _NAME.fullmatch(parts[0][1]) if len(parts) == 1 and parts[0][0] == 0x0C else None
-        if match is not None:
+        reader = der.Reader(names[0])
+        match = _NAME.fullmatch(reader.content(der.UTF8_STRING)) if reader.tag == der.UTF8_STRING else None
+        if match is not None and reader.tag is None:
             return match[1].decode(), match[0].decode()
     raise AdmissionError("the GPU's attestation certificate does not name one NVIDIA device")
 
 
 def _firmware_id(leaf: x509.Certificate, issuer: x509.Certificate) -> bytes:
-    """Which firmware the leaf's key was made for. Hopper and the switches say it one way, Blackwell another."""
+    """Return the digest of the firmware that the leaf's key was certified for.
+
+    Hopper and the switches use one of TCG's extensions for it, Blackwell the other.
+    """
     found = []
     for extension in leaf.extensions:
         if not isinstance(extension.value, x509.UnrecognizedExtension):
             continue
         if extension.oid == _DEVICE_ID:
-            found.append(_from_device_id(extension.value.value, issuer))
+            found.append(read_device_id(extension.value.value, issuer))
         elif extension.oid == _TCB_INFO:
-            found.append(_from_tcb_info(extension.value.value))
-    return _one_firmware(found)
+            found.append(read_tcb_info(extension.value.value))
+    return _only_firmware(found)
 
 
-def _one_firmware(found: list[bytes]) -> bytes:
-    """Were the first taken of several, nobody would look at the others."""
+def _only_firmware(found: list[bytes]) -> bytes:
+    """The only firmware id. With several, taking the first would leave the others unchecked."""
     if not found:
         raise AdmissionError("the GPU's attestation certificate names no firmware")
     if len(found) > 1:
         raise AdmissionError(
-            "the GPU's attestation certificate names several firmwares, which this release cannot read"
+            "the GPU's attestation certificate names several firmwares, which this release does not support"
         )
     return found[0]
 
 
-def _from_device_id(data: bytes, issuer: x509.Certificate) -> bytes:
-    """SEQUENCE { version, the issuer's public key, firmware id }."""
-    elements = list(_elements(_only(data, 0x30)))
-    issuer_key = issuer.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if [tag for tag, _, _ in elements] != [0x02, 0x30, 0x30] or elements[1][2] != issuer_key:
+def read_device_id(data: bytes, issuer: x509.Certificate) -> bytes:
+    """Return the firmware id of SEQUENCE { version, the issuer's public key, firmware id }. Raises AdmissionError."""
+    try:
+        reader = der.open_only(data, der.SEQUENCE)
+        reader.content(der.INTEGER)
+        key = reader.element(der.SEQUENCE)
+        firmware_id = reader.content(der.SEQUENCE)
+        reader.end()
+    except ValueError as error:
+        raise _malformed(error) from None
+    if key != issuer.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo):
         raise AdmissionError("the GPU's attestation certificate belongs to another boot ROM")
-    return _digest(elements[2][1])
+    return _digest(firmware_id)
 
 
-def _from_tcb_info(data: bytes) -> bytes:
-    """SEQUENCE { ..., [6] firmware ids, [7] flags, ... }. Places for firmware that was not started are zero, not the first."""
+def read_tcb_info(data: bytes) -> bytes:
+    """Return the firmware id of SEQUENCE { ..., [6] firmware ids, [7] flags, ... }. Raises AdmissionError.
+
+    Entries after the first are zero for firmware that was not started.
+    """
     found: list[bytes] = []
-    for tag, value, _ in _elements(_only(data, 0x30)):
-        if tag == 0xA6:
-            found += [_digest(inner) if kind == 0x30 else b"" for kind, inner, _ in _elements(value)]
-        elif tag == 0x87:
-            _check_flags(value)
-    return _one_firmware(found[:1] + [each for each in found[1:] if any(each) or not each])
+    try:
+        reader = der.open_only(data, der.SEQUENCE)
+        while (tag := reader.tag) is not None:
+            content = reader.content(tag)
+            if tag == _FIRMWARE_IDS:
+                found += _firmware_ids(der.Reader(content))
+            elif tag == _FLAGS:
+                _check_flags(content)
+    except ValueError as error:
+        raise _malformed(error) from None
+    return _only_firmware(found[:1] + [each for each in found[1:] if any(each) or not each])
+
+
+def _firmware_ids(reader: der.Reader) -> Iterator[bytes]:
+    """Yield the digests of a list; an entry that is not one yields no bytes, which no policy lists."""
+    while (tag := reader.tag) is not None:
+        content = reader.content(tag)
+        yield _digest(content) if tag == der.SEQUENCE else b""
 
 
 def _check_flags(value: bytes) -> None:
     """TCG's operational states, a BIT STRING: not configured (0), not secure (1), recovery (2), debug (3), ..."""
     if not value:
-        raise AdmissionError("an extension of the GPU's attestation certificate is malformed")
+        raise ValueError("flags without a count of unused bits")
     if value[1:2] and value[1] & _BAD_STATES:
         raise AdmissionError("the GPU's attestation certificate says that it is not secure, in recovery or under debug")
 
 
 def _digest(data: bytes) -> bytes:
     """{ SHA-384, OCTET STRING }."""
-    head = _SHA384 + bytes((0x04, FIRMWARE_ID_BYTES))
+    head = _SHA384 + bytes((der.OCTET_STRING, FIRMWARE_ID_BYTES))
     if not data.startswith(head) or len(data) != len(head) + FIRMWARE_ID_BYTES:
         raise AdmissionError("the GPU's firmware id is not a SHA-384 digest")
     return data[len(head) :]
 
 
-def _only(data: bytes, tag: int) -> bytes:
-    elements = list(_elements(data))
-    if len(elements) != 1 or elements[0][0] != tag:
-        raise AdmissionError("an extension of the GPU's attestation certificate is malformed")
-    return elements[0][1]
-
-
-def _elements(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """DER elements side by side: tag, value, and the whole element. Only what these extensions use: short tags."""
-    at = 0
-    while at < len(data):
-        if at + 2 > len(data) or data[at] & 0x1F == 0x1F:
-            raise AdmissionError("an extension of the GPU's attestation certificate is malformed")
-        length, start = data[at + 1], at + 2
-        if length >= 0x80:
-            width = length & 0x7F
-            digits = data[start : start + width]
-            length, start = int.from_bytes(digits, "big"), start + width
-            if not 1 <= width <= 2 or len(digits) != width or digits[0] == 0 or length < 0x80:
-                raise AdmissionError("an extension of the GPU's attestation certificate is malformed")
-        end = start + length
-        if end > len(data):
-            raise AdmissionError("an extension of the GPU's attestation certificate is malformed")
-        yield data[at], data[start:end], data[at:end]
-        at = end
+def _malformed(error: ValueError) -> AdmissionError:
+    return AdmissionError(f"an extension of the GPU's attestation certificate is malformed: {error}")

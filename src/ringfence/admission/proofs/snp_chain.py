@@ -103,26 +103,24 @@ class _Leaf:
     """A certificate taken apart, in which no byte is left that its signer did not vouch for. Raises ValueError."""
 
     def __init__(self, leaf: bytes) -> None:
-        outer = der.Reader(leaf)
-        whole = outer.open(der.SEQUENCE)
-        outer.end()
-        self.signed = whole.whole(der.SEQUENCE)
-        algorithm = whole.whole(der.SEQUENCE)
-        bits = whole.take(der.BIT_STRING)
+        whole = der.open_only(leaf, der.SEQUENCE)
+        self.signed = whole.element(der.SEQUENCE)
+        algorithm = whole.element(der.SEQUENCE)
+        bits = whole.content(der.BIT_STRING)
         whole.end()
         inner = der.Reader(self.signed).open(der.SEQUENCE)
-        if inner.take(0xA0) != b"\x02\x01\x02":
+        if inner.content(0xA0) != b"\x02\x01\x02":
             raise ValueError("not an X.509 certificate of version 3")
-        inner.take(der.INTEGER)  # the serial number, 0 in all of them
-        if inner.whole(der.SEQUENCE) != algorithm or bits[:1] != b"\0":
+        inner.content(der.INTEGER)  # the serial number, 0 in all of them
+        if inner.element(der.SEQUENCE) != algorithm or bits[:1] != b"\0":
             raise ValueError("it holds bytes that its signer did not sign")
         self.signature = bits[1:]
-        self.issuer = inner.whole(der.SEQUENCE)
+        self.issuer = inner.element(der.SEQUENCE)
         validity = inner.open(der.SEQUENCE)
-        self.start, self.end = der.moment(validity), der.moment(validity)
+        self.start, self.end = der.time(validity), der.time(validity)
         validity.end()
-        inner.take(der.SEQUENCE)  # the subject
-        self.key = inner.whole(der.SEQUENCE)
+        inner.content(der.SEQUENCE)  # the subject
+        self.key = inner.element(der.SEQUENCE)
         self.extensions = _extensions(inner.open(0xA3))
         inner.end()
 
@@ -134,12 +132,12 @@ def _extensions(reader: der.Reader) -> dict[bytes, bytes]:
     reader.end()
     while values.tag is not None:
         each = values.open(der.SEQUENCE)
-        name = each.take(der.OBJECT_IDENTIFIER)
+        name = each.content(der.OBJECT_IDENTIFIER)
         if each.tag == der.BOOLEAN:
-            each.take(der.BOOLEAN)
+            each.content(der.BOOLEAN)
         if name in found:
             raise ValueError("an extension twice")
-        found[name] = each.take(der.OCTET_STRING)
+        found[name] = each.content(der.OCTET_STRING)
         each.end()
     return found
 
@@ -179,12 +177,12 @@ def _read(leaf: _Leaf, product: Product, is_vlek: bool) -> Endorsement:
     missing = [part for part in product.tcb_parts if _TCB_OIDS[part] not in values]
     if missing:
         raise ValueError(f"it does not say which {', '.join(missing)} it is for")
-    tcb = Tcb(tuple((part, der.small_number(values[_TCB_OIDS[part]])) for part in product.tcb_parts))
+    tcb = Tcb(tuple((part, der.small_integer(values[_TCB_OIDS[part]])) for part in product.tcb_parts))
     chip, provider = values.get(_CHIP_OID), values.get(_PROVIDER_OID)
     if is_vlek:
         if chip is not None or provider is None:
             raise ValueError("a VLEK that names no provider, or names a chip")
-        return Endorsement(product, key, tcb, None, der.text(provider))
+        return Endorsement(product, key, tcb, None, der.ia5_string(provider))
     if provider is not None or chip is None or len(chip) != product.chip_bytes:
         raise ValueError("a VCEK that names no chip, or names a provider")
     return Endorsement(product, key, tcb, chip, None)
