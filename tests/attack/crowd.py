@@ -1,11 +1,11 @@
-"""A run forms while a crowd without credentials is at the door of rank 0: how long it takes, with the crowd and without.
+"""Measures how long a run takes to form, with and without a flood of expensive proofs at rank 0.
 
     python -m tests.attack.crowd certificate --rounds 10
 
-Workers and attackers are processes of one machine. Each of the crowd's connections says the right hello and shows the dearest
-proof that somebody without credentials can send (tests/attack/hostile.py), waits until it is turned away, and comes again. 40
-of them are from three addresses, 16 from the one that the children have. Everything that attackers do ends with the round. They
-have the lowest priority, as they would be other machines; `--nice 0` lets them compete with the workers for the cores.
+Workers and attackers are processes of one machine. Each of the 56 connections sends a valid hello and the most expensive
+proof that a peer without credentials can make (tests/attack/hostile.py), waits until it is rejected, and connects again. 40
+of them come from three addresses, 16 from the children's own address. The attackers have the lowest priority, as if they
+were other machines; `--nice 0` lets them compete with the workers for the cores.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from tests.attack.unauthenticated_peer import channel_of
 from tests.integration.admitted_worker import FolderStore
 
 SIZE = 8
-SECONDS = 60.0  # for one join, and the most that an attack lasts
+SECONDS = 60.0  # for one join, and the longest attack
 OWN_ADDRESS = "127.0.0.1"
 OTHER_ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 CROWD = tuple(OTHER_ADDRESSES[count % 3] for count in range(40)) + (OWN_ADDRESS,) * 16
 
 
-# -- the crowd ------------------------------------------------------------------------------------------------------
+# -- the attack -----------------------------------------------------------------------------------------------------
 
 
-class Caller:
+class HostileClient:
     """One connection after the other, from one address."""
 
     def __init__(self, crowd: Crowd, source: str) -> None:
@@ -84,7 +84,7 @@ class Caller:
         with contextlib.suppress(BlockingIOError):
             data = self.socket.recv(65536)
             if not data:
-                raise PeerLostError("turned away")
+                raise PeerLostError("rejected")
             self._frames.feed(self._tls.receive(data))
             while (message := self._frames.next()) is not None:
                 if isinstance(message, Hello):
@@ -107,7 +107,7 @@ class Crowd:
         self._number = number
 
     def answer(self, tls: Tls, theirs: Hello) -> bytes:
-        """The right hello, all of it learnt from the parent's, and a proof for this very connection."""
+        """Return a valid hello, made from the parent's, and a proof for this connection."""
         entry = replace(theirs.entry, rank=1 + self.shown % 4, tls_key_digest=self.credentials.key_digest)
         hello = replace(theirs, entry=entry)
         handshake = Handshake(Role.CHILD, hello, frozenset({0}), None, None)
@@ -117,8 +117,8 @@ class Crowd:
         return encode(hello) + encode(Proof(self._number, self.kind.hostile(handshake.wanted)))
 
     def attack(self, sources: tuple[str, ...], pipe: Connection) -> None:
-        """Until the word to stop comes."""
-        callers = [Caller(self, source) for source in sources]
+        """Attack until a message arrives on the pipe."""
+        callers = [HostileClient(self, source) for source in sources]
         self.selector.register(pipe, selectors.EVENT_READ, None)
         end, ready = time.monotonic() + SECONDS, False
         while time.monotonic() < end:
@@ -163,13 +163,13 @@ def worker(pipe: Connection, kind: Kind, rank: int, folder: str) -> None:
 
 
 class Run:
-    """Eight workers, and the crowd."""
+    """Eight workers and the attackers."""
 
     def __init__(self, name: str, nice: int = 19) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ringfence-crowd-")
         self._store = FolderStore(Path(self._folder.name))
         self._generation = 0
-        context = multiprocessing.get_context("fork")  # all hold the same keys, made here
+        context = multiprocessing.get_context("fork")  # all have the keys that are made here
         kind = KINDS[name]()
         self._workers, self._attackers, self._processes = [], [], []
 
@@ -185,7 +185,7 @@ class Run:
         self._attackers = [start(attacker, tuple(part), nice) for part in (CROWD[:40], CROWD[40:])]
 
     def form(self, attacked: bool) -> tuple[float, int]:
-        """Seconds from the start of ranks 1 to 7 until all are in, and how often the crowd was turned away."""
+        """Return the seconds from the start of ranks 1 to 7 until all have joined, and the number of rejections."""
         self._generation += 1
         for file in Path(self._folder.name).iterdir():
             file.unlink()
@@ -255,7 +255,7 @@ def measure(kind: str, rounds: int, nice: int = 19) -> dict[str, object]:
 
 
 def table(path: Path) -> str:
-    """The lines of a measurement, as a document shows them."""
+    """Return the results of a file as a Markdown table."""
     rows = ["| kind of proof | alone, s | attacked, s | the slowest, s | turned away |", "|---|---:|---:|---:|---:|"]
     for line in map(json.loads, path.read_text().splitlines()):
         seconds = " | ".join(f"{line[name]:.2f}" for name in ("alone", "attacked", "worst"))

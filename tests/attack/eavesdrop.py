@@ -1,4 +1,4 @@
-"""A network namespace of its own, and a capture of every byte that crosses its loopback interface."""
+"""A network namespace, and a capture of every byte on its loopback interface."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def namespace(name: str) -> Iterator[str]:
 
 
 def packet_socket(namespace: str) -> socket.socket:
-    """A socket that sees the loopback of a namespace. A thread goes there to make it, and ends."""
+    """Return a socket that captures the loopback of a namespace. A thread enters the namespace to open it."""
     made: list[socket.socket] = []
 
     def make() -> None:
@@ -77,7 +77,7 @@ class Capture:
         self._socket.close()
 
     def _read(self) -> None:
-        """Read until told to stop and nothing is left. Loopback shows each packet twice: going out, coming in."""
+        """Read until stopped and nothing is left. Loopback shows each packet twice: outgoing and incoming."""
         buffer = bytearray(1 << 17)
         while True:
             ready, _, _ = select.select([self._socket, self._stop], [], [])
@@ -94,7 +94,7 @@ class Capture:
         return int(subprocess.run(command, check=True, capture_output=True).stdout)
 
     def assert_complete(self) -> None:
-        """The kernel counted what it sent; all of it must be here."""
+        """Assert that the capture holds as many bytes as the kernel has sent."""
         assert self._dropped == 0
         assert self._cut_short == 0
         assert self.size >= self._sent

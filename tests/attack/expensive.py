@@ -1,4 +1,4 @@
-"""Inputs that are meant to cost a verifier CPU time, minted by somebody who holds no credential, and how to measure them."""
+"""Inputs that cost a verifier CPU time, made without any credential, and how to measure them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ID = "trainer/7"
 
 @cache
 def large_exponent_key(bits: int = 3072) -> rsa.RSAPrivateKey:
-    """An RSA key whose public exponent is as long as its modulus: cheap to sign with, dear to verify with."""
+    """An RSA key whose public exponent is as long as its modulus: cheap to sign with, expensive to verify with."""
     base = rsa.generate_private_key(65537, bits).private_numbers()
     p, q = base.p, base.q
     order, private = (p - 1) * (q - 1), 65537
@@ -32,7 +32,7 @@ def large_exponent_key(bits: int = 3072) -> rsa.RSAPrivateKey:
 
 
 def same_name_issuers(key: certificate.PrivateKey, name: str = "x") -> tuple[bytes, ...]:
-    """A leaf and three issuers of one name that all sign each other: a path builder tries every order of them."""
+    """A leaf and three issuers of one name that sign each other: a path builder tries every order of them."""
     issuer = Authority(name, key=key)
     leaf = issuer.sign("leaf", ec.generate_private_key(ec.SECP256R1()), [spiffe(ID)])
     between = [issuer.sign(name, key, (), ca=True, usage=ISSUES, extra=[_number(count)]) for count in range(3)]
@@ -57,7 +57,7 @@ def long_chain(key: certificate.PrivateKey, top: str) -> tuple[bytes, ...]:
 
 
 def many_names(issuer: str) -> tuple[bytes, ...]:
-    """A leaf full of names that have no length, under an authority's name."""
+    """A leaf with thousands of empty names, under an authority's name."""
     names = b"\x86\x1e" + b"spiffe://example.org/trainer/7" + b"\x82\x00" * 1600
     content = b"\x30\x82" + len(names).to_bytes(2, "big") + names
     extra = [x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, content)]
@@ -101,7 +101,7 @@ def _number(count: int) -> x509.UnrecognizedExtension:
 
 
 def cpu_seconds(work: Callable[[], object], times: int = 5) -> float:
-    """The least CPU time of this thread that `work` took."""
+    """Return the least CPU time of this thread that `work` takes."""
     least = math.inf
     for _ in range(times):
         before = time.thread_time()

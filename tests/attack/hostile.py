@@ -1,6 +1,6 @@
-"""For each kind of proof: workers that are admitted by it, and the dearest proof that somebody without credentials can send.
+"""For each kind of proof: workers that it admits, and the most expensive proof of a peer without credentials.
 
-Whatever a verifier compares first, such as the bytes that a quote must carry, is right: it costs an attacker nothing.
+What a verifier compares first, such as the bytes that a quote must carry, is right: that costs an attacker nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUN = "crowd"
 
 @dataclass(frozen=True)
 class Kind:
-    """`admission` is of the worker with this rank; `hostile` makes a proof for a binding."""
+    """`admission` returns policy and prover of a rank; `hostile` makes a proof for a binding."""
 
     admission: Callable[[int], tuple[Policy, Prover]]
     hostile: Callable[[Binding], bytes]
@@ -62,7 +62,7 @@ def _quoted() -> tuple[Verifier, Prover, Callable[[Binding], bytes]]:
     at = recorded.index(bytes([7]) * 64)
 
     def hostile(binding: Binding) -> bytes:
-        """Somebody else's quote, with the bytes that it must carry written into it."""
+        """Another machine's quote with the expected REPORTDATA written into it."""
         return recorded[:at] + binding.digest + recorded[at + 64 :]
 
     return tdx.TdxVerifier(td.rules, time.time, root=td.root), tdx.TdxProver(td.quote), hostile
@@ -117,7 +117,7 @@ def by_token() -> Kind:
 
 
 def combined() -> Kind:
-    """A certificate and a quote. Whoever has no certificate does not get as far as the quote."""
+    """A certificate and a quote. Without a valid certificate the quote is not verified."""
     (certified, signer, forged), (quoted, quoter, recorded) = _certified(), _quoted()
 
     def hostile(binding: Binding) -> bytes:

@@ -1,4 +1,4 @@
-"""Kinds of evidence that tests of admission attack: a verifier of each, and hardware or a service of the tests' own."""
+"""The kinds of evidence that tests attack: a verifier of each, and simulated hardware or a simulated service."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.unit import nvidia_mint, snp_mint, tdx_mint, token_mint
 NAMES = ("tdx", "snp", "nvidia", "token")
 DAY = 86400
 YEAR = 365 * DAY
-Make = Callable[[bytes], bytes]  # a proof for the bytes that hardware or service is to sign
+Make = Callable[[bytes], bytes]  # makes a proof over these bytes
 
 
 @dataclass(frozen=True)
 class Technology:
-    """One kind of evidence: who verifies it, and how the test's own hardware or service makes it."""
+    """One kind of evidence: the policy that verifies it, and how simulated hardware makes it."""
 
     kind: int
-    how: str  # as an admitted worker's proof is called
+    how: str  # the name of the proof in logs
     policy: Policy
     make: Make
     later: Policy  # the same verifier, when collateral, certificate or token has expired
-    elsewhere: str = "made for another connection or another worker"  # the objection to evidence out of its place
+    elsewhere: str = "made for another connection or another worker"  # the refusal of evidence from another connection
 
 
 def _later(seconds: float) -> Clock:

@@ -1,4 +1,4 @@
-"""Attacks on one handshake: other secrets, other channels, reflections, swaps, somebody in between. TLS is real."""
+"""Attacks on one handshake: other secrets, other channels, reflection, swapped keys, relays. TLS is real."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
 
 
 class Credulous(SharedSecret):
-    """Has a secret, and admits whoever presents a proof under any."""
+    """Has a secret, and admits every proof."""
 
     def verify(self, evidence: Evidence) -> None:
         pass
@@ -45,22 +45,24 @@ def with_tls() -> tuple[Credentials, Worker]:
 
 @pytest.mark.promise("A worker without the secret is rejected.")
 def test_a_worker_without_the_secret_is_refused_and_learns_nothing() -> None:
-    parent, unauthenticated_peer = worker(0), worker(1, secret=OTHER_SECRET)
+    parent, peer = worker(0), worker(1, secret=OTHER_SECRET)
     two = parent.handshake(Role.PARENT)
-    spoken = converse(unauthenticated_peer.handshake(Role.CHILD), two, channels(unauthenticated_peer, parent))
+    spoken = converse(peer.handshake(Role.CHILD), two, channels(peer, parent))
     assert refused(two, Reason.PROOF)
-    heard = [message for role, message in spoken if role is Role.PARENT]
-    assert not any(isinstance(message, Proof | Admit) for message in heard), "a proof under the secret was given away"
+    received = [message for role, message in spoken if role is Role.PARENT]
+    assert not any(isinstance(message, Proof | Admit) for message in received), "the parent sent a proof"
 
 
 @pytest.mark.promise("A worker without the secret is rejected.")
-def test_a_parent_without_the_secret_is_refused_and_gets_one_proof_that_serves_nowhere_else() -> None:
+def test_a_parent_without_the_secret_is_refused() -> None:
     child, impostor, parent = worker(1), worker(0, secret=OTHER_SECRET), worker(0)
     one = child.handshake(Role.CHILD)
     policy = Policy((Credulous(OTHER_SECRET, impostor.entry.run_id),))
     pretending = Handshake(Role.PARENT, impostor.hello, frozenset({1}), policy, impostor.shared)
     spoken = converse(one, pretending, channels(child, impostor))
-    assert any(role is Role.PARENT and isinstance(message, Proof) for role, message in spoken), "it plays its part"
+    assert any(role is Role.PARENT and isinstance(message, Proof) for role, message in spoken), (
+        "the impostor presents no proof"
+    )
     assert refused(one, Reason.PROOF)
     (proof,) = (message for role, message in spoken if role is Role.CHILD and isinstance(message, Proof))
     assert not any(isinstance(message, Admit) for role, message in spoken if role is Role.CHILD)
@@ -74,17 +76,17 @@ def test_a_parent_without_the_secret_is_refused_and_gets_one_proof_that_serves_n
 @pytest.mark.promise("A worker without the secret is rejected.")
 @pytest.mark.parametrize("guess", [b"", bytes(32), b"\xff" * 32, bytes(31), bytes(33), bytes(1000)])
 def test_a_guessed_proof_is_refused(guess: bytes) -> None:
-    parent, unauthenticated_peer = worker(0), worker(1)
+    parent, peer = worker(0), worker(1)
     two = parent.handshake(Role.PARENT)
-    two.begin(channels(unauthenticated_peer, parent)[1])
-    two.receive(unauthenticated_peer.hello)
+    two.begin(channels(peer, parent)[1])
+    two.receive(peer.hello)
     two.receive(Proof(1, guess))
     assert refused(two, Reason.PROOF)
 
 
 @pytest.mark.promise("Runs with different ids or generations cannot be spliced, even with one secret.")
 @pytest.mark.parametrize("change", [{"run_id": "run-8"}, {"generation": "2"}, {"world_size": 5}])
-def test_another_run_generation_or_world_with_the_same_secret_is_refused_and_both_are_named(
+def test_another_run_generation_or_world_size_is_refused(
     change: dict[str, object],
 ) -> None:
     parent, child = worker(0), worker(1, **change)
@@ -129,7 +131,7 @@ def test_a_proof_reflected_to_its_maker_is_refused() -> None:
 
 @pytest.mark.promise("A proof made in one role is rejected in the other.")
 def test_the_role_alone_tells_two_bindings_apart() -> None:
-    """Even if both ends could be made to send the same hello, a proof would not serve both directions."""
+    """Even if both ends sent the same hello, a proof would not be valid in both directions."""
     child, parent = worker(1), worker(0)
     ends = channels(child, parent)
     one, two = (
@@ -145,8 +147,8 @@ def test_the_role_alone_tells_two_bindings_apart() -> None:
 
 
 @pytest.mark.parametrize("field", ["public_key", "host", "port"])
-def test_an_entry_changed_on_the_way_breaks_the_proof(field: str) -> None:
-    """Somebody who could write into the channel, even so, could not swap the key that goes into the roster."""
+def test_an_entry_changed_in_transit_breaks_the_proof(field: str) -> None:
+    """Even an attacker inside the TLS channel cannot swap the key that goes into the roster."""
     other = {"public_key": fixed_bytes("attacker"), "host": "203.0.113.9", "port": 1}[field]
     child, parent = worker(1), worker(0)
 
@@ -161,8 +163,8 @@ def test_an_entry_changed_on_the_way_breaks_the_proof(field: str) -> None:
 
 
 @pytest.mark.promise("A parent that swaps its child's key is detected, if all workers hold one roster.")
-def test_a_parent_that_swaps_the_key_of_its_child_is_found_out() -> None:
-    """Rank 1 holds the secret and lies: it endorses another key for rank 5. Rank 5 sees the roster, and nobody begins."""
+def test_a_parent_that_swaps_the_key_of_its_child_is_detected() -> None:
+    """Rank 1 holds the secret and endorses another key for rank 5. Rank 5 checks the roster, and no worker begins."""
     world = World(6)
     swapped, digest = worker(5, 6, public_key=fixed_bytes("attacker")), bytes(32)
     world.send(0, world.trees[0].begin())
@@ -178,8 +180,8 @@ def test_a_parent_that_swaps_the_key_of_its_child_is_found_out() -> None:
 
 
 @pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
-def test_somebody_in_between_who_relays_every_message_is_found_by_the_key() -> None:
-    """The relay ends TLS on both sides and passes admission's messages through, unchanged."""
+def test_a_relay_that_ends_tls_is_detected_by_its_key() -> None:
+    """The relay ends TLS on both sides and forwards the messages of admission unchanged."""
     child_key, parent_key, relay_key = Credentials(), Credentials(), Credentials()
     child = worker(1, tls_key_digest=child_key.key_digest)
     parent = worker(0, tls_key_digest=parent_key.key_digest)
@@ -194,7 +196,7 @@ def test_somebody_in_between_who_relays_every_message_is_found_by_the_key() -> N
 
 
 @pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
-def test_somebody_in_between_who_names_his_own_key_cannot_pass_the_proof() -> None:
+def test_a_relay_that_names_its_own_key_fails_the_proof() -> None:
     child_key, parent_key, relay_key = Credentials(), Credentials(), Credentials()
     child = worker(1, tls_key_digest=child_key.key_digest)
     parent = worker(0, tls_key_digest=parent_key.key_digest)
@@ -223,13 +225,13 @@ def test_tls_agrees_on_one_exporter_and_names_both_keys() -> None:
     assert tls_pair(client, server)[0].exporter() != one.exporter()
 
 
-def test_tls_prefers_a_key_agreement_that_outlives_quantum_computers() -> None:
+def test_tls_prefers_a_post_quantum_key_agreement() -> None:
     one, two = tls_pair(Credentials(), Credentials())
     assert one.group == two.group == "X25519MLKEM768"
 
 
 def client_that_resumes() -> SSL.Context:
-    """A TLS client with a certificate, and none of the restraint of ours."""
+    """A TLS client with a certificate that resumes sessions."""
     key = ec.generate_private_key(ec.SECP256R1())
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.use_privatekey(key)
@@ -238,7 +240,7 @@ def client_that_resumes() -> SSL.Context:
 
 
 def connect_with_session(client: SSL.Context, server: Credentials, session: SSL.Session | None) -> SSL.Session:
-    """Connect as a client that offers this session, and bring home the next."""
+    """Connect as a client that offers this session; return the next one."""
     end, caller = Tls(server, server=True), SSL.Connection(client, None)
     if session is not None:
         caller.set_session(session)
@@ -251,7 +253,7 @@ def connect_with_session(client: SSL.Context, server: Credentials, session: SSL.
         if answer := end.outgoing():
             caller.bio_write(answer)
     with contextlib.suppress(SSL.WantReadError):
-        caller.recv(1)  # takes the tickets
+        caller.recv(1)  # reads the tickets
     assert end.established
     found = caller.get_session()
     assert found is not None
@@ -261,7 +263,7 @@ def connect_with_session(client: SSL.Context, server: Credentials, session: SSL.
 
 
 @pytest.mark.promise("Admission accepts TLS 1.3 only, and resumes no TLS session.")
-@pytest.mark.parametrize("cache", [False, True], ids=["as it is", "with a cache, where it can be: the test can fail"])
+@pytest.mark.parametrize("cache", [False, True], ids=["as it is", "with a cache: the test can fail"])
 def test_a_tls_session_cannot_be_resumed_past_the_certificate(cache: bool) -> None:
     client, server = client_that_resumes(), Credentials()
     verified: list[bool] = []
@@ -319,7 +321,7 @@ def test_older_tls_is_refused() -> None:
         Tls(Credentials(), server=True).receive(old.bio_read(65536))
 
 
-def test_a_channel_is_made_of_what_tls_says() -> None:
+def test_a_channel_has_the_keys_and_exporter_of_tls() -> None:
     credentials = Credentials()
     one, two = tls_pair(credentials, Credentials())
     assert channel_of(one) == Channel(credentials.key_digest, two.own_key_digest, two.exporter())

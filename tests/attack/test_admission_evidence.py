@@ -1,4 +1,4 @@
-"""Unauthenticated peers while evidence is collected: only a peer with the right hello is given time, and no wait is endless."""
+"""Unauthenticated peers while evidence is collected: a valid hello buys limited time, and no wait is endless."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringfence.join.parent import AddressBook
 from ringfence.join.peer import Peer
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.attack.test_admission_states import GARBAGE, hangs_up
+from tests.attack.test_admission_states import GARBAGE, disconnects
 from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of, with_key
 from tests.integration.join_cluster import SECRET, Slow, SlowlyShown, World, slow_policy
 from tests.unit.admission_samples import SUITES, worker
@@ -32,73 +32,73 @@ SIZE = 2
 
 
 class Child:
-    """Rank 1, as far as it wants to go: it can say the right hello, and the right proof."""
+    """Rank 1, step by step: it can send a valid hello and a valid proof."""
 
     def __init__(self, address: tuple[str, int], source: str = "127.0.0.1") -> None:
         credentials, policy = Credentials(), slow_policy(RUN)
         self.connection = socket.create_connection(address, timeout=10, source_address=(source, 0))
-        self.unauthenticated_peer = UnauthenticatedPeer(self.connection, credentials, server=False)
+        self.peer = UnauthenticatedPeer(self.connection, credentials, server=False)
         entry = worker(1, SIZE, tls_key_digest=credentials.key_digest).entry
         hello = Hello(entry, policy.digest, SUITES, policy.kinds)
         self.handshake = Handshake(Role.CHILD, hello, frozenset({0}), policy, None)
 
-    def greet(self) -> None:
-        """Say the right hello; then collect for ever."""
-        self.unauthenticated_peer.say(*self.handshake.begin(channel_of(self.unauthenticated_peer.tls)))
-        heard = self.unauthenticated_peer.hear()
-        assert heard is not None
-        self.handshake.receive(heard)
+    def send_hello(self) -> None:
+        """Send a valid hello; then collect forever."""
+        self.peer.send(*self.handshake.begin(channel_of(self.peer.tls)))
+        received = self.peer.receive()
+        assert received is not None
+        self.handshake.receive(received)
         assert self.handshake.state is State.COLLECT
 
-    def prove(self) -> None:
+    def send_proof(self) -> None:
         shown = SlowlyShown(SECRET, RUN).prove(self.handshake.wanted)
-        self.unauthenticated_peer.say(*self.handshake.present(Proof(SlowlyShown.kind, shown)))
+        self.peer.send(*self.handshake.present(Proof(SlowlyShown.kind, shown)))
 
 
 @contextlib.contextmanager
 def parent(world: World, prover: Slow):  # type: ignore[no-untyped-def]
-    """Rank 0, which verifies by evidence and shows its own when it may; where it is reached."""
+    """Rank 0, which verifies evidence and presents its own; yields its address."""
     world.start([0], {0: ONE_RUN}, {0: (slow_policy(RUN), prover)})
     _, address = world.store.wait_for_address()
     yield address
 
 
 @pytest.mark.promise("A peer that stalls in any state of an admission is dropped, or ends the join at its deadline.")
-def test_who_says_the_right_hello_is_given_time_to_collect_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_with_a_valid_hello_has_limited_time_to_collect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.2)
     monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 1.0)
     world = World(SIZE, timeout=3.0)
     with parent(world, Slow(run_id=RUN)) as address:
         child = Child(address)
-        child.greet()
+        child.send_hello()
         started = time.monotonic()
-        assert not hangs_up(child.connection, 0.5), "it had no time to collect its evidence"
-        assert hangs_up(child.connection, 5.0)
+        assert not disconnects(child.connection, 0.5), "it had no time to collect its evidence"
+        assert disconnects(child.connection, 5.0)
         assert time.monotonic() - started < 3
         assert "missing: rank 1" in world.error(0)
 
 
-def test_who_says_nothing_is_sent_away_as_soon_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_peer_gets_no_time_to_collect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.2)
     world = World(SIZE, timeout=5.0)
     with parent(world, Slow(run_id=RUN)) as address:
         silent = socket.create_connection(address, timeout=10)
         started = time.monotonic()
-        assert hangs_up(silent, 5.0)
+        assert disconnects(silent, 5.0)
         assert time.monotonic() - started < 4
         assert "missing: rank 1" in world.error(0)
 
 
-def test_a_worker_that_never_gets_its_own_evidence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its child has proved itself and waits; the device does not answer."""
+def test_a_worker_whose_device_never_answers_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its child is verified and waits; the device does not answer."""
     monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 0.2)
     world, stuck = World(SIZE, timeout=2.5), Slow(run_id=RUN)
     with parent(world, stuck) as address:
         child = Child(address)
-        child.greet()
-        child.prove()
+        child.send_hello()
+        child.send_proof()
         assert stuck.asked.acquire(timeout=5)
-        assert hangs_up(child.connection, 5.0)
+        assert disconnects(child.connection, 5.0)
         assert "this machine gave no evidence within 1 s" in world.error(0)
     stuck.may_answer.set()
 
@@ -107,16 +107,16 @@ def test_a_worker_that_never_gets_its_own_evidence_says_so(monkeypatch: pytest.M
     "A malformed message drops an unauthenticated peer, and fails the join if an admitted worker sent it."
 )
 @pytest.mark.parametrize("garbage", GARBAGE, ids=["zeros", "ones", "no hello", "a long admit", "unknown"])
-def test_garbage_while_evidence_is_collected_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
+def test_garbage_during_collection_ends_only_the_connection(garbage: bytes) -> None:
     world, slow = World(SIZE), Slow(run_id=RUN)
     with parent(world, slow) as address:
         child = Child(address)
-        child.greet()
-        child.prove()
-        assert slow.asked.acquire(timeout=5)  # the parent has verified, and collects
-        child.unauthenticated_peer.say_bytes(garbage)
+        child.send_hello()
+        child.send_proof()
+        assert slow.asked.acquire(timeout=5)  # the parent has verified the child, and collects
+        child.peer.send_bytes(garbage)
         started = time.monotonic()
-        assert hangs_up(child.connection, 5.0)
+        assert disconnects(child.connection, 5.0)
         assert time.monotonic() - started < keys.ADMISSION_SECONDS / 2
         slow.may_answer.set()
         world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), SlowlyShown(SECRET, RUN))})
@@ -125,84 +125,84 @@ def test_garbage_while_evidence_is_collected_ends_the_connection_and_nothing_els
 
 
 @pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
-def test_a_crowd_does_not_displace_who_collects_its_evidence() -> None:
-    """A child that has said the right hello sits there for seconds. A crowd from its own address displaces itself."""
+def test_a_flood_does_not_displace_a_peer_that_collects() -> None:
+    """A child that has sent a valid hello collects for seconds. A flood from its own address displaces itself."""
     world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
     quick.may_answer.set()
-    with parent(world, quick) as address, contextlib.ExitStack() as crowd:
+    with parent(world, quick) as address, contextlib.ExitStack() as connections:
         world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), child)})
         assert child.asked.acquire(timeout=10)
         silent = [
-            crowd.enter_context(socket.create_connection(address, timeout=10))
+            connections.enter_context(socket.create_connection(address, timeout=10))
             for _ in range(3 * keys.ADMISSION_PENDING_PER_ADDRESS)
         ]
-        assert hangs_up(silent[0], 5.0), "the crowd has not reached its limit"
+        assert disconnects(silent[0], 5.0), "the flood has not reached its limit"
         child.may_answer.set()
         assert len(world.members()) == SIZE
-        assert not child.asked.acquire(blocking=False), "it was sent away and came again"
+        assert not child.asked.acquire(blocking=False), "it was dropped and came again"
         world.close()
 
 
 @pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
-def test_a_crowd_that_says_the_right_hello_does_not_displace_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody may say it. The child was there first, and whoever goes is drawn by lot: here, the last one."""
+def test_a_flood_with_valid_hellos_spares_peers_that_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any peer may send it. The connection to drop is drawn at random: here, the last one."""
     drawn: list[int] = []
 
-    def draw(crowd: list[Peer]) -> Peer:
-        drawn.append(len(crowd))
-        return crowd[-1]
+    def draw(flood: list[Peer]) -> Peer:
+        drawn.append(len(flood))
+        return flood[-1]
 
-    greeted, go_on = threading.Semaphore(0), handshakes.Handshakes._continue
+    hello_received, go_on = threading.Semaphore(0), handshakes.Handshakes._continue
 
-    def goes_on(self: handshakes.Handshakes, peer: Peer) -> None:
+    def count_hellos(self: handshakes.Handshakes, peer: Peer) -> None:
         go_on(self, peer)
         if (peer.handshake.role, peer.handshake.state) == (Role.PARENT, State.PROOF):
-            greeted.release()
+            hello_received.release()
 
-    monkeypatch.setattr(handshakes.Handshakes, "_continue", goes_on)
+    monkeypatch.setattr(handshakes.Handshakes, "_continue", count_hellos)
     monkeypatch.setattr(secrets, "choice", draw)
     monkeypatch.setattr(keys, "ADMISSION_PENDING", 16)
     world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
     quick.may_answer.set()
     with parent(world, quick) as address:
         world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), child)})
-        assert child.asked.acquire(timeout=10) and greeted.acquire(timeout=10)
-        crowd = [Child(address)]
+        assert child.asked.acquire(timeout=10) and hello_received.acquire(timeout=10)
+        flood = [Child(address)]
         for _ in range(keys.ADMISSION_PENDING + 2):
-            crowd[-1].greet()
-            assert greeted.acquire(timeout=10)
-            crowd.append(Child(address))
+            flood[-1].send_hello()
+            assert hello_received.acquire(timeout=10)
+            flood.append(Child(address))
         assert drawn == [keys.ADMISSION_PENDING + 1] * 3
-        for each in crowd:
+        for each in flood:
             each.connection.close()
         child.may_answer.set()
         assert len(world.members()) == SIZE
-        assert not child.asked.acquire(blocking=False), "it was sent away and came again"
+        assert not child.asked.acquire(blocking=False), "it was dropped and came again"
         world.close()
 
 
-def test_of_many_that_say_the_right_hello_those_of_the_largest_crowd_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child at an address of its own is not driven out by a crowd at another, however many come."""
+def test_the_address_with_the_most_valid_hellos_loses_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood from one address does not displace a child at another, however large it is."""
     monkeypatch.setattr(keys, "ADMISSION_PENDING", 8)
     world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
     quick.may_answer.set()
     with parent(world, quick) as address:
         world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), child)})
         assert child.asked.acquire(timeout=10)
-        crowd = []
+        flood = []
         for _ in range(3 * keys.ADMISSION_PENDING):
-            crowd.append(Child(address, "127.0.0.2"))
-            crowd[-1].greet()
-        assert sum(hangs_up(each.connection, 0.3) for each in crowd) >= 2 * keys.ADMISSION_PENDING
+            flood.append(Child(address, "127.0.0.2"))
+            flood[-1].send_hello()
+        assert sum(disconnects(each.connection, 0.3) for each in flood) >= 2 * keys.ADMISSION_PENDING
         child.may_answer.set()
         assert len(world.members()) == SIZE
-        assert not child.asked.acquire(blocking=False), "it was sent away and came again"
+        assert not child.asked.acquire(blocking=False), "it was dropped and came again"
         world.close()
 
 
 @pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
-def test_evidence_is_collected_for_a_limited_number_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An impostor in place of the parent says the right hello and hangs up: a child must not be filled with threads."""
+def test_the_number_of_concurrent_collections_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An impostor in place of the parent sends a valid hello and disconnects: a child must not run out of threads."""
     monkeypatch.setattr(collect, "LIMIT", 2)
     world, child, quick, thief = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN), Credentials()
     quick.may_answer.set()
@@ -212,24 +212,24 @@ def test_evidence_is_collected_for_a_limited_number_at_once(monkeypatch: pytest.
         AddressBook(world.store, hello.entry).publish(listener.getsockname())
         world.start([1], {1: ONE_RUN}, {1: (policy, child)})
         for attempt in range(5):
-            impostor = UnauthenticatedPeer.wait(listener, thief)
-            impostor.say(hello)
-            assert isinstance(impostor.hear(), Hello)
+            impostor = UnauthenticatedPeer.accept(listener, thief)
+            impostor.send(hello)
+            assert isinstance(impostor.receive(), Hello)
             if attempt < 2:
                 assert child.asked.acquire(timeout=10)
             else:
-                assert impostor.hear() is None, "it collects for a third"
+                assert impostor.receive() is None, "it collects for a third"
             impostor.close()
         assert not child.asked.acquire(blocking=False)
-    child.may_answer.set()  # for those who hung up; then there is room again
+    child.may_answer.set()  # for the closed connections; then there is room again
     world.start([0], {0: ONE_RUN}, {0: (policy, quick)})
     assert len(world.members()) == SIZE
     assert child.asked.acquire(blocking=False)
     world.close()
 
 
-def test_a_proof_counts_as_of_when_it_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of when the other side had verified it: that may take as long as it likes."""
+def test_a_proof_is_dated_when_it_is_presented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the other side has verified it, which may take any time."""
 
     class Clock:
         now = 1000.0
@@ -251,5 +251,5 @@ def test_a_proof_counts_as_of_when_it_was_shown(monkeypatch: pytest.MonkeyPatch)
     with World(SIZE) as world:
         world.start(range(SIZE), dict.fromkeys(range(SIZE), ONE_RUN), dict.fromkeys(range(SIZE), (policy, quick)))
         known = [member.peer_verifier for member in world.members()]
-    # The child shows, the parent verifies and shows, the child verifies: at 1000, 1500 and 2000.
+    # The child presents, the parent verifies and presents, the child verifies: at 1000, 1500 and 2000.
     assert [Presentation.decode(each.presentation).at for each in known if each is not None] == [1500, 1000]

@@ -1,6 +1,6 @@
-"""Unauthenticated peers, and liars that hold the secret, in every state of a join: silence ends in time, garbage ends at once.
+"""Unauthenticated peers, and liars with the secret, in every state of a join: silence ends in time, garbage at once.
 
-Sockets and TLS are real. A liar is a worker's own handshake and tree, stopped at a chosen point.
+Sockets and TLS are real. A liar runs a worker's handshake and tree, and stops at a chosen point.
 """
 
 from __future__ import annotations
@@ -49,57 +49,57 @@ GARBAGE = [bytes(64), b"\xff" * 4096, b"\1\0\0\0\3abc", b"\3\0\0\0\1x", b"\x63\0
 
 
 class Liar:
-    """A worker that does all it should up to a point. Holds the secret, so that it can come to every state."""
+    """A worker that follows the protocol up to a point. It holds the secret, so it can reach every state."""
 
     def __init__(self, rank: int, reach: Callable[[], UnauthenticatedPeer], credentials: Credentials) -> None:
         self.own: Worker = worker(rank, SIZE, tls_key_digest=credentials.key_digest)
         self.role = Role.PARENT if rank == 0 else Role.CHILD
         self.handshake: Handshake = self.own.handshake(self.role)
         self.tree = Tree(self.own.entry, self.own.policy, self.own.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
-        self._unauthenticated = reach()
-        self.peer = 1 - rank
+        self.connection = reach()
+        self.peer_rank = 1 - rank
 
-    def come_to(self, goal: State | Phase) -> UnauthenticatedPeer:
-        """Do what a worker does until `goal`, which is its own state, and say nothing more."""
-        unauthenticated_peer = self._unauthenticated
-        own_words = self.handshake.begin(channel_of(unauthenticated_peer.tls))
+    def advance_to(self, goal: State | Phase) -> UnauthenticatedPeer:
+        """Follow the protocol until the liar is in state `goal`, and send nothing more."""
+        peer = self.connection
+        outgoing = self.handshake.begin(channel_of(peer.tls))
         while self.handshake.state is not goal:
-            unauthenticated_peer.say(*own_words)
+            peer.send(*outgoing)
             if self.handshake.state is State.DONE:
                 break
-            heard = unauthenticated_peer.hear()
-            assert heard is not None, f"hung up on in {self.handshake.state}"
-            own_words = self.handshake.receive(heard)
+            received = peer.receive()
+            assert received is not None, f"disconnected in {self.handshake.state}"
+            outgoing = self.handshake.receive(received)
         if goal is State.ADMIT and self.role is Role.PARENT:
-            unauthenticated_peer.say(own_words[0])  # its proof, and not the admission that belongs behind it
+            peer.send(outgoing[0])  # its proof, without the Admit that follows
         if isinstance(goal, Phase):
-            self._join_loop(goal)
-        return unauthenticated_peer
+            self._advance_tree(goal)
+        return peer
 
-    def _join_loop(self, goal: Phase) -> None:
-        unauthenticated_peer, handshake = self._unauthenticated, self.handshake
+    def _advance_tree(self, goal: Phase) -> None:
+        peer, handshake = self.connection, self.handshake
         assert handshake.admitted is not None and handshake.child_proof_digest is not None
-        unauthenticated_peer._frames.allow(TREE, tree_frame_limit(SIZE))
+        peer._frames.allow(TREE, tree_frame_limit(SIZE))
         self.tree.begin()
         entry, digest = handshake.admitted.entry, handshake.child_proof_digest
-        words: list[Message] = []
+        outgoing: list[Message] = []
         if self.role is Role.PARENT:
             assert handshake.child_kind is not None
             self.tree.attach_child(entry, digest, handshake.child_kind)
         else:
-            words = [each.message for each in self.tree.attach_parent(entry, digest)]
+            outgoing = [each.message for each in self.tree.attach_parent(entry, digest)]
         while self.tree.phase is not goal:
-            unauthenticated_peer.say(*words)
-            heard = unauthenticated_peer.hear()
-            assert heard is not None, f"hung up on in {self.tree.phase}"
-            words = [each.message for each in self.tree.receive(self.peer, heard)]
+            peer.send(*outgoing)
+            received = peer.receive()
+            assert received is not None, f"disconnected in {self.tree.phase}"
+            outgoing = [each.message for each in self.tree.receive(self.peer_rank, received)]
         if self.role is Role.PARENT:
-            unauthenticated_peer.say(*words)  # the roster
+            peer.send(*outgoing)  # the roster
 
 
 @contextmanager
 def victim(rank: int, timeout: float) -> Iterator[tuple[World, Callable[[], socket.socket]]]:
-    """A worker that joins with nobody but an attacker to talk to; and how to get a connection with it."""
+    """A worker whose only peer is an attacker; yields the cluster and a function that connects to the worker."""
     world = World(SIZE, timeout=timeout)
     if rank == 0:
         world.start([0], {0: ONE_RUN})
@@ -113,8 +113,8 @@ def victim(rank: int, timeout: float) -> Iterator[tuple[World, Callable[[], sock
         yield world, lambda: listener.accept()[0]
 
 
-def hangs_up(connection: socket.socket, seconds: float) -> bool:
-    """Whether the worker at the other end lets go of this connection in time."""
+def disconnects(connection: socket.socket, seconds: float) -> bool:
+    """Return whether the worker at the other end closes this connection in time."""
     connection.settimeout(seconds)
     try:
         while connection.recv(65536):
@@ -126,8 +126,8 @@ def hangs_up(connection: socket.socket, seconds: float) -> bool:
     return True
 
 
-def come_to(goal: object, rank: int, connect: Callable[[], socket.socket]) -> socket.socket:
-    """A connection with the victim, `rank`, on which the attacker has come to `goal` and says nothing more."""
+def connect_and_advance(goal: object, rank: int, connect: Callable[[], socket.socket]) -> socket.socket:
+    """Return a connection to the victim on which the attacker has reached `goal` and sends nothing more."""
     connection = connect()
     if goal == CONTACT:
         return connection
@@ -137,7 +137,7 @@ def come_to(goal: object, rank: int, connect: Callable[[], socket.socket]) -> so
     credentials = Credentials()
     liar = Liar(1 - rank, lambda: UnauthenticatedPeer(connection, credentials, server=rank == 1), credentials)
     assert isinstance(goal, State | Phase)
-    liar.come_to(goal)
+    liar.advance_to(goal)
     return connection
 
 
@@ -146,15 +146,15 @@ def come_to(goal: object, rank: int, connect: Callable[[], socket.socket]) -> so
 
 @pytest.mark.promise("A peer that stalls in any state of an admission is dropped, or ends the join at its deadline.")
 @pytest.mark.parametrize("state", EVERY_STATE, ids=str)
-@pytest.mark.parametrize("rank", [0, 1], ids=["met by the parent", "met by the child"])
-def test_an_unauthenticated_peer_that_stalls_is_sent_away_in_every_state(
+@pytest.mark.parametrize("rank", [0, 1], ids=["by the parent", "by the child"])
+def test_an_unauthenticated_peer_that_stalls_is_dropped_in_every_state(
     state: object, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker goes on to wait for a better one, until its own deadline, and says for whom."""
+    """The worker keeps waiting for the right peer until its own deadline, and names it."""
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.2)
     with victim(rank, timeout=1.0) as (world, connect):
-        connection = come_to(state, rank, connect)
-        assert hangs_up(connection, 5.0), f"it is still waiting for somebody who {state}"
+        connection = connect_and_advance(state, rank, connect)
+        assert disconnects(connection, 5.0), f"it still waits for a peer in state {state}"
         connection.close()
         error = world.error(rank)
     assert "did not form within 1 s" in error
@@ -163,7 +163,7 @@ def test_an_unauthenticated_peer_that_stalls_is_sent_away_in_every_state(
 
 @pytest.mark.promise("A peer that stalls in any state of an admission is dropped, or ends the join at its deadline.")
 @pytest.mark.parametrize(
-    ("rank", "phase", "words"),
+    ("rank", "phase", "reason"),
     [
         (0, Phase.GATHER, "; 1 of 2 workers are missing: rank 1"),
         (0, Phase.ACKED, "rank 0 waits for rank 1 to acknowledge the roster"),
@@ -172,41 +172,41 @@ def test_an_unauthenticated_peer_that_stalls_is_sent_away_in_every_state(
     ],
     ids=["a child gathers", "a child acknowledges", "a parent gathers", "a parent seals"],
 )
-def test_an_admitted_worker_that_stalls_ends_the_join_at_its_deadline(rank: int, phase: Phase, words: str) -> None:
-    """`phase` is where the liar stops, before it says what is due there."""
+def test_an_admitted_worker_that_stalls_ends_the_join_at_its_deadline(rank: int, phase: Phase, reason: str) -> None:
+    """`phase` is where the liar stops, before it sends what is due there."""
     with victim(rank, timeout=1.0) as (world, connect):
         started = time.monotonic()
-        connection = come_to(phase, rank, connect)
+        connection = connect_and_advance(phase, rank, connect)
         error = world.error(rank)
-        assert hangs_up(connection, 5.0)
+        assert disconnects(connection, 5.0)
         assert time.monotonic() - started < 10
-    assert words in error
+    assert reason in error
 
 
-def test_a_worker_that_came_late_and_stalls_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 has said that rank 1 is missing; then it comes, gets the roster, and does not acknowledge it."""
+def test_a_late_worker_that_stalls_is_not_reported_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has reported rank 1 as missing; then rank 1 comes, gets the roster, and does not acknowledge it."""
     monkeypatch.setattr(loop, "_REPORT_SECONDS", 0.05)
     with victim(0, timeout=2.0) as (world, connect):
         credentials = Credentials()
         connection = connect()
         liar = Liar(1, lambda: UnauthenticatedPeer(connection, credentials, server=False), credentials)
-        unauthenticated_peer = liar.come_to(Phase.GATHER)
-        assert unauthenticated_peer.hear() == Waiting(1, (1,))
-        unauthenticated_peer.say(Entries((liar.tree._listings[1],)))
+        peer = liar.advance_to(Phase.GATHER)
+        assert peer.receive() == Waiting(1, (1,))
+        peer.send(Entries((liar.tree._listings[1],)))
         error = world.error(0)
         connection.close()
     assert "; rank 0 waits for rank 1 to acknowledge the roster" in error
     assert "missing" not in error
 
 
-def test_a_worker_that_fails_before_it_has_the_go_says_so_to_those_who_have_begun() -> None:
+def test_a_worker_that_fails_before_go_informs_those_that_have_begun() -> None:
     with victim(0, timeout=20.0) as (world, connect):
         credentials = Credentials()
         connection = connect()
         liar = Liar(1, lambda: UnauthenticatedPeer(connection, credentials, server=False), credentials)
-        unauthenticated_peer = liar.come_to(Phase.ACKED)
+        peer = liar.advance_to(Phase.ACKED)
         assert liar.tree.session is not None
-        unauthenticated_peer.say(Acknowledge(liar.tree.session.roster.digest), Failure(1, "KeyboardInterrupt"))
+        peer.send(Acknowledge(liar.tree.session.roster.digest), Failure(1, "KeyboardInterrupt"))
         connection.shutdown(socket.SHUT_WR)
         (member,) = world.members()
         (edge,) = member.edges
@@ -228,17 +228,17 @@ def test_a_worker_that_fails_before_it_has_the_go_says_so_to_those_who_have_begu
 )
 @pytest.mark.parametrize("garbage", GARBAGE, ids=["zeros", "ones", "no hello", "a long admit", "unknown"])
 @pytest.mark.parametrize("state", [State.HELLO, State.PROOF, State.ADMIT], ids=str)
-@pytest.mark.parametrize("rank", [0, 1], ids=["met by the parent", "met by the child"])
-def test_garbage_in_every_state_ends_the_connection_and_nothing_else(state: State, rank: int, garbage: bytes) -> None:
-    """Inside TLS, where an unauthenticated peer has come to `state`; the worker hangs up at once and lets the right one in."""
+@pytest.mark.parametrize("rank", [0, 1], ids=["by the parent", "by the child"])
+def test_garbage_in_any_state_ends_only_the_connection(state: State, rank: int, garbage: bytes) -> None:
+    """Inside TLS, in `state`: the worker closes the connection at once and admits the right peer."""
     with victim(rank, timeout=20.0) as (world, connect):
         credentials = Credentials()
         connection = connect()
         liar = Liar(1 - rank, lambda: UnauthenticatedPeer(connection, credentials, server=rank == 1), credentials)
-        liar.come_to(state).say_bytes(garbage)
+        liar.advance_to(state).send_bytes(garbage)
         started = time.monotonic()
-        assert hangs_up(connection, 5.0)
-        assert time.monotonic() - started < keys.ADMISSION_SECONDS / 2, "it was sent away for its silence"
+        assert disconnects(connection, 5.0)
+        assert time.monotonic() - started < keys.ADMISSION_SECONDS / 2, "it was dropped for its silence"
         connection.close()
         world.start([1 - rank], {1 - rank: ONE_RUN})
         assert len(world.members()) == SIZE
@@ -254,37 +254,35 @@ def test_garbage_in_every_state_ends_the_connection_and_nothing_else(state: Stat
     [(0, Phase.GATHER), (0, Phase.ACKED), (1, Phase.GATHER), (1, Phase.SEALED)],
     ids=["a child gathers", "a child acknowledges", "a parent gathers", "a parent seals"],
 )
-def test_garbage_from_an_admitted_worker_ends_the_session_at_once_and_names_it(
-    rank: int, phase: Phase, garbage: bytes
-) -> None:
+def test_garbage_from_an_admitted_worker_ends_the_join_and_names_it(rank: int, phase: Phase, garbage: bytes) -> None:
     with victim(rank, timeout=20.0) as (world, connect):
         started = time.monotonic()
         credentials = Credentials()
         connection = connect()
         liar = Liar(1 - rank, lambda: UnauthenticatedPeer(connection, credentials, server=rank == 1), credentials)
-        liar.come_to(phase).say_bytes(garbage)
+        liar.advance_to(phase).send_bytes(garbage)
         error = world.error(rank)
         connection.close()
         assert time.monotonic() - started < 10
     assert f"rank {1 - rank} was lost while the run was forming" in error
 
 
-def test_the_liar_is_a_worker_if_it_does_not_stop() -> None:
-    """So that silence and garbage are what the tests above are about: told to go on, the liar is admitted."""
+def test_the_liar_joins_if_it_does_not_stop() -> None:
+    """The control for the tests above: without silence and garbage, the liar is admitted."""
     with victim(0, timeout=20.0) as (world, connect):
         credentials = Credentials()
         connection = connect()
         liar = Liar(1, lambda: UnauthenticatedPeer(connection, credentials, server=False), credentials)
-        done = threading.Thread(target=lambda: liar.come_to(Phase.ACKED), daemon=True)
+        done = threading.Thread(target=lambda: liar.advance_to(Phase.ACKED), daemon=True)
         done.start()
         done.join(10)
         assert liar.tree.phase is Phase.ACKED
         assert liar.tree.session is not None
-        unauthenticated_peer = liar._unauthenticated
+        peer = liar.connection
         (entry,) = [each for each in liar.tree.session.roster.entries if each.rank == 1]
         assert entry == liar.own.entry
         acknowledge = liar.tree._acknowledge_if_all()[0].message
-        unauthenticated_peer.say(acknowledge)
+        peer.send(acknowledge)
         (member,) = world.members()
         assert member.roster.digest == liar.tree.session.roster.digest
         assert encode(acknowledge)[5:] == member.roster.digest
@@ -292,7 +290,7 @@ def test_the_liar_is_a_worker_if_it_does_not_stop() -> None:
         connection.close()
 
 
-def test_frames_of_the_tree_mean_nothing_before_admission() -> None:
+def test_frames_of_the_tree_are_refused_before_admission() -> None:
     frames = Frames(TREE, tree_frame_limit(SIZE))
     frames.feed(encode(worker(0, SIZE).hello))
     with pytest.raises(Exception, match="no place here"):

@@ -1,4 +1,4 @@
-"""Attacks on a join under way: unauthenticated peers, lies in the store. The workers join all the same, and nobody else."""
+"""Attacks on a join under way: unauthenticated peers and lies in the store. The workers join, and no other peer does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONE_RUN = Settings(SECRET, run_id="run-7", generation="3")
 
 
 def waiting_root(size: int = 2) -> tuple[World, tuple[str, int]]:
-    """Rank 0 alone, with its door open."""
+    """Rank 0 alone, listening."""
     world = World(size)
     world.start([0], {0: ONE_RUN})
     _, address = world.store.wait_for_address()
@@ -38,7 +38,7 @@ def waiting_root(size: int = 2) -> tuple[World, tuple[str, int]]:
 
 
 def finish(world: World) -> None:
-    """The others come; the world is complete, and holds only the workers that were started."""
+    """Start the other workers; the roster holds exactly the workers that were started."""
     world.start(range(1, world.size), dict.fromkeys(range(1, world.size), ONE_RUN))
     members = world.members()
     started = [member.link_private_key.public_key().public_bytes_raw() for member in members]
@@ -48,7 +48,7 @@ def finish(world: World) -> None:
 
 
 def credentials_of(rank: int) -> tuple[Credentials, Worker]:
-    """A worker of this run, with the key that it shows."""
+    """A worker of this run, with its TLS key."""
     credentials = Credentials()
     return credentials, worker(rank, 2, tls_key_digest=credentials.key_digest)
 
@@ -59,76 +59,78 @@ def credentials_of(rank: int) -> tuple[Credentials, Worker]:
     [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", bytes(1 << 17), b"\x16\x03\x01\x40\x00" + b"\1" * 20000],
     ids=["nothing", "a byte", "http", "zeros", "half a TLS record"],
 )
-def test_unauthenticated_with_garbage_do_not_stop_a_join(garbage: bytes) -> None:
+def test_garbage_does_not_stop_a_join(garbage: bytes) -> None:
     world, address = waiting_root()
-    unauthenticated_peers = [socket.create_connection(address, timeout=5) for _ in range(5)]
-    for unauthenticated_peer in unauthenticated_peers:
+    peers = [socket.create_connection(address, timeout=5) for _ in range(5)]
+    for peer in peers:
         with contextlib.suppress(ConnectionError):
-            unauthenticated_peer.sendall(garbage)
-    unauthenticated_peers[0].close()
+            peer.sendall(garbage)
+    peers[0].close()
     finish(world)
-    for unauthenticated_peer in unauthenticated_peers:
-        unauthenticated_peer.close()
+    for peer in peers:
+        peer.close()
 
 
 @pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
-def test_a_crowd_of_silent_unauthenticated_does_not_stop_a_join() -> None:
-    """More than one address may hold, and from the very address that the child has."""
+def test_a_flood_of_silent_peers_does_not_stop_a_join() -> None:
+    """More than one address may have, and from the child's own address."""
     world, address = waiting_root()
-    unauthenticated_peers = [socket.create_connection(address, timeout=5) for _ in range(100)]
+    peers = [socket.create_connection(address, timeout=5) for _ in range(100)]
     started = time.monotonic()
     finish(world)
-    assert time.monotonic() - started < keys.ADMISSION_SECONDS, "the child waited for unauthenticated peers to expire"
-    for unauthenticated_peer in unauthenticated_peers:
-        unauthenticated_peer.close()
+    assert time.monotonic() - started < keys.ADMISSION_SECONDS, "the child waited for other peers to expire"
+    for peer in peers:
+        peer.close()
 
 
-def test_unauthenticated_from_one_address_are_held_to_their_share() -> None:
+def test_connections_from_one_address_are_limited() -> None:
     world, address = waiting_root()
-    crowd = [socket.create_connection(address, timeout=5) for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS + 1)]
-    assert crowd[0].recv(1) == b""
-    crowd[1].setblocking(False)
+    peers_of_one_address = [
+        socket.create_connection(address, timeout=5) for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS + 1)
+    ]
+    assert peers_of_one_address[0].recv(1) == b""
+    peers_of_one_address[1].setblocking(False)
     with pytest.raises(BlockingIOError):
-        crowd[1].recv(1)
+        peers_of_one_address[1].recv(1)
     finish(world)
-    for unauthenticated_peer in crowd:
-        unauthenticated_peer.close()
+    for peer in peers_of_one_address:
+        peer.close()
 
 
 @pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
-def test_unauthenticated_from_many_addresses_are_held_to_a_total() -> None:
+def test_connections_from_many_addresses_are_limited() -> None:
     world, address = waiting_root()
-    unauthenticated_peers = []
+    peers = []
     for last in range(2, 10):
         for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS):
-            unauthenticated_peer = socket.create_connection(address, timeout=5, source_address=(f"127.0.0.{last}", 0))
-            unauthenticated_peers.append(unauthenticated_peer)
-    # 128 came, 64 may stay: the oldest have been sent away.
-    assert unauthenticated_peers[0].recv(1) == b""
+            peer = socket.create_connection(address, timeout=5, source_address=(f"127.0.0.{last}", 0))
+            peers.append(peer)
+    # 128 have connected, 64 may stay: the oldest are dropped.
+    assert peers[0].recv(1) == b""
     finish(world)
-    for unauthenticated_peer in unauthenticated_peers:
-        unauthenticated_peer.close()
+    for peer in peers:
+        peer.close()
 
 
-def test_a_silent_unauthenticated_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_peer_is_dropped_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.3)
     world, address = waiting_root()
     with socket.create_connection(address, timeout=5) as silent:
         assert silent.recv(1) == b""
     caller = UnauthenticatedPeer.dial(address)  # TLS, and then silence
-    assert isinstance(caller.hear(), Hello)
-    assert caller.hear() is None
+    assert isinstance(caller.receive(), Hello)
+    assert caller.receive() is None
     finish(world)
 
 
 class Background(SharedSecret):
-    """The shared secret, as a kind of proof that is not verified in the loop."""
+    """The shared secret, as a kind of proof that is verified beside the loop."""
 
     kind = 2
 
 
-class Dear(Background):
-    """One that takes long to verify."""
+class Expensive(Background):
+    """A proof that takes long to verify."""
 
     seconds = 0.0
 
@@ -138,8 +140,8 @@ class Dear(Background):
             super().verify(evidence)
 
 
-class Gated(Background):
-    """One whose verification takes until the test says so."""
+class Blocked(Background):
+    """A proof whose verification ends when the test permits it."""
 
     def __init__(self) -> None:
         super().__init__(SECRET, ONE_RUN.run_id)
@@ -153,8 +155,8 @@ class Gated(Background):
         super().verify(evidence)
 
 
-def call(address: tuple[str, int], rank: int) -> UnauthenticatedPeer:
-    """A child of this run that has shown its proof."""
+def dial_and_prove(address: tuple[str, int], rank: int) -> UnauthenticatedPeer:
+    """A child of this run that has presented its proof."""
     credentials = Credentials()
     caller, entry = (
         UnauthenticatedPeer.dial(address, credentials),
@@ -163,35 +165,35 @@ def call(address: tuple[str, int], rank: int) -> UnauthenticatedPeer:
     child = Worker(entry, Background(SECRET, ONE_RUN.run_id))
     handshake = child.handshake(Role.CHILD)
     handshake.begin(channel_of(caller.tls))
-    hello = caller.hear()
+    hello = caller.receive()
     assert isinstance(hello, Hello)
-    caller.say(child.hello, *handshake.receive(hello))
+    caller.send(child.hello, *handshake.receive(hello))
     return caller
 
 
 @pytest.mark.promise("A busy worker drops no peer that waits for it, and verifies no proof of a peer that hung up.")
 def test_the_proof_of_a_peer_that_has_hung_up_is_not_verified() -> None:
-    shared, world = Gated(), World(4, timeout=3.0)
+    shared, world = Blocked(), World(4, timeout=3.0)
     world.start([0], {0: ONE_RUN}, {0: (Policy((shared,)), shared)})
     _, address = world.store.wait_for_address()
-    first = call(address, 1)
+    first = dial_and_prove(address, 1)
     assert shared.asked.acquire(timeout=10)
-    call(address, 2).close()
-    third = call(address, 3)  # when it has been greeted, that the second hung up has been noticed
+    dial_and_prove(address, 2).close()
+    third = dial_and_prove(address, 3)  # its hello is read after the end of the second connection
     shared.may_answer.set()
     for caller in (first, third):
-        assert isinstance(caller.hear(), Proof)
+        assert isinstance(caller.receive(), Proof)
         caller.close()
     assert shared.ranks == [1, 3]
     assert "3 of 4 workers are missing" in world.error(0)
 
 
 @pytest.mark.promise("A busy worker drops no peer that waits for it, and verifies no proof of a peer that hung up.")
-def test_time_that_this_worker_needs_does_not_count_against_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One verification takes longer than a peer has for all of its handshake; meanwhile another peer waits its turn."""
+def test_a_workers_own_delay_does_not_count_against_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One verification takes longer than a handshake may; meanwhile another peer waits."""
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.3)
-    monkeypatch.setattr(Dear, "seconds", 0.5)
-    shared = Dear(SECRET, ONE_RUN.run_id)
+    monkeypatch.setattr(Expensive, "seconds", 0.5)
+    shared = Expensive(SECRET, ONE_RUN.run_id)
     world = World(3, timeout=3.0)
     world.start([0], {0: ONE_RUN}, {0: (Policy((shared,)), shared)})
     _, address = world.store.wait_for_address()
@@ -202,49 +204,51 @@ def test_time_that_this_worker_needs_does_not_count_against_its_peers(monkeypatc
         child = Worker(worker(rank, 3, tls_key_digest=credentials.key_digest).entry, Background(SECRET, ONE_RUN.run_id))
         handshake = child.handshake(Role.CHILD)
         handshake.begin(channel_of(caller.tls))
-        hello = caller.hear()
+        hello = caller.receive()
         assert isinstance(hello, Hello)
         callers.append((caller, child.hello, *handshake.receive(hello)))
     for caller, *messages in callers:
-        caller.say(*messages)
+        caller.send(*messages)
     for caller, *_ in callers:
-        assert isinstance(caller.hear(), Proof)
-        assert isinstance(caller.hear(), Admit)
+        assert isinstance(caller.receive(), Proof)
+        assert isinstance(caller.receive(), Admit)
         caller.close()
     assert "2 of 3 workers are missing" in world.error(0)
 
 
 @pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
-def test_an_unauthenticated_peer_that_talks_too_much_is_sent_away() -> None:
+def test_a_peer_that_sends_too_much_is_dropped() -> None:
     world, address = waiting_root()
     caller = UnauthenticatedPeer.dial(address)
-    assert isinstance(caller.hear(), Hello)
-    caller.say_bytes(b"\1" + keys.ADMISSION_BYTES.to_bytes(4, "big"))
-    caller.say_bytes(bytes(keys.ADMISSION_BYTES - 1000))  # a message that may still become whole; TLS has cost the rest
+    assert isinstance(caller.receive(), Hello)
+    caller.send_bytes(b"\1" + keys.ADMISSION_BYTES.to_bytes(4, "big"))
+    caller.send_bytes(
+        bytes(keys.ADMISSION_BYTES - 1000)
+    )  # a message that may still be completed; TLS has used the rest
     started = time.monotonic()
-    assert caller.hear() is None
-    assert time.monotonic() - started < keys.ADMISSION_SECONDS / 2, "it was sent away for its silence"
+    assert caller.receive() is None
+    assert time.monotonic() - started < keys.ADMISSION_SECONDS / 2, "it was dropped for its silence"
     finish(world)
 
 
 @pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
-def test_an_unauthenticated_peer_that_is_refused_and_talks_on_costs_nobody_else() -> None:
+def test_a_refused_peer_that_keeps_sending_affects_no_other() -> None:
     """A failing proof and more bytes than the limit arrive in one piece."""
     world, address = waiting_root()
-    credentials, unauthenticated_peer = credentials_of(1)
+    credentials, peer = credentials_of(1)
     caller = UnauthenticatedPeer.dial(address, credentials)
-    assert isinstance(caller.hear(), Hello)
-    caller.say_bytes(encode(unauthenticated_peer.hello) + encode(Proof(1, bytes(32))) + bytes(2 * keys.ADMISSION_BYTES))
-    while caller.hear() is not None:
+    assert isinstance(caller.receive(), Hello)
+    caller.send_bytes(encode(peer.hello) + encode(Proof(1, bytes(32))) + bytes(2 * keys.ADMISSION_BYTES))
+    while caller.receive() is not None:
         continue
     finish(world)
 
 
 @pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
-def test_no_more_is_taken_off_the_network_than_an_unauthenticated_peer_may_cost(
+def test_no_more_is_read_than_a_peer_may_send(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The limit holds while reading, not after it: whatever the kernel has ready, the rest is left there."""
+    """The limit holds during the read: what exceeds it stays in the kernel."""
     taken: list[int] = []
     receive = TlsStream.receive
 
@@ -257,9 +261,9 @@ def test_no_more_is_taken_off_the_network_than_an_unauthenticated_peer_may_cost(
     monkeypatch.setattr(TlsStream, "receive", counted)
     world, address = waiting_root()
     caller = UnauthenticatedPeer.dial(address)
-    assert isinstance(caller.hear(), Hello)
-    caller.say_bytes(b"\1" + keys.ADMISSION_BYTES.to_bytes(4, "big") + bytes(8 * keys.ADMISSION_BYTES))
-    assert caller.hear() is None
+    assert isinstance(caller.receive(), Hello)
+    caller.send_bytes(b"\1" + keys.ADMISSION_BYTES.to_bytes(4, "big") + bytes(8 * keys.ADMISSION_BYTES))
+    assert caller.receive() is None
     assert max(taken) == keys.ADMISSION_BYTES
     finish(world)
 
@@ -269,23 +273,23 @@ def test_no_more_is_taken_off_the_network_than_an_unauthenticated_peer_may_cost(
     [b"\xff\0\0\0\0", b"\1\xff\xff\xff\xff", b"\x12\0\0\0\0", b"\1\0\0\0\4nope", encode(Proof(1, bytes(32)))],
     ids=["unknown type", "4 GiB", "a message of the tree", "no hello", "proof before hello"],
 )
-def test_an_unauthenticated_peer_that_breaks_the_protocol_is_sent_away(frame: bytes) -> None:
+def test_a_peer_that_breaks_the_protocol_is_dropped(frame: bytes) -> None:
     world, address = waiting_root()
     caller = UnauthenticatedPeer.dial(address)
-    assert isinstance(caller.hear(), Hello)
-    caller.say_bytes(frame)
-    assert caller.hear() is None
+    assert isinstance(caller.receive(), Hello)
+    caller.send_bytes(frame)
+    assert caller.receive() is None
     finish(world)
 
 
-def test_an_unauthenticated_peer_that_claims_a_rank_without_the_secret_is_refused_and_the_worker_still_joins() -> None:
+def test_a_peer_that_claims_a_rank_does_not_displace_the_worker() -> None:
     world, address = waiting_root()
-    credentials, unauthenticated_peer = credentials_of(1)
+    credentials, peer = credentials_of(1)
     caller = UnauthenticatedPeer.dial(address, credentials)
-    assert isinstance(caller.hear(), Hello)
-    caller.say(unauthenticated_peer.hello, Proof(1, bytes(32)))
-    assert isinstance(caller.hear(), Refuse)
-    assert caller.hear() is None
+    assert isinstance(caller.receive(), Hello)
+    caller.send(peer.hello, Proof(1, bytes(32)))
+    assert isinstance(caller.receive(), Refuse)
+    assert caller.receive() is None
     finish(world)
 
 
@@ -296,21 +300,21 @@ def test_an_unauthenticated_refusal_does_not_end_a_join(monkeypatch: pytest.Monk
     monkeypatch.setattr(refusals, "_RETRIES_SECONDS", 0.0)
     monkeypatch.setattr(refusals, "_SILENCE_SECONDS", 0.0)
     world, address = waiting_root()
-    credentials, unauthenticated_peer = credentials_of(1)
+    credentials, peer = credentials_of(1)
     caller = UnauthenticatedPeer.dial(address, credentials)
-    assert isinstance(caller.hear(), Hello)
-    caller.say(unauthenticated_peer.hello, *proof, Refuse(Reason.PROOF, "no"))
-    while caller.hear() is not None:
+    assert isinstance(caller.receive(), Hello)
+    caller.send(peer.hello, *proof, Refuse(Reason.PROOF, "no"))
+    while caller.receive() is not None:
         pass
     finish(world)
 
 
-def test_a_recorded_hello_and_proof_do_not_let_an_unauthenticated_peer_in() -> None:
-    """A thief replays what a real worker said on another connection, first as it was, then under his own key."""
+def test_a_recorded_hello_and_proof_admit_nobody() -> None:
+    """A thief replays what a worker sent on another connection, first unchanged, then under its own key."""
     world, address = waiting_root()
     credentials, real = credentials_of(1)
     first = UnauthenticatedPeer.dial(address, credentials)
-    parent_hello = first.hear()
+    parent_hello = first.receive()
     assert isinstance(parent_hello, Hello)
     handshake = real.handshake(Role.CHILD)
     handshake.begin(channel_of(first.tls))
@@ -319,10 +323,10 @@ def test_a_recorded_hello_and_proof_do_not_let_an_unauthenticated_peer_in() -> N
     thief = Credentials()
     for hello in (real.hello, Hello(with_key(real.entry, thief), real.hello.policy_digest, (1,), (1,))):
         caller = UnauthenticatedPeer.dial(address, thief)
-        caller.hear()
-        caller.say(hello)
-        caller.say(recorded)
-        assert isinstance(caller.hear(), Refuse)
+        caller.receive()
+        caller.send(hello)
+        caller.send(recorded)
+        assert isinstance(caller.receive(), Refuse)
         caller.close()
     finish(world)
 
@@ -331,7 +335,7 @@ def test_a_recorded_hello_and_proof_do_not_let_an_unauthenticated_peer_in() -> N
 
 
 def plant(store: MemoryStore, address: tuple[str, int]) -> None:
-    """Put an address where rank 1 looks for rank 0."""
+    """Publish an address under the key where rank 1 looks for rank 0."""
     AddressBook(store, worker(0, 2).entry).publish(address)
 
 
@@ -343,7 +347,7 @@ def closed_port() -> tuple[str, int]:
 
 
 @pytest.mark.promise("A store that hands out wrong addresses admits nobody.")
-def test_a_stale_address_is_tried_again_until_the_right_one_stands_there() -> None:
+def test_a_stale_address_is_retried_until_it_is_right() -> None:
     world = World(2)
     plant(world.store, closed_port())
     world.start([1], {1: ONE_RUN})
@@ -355,7 +359,7 @@ def test_a_stale_address_is_tried_again_until_the_right_one_stands_there() -> No
 
 @pytest.mark.promise("A store that hands out wrong addresses admits nobody.")
 @pytest.mark.parametrize("lie", ["", "nonsense", "127.0.0.1:99999", "\xff\xfe", "a" * 5000, "127.0.0.1:0"])
-def test_nonsense_in_the_store_is_waited_out(lie: str) -> None:
+def test_nonsense_in_the_store_is_retried(lie: str) -> None:
     world = World(2)
     plant(world.store, ("127.0.0.1", 1))
     key, _ = world.store.wait_for_address()
@@ -367,7 +371,7 @@ def test_nonsense_in_the_store_is_waited_out(lie: str) -> None:
     world.close()
 
 
-def test_an_address_where_nobody_answers_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_does_not_answer_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "ADMISSION_SECONDS", 0.3)
     world = World(2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -380,7 +384,7 @@ def test_an_address_where_nobody_answers_is_waited_out(monkeypatch: pytest.Monke
 
 
 @pytest.mark.promise("A worker of an older generation does not come back.")
-def test_the_address_of_an_older_generation_is_refused_and_waited_out() -> None:
+def test_the_address_of_an_older_generation_is_refused() -> None:
     old = World(2, timeout=60.0)
     old.start([0], {0: Settings(SECRET, run_id="run-7", generation="2")})
     _, stale = old.store.wait_for_address()
@@ -392,12 +396,12 @@ def test_the_address_of_an_older_generation_is_refused_and_waited_out() -> None:
     world.members()
     world.close()
     old.start([1], {1: Settings(SECRET, run_id="run-7", generation="2")})
-    old.members()  # the older generation was not disturbed either
+    old.members()  # the older generation is not affected
     old.close()
 
 
 @pytest.mark.promise("Runs with different ids or generations cannot be spliced, even with one secret.")
-def test_a_store_that_names_a_worker_of_another_run_cannot_splice_two_runs() -> None:
+def test_a_store_cannot_splice_two_runs() -> None:
     other = World(2, timeout=3.0)
     other.start([0], {0: Settings(SECRET, run_id="run-8", generation="3")})
     _, address = other.store.wait_for_address()
@@ -411,36 +415,36 @@ def test_a_store_that_names_a_worker_of_another_run_cannot_splice_two_runs() -> 
 
 
 @pytest.mark.promise("A store that hands out wrong addresses admits nobody.")
-def test_an_impostor_in_place_of_the_parent_gets_a_proof_that_is_good_for_nothing() -> None:
-    """The store names a false rank 0. The child proves itself first; the peer carries that proof to the real rank 0."""
+def test_an_impostor_parent_gets_a_proof_that_admits_nobody() -> None:
+    """The store names a false rank 0. The child proves itself first; the impostor takes that proof to the real rank 0."""
     real, address = waiting_root()
     world = World(2)
     thief, parent = Credentials(), worker(0, 2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         plant(world.store, listener.getsockname())
         world.start([1], {1: ONE_RUN})
-        impostor = UnauthenticatedPeer.wait(listener, thief)
-        impostor.say(Hello(with_key(parent.entry, thief), parent.hello.policy_digest, (1,), (1,)))
-        hello, proof = impostor.hear(), impostor.hear()
+        impostor = UnauthenticatedPeer.accept(listener, thief)
+        impostor.send(Hello(with_key(parent.entry, thief), parent.hello.policy_digest, (1,), (1,)))
+        hello, proof = impostor.receive(), impostor.receive()
         assert isinstance(hello, Hello)
         assert isinstance(proof, Proof)
-        impostor.say(proof)  # reflected
-        assert isinstance(impostor.hear(), Refuse)
+        impostor.send(proof)  # reflected
+        assert isinstance(impostor.receive(), Refuse)
     for claim in (hello.entry, with_key(hello.entry, thief)):
         caller = UnauthenticatedPeer.dial(address, thief)
-        assert isinstance(caller.hear(), Hello)
-        caller.say(replace(hello, entry=claim), proof)
-        assert isinstance(caller.hear(), Refuse)
+        assert isinstance(caller.receive(), Hello)
+        caller.send(replace(hello, entry=claim), proof)
+        assert isinstance(caller.receive(), Refuse)
         caller.close()
-    plant(world.store, address)  # the lie ends
+    plant(world.store, address)  # the store tells the truth again
     assert isinstance(world.finish()[1], Membership)
     assert isinstance(real.finish()[0], Membership)
     world.close()
     real.close()
 
 
-def test_a_certificate_that_only_openssl_can_read_does_not_stop_a_join() -> None:
-    """OpenSSL takes a month 13; the stricter parser raises on it, in the middle of the door."""
+def test_a_certificate_only_openssl_can_read_does_not_stop_a_join() -> None:
+    """OpenSSL accepts a month 13; the stricter parser raises on it, during the handshake."""
     world, address = waiting_root()
     key = ec.generate_private_key(ec.SECP256R1())
     encoded = _self_signed(key).public_bytes(serialization.Encoding.DER)
@@ -449,12 +453,12 @@ def test_a_certificate_that_only_openssl_can_read_does_not_stop_a_join() -> None
     context = SSL.Context(SSL.TLS_METHOD)
     context.use_privatekey(key)
     context.use_certificate(crypto.load_certificate(crypto.FILETYPE_ASN1, strange))
-    with socket.create_connection(address, timeout=5) as unauthenticated_peer:
-        unauthenticated_peer.settimeout(None)
-        connection = SSL.Connection(context, unauthenticated_peer)
+    with socket.create_connection(address, timeout=5) as peer:
+        peer.settimeout(None)
+        connection = SSL.Connection(context, peer)
         connection.set_connect_state()
         connection.do_handshake()
-        with contextlib.suppress(SSL.Error):  # it is sent away, and nobody else is
+        with contextlib.suppress(SSL.Error):  # it is dropped, and no other peer is
             while connection.recv(1):
                 continue
     finish(world)

@@ -1,4 +1,4 @@
-"""Attacks on admission by hardware and tokens: genuine evidence, used where, when or by whom it must not be. TLS is real."""
+"""Attacks on admission by evidence and tokens: genuine evidence in the wrong place, at the wrong time. TLS is real."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ every_kind = pytest.mark.parametrize("name", NAMES)
 
 @dataclass(frozen=True)
 class Party:
-    """A worker, or somebody who would like to be one: a rank, a TLS key, a verifier, and how it makes proofs."""
+    """A worker or an attacker: a rank, a TLS key, a policy, and a prover."""
 
     rank: int
     tls: Credentials
@@ -55,8 +55,8 @@ def meet(child: Party, parent: Party, tamper: Tamper = lambda role, message: mes
     return one, two
 
 
-def told(handshake: Handshake) -> str:
-    """Why a worker refused; nobody was admitted."""
+def refusal_of(handshake: Handshake) -> str:
+    """Return why a worker refused; no worker was admitted."""
     assert handshake.admitted is None
     assert handshake.state is State.REFUSED
     assert handshake.refusal is not None
@@ -80,26 +80,26 @@ def test_two_attested_workers_admit_each_other(name: str) -> None:
 def test_evidence_replayed_on_another_connection_is_refused(name: str) -> None:
     """Same keys and hellos on both connections: only the TLS exporter differs."""
     child, parent = party(1, name), party(0, name)
-    heard: list[Message] = []
+    received: list[Message] = []
 
     def record(role: Role, message: Message) -> Message:
-        heard.append(message)
+        received.append(message)
         return message
 
     meet(child, parent, record)
-    recorded = next(message for message in heard if isinstance(message, Proof))
+    recorded = next(message for message in received if isinstance(message, Proof))
 
     def replay(role: Role, message: Message) -> Message:
         return recorded if role is Role.CHILD and isinstance(message, Proof) else message
 
     _, two = meet(child, parent, replay)
-    assert technology(name).elsewhere in told(two)
+    assert technology(name).elsewhere in refusal_of(two)
 
 
 @pytest.mark.promise("A proof that is reflected to its maker is rejected.")
 @every_kind
 def test_evidence_reflected_to_its_maker_is_refused(name: str) -> None:
-    """The parent shows the child its own proof back."""
+    """The parent presents the child's own proof."""
     child, parent = party(1, name), party(0, name)
     shown: list[Proof] = []
 
@@ -111,13 +111,13 @@ def test_evidence_reflected_to_its_maker_is_refused(name: str) -> None:
         return message
 
     one, _ = meet(child, parent, reflect)
-    assert technology(name).elsewhere in told(one)
+    assert technology(name).elsewhere in refusal_of(one)
 
 
 @pytest.mark.promise("A proof made in one role is rejected in the other.")
 @every_kind
 def test_evidence_for_the_wrong_role_is_refused(name: str) -> None:
-    """Somebody who got a parent's evidence for these very two workers cannot show it as the child's."""
+    """A parent's evidence for the same two workers is not valid as the child's."""
     used, child, parent = technology(name), party(1, name), party(0, name)
     near, far = tls_pair(child.tls, parent.tls)
     as_parent = Handshake(Role.PARENT, child.hello, frozenset({0}), used.policy, child.prover)
@@ -130,15 +130,15 @@ def test_evidence_for_the_wrong_role_is_refused(name: str) -> None:
     two = parent.handshake(Role.PARENT, 1)
     one = wrong.handshake(Role.CHILD, 0)
     converse(one, two, (channel_of(near), channel_of(far)))
-    assert technology(name).elsewhere in told(two)
+    assert technology(name).elsewhere in refusal_of(two)
 
 
 @pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
 @every_kind
 def test_evidence_relayed_from_an_honest_worker_is_refused(name: str) -> None:
-    """Somebody in the middle has an honest worker attest to him, and shows that to the real parent as his own."""
+    """A man in the middle collects an honest worker's evidence and presents it to the real parent."""
     honest, parent = party(1, name), party(0, name)
-    middle = party(0, name)  # plays the parent towards the honest worker
+    middle = party(0, name)  # the parent, as the honest worker sees it
     caught: list[bytes] = []
     near, _ = tls_pair(honest.tls, middle.tls)
     towards = honest.handshake(Role.CHILD, 0)
@@ -147,13 +147,13 @@ def test_evidence_relayed_from_an_honest_worker_is_refused(name: str) -> None:
     assert len(caught) == 1
     relay = replace(party(1, name), prover=prover(technology(name).kind, lambda data: caught[0]))
     _, two = meet(relay, parent)
-    assert technology(name).elsewhere in told(two)
+    assert technology(name).elsewhere in refusal_of(two)
 
 
 @pytest.mark.promise("A parent that swaps its child's key is detected, if all workers hold one roster.")
 @every_kind
 def test_a_parent_that_swaps_the_childs_key_has_no_evidence_for_it(name: str) -> None:
-    """The entry with the key for links is in the binding: evidence does not pass for another entry."""
+    """The binding covers the entry with the key for links: evidence is not valid for another entry."""
     child, parent = party(1, name), party(0, name)
 
     def swap(role: Role, message: Message) -> Message:
@@ -162,12 +162,12 @@ def test_a_parent_that_swaps_the_childs_key_has_no_evidence_for_it(name: str) ->
         return message
 
     _, two = meet(child, parent, swap)
-    assert technology(name).elsewhere in told(two)
+    assert technology(name).elsewhere in refusal_of(two)
 
 
 @every_kind
-def test_an_unauthenticated_peer_without_evidence_gets_none_to_see(name: str) -> None:
-    """The child proves first, and no report is asked for on behalf of whoever has not."""
+def test_a_child_without_evidence_receives_none(name: str) -> None:
+    """The child proves first, and the parent collects no evidence for a child that has not."""
     asked: list[bytes] = []
 
     def ask(data: bytes) -> bytes:
@@ -175,19 +175,19 @@ def test_an_unauthenticated_peer_without_evidence_gets_none_to_see(name: str) ->
         return technology(name).make(data)
 
     parent = party(0, name, make=ask)
-    heard: list[Message] = []
+    received: list[Message] = []
 
     def empty(role: Role, message: Message) -> Message:
         if role is Role.PARENT:
-            heard.append(message)
+            received.append(message)
         elif isinstance(message, Proof):
             return replace(message, proof=b"")
         return message
 
     _, two = meet(party(1, name), parent, empty)
-    told(two)
+    refusal_of(two)
     assert not asked
-    assert not any(isinstance(message, Proof | Admit) for message in heard)
+    assert not any(isinstance(message, Proof | Admit) for message in received)
 
 
 # -- evidence of the wrong guest ------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ WRONG: dict[str, tuple[str, Callable[[], Make], str]] = {
         lambda: snp_proof_with(changes={snp_mint.LAUNCH: snp_mint.foundry().tcb(older())}),
         "in LAUNCH_TCB",
     ),
-    "a host that can go back to out-of-date firmware": (
+    "a host that can roll back to out-of-date firmware": (
         "snp",
         lambda: snp_proof_with(changes={snp_mint.COMMITTED: snp_mint.foundry().tcb(older())}),
         "in COMMITTED_TCB",
@@ -263,7 +263,7 @@ WRONG: dict[str, tuple[str, Callable[[], Make], str]] = {
         lambda: snp_proof_with(lambda: snp_mint.foundry().certificate(days=(-9, -1))),
         "is valid from",
     ),
-    "a VLEK of a cloud that nobody named": (
+    "a VLEK of a cloud that the policy does not name": (
         "snp",
         lambda: snp_proof_with(lambda: snp_mint.foundry().certificate("vlek"), changes={0x48: b"\4"}),
         "vlek_providers does not name",
@@ -275,13 +275,13 @@ WRONG: dict[str, tuple[str, Callable[[], Make], str]] = {
 @pytest.mark.promise("The firmware must be recent enough at launch, now, and as far back as the host can roll it.")
 @pytest.mark.promise("A guest or GPU whose measurements differ from the reference values is rejected.")
 @pytest.mark.parametrize("case", WRONG)
-def test_genuine_evidence_of_the_wrong_guest_is_refused_by_parents_and_by_children(case: str) -> None:
+def test_genuine_evidence_of_the_wrong_guest_is_refused(case: str) -> None:
     name, make, reason = WRONG[case]
     _, two = meet(party(1, name, make()), party(0, name))
-    assert reason in told(two)
+    assert reason in refusal_of(two)
     one, two = meet(party(1, name), party(0, name, make()))
-    assert reason in told(one)
-    assert two.admitted is None, "whoever was refused has admitted nobody"
+    assert reason in refusal_of(one)
+    assert two.admitted is None, "a refused worker has admitted its peer"
 
 
 @pytest.mark.promise("A platform whose firmware is outdated or revoked is rejected.")
@@ -291,30 +291,30 @@ def test_a_td_on_an_out_of_date_or_revoked_platform_is_refused(status: str) -> N
     rules = replace(td.rules, collateral=(td.collateral(status=status),))
     policy = Policy((tdx.TdxVerifier(rules, time.time, root=td.root),))
     _, two = meet(party(1, "tdx", policy=policy), party(0, "tdx", policy=policy))
-    assert status in told(two)
+    assert status in refusal_of(two)
 
 
 @pytest.mark.promise("The newest collateral, CRL and QE identity decide, whichever file or rule lists them.")
 @pytest.mark.parametrize("said", [{"is_revoked": True}, {"is_ca_revoked": True}, {"qe_status": "Revoked"}], ids=str)
 @pytest.mark.parametrize("place", ["the same platform", "another platform"])
 def test_an_older_collateral_file_admits_no_revoked_platform(said: dict[str, object], place: str) -> None:
-    """The older one has not expired, and says nothing bad; in either order."""
+    """The older file has not expired and revokes nothing. Both orders are tried."""
     td = tdx_mint.foundry()
     fmspc = None if place == "the same platform" else "00a06d080000"
     files = (td.collateral(number=18, fmspc=fmspc, **said), td.collateral(age=28))  # type: ignore[arg-type]
     for listed in (files, files[::-1]):
         policy = Policy((tdx.TdxVerifier(replace(td.rules, collateral=listed), time.time, root=td.root),))
         one, two = meet(party(1, "tdx", policy=policy), party(0, "tdx", policy=policy))
-        assert ("evoked" if fmspc else "both for FMSPC") in told(two)
+        assert ("evoked" if fmspc else "both for FMSPC") in refusal_of(two)
         assert one.admitted is None
 
 
 @pytest.mark.promise("Expired certificates, collateral and tokens are rejected at admission.")
 @every_kind
-def test_evidence_is_refused_when_what_vouches_for_it_has_expired(name: str) -> None:
+def test_evidence_with_expired_endorsements_is_refused(name: str) -> None:
     later = technology(name).later
     _, two = meet(party(1, name, policy=later), party(0, name, policy=later))
-    assert any(each in told(two).lower() for each in ("expired", "is valid from", "holds from"))
+    assert any(each in refusal_of(two).lower() for each in ("expired", "is valid from", "holds from"))
 
 
 def test_evidence_of_one_kind_is_no_evidence_of_the_other() -> None:
@@ -329,10 +329,10 @@ def test_evidence_of_one_kind_is_no_evidence_of_the_other() -> None:
 
         child = replace(party(1, name, policy=policy), prover=Mixed())
         _, two = meet(child, party(0, name, policy=policy))
-        told(two)
+        refusal_of(two)
 
 
-def test_workers_with_other_reference_values_values_or_another_root_have_other_policies() -> None:
+def test_reference_values_and_roots_change_the_policy_digest() -> None:
     td = tdx_mint.foundry()
     other = Policy((tdx.TdxVerifier(replace(td.rules, rtmrs=((), (), (), ())), time.time, root=td.root),))
     production = Policy((tdx.TdxVerifier(td.rules, time.time),))
@@ -347,7 +347,7 @@ def test_workers_with_other_reference_values_values_or_another_root_have_other_p
 
 
 @every_kind
-def test_a_listing_stands_on_the_parents_word_and_carries_nothing_else(name: str) -> None:
+def test_a_listing_by_evidence_carries_no_endorsement(name: str) -> None:
     used = technology(name)
     entry = worker(1).entry
     assert verify(used.policy, Listing(entry, used.kind, bytes(32), b"")).entry == entry
@@ -357,7 +357,7 @@ def test_a_listing_stands_on_the_parents_word_and_carries_nothing_else(name: str
 
 @pytest.mark.parametrize("name", ["tdx", "snp"])
 def test_a_third_party_verifies_a_stored_preimage_and_proof(name: str) -> None:
-    """Everything but the channel: what a record keeps is enough to run the verdict again."""
+    """A stored preimage and proof are enough to repeat the verification without the connection."""
     used, child, parent = technology(name), party(1, name), party(0, name)
     near, far = tls_pair(child.tls, parent.tls)
     one = child.handshake(Role.CHILD, 0)

@@ -1,4 +1,4 @@
-"""Attacks on admission by certificate: other channels, reflections, roles, relays, names, times. TLS is real."""
+"""Attacks on admission by certificate: other channels, reflection, roles, relays, names, times. TLS is real."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POLICY = Policy((CertificateVerifier(RULES, now),))
 
 @dataclass(frozen=True)
 class Party:
-    """A worker, or somebody who would like to be one: a rank, a TLS key, and what it shows."""
+    """A worker or an attacker: a rank, a TLS key, and a prover."""
 
     rank: int
     tls: Credentials
@@ -62,8 +62,8 @@ def meet(child: Party, parent: Party, tamper: Tamper = lambda role, message: mes
     return one, two
 
 
-def told(handshake: Handshake, reason: Reason = Reason.PROOF) -> str:
-    """Why a worker refused; nobody was admitted."""
+def refusal_of(handshake: Handshake, reason: Reason = Reason.PROOF) -> str:
+    """Return why a worker refused; no worker was admitted."""
     assert handshake.admitted is None
     assert handshake.state is State.REFUSED
     assert handshake.refusal is not None
@@ -87,7 +87,7 @@ BAD: dict[str, tuple[Callable[[], Credential], str]] = {
     "another name": (lambda: AUTHORITY.issue(spiffe("viewer/1")), "the policy admits"),
     "an authority's": (lambda: Credential((AUTHORITY.der,), AUTHORITY.key), "no subject alternative name"),
     "only a common name": (lambda: AUTHORITY.issue(), "no subject alternative name"),
-    "an extension that the library trips over": (
+    "an extension that the library raises on": (
         lambda: AUTHORITY.issue(spiffe("worker/1"), extra=[ODD_FEATURE]),
         "a certificate that cannot be read",
     ),
@@ -99,32 +99,32 @@ BAD: dict[str, tuple[Callable[[], Credential], str]] = {
 @pytest.mark.promise("A certificate with an ambiguous identity or a foreign trust domain is rejected.")
 @pytest.mark.parametrize("kind", BAD)
 def test_a_child_with_a_bad_certificate_is_refused_and_learns_nothing(kind: str) -> None:
-    make, says = BAD[kind]
+    make, reason = BAD[kind]
     parent, child = party(0), party(1, make())
-    heard: list[Message] = []
+    received: list[Message] = []
 
     def listen(role: Role, message: Message) -> Message:
         if role is Role.PARENT:
-            heard.append(message)
+            received.append(message)
         return message
 
     _, two = meet(child, parent, listen)
-    assert says in told(two)
-    assert not any(isinstance(message, Proof | Admit) for message in heard)
+    assert reason in refusal_of(two)
+    assert not any(isinstance(message, Proof | Admit) for message in received)
 
 
 @pytest.mark.promise("A certificate with an ambiguous identity or a foreign trust domain is rejected.")
 @pytest.mark.parametrize("kind", BAD)
 def test_a_parent_with_a_bad_certificate_is_refused(kind: str) -> None:
-    make, says = BAD[kind]
+    make, reason = BAD[kind]
     one, two = meet(party(1), party(0, make()))
-    assert says in told(one)
+    assert reason in refusal_of(one)
     assert two.admitted is None
 
 
 @pytest.mark.promise("A refusal does not tell the peer which values the policy asks for.")
-def test_an_unauthenticated_peer_hears_nothing_of_the_policy() -> None:
-    """What a policy admits goes to the log of the worker that refused."""
+def test_a_refusal_discloses_nothing_of_the_policy() -> None:
+    """The policy's values go to the log of the worker that refused, not to the peer."""
     for credential in (AUTHORITY.issue(spiffe("viewer/1")), AUTHORITY.issue(spiffe("viewer/1", "example.com"))):
         one, two = meet(party(1, credential), party(0))
         assert one.refusal is not None
@@ -136,12 +136,12 @@ def test_an_unauthenticated_peer_hears_nothing_of_the_policy() -> None:
         assert "worker/*" in two.refusal.text or "this rule is for example.org" in two.refusal.text
 
 
-def test_a_certificate_without_its_key_is_worth_nothing() -> None:
-    """Certificates travel in the open of the roster, so everybody has everybody's."""
+def test_a_certificate_without_its_key_is_refused() -> None:
+    """The roster contains every certificate, so every worker has them all."""
     victim = AUTHORITY.issue(spiffe("worker/1"))
     thief = replace(victim, key=AUTHORITY.issue(spiffe("worker/9")).key)
     _, two = meet(party(1, thief), party(0))
-    assert "made elsewhere, or with another key" in told(two)
+    assert "made elsewhere, or with another key" in refusal_of(two)
 
 
 @pytest.mark.promise("A proof is valid on one connection only.")
@@ -171,7 +171,7 @@ def test_a_proof_reflected_to_its_maker_is_refused() -> None:
     one.begin(channel_of(near))
     (proof,) = one.receive(mirror.hello)
     one.receive(proof)
-    assert "made elsewhere" in told(one)
+    assert "made elsewhere" in refusal_of(one)
 
 
 @pytest.mark.promise("A proof made in one role is rejected in the other.")
@@ -187,12 +187,12 @@ def test_a_proof_made_in_one_role_is_refused_in_the_other() -> None:
     victim.begin(channel_of(far))
     victim.receive(child.hello)
     victim.receive(proof)
-    assert "made elsewhere" in told(victim)
+    assert "made elsewhere" in refusal_of(victim)
 
 
 @pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
-def test_somebody_in_between_cannot_pass_a_certificate_on() -> None:
-    """The relay ends TLS on both sides, names its own key in both hellos, and passes the proofs through."""
+def test_a_relay_cannot_pass_on_a_certificate() -> None:
+    """The relay ends TLS on both sides, names its own key in both hellos, and forwards the proofs."""
     child, parent, relay = party(1), party(0), Credentials()
     near, _ = tls_pair(child.tls, relay)
     _, far = tls_pair(relay, parent.tls)
@@ -204,7 +204,7 @@ def test_somebody_in_between_cannot_pass_a_certificate_on() -> None:
 
     one, two = child.handshake(Role.CHILD, 0), parent.handshake(Role.PARENT, 1)
     converse(one, two, (channel_of(near), channel_of(far)), rename)
-    assert "made elsewhere" in told(two)
+    assert "made elsewhere" in refusal_of(two)
     assert one.admitted is None
 
 
@@ -215,12 +215,12 @@ def test_a_key_swapped_in_the_entry_breaks_the_proof() -> None:
         return message
 
     _, two = meet(party(1), party(0), swap)
-    assert "made elsewhere" in told(two)
+    assert "made elsewhere" in refusal_of(two)
 
 
 @pytest.mark.promise("A parent that swaps its child's key is detected, if all workers hold one roster.")
-def test_a_parent_with_a_certificate_cannot_endorse_another_key_for_its_child() -> None:
-    """Under a secret every member could; a certificate's key is its holder's alone. The parent can list only itself."""
+def test_a_certificate_endorses_no_other_key_for_a_child() -> None:
+    """Under a secret every worker can. A parent with a certificate can endorse another key only in its own name."""
     child, parent = AUTHORITY.issue(spiffe("worker/5")), AUTHORITY.issue(spiffe("worker/1"))
     entry, digest = worker(5, 6).entry, bytes(32)
     honest = Listing(entry, 2, digest, CertificateProver(child).endorse(entry, digest))
@@ -233,7 +233,7 @@ def test_a_parent_with_a_certificate_cannot_endorse_another_key_for_its_child() 
 
 
 def test_a_proof_over_the_binding_is_no_endorsement() -> None:
-    """A worker that dials a hostile parent signs for it; nothing of that signs an entry for the roster."""
+    """A worker that dials a hostile parent signs a proof for it, but no entry of the roster."""
     child, parent = party(1), party(0)
     near, _ = tls_pair(child.tls, parent.tls)
     one = child.handshake(Role.CHILD, 0)
@@ -245,8 +245,8 @@ def test_a_proof_over_the_binding_is_no_endorsement() -> None:
         verify(POLICY, listing)
 
 
-def test_proofs_of_two_workers_do_not_make_one() -> None:
-    """One holds the secret, another the certificate, and each shows its proof on its own connection."""
+def test_proofs_of_two_workers_do_not_combine() -> None:
+    """One holds the secret, another the certificate, and each presents its proof on its own connection."""
     shared, other = SharedSecret(SECRET, "run-7"), SharedSecret(keys.Secret(bytes(range(50, 82))), "run-7")
     policy = Policy((bundle.All([shared, CertificateVerifier(RULES, now)]),))
     certificate = CertificateProver(AUTHORITY.issue(spiffe("worker/1")))
@@ -273,25 +273,25 @@ def test_proofs_of_two_workers_do_not_make_one() -> None:
         victim.begin(end)
         victim.receive(holder.hello)
         victim.receive(Proof(bundle.KIND, spliced))
-        assert told(victim)
+        assert refusal_of(victim)
 
 
 @pytest.mark.promise("No fuzzed input crashes a parser or takes it more than 5 s of CPU time.")
-def test_unauthenticated_whose_certificates_trip_the_library_do_not_end_a_join() -> None:
-    """The bytes are the unauthenticated peer's own; no authority was needed to make them."""
+def test_a_certificate_the_library_raises_on_does_not_end_a_join() -> None:
+    """An unauthenticated peer can make such a certificate without an authority."""
     workers = {rank: (POLICY, CertificateProver(AUTHORITY.issue(spiffe(f"worker/{rank}")))) for rank in range(2)}
     settings = dict.fromkeys(range(2), Settings(run_id="run-7", generation="3"))
     with World(2) as world:
         world.start([0], settings, workers)
         _, address = world.store.wait_for_address()
         odd = party(1, Authority().issue(spiffe("worker/1"), extra=[ODD_FEATURE]))
-        unauthenticated_peer = UnauthenticatedPeer.dial(address, odd.tls)
+        peer = UnauthenticatedPeer.dial(address, odd.tls)
         handshake = Handshake(Role.CHILD, odd.hello_in(2), frozenset({0}), POLICY, odd.prover)
-        unauthenticated_peer.say(*handshake.begin(channel_of(unauthenticated_peer.tls)))
-        hello = unauthenticated_peer.hear()
+        peer.send(*handshake.begin(channel_of(peer.tls)))
+        hello = peer.receive()
         assert isinstance(hello, Hello)
-        unauthenticated_peer.say(*handshake.receive(hello))
-        assert isinstance(unauthenticated_peer.hear(), Refuse)
-        unauthenticated_peer.close()
+        peer.send(*handshake.receive(hello))
+        assert isinstance(peer.receive(), Refuse)
+        peer.close()
         world.start([1], settings, workers)
         assert len(world.members()) == 2

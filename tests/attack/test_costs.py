@@ -22,15 +22,15 @@ from tests.certificates import Authority, now
 from tests.fuzz.cpu import measured, search
 from tests.fuzz.cpu_targets import TARGETS
 
-# On the machine where this was written, a proof that is admitted costs 6 and one of an ordinary unknown authority 3.
+# In P-256 verifications. An admitted proof costs about 6, one of an unknown authority about 3.
 CERTIFICATE_BUDGET = 20
 TLS_BUDGET = 3  # times an ordinary handshake
 
 
 @pytest.mark.promise("The CPU time that an unauthenticated peer can cause has a budget.")
 @pytest.mark.parametrize("name", CHAINS)
-def test_certificates_of_nobody_cost_no_more_than_a_few_signatures(name: str) -> None:
-    """A proof of 5 KB once cost 0.9 s of CPU time, 10,000 times a P-256 verification."""
+def test_untrusted_certificates_cost_few_signature_checks(name: str) -> None:
+    """Without the checks before the path is built, a proof of 5 KB costs 0.9 s of CPU time."""
     authority = Authority()
     chain = chains(authority.name)[name]
     rules = Rules((authority.der,), ("spiffe://example.org/trainer/*",), "example.org")
@@ -50,15 +50,15 @@ def test_certificates_of_nobody_cost_no_more_than_a_few_signatures(name: str) ->
 @pytest.mark.filterwarnings("ignore")  # a serial number of zero
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_costs_more_than_its_budget_before_authentication(name: str, full: bool) -> None:
-    """Inputs that are made to be expensive, and what a search finds from there; docs/security/fuzzing.md has the figures."""
+    """Expensive inputs, and what a search finds from there; docs/security/fuzzing.md has the figures."""
     target = TARGETS[name]
     for data in target.seeds():
-        target.cost(data)  # what is kept from then on
+        target.cost(data)  # fills caches
         found = measured(target, data[: target.longest], 5)
         assert found.seconds < target.budget * reference_seconds(), f"{found.seconds} s for {data[:200].hex()}"
-    dearest, _, tried = search(target, 60.0 if full else 1.0)
+    worst, _, tried = search(target, 60.0 if full else 1.0)
     assert tried > 10
-    assert dearest.seconds < target.budget * reference_seconds(), f"{dearest.seconds} s for {dearest.data.hex()[:4000]}"
+    assert worst.seconds < target.budget * reference_seconds(), f"{worst.seconds} s for {worst.data.hex()[:4000]}"
 
 
 # -- TLS ------------------------------------------------------------------------------------------------------------
@@ -96,8 +96,8 @@ def shake_hands(client: SSL.Context, credentials: tls.Credentials) -> tuple[floa
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["algorithm", "curve"])
-def test_a_certificate_that_openssl_only_half_knows_is_refused(place: int) -> None:
-    """Found by the search for CPU time: what the callback raises would end the join."""
+def test_a_certificate_with_an_unknown_algorithm_is_refused(place: int) -> None:
+    """The search for CPU time found it: an exception in the callback would end the join."""
     key = ec.generate_private_key(ec.SECP256R1())
     encoded = tls._self_signed(key).public_bytes(Encoding.DER)
     known, unknown = [
@@ -109,7 +109,7 @@ def test_a_certificate_that_openssl_only_half_knows_is_refused(place: int) -> No
         assert not tls._accept_single_certificate(None, odd, 18, depth, 0)  # type: ignore[arg-type]
     context = SSL.Context(SSL.TLS_METHOD)
     context.use_privatekey(key)
-    if place == 0:  # with another curve in it, OpenSSL sends no such certificate
+    if place == 0:  # OpenSSL does not send a certificate with an unknown curve
         context.use_certificate(odd)
         assert not shake_hands(context, tls.Credentials())[1]
 
@@ -127,7 +127,7 @@ KEYS = {
 @pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("offered", [tls._SIGNATURES, b"ECDSA+SHA256:ECDSA+SHA512:RSA-PSS+SHA256"], ids=["one", "many"])
 def test_tls_computes_with_no_key_but_p256(name: str, offered: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second line of defence holds without the first: a peer need not care which signatures this worker offers."""
+    """The check of the key holds for a peer that ignores the signature algorithms that this worker offers."""
     monkeypatch.setattr(tls, "_SIGNATURES", offered)
     credentials, key = tls.Credentials(), KEYS[name]()
     ours = client_with(ec.generate_private_key(ec.SECP256R1()))

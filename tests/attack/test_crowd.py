@@ -1,4 +1,4 @@
-"""A run forms while a crowd without credentials sends its dearest proofs: real processes, sockets and TLS."""
+"""A run forms while peers without credentials send expensive proofs: real processes, sockets and TLS."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.attack.hostile import KINDS
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_forms_in_spite_of_a_crowd(kind: str, full: bool) -> None:
-    """In at most twice the time that it takes alone, and a second. With certificates it once did not form at all."""
+def test_a_run_forms_during_a_flood_of_expensive_proofs(kind: str, full: bool) -> None:
+    """In at most twice its time without the attack, plus one second."""
     command = [sys.executable, "-m", "tests.attack.crowd", kind, "--rounds", "10" if full else "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

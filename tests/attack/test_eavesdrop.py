@@ -1,4 +1,4 @@
-"""A capture puts the segments of a flow in order, however the kernel sent them."""
+"""A capture puts the segments of a flow in order."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def assembled(first: int, segments: list[tuple[int, int]]) -> list[bytes]:
 
 
 @given(st.data(), st.sampled_from([1, (1 << 32) - 100, (1 << 31) - 5]))
-def test_segments_sent_twice_or_late_or_cut_otherwise_are_put_in_order(data: st.DataObject, first: int) -> None:
+def test_repeated_late_and_resized_segments_are_put_in_order(data: st.DataObject, first: int) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(1, 199), max_size=8)) | {0, 200})
     whole = list(pairwise(cuts))
     again = data.draw(st.lists(st.tuples(st.integers(0, 99), st.integers(100, 200)), max_size=3))
     assert assembled(first, data.draw(st.permutations(whole + again))) == [PAYLOAD]
 
 
-def test_a_missing_segment_is_not_passed_over() -> None:
+def test_a_missing_segment_is_an_error() -> None:
     with pytest.raises(AssertionError, match="a segment is missing"):
         assembled(1, [(0, 50), (60, 200)])

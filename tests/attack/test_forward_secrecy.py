@@ -1,4 +1,4 @@
-"""An eavesdropper records a join, and gets the secret file when all is over."""
+"""An eavesdropper records a join and obtains the secret file afterwards."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CLIENT_HELLO, SERVER_HELLO = 1, 2
 
 
 class Tap(MemoryStore):
-    """A store that sends every worker past the eavesdropper, who copies both directions of each connection."""
+    """A store that directs every worker to the eavesdropper, which copies both directions of each connection."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.taken: list[tuple[bytearray, bytearray]] = []  # from who dialled, and from who answered
+        self.taken: list[tuple[bytearray, bytearray]] = []  # from the dialler, and from the acceptor
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
@@ -81,7 +81,7 @@ class Greeting(NamedTuple):
 
 
 def greeting(taken: bytes, kind: int) -> Greeting:
-    """RFC 8446, 4.1.2 and 4.1.3: what an eavesdropper can read of a handshake, and all of it."""
+    """Return all that an eavesdropper can read of a handshake (RFC 8446, sections 4.1.2 and 4.1.3)."""
     assert (taken[0], taken[5]) == (22, kind)
     random, at = taken[11:43], 43
     at += 1 + taken[at]  # the session id
@@ -97,7 +97,7 @@ def greeting(taken: bytes, kind: int) -> Greeting:
 
 
 def recorded_join() -> tuple[bytes, Greeting, Greeting, list[bytes]]:
-    """All that went over the wire, how both sides greeted, and what must not be found in it."""
+    """Return all bytes on the wire, both hellos, and what must not be found in the bytes."""
     with Tap() as tap, World(2, store=tap) as world:
         world.start([0, 1])
         members = world.members()
@@ -114,9 +114,9 @@ def recorded_join() -> tuple[bytes, Greeting, Greeting, list[bytes]]:
 
 
 @pytest.mark.promise("A secret that leaks later does not open a recorded run.")
-def test_a_recorded_join_is_not_opened_by_the_secret_that_leaks_later() -> None:
-    """The session's secret crosses the wire under keys of which both halves were drawn for this connection, and nothing stored
-    takes part: neither a key file nor an earlier session. So what opens the recording died with the two workers.
+def test_a_leaked_secret_does_not_open_a_recorded_join() -> None:
+    """The session secret is sent under keys that both sides draw for this connection. Nothing stored takes part, neither a
+    key file nor an earlier session, so nothing that outlives the two workers opens the recording.
     """
     joins = [recorded_join() for _ in range(2)]
     halves = []

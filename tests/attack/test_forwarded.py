@@ -68,7 +68,7 @@ def origin_key(instance: Secret, rank: int) -> bytes:
 
 
 class Forger:
-    """Listens to one hop from its beginning, and changes its forwarded frames by an XOR once there is one."""
+    """Reads one hop from its beginning, and XORs `change` into its forwarded frames if it is set."""
 
     def __init__(self) -> None:
         self.change = b""
@@ -93,7 +93,7 @@ class Forger:
 
 
 def attack(instance_of: str) -> tuple[World, list[torch.Tensor], list, Forger, torch.Tensor]:
-    """Rank 0 broadcasts. The wire from 0 to 1 is changed with the keys of rank 3, the end of the chain, or of an outsider."""
+    """Rank 0 broadcasts. The wire from 0 to 1 is changed with the keys of rank 3, the end of the chain, or with random keys."""
     world = World(4, seed=7, table=CHAIN)
     forger = Forger()
     opening = [
@@ -127,7 +127,7 @@ def test_a_member_off_the_path_can_rewrite_what_is_forwarded() -> None:
 
 
 @pytest.mark.promise("A peer without a group's keys cannot alter a segment that the group's members forward.")
-def test_whoever_is_outside_the_group_cannot_rewrite_what_is_forwarded() -> None:
+def test_a_peer_without_the_keys_cannot_rewrite_what_is_forwarded() -> None:
     world, tensors, requests, forger, _ = attack("outsider")
     assert forger.forged == 1
     assert all(isinstance(engine.failure, Exception) for engine in world.engines)

@@ -1,4 +1,4 @@
-"""Attacks on the keys of a group: members whose random numbers repeat, or who choose them."""
+"""Attacks on the keys of a group by members that repeat or choose their random numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ORIGIN_SEALS = Table(small=64, chain_slice=32)  # broadcasts are sealed once by 
 
 
 def repeat_draws(world: World, workers: range | list[int]) -> None:
-    """From now on these workers draw the same bytes, in whatever session they are."""
+    """Make these workers draw the same bytes in every session."""
     for worker in workers:
         world.randoms[worker] = lambda length, worker=worker: bytes([worker + 1]) * length
 
 
 def instance_secret(world: World) -> bytes:
-    """Open the group with a first broadcast; the secret that all its members hold then."""
+    """Open the group with a first broadcast; return the secret that all its members then hold."""
     requests = [
         world.submit(communicator, broadcast(communicator, torch.zeros(64)))
         for communicator in world.communicators.values()
@@ -42,7 +42,7 @@ class Wiretap:
         self._splitters: dict[int, MessageSplitter] = {}
         self.sealed: dict[int, bytes] = {}  # by the origin's counter
 
-    def see(self, pipe: Pipe, data: bytes) -> bytes:
+    def tap(self, pipe: Pipe, data: bytes) -> bytes:
         if pipe.sender == self._sender:
             from_dialler = data[:4] == b"RFL1" or id(pipe) in self._splitters
             if from_dialler:
@@ -70,7 +70,7 @@ def test_repeated_draws_repeat_no_keystream_of_an_honest_worker(careless: list[i
             world.submit(communicator, broadcast(communicator, tensors[rank], root=HONEST))
             for rank, communicator in world.communicators.items()
         ]
-        world.run(requests, tap.see)
+        world.run(requests, tap.tap)
         assert all(torch.equal(tensor, text) for tensor in tensors)
         seen.append((tap.sealed[0], text.numpy().tobytes()))
     (one, plain_one), (two, plain_two) = seen
@@ -78,7 +78,7 @@ def test_repeated_draws_repeat_no_keystream_of_an_honest_worker(careless: list[i
     assert xor(one, two) != xor(plain_one, plain_two)
 
 
-def test_equal_draws_of_everybody_give_different_secrets_in_two_sessions() -> None:
+def test_equal_draws_give_different_secrets_in_two_sessions() -> None:
     worlds = [World(SIZE, seed=seed, table=ORIGIN_SEALS) for seed in (1, 2)]
     for world in worlds:
         repeat_draws(world, range(SIZE))
@@ -86,7 +86,7 @@ def test_equal_draws_of_everybody_give_different_secrets_in_two_sessions() -> No
 
 
 @pytest.mark.promise("Workers that repeat or choose their random numbers cannot make another repeat a key and nonce.")
-def test_equal_draws_of_everybody_give_different_secrets_to_two_groups() -> None:
+def test_equal_draws_give_different_secrets_to_two_groups() -> None:
     world = World(SIZE, table=ORIGIN_SEALS)
     repeat_draws(world, range(SIZE))
     first = instance_secret(world)
@@ -106,7 +106,7 @@ def test_every_member_contributes_to_the_secret_of_a_group(member: int) -> None:
 
 @pytest.mark.promise("Workers that repeat or choose their random numbers cannot make another repeat a key and nonce.")
 def test_a_member_that_cancels_the_others_draws_gains_no_repetition() -> None:
-    """The last to contribute can choose the XOR of all draws: it still decides no key, within a session or across."""
+    """The last contributor can choose the XOR of all draws, but no key, within a session or across sessions."""
     chosen = bytes(keys.SECRET_BYTES)
     sessions, communicators = [keys.Secret(bytes([n]) * 32) for n in range(3)], [bytes([n]) * 32 for n in range(3, 6)]
     secrets = {

@@ -1,4 +1,4 @@
-"""Post-quantum key agreement is required unless the policy says otherwise, whatever a machine's OpenSSL is configured to do."""
+"""Post-quantum key agreement is required unless the policy permits otherwise, whatever OpenSSL's configuration says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ system_default = system_default
 [system_default]
 Groups = P-256
 """
-# What OpenSSL agrees on by itself, then two workers, then a whole join of two.
+# Prints what OpenSSL agrees on by itself, then two workers, then a join of two.
 SCRIPT = """\
 from OpenSSL import SSL
 from ringfence.transport import tls
@@ -62,7 +62,7 @@ def classical() -> Credentials:
 
 
 @pytest.mark.promise("Admission agrees on keys by X25519MLKEM768, unless the policy permits otherwise.")
-def test_a_configuration_of_the_machine_does_not_take_it_away(tmp_path: Path) -> None:
+def test_an_openssl_configuration_does_not_disable_it(tmp_path: Path) -> None:
     path = tmp_path / "openssl.cnf"
     path.write_text(CONFIGURATION)
     environment = {**os.environ, "OPENSSL_CONF": str(path)}
@@ -70,7 +70,7 @@ def test_a_configuration_of_the_machine_does_not_take_it_away(tmp_path: Path) ->
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     alone, two_workers, joined = done.stdout.splitlines()
-    assert alone == "secp256r1 secp256r1", "the configuration is not in effect: this test shows nothing"
+    assert alone == "secp256r1 secp256r1", "the configuration has no effect, so the test shows nothing"
     assert two_workers == joined == "X25519MLKEM768 X25519MLKEM768"
 
 
@@ -83,14 +83,14 @@ def test_both_sides_refuse_a_classical_agreement(strict: int) -> None:
         tls_pair(*sides)
 
 
-def test_a_policy_may_permit_it() -> None:
+def test_a_policy_may_permit_a_classical_agreement() -> None:
     one, two = tls_pair(classical(), Credentials(hybrid=False))
     assert one.group == two.group == "x25519"
     one, two = tls_pair(Credentials(hybrid=False), Credentials(hybrid=False))
-    assert one.group == "X25519MLKEM768", "where both can, they still do"
+    assert one.group == "X25519MLKEM768", "both support the hybrid group and did not use it"
 
 
-def test_a_worker_that_cannot_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_the_hybrid_group_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "HYBRID_GROUPS", ("a group that OpenSSL does not know",))
     with World(2, timeout=5.0) as world:
         world.start([0])
@@ -101,7 +101,7 @@ def test_a_worker_that_cannot_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -
         Credentials()
 
 
-def test_the_policy_file_says_it_and_it_is_compared(tmp_path: Path) -> None:
+def test_the_key_agreement_is_part_of_the_policy_digest(tmp_path: Path) -> None:
     texts = {
         each: f'version = 1\nkey_agreement = "{each}"\n[[admit]]\n[admit.secret]\n' for each in keys.KEY_AGREEMENTS
     }
@@ -122,7 +122,7 @@ def test_the_policy_file_says_it_and_it_is_compared(tmp_path: Path) -> None:
     assert "may agree on keys without post-quantum cryptography" in explained
 
 
-def test_the_doctor_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_doctor_reports_the_key_agreement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = checks.key_agreement({})
     assert (found.value, found.good) == ("X25519MLKEM768", True)
     monkeypatch.setattr(keys, "HYBRID_GROUPS", ("a group that OpenSSL does not know",))

@@ -47,7 +47,7 @@ def attacked(trial: int, attacks: tuple[Attack, ...] = ATTACKS) -> tuple[Attack,
     return attack, run_trial(scenario(number), 2, plan)
 
 
-def test_without_an_attacker_every_round_of_every_scenario_succeeds() -> None:
+def test_every_scenario_succeeds_without_an_attack() -> None:
     frames = Counter[Type]()
     kinds = Counter[int]()
     segments = set[int]()
@@ -67,7 +67,7 @@ def test_without_an_attacker_every_round_of_every_scenario_succeeds() -> None:
 @pytest.mark.promise("No attack on a link delivers a wrong result, leaves unauthenticated data in a tensor, or hangs.")
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_no_attack_on_a_link_delivers_a_wrong_number_or_hangs(full: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_attack_on_a_link_gives_a_wrong_result_or_hangs(full: bool, capsys: pytest.CaptureFixture[str]) -> None:
     counts = Counter[tuple[str, str]]()
     trial = 0
     while counts.total() < (ALL_TRIALS if full else TRIALS):
@@ -96,7 +96,7 @@ def faults_of(attacks: tuple[Attack, ...], trials: int) -> list[str]:
 
 
 @pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
-def test_the_verification_finds_wrong_numbers_where_nothing_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_find_wrong_results_without_authentication(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_blindly(opener: Opener, header: bytes, sealed: memoryview, target: memoryview) -> None:
         keystream = opener._cipher.encrypt(opener._nonce(), bytes(len(target)), b"")
         target[:] = bytes(a ^ b for a, b in zip(sealed[: len(target)], keystream, strict=False))
@@ -107,19 +107,19 @@ def test_the_verification_finds_wrong_numbers_where_nothing_is_verified(monkeypa
 
 
 @pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
-def test_the_verification_finds_what_a_failed_open_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_find_data_left_by_a_failed_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringfence.link.seal.wipe", lambda target: None)
     assert any("left data behind" in fault for fault in faults_of((Attack(flip_a_bit),), 150))
 
 
 @pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
-def test_the_verification_finds_an_attack_that_nobody_noticed() -> None:
+def test_the_checks_find_an_undetected_attack() -> None:
     """An action that leaves the message as it is cannot be detected."""
     faults = faults_of((Attack(lambda attacker, wire, message: message.data),), 40)
     assert faults and set(faults) == {"no worker detected the attack on a frame"}
 
 
 @pytest.mark.promise("The checks of these attacks detect wrong results, leftover data, hangs and unnoticed attacks.")
-def test_the_verification_finds_a_hang_where_no_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_find_a_hang_without_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "expire", lambda engine: None)
     assert any("hangs" in fault for fault in faults_of((Attack(truncate),), 40))

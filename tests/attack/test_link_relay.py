@@ -63,7 +63,7 @@ class Trials:
 @pytest.mark.promise("No attack on a link delivers a wrong result, leaves unauthenticated data in a tensor, or hangs.")
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_no_attack_between_processes_delivers_a_wrong_number_or_hangs(
+def test_no_attack_between_processes_gives_a_wrong_result_or_hangs(
     pool: Pool, full: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trials = Trials(pool, Pool.new_secret(tmp_path / "other-secret"))

@@ -1,4 +1,4 @@
-"""Unauthenticated peers that dial the links of a run under way over real sockets: they are refused, and nobody notices."""
+"""Unauthenticated peers dial the links of a running job over real sockets: they are dropped, and the job is not affected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def session() -> Any:
 
 
 def link_addresses() -> list[tuple[str, int]]:
-    """Where the workers listen for links; every member knows it, and so may anybody who scans ports."""
+    """Where the workers listen for links."""
     return list(session().network._addresses)
 
 
@@ -34,45 +34,45 @@ def all_reduce() -> float:
     return float(tensor.sum().item())
 
 
-def unauthenticated_hello(sender: int, receiver: int) -> bytes:
-    """Well formed to the last byte, by somebody who is not of this session and has no key of it."""
+def forged_hello(sender: int, receiver: int) -> bytes:
+    """A well-formed hello under a key that is not the session's."""
     hello = Hello(sender, receiver, Lane.COLLECTIVE, os.urandom(32), os.urandom(keys.NONCE_BYTES))
     return write_hello(keys.Secret(os.urandom(32)), hello)
 
 
-def hung_up_on(address: tuple[str, int], words: bytes) -> bytes:
-    """What an unauthenticated peer hears before the worker hangs up."""
-    with socket.create_connection(address, timeout=20) as unauthenticated_peer:
-        heard = b""
+def reply_to(address: tuple[str, int], data: bytes) -> bytes:
+    """Return what an unauthenticated peer receives before the worker closes the connection."""
+    with socket.create_connection(address, timeout=20) as peer:
+        received = b""
         try:
-            unauthenticated_peer.sendall(words)
-            while data := unauthenticated_peer.recv(4096):
-                heard += data
+            peer.sendall(data)
+            while chunk := peer.recv(4096):
+                received += chunk
         except ConnectionError:
             pass
-        return heard
+        return received
 
 
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 @pytest.mark.parametrize(
-    "words",
+    "data",
     [bytes(HELLO_BYTES), b"GET / HTTP/1.1\r\n\r\n" * 20, b"\x16\x03\x01\x02\x00\x01" * 40, b"\xff" * 100_000],
     ids=["zeros", "http", "tls", "much"],
 )
-def test_an_unauthenticated_peer_that_dials_a_link_is_shown_the_door_without_a_word(pool: Pool, words: bytes) -> None:
+def test_garbage_on_a_link_port_is_dropped_without_a_reply(pool: Pool, data: bytes) -> None:
     expected = values(pool.run(all_reduce, WORLD))
     addresses = values(pool.start(link_addresses, WORLD).wait(60))[0]
     for address in addresses:
-        assert hung_up_on(tuple(address), words) == b""
+        assert reply_to(tuple(address), data) == b""
     assert values(pool.start(all_reduce, WORLD).wait(60)) == expected == [6000.0] * WORLD
 
 
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
-def test_an_unauthenticated_peer_that_says_it_is_a_worker_is_shown_the_door(pool: Pool) -> None:
-    """It names ranks that exist and holds keys of another session: one MAC is checked, and that is all it costs."""
+def test_a_forged_hello_is_dropped_without_a_reply(pool: Pool) -> None:
+    """It names existing ranks and has keys of another session."""
     expected = values(pool.run(all_reduce, WORLD))
     addresses = values(pool.start(link_addresses, WORLD).wait(60))[0]
     for receiver, address in enumerate(addresses):
         for sender in range(WORLD):
-            assert hung_up_on(tuple(address), unauthenticated_hello(sender, receiver)) == b""
+            assert reply_to(tuple(address), forged_hello(sender, receiver)) == b""
     assert values(pool.start(all_reduce, WORLD).wait(60)) == expected

@@ -1,4 +1,4 @@
-"""Somebody in the admission tree lies, and is found out by the first worker that opens a link with whom it listed."""
+"""A worker in the admission tree lies, and the first worker that links with its child detects it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.peer_verification_samples import LIES, Circle, Lie, circle
 SIZE = 6
 
 
-def added_up(world: World) -> tuple[list[CollectiveRequest], list[torch.Tensor]]:
+def submit_all_reduce(world: World) -> tuple[list[CollectiveRequest], list[torch.Tensor]]:
     tensors = [torch.full((8,), float(rank)) for rank in range(SIZE)]
     made = [all_reduce(world.communicators[rank], tensor) for rank, tensor in enumerate(tensors)]
     return [world.submit(world.communicators[rank], request) for rank, request in enumerate(made)], tensors
@@ -30,7 +30,7 @@ def honest(public: list[bytes]) -> list[PeerVerifier]:
     return [made.peer_verifier(rank) for rank in range(SIZE)]
 
 
-def test_workers_that_never_met_show_each_other_their_proofs_once() -> None:
+def test_unconnected_workers_present_their_proofs_once() -> None:
     known: list[PeerVerifier] = []
 
     def verify_peers(public: list[bytes]) -> list[PeerVerifier]:
@@ -41,19 +41,19 @@ def test_workers_that_never_met_show_each_other_their_proofs_once() -> None:
     lengths = []
     for _ in range(3):
         before = len(world.wires.streams)
-        requests, tensors = added_up(world)
+        requests, tensors = submit_all_reduce(world)
         world.run(requests)
         assert all(request.error is None for request in requests)
         assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
         lengths.append(len(world.wires.streams) - before)
-    assert lengths[1:] == [0, 0], "peer verification is the first only"
+    assert lengths[1:] == [0, 0], "workers verified each other again"
     assert any(known[4].verified(rank) for rank in (1, 2, 3, 5))
 
 
 @pytest.mark.promise("A worker listed by evidence or a token is verified again by each worker that links with it.")
 @pytest.mark.parametrize("lie", LIES, ids=lambda each: each.__name__)
-def test_a_lie_in_the_tree_is_found_out_at_peer_verification(lie: Lie) -> None:
-    """Every worker raises, and hears whom it was about; nothing was added up with the one that does not belong."""
+def test_a_lie_in_the_tree_is_detected_at_peer_verification(lie: Lie) -> None:
+    """Every worker raises an error that names the worker, and no result includes its data."""
 
     def verify_peers(public: list[bytes]) -> Sequence[PeerVerifier]:
         made = circle(public)
@@ -61,7 +61,7 @@ def test_a_lie_in_the_tree_is_found_out_at_peer_verification(lie: Lie) -> None:
         return [made.peer_verifier(rank, shown if rank == 5 else None) for rank in range(SIZE)]
 
     world = World(SIZE, verify_peers=verify_peers)
-    requests, _ = added_up(world)
+    requests, _ = submit_all_reduce(world)
     world.run(requests)
     errors = [request.error for request in requests]
     assert all(isinstance(error, AdmissionError | AbortedError) for error in errors), errors
@@ -71,11 +71,11 @@ def test_a_lie_in_the_tree_is_found_out_at_peer_verification(lie: Lie) -> None:
 
 
 @pytest.mark.promise("A worker listed by evidence or a token is verified again by each worker that links with it.")
-def test_a_worker_that_dials_a_link_without_presentation_its_proof_is_refused() -> None:
+def test_a_link_without_a_presented_proof_is_refused() -> None:
     world = World(SIZE, verify_peers=honest)
-    world.engines[5].acceptor.verified.add(4)  # so it says
+    world.engines[5].acceptor.verified.add(4)  # the lie
     world.communicators[5].outbox(4)
-    requests, _ = added_up(world)
+    requests, _ = submit_all_reduce(world)
     world.run(requests)
     found = [request.error for request in requests]
     assert all(error is not None for error in found)
@@ -86,7 +86,7 @@ def test_a_worker_that_dials_a_link_without_presentation_its_proof_is_refused() 
 
 
 class Flip:
-    """Changes one bit of a proof that is under way, behind hello and confirm, or behind the reply."""
+    """Flips one bit of a presentation in transit, after hello and confirm, or after the reply."""
 
     def __init__(self, place: int, forth: bool) -> None:
         self._begin = HELLO_BYTES + CONFIRM_BYTES if forth else REPLY_BYTES
@@ -97,7 +97,7 @@ class Flip:
     def __call__(self, pipe: Pipe, data: bytes) -> bytes:
         before = self._passed.get(id(pipe), 0)
         self._passed[id(pipe)] = before + len(data)
-        first = max(0, self._begin - before)  # where the frame begins in what is passed on now
+        first = max(0, self._begin - before)  # where the frame begins in this data
         presentation = before + len(data) > self._place + 500 and data[first] == Type.PAYLOAD
         if self.done or not presentation or not before <= self._place < before + len(data):
             return data
@@ -113,7 +113,7 @@ class Flip:
 def test_a_proof_that_is_changed_on_the_wire_ends_the_session(place: int, forth: bool) -> None:
     flip = Flip(place, forth)
     world = World(SIZE, verify_peers=honest)
-    requests, tensors = added_up(world)
+    requests, tensors = submit_all_reduce(world)
     world.run(requests, flip)
     assert flip.done
     assert all(request.error is not None for request in requests)
@@ -121,7 +121,7 @@ def test_a_proof_that_is_changed_on_the_wire_ends_the_session(place: int, forth:
     assert not any(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
 
 
-def test_a_circle_of_unauthenticated_is_not_made_by_accident() -> None:
-    """So that the tests above can fail: the same circle without a lie is let in."""
+def test_the_circle_without_a_lie_passes() -> None:
+    """The control for the tests above."""
     made: Circle = circle([bytes([rank]) * 32 for rank in range(SIZE)])
     made.peer_verifier(4).verify(5, made.presentations[5].encode())

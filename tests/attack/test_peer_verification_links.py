@@ -1,4 +1,4 @@
-"""Peer verifications that are cut, stalled, crowded out or never answered: they are tried again, or end the run by name."""
+"""Peer verifications that are cut, stalled, crowded out or never answered are retried, or end the session by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.runtime import acceptor
 from ringfence.transport.in_memory import MemoryStream, Pipe
-from tests.attack.test_peer_verification import SIZE, added_up, honest
+from tests.attack.test_peer_verification import SIZE, honest, submit_all_reduce
 from tests.memory_cluster import World
 from tests.unit.test_pending import answer, settle
 
@@ -23,12 +23,12 @@ NONCE = bytes(range(NONCE_BYTES))
 
 
 def drive(world: World, requests: list[Any], seconds: float = 5.0) -> None:
-    """Let a world run, and time pass, until all is done."""
+    """Run a cluster, and advance time, until all requests are done."""
     for _ in range(int(seconds / 0.1)):
         world.run(requests)
         if all(request.done for request in requests):
             return
-        for each in world.engines:  # pipes in memory do not tell of their end if they carried nothing: sockets do
+        for each in world.engines:  # unlike sockets, pipes in memory that carried nothing do not report their end
             links = [link for communicator in each.communicators.active.values() for link in communicator.links()]
             for link in (*links, *each.acceptor.verification_links.values()):
                 if link.stream is not None and not link.open:
@@ -37,7 +37,7 @@ def drive(world: World, requests: list[Any], seconds: float = 5.0) -> None:
 
 
 class Torn:
-    """A connection that is cut while its dialler writes: from then on the kernel refuses what is written."""
+    """A connection that is cut while its dialler writes: later writes raise."""
 
     def __init__(self, stream: MemoryStream, after: int, error: type[OSError]) -> None:
         self._stream = stream
@@ -56,7 +56,7 @@ class Torn:
 
 
 def tear(world: World, after: int, error: type[OSError], times: int = 1) -> list[int]:
-    """Cut the first peer verifications of every worker; who was cut."""
+    """Cut the first peer verifications of every worker; return the ranks that were cut."""
     cut: list[int] = []
     for each in world.engines:
 
@@ -82,28 +82,28 @@ FORTH = HELLO_BYTES + CONFIRM_BYTES
     [HELLO_BYTES, HELLO_BYTES + 10, FORTH, FORTH + 40, FORTH + 900],
     ids=["before confirm", "in confirm", "before the frame", "in its header", "in its proof"],
 )
-def test_an_peer_verification_that_is_cut_while_it_is_written_is_tried_again(after: int, error: type[OSError]) -> None:
+def test_a_peer_verification_cut_during_a_write_is_retried(after: int, error: type[OSError]) -> None:
     world = World(SIZE, verify_peers=honest)
     cut = tear(world, after, error)
-    requests, tensors = added_up(world)
+    requests, tensors = submit_all_reduce(world)
     drive(world, requests)
-    assert cut, "nobody was cut"
+    assert cut, "no connection was cut"
     assert [request.error for request in requests] == [None] * SIZE
     assert all(request.done for request in requests)
     assert all(torch.equal(each, torch.full((8,), 15.0)) for each in tensors)
 
 
 @pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")
-def test_peer_verifications_that_are_cut_every_time_end_the_session_by_name() -> None:
+def test_a_peer_verification_that_is_always_cut_ends_the_session() -> None:
     world = World(SIZE, verify_peers=honest)
     tear(world, FORTH + 40, ConnectionResetError, times=LINK_DIALS)
-    requests, _ = added_up(world)
+    requests, _ = submit_all_reduce(world)
     drive(world, requests)
     assert all(request.error is not None for request in requests)
     assert any("closed a connection before answering it" in str(request.error) for request in requests)
 
 
-def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_has_just_met() -> None:
+def test_a_worker_out_of_descriptors_does_not_blame_its_peer() -> None:
     world = World(SIZE, verify_peers=honest)
     engine, dial, refused = world.engines[4], world.engines[4].context.network.dial, 0
 
@@ -115,16 +115,16 @@ def test_a_worker_that_may_open_no_more_files_does_not_blame_whom_it_has_just_me
         dial(link)
 
     engine.context.network.dial = run_out  # type: ignore[method-assign]
-    requests, _ = added_up(world)
+    requests, _ = submit_all_reduce(world)
     drive(world, requests)
     assert refused and "worker 4: Too many open files. Raise the limit" in str(engine.failure)
 
 
-# -- by hand: worker 5 introduces itself to worker 4 --------------------------------------------------------------
+# -- step by step: worker 5 dials worker 4 -----------------------------------------------------------------------
 
 
-def greet(world: World) -> tuple[MemoryStream, LinkSecrets]:
-    """Say hello, and read the reply."""
+def send_hello(world: World) -> tuple[MemoryStream, LinkSecrets]:
+    """Send a hello and read the reply."""
     greeting = Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE)
     stream = world.wires.connect(5, 4)
     stream.send(memoryview(world.engines[5].keys.hello_bytes(greeting)))
@@ -135,7 +135,7 @@ def greet(world: World) -> tuple[MemoryStream, LinkSecrets]:
 
 
 def confirm(world: World, stream: MemoryStream, secrets: LinkSecrets) -> bytes:
-    """Confirm; the frame that would have to follow."""
+    """Confirm; return the frame that has to follow."""
     stream.send(memoryview(secrets.dialler_confirms))
     settle(world)
     known = world.engines[5].acceptor.peer_verifier
@@ -143,7 +143,7 @@ def confirm(world: World, stream: MemoryStream, secrets: LinkSecrets) -> bytes:
     return seal_presentation(world.engines[5].keys.sealer(secrets.forth), known.presentation)
 
 
-def say(world: World, stream: MemoryStream, data: bytes) -> None:
+def send(world: World, stream: MemoryStream, data: bytes) -> None:
     stream.send(memoryview(data))
     settle(world)
 
@@ -154,72 +154,72 @@ def verified(world: World) -> bool:
     return known.verified(5)
 
 
-def nobody_failed(world: World) -> bool:
+def no_worker_failed(world: World) -> bool:
     return all(each.failure is None for each in world.engines)
 
 
 @pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")
-def test_a_dialler_that_stalls_in_the_middle_of_its_proof_is_hung_up_on_and_may_come_again() -> None:
+def test_a_dialler_that_stalls_in_its_proof_may_dial_again() -> None:
     world = World(SIZE, verify_peers=honest)
-    stream, secrets = greet(world)
-    say(world, stream, confirm(world, stream, secrets)[:500])
+    stream, secrets = send_hello(world)
+    send(world, stream, confirm(world, stream, secrets)[:500])
     world.wait(LINK_HELLO_SECONDS - 0.1)
     assert len(world.engines[4].acceptor.pending) == 1
     world.wait(0.2)
     settle(world)
     assert answer(stream) is None and not world.engines[4].acceptor.pending
-    assert nobody_failed(world) and not verified(world)
-    stream, secrets = greet(world)
-    say(world, stream, confirm(world, stream, secrets))
+    assert no_worker_failed(world) and not verified(world)
+    stream, secrets = send_hello(world)
+    send(world, stream, confirm(world, stream, secrets))
     assert verified(world)
 
 
-def test_time_for_the_proof_begins_when_the_dialler_has_shown_who_it_is() -> None:
+def test_the_deadline_for_the_proof_begins_with_the_confirm() -> None:
     world = World(SIZE, verify_peers=honest)
-    stream, secrets = greet(world)
+    stream, secrets = send_hello(world)
     world.wait(LINK_HELLO_SECONDS - 1)
     frame = confirm(world, stream, secrets)
     world.wait(LINK_HELLO_SECONDS - 1)
-    say(world, stream, frame)
+    send(world, stream, frame)
     assert verified(world)
 
 
 @pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")
-def test_a_crowd_does_not_displace_who_shows_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one that replays a hello, as anybody can who has seen it on the wire."""
+def test_a_flood_does_not_displace_a_presented_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a flood of replayed hellos."""
     monkeypatch.setattr(acceptor, "LINK_PENDING", 2)
     world = World(SIZE, verify_peers=honest)
-    stream, secrets = greet(world)
+    stream, secrets = send_hello(world)
     frame = confirm(world, stream, secrets)
-    say(world, stream, frame[:500])
+    send(world, stream, frame[:500])
     replayed = world.engines[5].keys.hello_bytes(Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE))
     for number in range(10):
         world.wait(0.1)
-        say(world, world.wires.connect(100 + number, 4), replayed)
+        send(world, world.wires.connect(100 + number, 4), replayed)
         assert len(world.engines[4].acceptor.pending) <= 2 + 1
-    say(world, stream, frame[500:])
+    send(world, stream, frame[500:])
     assert verified(world)
 
 
-def test_a_worker_shows_its_proof_on_one_connection_at_a_time() -> None:
-    """So that who counts as no unauthenticated peer cannot be a crowd either."""
+def test_a_worker_presents_its_proof_on_one_connection_at_a_time() -> None:
+    """Confirmed connections do not count towards the limit, so each worker may have one."""
     world = World(SIZE, verify_peers=honest)
     streams = []
     for _ in range(5):
-        stream, secrets = greet(world)
-        say(world, stream, confirm(world, stream, secrets)[:500])
+        stream, secrets = send_hello(world)
+        send(world, stream, confirm(world, stream, secrets)[:500])
         streams.append(stream)
     settle(world)
     assert len(world.engines[4].acceptor.pending) == 1
     assert [answer(each) for each in streams] == [None] * 4 + [b""]
-    assert nobody_failed(world)
+    assert no_worker_failed(world)
 
 
-# -- everybody ----------------------------------------------------------------------------------------------------
+# -- all workers --------------------------------------------------------------------------------------------------
 
 
 class Caller:
-    """Waits until it may dial a worker."""
+    """Waits for permission to dial a worker."""
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
@@ -229,8 +229,8 @@ class Caller:
         self.done = True
 
 
-def test_everybody_meets_everybody_through_narrow_doors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All verify all at once, proofs take many writes, and a pending connection has room for two unauthenticated peers."""
+def test_all_pairs_verify_each_other_with_a_short_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pairs at once, proofs take many writes, and the queue has room for two pending connections."""
     monkeypatch.setattr(acceptor, "LINK_PENDING", 2)
     world = World(SIZE, capacity=600, verify_peers=honest)
     callers: list[Any] = []
@@ -239,17 +239,17 @@ def test_everybody_meets_everybody_through_narrow_doors(monkeypatch: pytest.Monk
         callers += [caller for caller in new if not each.acceptor.may_dial(caller)]  # type: ignore[arg-type]
     assert len(callers) == 20, "all but parents and children"
     drive(world, callers)
-    assert nobody_failed(world)
+    assert no_worker_failed(world)
     assert all(caller.done for caller in callers)
 
 
-def test_two_workers_that_verify_themselves_to_each_other_at_once_both_pass() -> None:
+def test_two_workers_that_dial_each_other_at_once_both_pass() -> None:
     world = World(SIZE, verify_peers=honest)
     pair = world.add_communicator("pair", (4, 5))
     pair[4].outbox(1)
     pair[5].outbox(0)
     settle(world)
-    assert nobody_failed(world)
+    assert no_worker_failed(world)
     for one, two in ((4, 5), (5, 4)):
         known = world.engines[one].acceptor.peer_verifier
         assert known is not None and known.verified(two) and two in world.engines[one].acceptor.verified
@@ -258,17 +258,17 @@ def test_two_workers_that_verify_themselves_to_each_other_at_once_both_pass() ->
 
 
 def silence(pipe: Pipe, data: bytes) -> bytes:
-    """Behind the confirmation nothing arrives: no acceptor has a proof to verify, and none answers."""
+    """Drop all data after the confirm: no acceptor receives a proof, and none answers."""
     return data[:CONFIRM_BYTES] if len(data) > 1000 else data
 
 
 @pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")
-def test_an_acceptor_that_never_answers_is_waited_for_no_longer_than_the_operation() -> None:
+def test_a_silent_acceptor_is_waited_for_until_the_timeout() -> None:
     world = World(SIZE, verify_peers=honest)
-    requests, _ = added_up(world)
+    requests, _ = submit_all_reduce(world)
     world.run(requests, silence)
-    assert not any(request.done for request in requests) and nobody_failed(world)
-    world.wait(10.1)  # the operations' own time
+    assert not any(request.done for request in requests) and no_worker_failed(world)
+    world.wait(10.1)  # the operations' timeout
     world.run(requests)
     errors = [request.error for request in requests]
     assert all(isinstance(error, CollectiveTimeoutError | AbortedError) for error in errors), errors
@@ -276,7 +276,7 @@ def test_an_acceptor_that_never_answers_is_waited_for_no_longer_than_the_operati
 
 
 @pytest.mark.parametrize("reporter", [4, 5, 0], ids=["acceptor", "dialler", "another worker"])
-def test_an_abort_during_an_peer_verification_leaves_nothing_behind(reporter: int) -> None:
+def test_an_abort_during_peer_verification_leaves_nothing_behind(reporter: int) -> None:
     world = World(SIZE, verify_peers=honest)
     world.communicators[5].outbox(4)
     for each in world.engines:
@@ -284,7 +284,7 @@ def test_an_abort_during_an_peer_verification_leaves_nothing_behind(reporter: in
     world.wires.deliver()
     world.engines[4].run_ready()
     assert world.engines[5].acceptor.verification_links and world.engines[4].acceptor.pending
-    waiting, _ = added_up(world)
+    waiting, _ = submit_all_reduce(world)
     world.engines[reporter].fail(AbortedError("enough"), reporter)
     world.run([*waiting, Request(waiting[0].call, float("inf"))])
     for each in world.engines:
@@ -295,7 +295,7 @@ def test_an_abort_during_an_peer_verification_leaves_nothing_behind(reporter: in
 
 
 @pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
-def test_a_forked_child_keeps_nothing_to_verify_by() -> None:
+def test_a_forked_child_keeps_no_peer_verifier() -> None:
     world = World(SIZE, verify_peers=honest)
     world.engines[5].forget()
     assert world.engines[5].acceptor.peer_verifier is None

@@ -32,17 +32,17 @@ SIZE, LIAR, CHILD, OTHER = 6, 1, 5, 2  # rank 5 is the child of rank 1; ranks 1 
 
 @dataclass(frozen=True)
 class Means:
-    """What each worker holds. The liar uses its own and no one else's."""
+    """The credentials of each worker. The liar uses only its own."""
 
     policy: Policy
     provers: Sequence[Prover]
     technology: Technology | None = None
     made: dict[bytes, Presentation] = field(
         default_factory=dict
-    )  # a signature differs each time, and one of them is listed
+    )  # signatures differ each time, and one of them is listed
 
     def presentation(self, entries: Sequence[Entry], rank: int) -> Presentation:
-        """What shows that `rank` is this entry, made by hardware that the policy admits."""
+        """Evidence for the entry of `rank`, made by hardware that the policy admits."""
         assert self.technology is not None
         binding = binding_of(entries, rank, policy=self.policy)
         if binding.preimage not in self.made:
@@ -59,13 +59,13 @@ class Means:
         return proof_digest(shown.kind, shown.binding, shown.proof)
 
     def lie(self, entries: Sequence[Entry], rank: int) -> Listing:
-        """A listing by the liar, with nothing but what it holds."""
+        """Return a listing that the liar can make with its own credentials."""
         digest, prover = self.digest(entries, rank), self.provers[LIAR]
         return Listing(entries[rank], prover.kind, digest, prover.endorse(entries[rank], digest))
 
 
 class Hardware:
-    """A machine that is asked for evidence, which signs no entry."""
+    """A machine that makes evidence and endorses no entry."""
 
     def __init__(self, technology: Technology) -> None:
         self.kind = technology.kind
@@ -103,12 +103,12 @@ def public(key: X25519PrivateKey) -> bytes:
 
 
 class Split:
-    """A run of six that forms around a liar. Every honest worker is the real thing."""
+    """A run of six that forms around a liar. The honest workers run the real code."""
 
     def __init__(self, means: Means) -> None:
         self.means = means
         self.own = [X25519PrivateKey.generate() for _ in range(SIZE)]
-        self.liars = [X25519PrivateKey.generate() for _ in range(SIZE)]  # one for each that it pretends to be
+        self.liars = [X25519PrivateKey.generate() for _ in range(SIZE)]  # one for each worker that it impersonates
         self.true = [entry_of(rank, SIZE, public(key)) for rank, key in enumerate(self.own)]
         false = [
             replace(entry, public_key=public(key), tls_key_digest=fixed_bytes("the liar's"), host="203.0.113.9")
@@ -155,11 +155,11 @@ class Split:
         return session.roster
 
     def session_key(self, rank: int) -> keys.Secret:
-        """Of the session that this worker is in. The liar has been told all that this is made of."""
+        """Return the key of the session that this worker is in. The liar knows all inputs of it."""
         return keys.session_key(secret_of(0), self.roster(rank).digest)
 
     def link(self, worker: int, private: X25519PrivateKey, peer: bytes, hello: Hello) -> tuple[bytes, bytes]:
-        """Both keys of a link in the session of `worker`, as who holds this private key derives them."""
+        """Return both keys of a link in the session of `worker`, as the holder of this private key derives them."""
         shared = private.exchange(X25519PublicKey.from_public_bytes(peer))
         secrets = link_secrets(self.session_key(worker), shared, hello, fixed_bytes("acceptor"))
         return secrets.forth.reveal(), secrets.back.reveal()
@@ -175,17 +175,17 @@ def hello(sender: int, receiver: int) -> Hello:
 
 @pytest.mark.promise("A worker with children can show two rosters, and read and change what passes between the sides.")
 @ALL
-def test_a_liar_in_the_tree_can_come_between_those_below_it_and_all_others(means: Callable[[], Means]) -> None:
+def test_a_lying_parent_can_come_between_two_sides(means: Callable[[], Means]) -> None:
     split = Split(means())
-    assert {tree.phase for tree in split.trees.values()} == {Phase.GO}, "somebody noticed"
-    for one, two in ((CHILD, OTHER), (OTHER, CHILD)):  # each takes the liar for the other one
+    assert {tree.phase for tree in split.trees.values()} == {Phase.GO}, "a worker detected the lie"
+    for one, two in ((CHILD, OTHER), (OTHER, CHILD)):  # each takes the liar for the other
         said = hello(one, two)
         honest = split.link(one, split.own[one], split.roster(one).entries[two].public_key, said)
         assert split.link(one, split.liars[two], public(split.own[one]), said) == honest
 
 
 @pytest.mark.promise("A lying parent passes peer verification with evidence of its own hardware.")
-def test_it_passes_peer_verification_with_evidence_of_its_own_hardware() -> None:
+def test_a_lying_parent_passes_with_its_own_hardware() -> None:
     means = evidence_alone()
     split = Split(means)
     for one, two, entries in ((CHILD, OTHER, split.below), (OTHER, CHILD, split.above)):
@@ -198,8 +198,8 @@ def test_it_passes_peer_verification_with_evidence_of_its_own_hardware() -> None
 
 @pytest.mark.promise("Workers that hold one roster have each other's keys, and no link joins two rosters.")
 @ALL
-def test_workers_that_hold_one_roster_have_each_others_own_keys(means: Callable[[], Means]) -> None:
-    """So it comes between its two sides and not between workers of one; and no link joins the two sides but by way of it."""
+def test_workers_with_one_roster_have_each_others_keys(means: Callable[[], Means]) -> None:
+    """The liar comes between its two sides, not between workers of one side, and no link joins the two sides."""
     split = Split(means())
     above = [split.roster(rank) for rank in (0, 2, 3, 4)]
     assert len({roster.digest for roster in above}) == 1
@@ -213,7 +213,7 @@ def test_workers_that_hold_one_roster_have_each_others_own_keys(means: Callable[
 
 @pytest.mark.promise("A worker without children in the tree can list no other worker.")
 @ALL
-def test_a_worker_without_children_can_list_nobody_but_itself(means: Callable[[], Means]) -> None:
+def test_a_worker_without_children_lists_only_itself(means: Callable[[], Means]) -> None:
     held = means()
     entries = [entry_of(rank, SIZE, fixed_bytes(f"key {rank}")) for rank in range(SIZE)]
     root = Tree(entries[0], held.policy, held.provers[0], Terms(secret_of(0), b"", SUITES))

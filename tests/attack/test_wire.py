@@ -1,4 +1,4 @@
-"""The wire: a known pattern is reduced, broadcast, sent and trained on; a capture of every byte does not hold it."""
+"""Workers reduce, broadcast, send and train on a known pattern, and a capture of every byte does not contain it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def patterned(copies: int = COPIES) -> torch.Tensor:
 
 
 def searched() -> list[bytes]:
-    """The pattern's 16 bytes, also as they look after the division or multiplication by two that averaging makes."""
+    """The 16 bytes of the pattern, and of its half and double, which averaging produces."""
     return [bytes(scaled.numpy().tobytes()) for scaled in (PATTERN, PATTERN / 2, PATTERN * 2)]
 
 
-# -- what the workers do: each returns how many bytes of pattern it gave away ----------------------------------------
+# -- what the workers run: each returns how many bytes of pattern it sends ------------------------------------------
 
 
 def reduce() -> int:
-    """Rank 0's pattern and zeros: on the wire and in the sum, the pattern."""
+    """Rank 0 has the pattern and rank 1 zeros: the sum is the pattern."""
     tensor = patterned() if dist.get_rank() == 0 else torch.zeros(4 * COPIES)
     dist.all_reduce(tensor)
     assert torch.equal(tensor, patterned())
@@ -71,7 +71,7 @@ def train() -> int:
 
 
 def broadcast() -> int:
-    """Large enough that the second worker forwards what the first has sealed."""
+    """Large enough for the second worker to forward what the first has sealed."""
     tensor = patterned(LARGE) if dist.get_rank() == 0 else torch.zeros(4 * LARGE)
     dist.broadcast(tensor, src=0)
     assert torch.equal(tensor, patterned(LARGE))
@@ -106,7 +106,7 @@ def workers(place: str) -> Iterator[Pool]:
 
 
 def captured(workers: Pool, place: str, backend: str, work: Callable[[], int]) -> tuple[Capture, int]:
-    """All that is on the wire from before admission to after the work; and how much of it was pattern, at least."""
+    """Capture all bytes from before admission to after the work; return them and the least number of bytes of pattern."""
     with Capture(place) as capture:
         given = workers.check(work, WORK[work], backend, renew=True)
     capture.assert_complete()
@@ -114,7 +114,7 @@ def captured(workers: Pool, place: str, backend: str, work: Callable[[], int]) -
 
 
 def forwarded(flow: bytes) -> int:
-    """How many bytes of a link's flow came in FORWARD frames; 0 if it is no link's flow."""
+    """Return how many bytes of a flow came in FORWARD frames; 0 if the flow is no link."""
     if not flow.startswith(b"RFL1"):
         return 0
     place, found = HELLO_BYTES + CONFIRM_BYTES, 0
@@ -128,7 +128,7 @@ def forwarded(flow: bytes) -> int:
 
 @pytest.mark.promise("Tensors and objects do not appear in plaintext on the wire.")
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
-def test_the_pattern_is_nowhere_on_the_wire(workers: Pool, place: str, work: Callable[[], int]) -> None:
+def test_the_pattern_does_not_appear_on_the_wire(workers: Pool, place: str, work: Callable[[], int]) -> None:
     capture, given = captured(workers, place, "ringfence", work)
     assert capture.size > given
     assert not capture.contains(searched())

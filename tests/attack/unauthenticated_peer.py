@@ -1,4 +1,4 @@
-"""An unauthenticated peer with a TLS stack: speaks admission's frames over real TLS, in memory or over a socket."""
+"""An unauthenticated peer that exchanges admission messages over real TLS, in memory or over a socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def channel_of(tls: Tls) -> Channel:
 
 
 def tls_pair(client: Credentials, server: Credentials) -> tuple[Tls, Tls]:
-    """Two ends of one connection, shaken hands, joined in memory."""
+    """Return both ends of an established connection in memory."""
     one, two = Tls(client, server=False), Tls(server, server=True)
     while not (one.established and two.established):
         two.receive(one.outgoing())
@@ -28,7 +28,7 @@ def tls_pair(client: Credentials, server: Credentials) -> tuple[Tls, Tls]:
 
 
 class UnauthenticatedPeer:
-    """One end of a real connection, that says whatever it likes."""
+    """One end of a real connection, which can send any message at any time."""
 
     def __init__(self, connection: socket.socket, credentials: Credentials, *, server: bool) -> None:
         self.tls = Tls(credentials, server=server)
@@ -36,30 +36,30 @@ class UnauthenticatedPeer:
         self._frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
         connection.settimeout(10)
         while not self.tls.established:
-            assert self._exchange(), "the worker hung up during the TLS handshake"
+            assert self._exchange(), "the worker closed the connection during the TLS handshake"
         self._flush()
 
     @classmethod
     def dial(cls, address: tuple[str, int], credentials: Credentials | None = None) -> UnauthenticatedPeer:
-        """Meet a worker at its admission listener."""
+        """Connect to a worker's admission listener."""
         return cls(socket.create_connection(address), credentials or Credentials(), server=False)
 
     @classmethod
-    def wait(cls, listener: socket.socket, credentials: Credentials) -> UnauthenticatedPeer:
-        """Let a worker come, that takes this for its parent."""
+    def accept(cls, listener: socket.socket, credentials: Credentials) -> UnauthenticatedPeer:
+        """Accept a worker that takes this peer for its parent."""
         listener.settimeout(10)
         return cls(listener.accept()[0], credentials, server=True)
 
-    def say(self, *messages: Message) -> None:
-        self.say_bytes(b"".join(encode(message) for message in messages))
+    def send(self, *messages: Message) -> None:
+        self.send_bytes(b"".join(encode(message) for message in messages))
 
-    def say_bytes(self, data: bytes) -> None:
-        """Speaking to a worker that has hung up is no error: what it said last can still be heard."""
+    def send_bytes(self, data: bytes) -> None:
+        """Send data. A closed connection is no error: its last messages can still be received."""
         self.tls.send(data)
         self._flush()
 
-    def hear(self) -> Message | None:
-        """The worker's next message; None if it has hung up."""
+    def receive(self) -> Message | None:
+        """Return the worker's next message, or None if it has closed the connection."""
         while (message := self._frames.next()) is None:
             if not self._exchange():
                 return None
@@ -83,5 +83,5 @@ class UnauthenticatedPeer:
 
 
 def with_key(entry: Entry, credentials: Credentials) -> Entry:
-    """The entry of someone who shows this TLS key."""
+    """Return the entry with this TLS key."""
     return replace(entry, tls_key_digest=credentials.key_digest)
