@@ -1,4 +1,4 @@
-"""Authorities and certificates of every good and bad kind, minted for tests."""
+"""Certificate authorities and certificates for tests, valid and invalid."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def key_usage(*granted: str) -> x509.KeyUsage:
 
 SIGNS = key_usage("digital_signature")
 ISSUES = key_usage("key_cert_sign", "crl_sign")
-# A list of TLS features with one that `cryptography` has no name for: to look at it raises a KeyError.
+# A list of TLS features with one that `cryptography` does not know: reading it raises a KeyError.
 ODD_FEATURE = x509.UnrecognizedExtension(x509.TLSFeature.oid, bytes.fromhex("3003020101"))
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Issues what it is asked for, however wrong."""
+    """Issues any certificate, valid or not."""
 
     name: str = "test authority"
     key: PrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
@@ -95,7 +95,7 @@ class Authority:
         return builder.sign(self.key, None if isinstance(self.key, ed25519.Ed25519PrivateKey) else hashes.SHA256())
 
     def issue(self, *names: x509.GeneralName, key: PrivateKey | None = None, **wrong: object) -> Credential:
-        """A worker's credential; keyword arguments go to `sign`."""
+        """Return a worker's credential; keyword arguments go to `sign`."""
         key = key or ec.generate_private_key(ec.SECP256R1())
         leaf = self.sign("worker", key, names, **wrong)  # type: ignore[arg-type]
         between = (self.der,) if self.issuer is not None else ()

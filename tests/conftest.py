@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: the pool of workers, the backend under test, the extent of the run."""
+"""Fixtures for all tests: the worker pool, the backend under test, and whether long tests run in full."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
-    """The name that is handed to torch.distributed."""
+    """The backend's name for torch.distributed."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """Workers that live as long as pytest."""
+    """Workers that run until pytest ends."""
     with Pool() as workers:
         yield workers
 
 
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
-    """Whether long tests run at their full length."""
+    """Whether `--full` was given."""
     return bool(request.config.getoption("--full"))

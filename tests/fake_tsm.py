@@ -1,7 +1,7 @@
-"""The kernel's configfs-tsm, as its source says it behaves; what it hands out comes from a function.
+"""A simulation of the kernel's configfs-tsm, after its source; a function makes the reports.
 
-Attributes appear with the folder. A binary attribute is taken over when its file is closed, where an error is lost. Every
-write advances the generation; a report is made at the first read after a write, and kept until the next write.
+Attributes appear with the folder. The kernel stores a binary attribute when its file is closed, and errors at that point are
+lost. Every write increments the generation. The first read after a write makes a report, which is kept until the next write.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Instance:
 
 @dataclass
 class Kernel:
-    """`make_report(inblob, level)` is the hardware. Faults: errors by the name of the attribute, met one by one."""
+    """`make_report(inblob, level)` is the hardware. `faults` holds errors by attribute, raised one by one."""
 
     provider: str
     make_report: Callable[[bytes, int], bytes]
-    auxblob: bytes | None = None  #             None: this provider shows no such attribute
+    auxblob: bytes | None = None  #             None: this provider has no such attribute
     level_floor: int | None = None  #           None: no such attributes (TDX)
     faults: dict[str, list[int]] = field(default_factory=dict)
-    before_read: Callable[[Kernel, Instance, str], None] | None = None  # somebody else, in between
+    before_read: Callable[[Kernel, Instance, str], None] | None = None  # another process, in between
     instances: dict[str, Instance] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
 
-    # -- what a collector calls -------------------------------------------------------------------------------------
+    # -- called by a collector --------------------------------------------------------------------------------------
 
     def make(self, folder: str) -> None:
         self._fault("make")
@@ -89,13 +89,13 @@ class Kernel:
         else:
             raise failure(errno.EACCES)
 
-    # -- what happens inside ----------------------------------------------------------------------------------------
+    # -- internal ---------------------------------------------------------------------------------------------------
 
     def _close(self, instance: Instance, content: bytes) -> None:
         try:
             self._fault("inblob")
         except OSError:
-            return  # nobody hears of it: the kernel drops what the handler of a close returns
+            return  # lost: the kernel drops what the handler of a close returns
         instance.inblob = content
         instance.written += 1
 

@@ -22,15 +22,15 @@ from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 4000
-STACKS_SECONDS = 2.0  # for a hanging worker to write its stacks before it is killed
+STACKS_SECONDS = 2.0  # time for a hanging worker to write its stacks before it is killed
 LAST_FRAME = "in <module>"  # of the main thread, whose stack is written last
 
-Environment = Mapping[str, str | None]  # None takes the variable away
+Environment = Mapping[str, str | None]  # None removes the variable
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank returned when it returned nothing."""
+    """The failure of a rank, in place of its result."""
 
     type: str  # the exception's type name, or "Hang", or "Death"
     message: str
@@ -46,7 +46,7 @@ class WorkersFailed(AssertionError):
 
 
 def values(results: Sequence[Any]) -> list[Any]:
-    """The results as they are if no rank failed; otherwise raise with everything that is known."""
+    """Return the results if no rank failed; otherwise raise WorkersFailed with all details."""
     failed = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, Failure)]
     if failed:
         raise WorkersFailed("\n".join(failed))
@@ -55,7 +55,7 @@ def values(results: Sequence[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Group:
-    """A default process group that the workers hold, or are to join."""
+    """A default process group that the workers have joined, or will join."""
 
     backend: str
     world: int
@@ -64,7 +64,7 @@ class Group:
 
 
 class Worker:
-    """One living process and the pipe to it."""
+    """A worker process and the pipe to it."""
 
     def __init__(self, directory: Path, name: str, prefix: Sequence[str], secret_file: Path) -> None:
         self.log = directory / f"{name}.log"
@@ -94,12 +94,12 @@ class Worker:
         self.pidfd = os.pidfd_open(self.process.pid)
 
     def send(self, command: tuple[Any, ...]) -> None:
-        # A dead worker shows itself in `receive`. Plain pickle: multiprocessing's would pass tensors as descriptors.
+        # `receive` reports a dead worker. Plain pickle: multiprocessing's would pass tensors as descriptors.
         with contextlib.suppress(OSError):
             self.connection.send_bytes(pickle.dumps(command))
 
     def receive(self) -> Any:
-        """The reply that is waiting, or the failure that a closed pipe is."""
+        """Return the reply; a closed pipe is a Failure."""
         try:
             if self.connection.poll():
                 return pickle.loads(self.connection.recv_bytes())
@@ -110,7 +110,7 @@ class Worker:
         return Failure("Death", how, self.read_log())
 
     def give_up(self, seconds: float) -> Failure:
-        """Make a hanging worker show its stacks, then end it."""
+        """Make a hanging worker write its stacks, then kill it."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + STACKS_SECONDS
@@ -138,14 +138,14 @@ class Worker:
 
 @dataclass
 class Call:
-    """Commands under way on the first `world` workers of a pool."""
+    """Pending commands on the first `world` workers of a pool."""
 
     pool: Pool
     world: int
     results: dict[int, Any] = field(default_factory=dict)
 
     def wait(self, timeout: float) -> list[Any]:
-        """The result of every rank; one that does not answer within `timeout` seconds is replaced."""
+        """Return the result of every rank; a rank that does not answer within `timeout` seconds is replaced."""
         deadline = time.monotonic() + timeout
         while len(self.results) < self.world and (left := deadline - time.monotonic()) > 0:
             self._collect(left)
@@ -201,13 +201,13 @@ class Pool:
 
     @staticmethod
     def new_secret(path: Path) -> Path:
-        """A file that the shared-secret policy accepts."""
+        """Write a new secret to a private file."""
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32) + "\n")
         return path
 
     def fresh(self, prefixes: Sequence[Sequence[str]] = ()) -> Pool:
-        """A pool of its own, for a test that kills its workers or places them elsewhere. Use it in a `with`."""
+        """Return a separate pool, for a test that kills its workers or runs them elsewhere. Use it in a `with` statement."""
         return Pool(prefixes)
 
     def run(
@@ -219,7 +219,7 @@ class Pool:
         timeout: float = 60,
         **group: Any,
     ) -> list[Any]:
-        """`function(*args)` on every rank of the group; what each returned, or its Failure.
+        """Run `function(*args)` on every rank of the group; return the result or the Failure of each.
 
         `group` holds the options of `join`. With `backend=None` no group is joined.
         """
@@ -233,11 +233,11 @@ class Pool:
         return self.start(function, world, args).wait(timeout)
 
     def check(self, function: Callable[..., Any], *positional: Any, **keywords: Any) -> list[Any]:
-        """`run`, where no rank may fail."""
+        """Call `run`; raise WorkersFailed if a rank fails."""
         return values(self.run(function, *positional, **keywords))
 
     def start(self, function: Callable[..., Any], world: int, args: Sequence[Any] = ()) -> Call:
-        """Begin a function on workers that have joined (or need no group); the caller waits for it."""
+        """Start a function on workers that have joined (or need no group); the caller waits for the Call."""
         for rank in range(world):
             # The path goes along, so that a test's own module can be imported however pytest found it.
             self.workers[rank].send(("run", sys.path, function.__module__, function.__qualname__, tuple(args)))
@@ -252,7 +252,7 @@ class Pool:
         renew: bool = False,
         timeout: float = 60,
     ) -> list[Any]:
-        """Have the first `world` workers hold a default group like this one; `renew` even if they do already.
+        """Make the first `world` workers join a default group like this one; with `renew`, even if they have one.
 
         `seconds` is the group's own timeout. `env` is set for the join: one mapping, or one for each rank.
         """
@@ -276,7 +276,7 @@ class Pool:
         return Call(self, world).wait(timeout)
 
     def leave(self, timeout: float = 30) -> None:
-        """Have every worker destroy its group; one that cannot is replaced."""
+        """Make every worker destroy its group; a worker that cannot is replaced."""
         if self._group is None:
             return
         self._group = None
@@ -287,13 +287,13 @@ class Pool:
         Call(self, world).wait(timeout)
 
     def forget(self, gone: Any) -> None:
-        """After a failure: the group is no longer used, and workers that are gone are started anew when needed."""
+        """After a failure: drop the group and the workers that are gone; they are restarted when needed."""
         for rank in gone:
             self.workers.pop(rank).end()
         self._must_leave()
 
     def _must_leave(self) -> None:
-        # Not None: the survivors still hold it and have to leave before they join another.
+        # Not None: the remaining workers have to leave it before they join another.
         if self._group is not None:
             self._group = Group("", 0, 0, ())
 
@@ -312,7 +312,7 @@ class Pool:
 
 
 def resolve(module: str, qualname: str) -> Callable[..., Any]:
-    """The function that `Pool.start` named."""
+    """Return the function that `Pool.start` named."""
     found: Any = importlib.import_module(module)
     for name in qualname.split("."):
         found = getattr(found, name)

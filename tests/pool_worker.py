@@ -1,4 +1,4 @@
-"""The process behind a `tests.pool.Worker`: takes commands from a pipe, one at a time, until the pipe ends."""
+"""The process of a `tests.pool.Worker`: runs commands from a pipe, one at a time, until the pipe is closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """A worker that is stuck in a collective would not notice that pytest is gone."""
+    """End this process with its parent. A worker that is stuck in a collective would not notice that pytest has ended."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -45,7 +45,7 @@ def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
         # A Gloo group that is garbage here must not be collected in a forked loader: there its destructor waits for
-        # threads that the child does not have. So collect now, and let children leave alone what is still held.
+        # threads that the child does not have. So collect now, and keep the rest out of the children's collections.
         gc.collect()
         gc.freeze()
 
@@ -59,7 +59,7 @@ COMMANDS = {"join": join, "leave": leave, "run": run}
 
 
 def perform(command: tuple[Any, ...]) -> bytes:
-    """Do it; the pickled result, or the pickled failure."""
+    """Run a command; return the pickled result or Failure."""
     name, *arguments = command
     try:
         return pickle.dumps(COMMANDS[name](*arguments))

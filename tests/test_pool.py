@@ -1,4 +1,4 @@
-"""The harness itself: results in rank order, failures as values, hanging and dead workers replaced."""
+"""The pool itself: results in rank order, failures as values, hanging and dead workers replaced."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_results_come_in_rank_order_and_workers_are_reused(pool: Pool) -> None:
     assert [pid for _, pid, _ in first] == [pid for _, pid, _ in second]
 
 
-def test_another_world_is_joined_by_the_same_workers(pool: Pool) -> None:
+def test_the_same_workers_join_a_group_of_another_size(pool: Pool) -> None:
     three = pool.check(add_ranks, world=3, backend="gloo", args=(0,))
     two = pool.check(add_ranks, world=2, backend="gloo", args=(0,))
     assert [pid for _, pid, _ in two] == [pid for _, pid, _ in three[:2]]
 
 
-def test_an_exception_is_a_value(pool: Pool) -> None:
+def test_an_exception_is_returned_as_a_failure(pool: Pool) -> None:
     results = pool.run(fail_on, world=2, backend="gloo", args=(1,))
     assert results[0] == "well"
     assert (results[1].type, results[1].message) == ("ValueError", "as asked")
@@ -100,13 +100,13 @@ def test_variables_are_set_for_the_join_and_generations_rise(pool: Pool) -> None
     assert secret.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_failed_join_is_a_value(pool: Pool) -> None:
+def test_a_failed_join_is_returned_as_a_failure(pool: Pool) -> None:
     results = pool.run(own_pid, world=2, backend="no-such-backend")
     assert all(isinstance(result, Failure) for result in results)
     assert len(pool.check(add_ranks, world=2, backend="gloo", args=(0,))) == 2
 
 
-def test_a_pool_of_its_own_ends_with_its_block(pool: Pool) -> None:
+def test_a_separate_pool_ends_with_its_block(pool: Pool) -> None:
     with pool.fresh(prefixes=[["env", "POOL_TEST_PLACE=here"]]) as own:
         assert own.check(environment, 2, None, ("POOL_TEST_PLACE",)) == ["here", None]
         pids = own.check(own_pid, world=2, backend=None)

@@ -1,4 +1,4 @@
-"""A training script in miniature that ends in one of several ways, none of which destroys its process group."""
+"""A minimal training script that ends in one of several ways without destroying its process group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-LARGE = 1 << 23  # elements: more than the kernel takes for a peer that does not read
+LARGE = 1 << 23  # elements: more than the kernel buffers for a peer that does not read
 
 
 def main(way: str, store: str, rank: int, world: int) -> None:
@@ -30,7 +30,7 @@ def main(way: str, store: str, rank: int, world: int) -> None:
             engine = dist.group.WORLD._loop.engine  # type: ignore[union-attr]
             while not engine.blocked:
                 os.sched_yield()
-            raise ValueError("a mistake of the script's")
+            raise ValueError("an error in the script")
         case "an exception with work under way":
             dist.recv(tensor, 0)
 

@@ -1,6 +1,6 @@
-"""Two machines that are network namespaces, each with a cable to a switch, which is a third one.
+"""Two hosts as network namespaces, connected through a third one that is a switch.
 
-A cut says nothing to either end of a connection: no end, no reset, only silence.
+A cut gives neither end of a connection an error: packets just stop.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from typing import Final
 
 ADDRESSES: Final = {"near": "10.77.0.1", "far": "10.77.0.2"}
-CONGESTION_CONTROL: Final = "reno"  # every namespace may have it; with BBR 1 of 100 outages took 9.5 s to resume
-PLACES: Final = ("near", "far", "switch")  # where a cut may be; near and far: that machine's own interface
+CONGESTION_CONTROL: Final = "reno"  # available in every namespace; with BBR 1 of 100 outages took 9.5 s to resume
+PLACES: Final = ("near", "far", "switch")  # where to cut; near and far: that host's own interface
 
 
 def ip(*words: str) -> None:
@@ -20,7 +20,7 @@ def ip(*words: str) -> None:
 
 
 class Hosts:
-    """They are gone again at the end of the `with`."""
+    """The two hosts and the switch, which exist during the `with` block."""
 
     def __init__(self) -> None:
         self.names = {side: f"rf-{side}-{os.getpid()}" for side in PLACES}
@@ -53,22 +53,22 @@ class Hosts:
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)
 
     def prefix(self, side: str) -> list[str]:
-        """What runs a command on that machine."""
+        """Return the command prefix that runs a command on that host."""
         return ["ip", "netns", "exec", self.names[side]]
 
-    def pull(self, place: str) -> float:
-        """Cut the connection there; when that was."""
+    def cut(self, place: str) -> float:
+        """Cut the connection there; return the time."""
         moment = time.monotonic()
         self._set(place, "down")
         return moment
 
-    def plug(self, place: str) -> float:
-        """Mend it again; when that was done."""
+    def restore(self, place: str) -> float:
+        """Restore the connection; return the time."""
         self._set(place, "up")
         return time.monotonic()
 
     def limit_retries(self, count: int) -> None:
-        """Set tcp_retries2 on both machines: how often a kernel probes a silent peer. It is 15 by default."""
+        """Set tcp_retries2 on both hosts: how often the kernel probes a silent peer. The default is 15."""
         for side in ADDRESSES:
             ip("netns", "exec", self.names[side], "sysctl", "--quiet", f"net.ipv4.tcp_retries2={count}")
 

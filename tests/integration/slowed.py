@@ -1,4 +1,4 @@
-"""ringfence, slowed on purpose: the performance check must detect it."""
+"""ringfence, slowed on purpose: the speed test must detect it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ TIMES = 12
 
 
 class SlowSealer(Sealer):
-    """Seals every frame again and again, aside and under a key of its own, before it seals it for good."""
+    """Seals every frame several times into a scratch buffer, under another key, before it seals it for the link."""
 
     def __init__(self, secret: Secret, alive: Any) -> None:
         super().__init__(secret, alive)
-        self.again = Sealer(Secret(bytes(32)), alive)
-        self.aside = memoryview(bytearray(1 << 20))
+        self._extra = Sealer(Secret(bytes(32)), alive)
+        self._scratch = memoryview(bytearray(1 << 20))
 
     def seal_into(self, header: Any, plaintext: Any, target: memoryview) -> None:
         for _ in range(TIMES):
-            self.again.seal_into(header, plaintext, self.aside[: len(target)])
+            self._extra.seal_into(header, plaintext, self._scratch[: len(target)])
         super().seal_into(header, plaintext, target)
 
 

@@ -1,4 +1,4 @@
-"""What all strategies share: samples fed by a loader with forked workers, a small model, a training loop, a guard."""
+"""Shared by all strategies: a data loader with forked workers, a small model, a training loop, a guard against Gloo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Strategy = Callable[[], list[float]]
 
 
 class Samples(Dataset[Batch]):
-    """Every rank's share of one endless, seeded data set."""
+    """One rank's share of a seeded data set."""
 
     def __init__(self, count: int, rank: int, world: int) -> None:
         self.count, self.rank, self.world = count, rank, world
@@ -35,9 +35,9 @@ class Samples(Dataset[Batch]):
         return inputs, inputs.flip(0).cumsum(0) / FEATURES
 
 
-def batches(steps: int = STEPS, batch: int = BATCH, everywhere_the_same: bool = False) -> Iterator[Batch]:
-    """Batches from two forked loader workers, which live while the collectives run."""
-    rank, world = (0, 1) if everywhere_the_same else (dist.get_rank(), dist.get_world_size())
+def batches(steps: int = STEPS, batch: int = BATCH, same_on_all_ranks: bool = False) -> Iterator[Batch]:
+    """Return batches from two forked loader workers, which run during the collectives."""
+    rank, world = (0, 1) if same_on_all_ranks else (dist.get_rank(), dist.get_world_size())
     samples = Samples(steps * batch, rank, world)
     return iter(DataLoader(samples, batch, num_workers=2, multiprocessing_context="fork"))
 
@@ -66,7 +66,7 @@ def loss_of(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def train(module: nn.Module, optimizer: torch.optim.Optimizer, feed: Iterator[Batch]) -> list[float]:
-    """One step for each batch; the losses."""
+    """Train one step for each batch; return the losses."""
     losses = []
     for batch in feed:
         optimizer.zero_grad()
@@ -78,14 +78,14 @@ def train(module: nn.Module, optimizer: torch.optim.Optimizer, feed: Iterator[Ba
 
 
 class GlooForbidden(RuntimeError):
-    """Somebody made a plaintext group where none may be."""
+    """A plaintext group was created where none may be."""
 
 
 class Forbidden:
-    """Stands where ProcessGroupGloo stood."""
+    """Replaces ProcessGroupGloo."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        raise GlooForbidden("a Gloo group was to be made")
+        raise GlooForbidden("a Gloo group was created")
 
     def __getattr__(self, name: str) -> NoReturn:
         raise GlooForbidden(name)
@@ -93,7 +93,7 @@ class Forbidden:
 
 @contextlib.contextmanager
 def no_gloo() -> Iterator[None]:
-    """Code that takes ProcessGroupGloo from one of the modules that offer it fails in this block."""
+    """Make ProcessGroupGloo fail in this block, in every module that exports it."""
     places = (dist, distributed_c10d, torch._C._distributed_c10d)
     originals = [place.ProcessGroupGloo for place in places]
     for place in places:

@@ -31,13 +31,13 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
 def save(path: str, asynchronously: bool) -> list[float]:
     """Train and save; the weights' sums."""
     model, optimizer = _model()
-    train(model, optimizer, batches(everywhere_the_same=True))
+    train(model, optimizer, batches(same_on_all_ranks=True))
     if asynchronously:
         # A group of its own: the saving thread's collectives must not fall between those of the training.
         group = dist.new_group()
         pending = checkpoint.async_save(_state(model, optimizer), checkpoint_id=path, process_group=group)
         saved = _full(model)
-        train(model, optimizer, batches(everywhere_the_same=True))  # what follows must not reach the checkpoint
+        train(model, optimizer, batches(same_on_all_ranks=True))  # what follows must not reach the checkpoint
         pending.result()
         return saved
     checkpoint.save(_state(model, optimizer), checkpoint_id=path)
@@ -52,4 +52,4 @@ def load(path: str) -> tuple[list[float], list[float]]:
     checkpoint.load(state, checkpoint_id=path)
     assert state["steps"] == 4
     set_state_dict(model, optimizer, model_state_dict=state["weights"], optim_state_dict=state["moments"])
-    return _full(model), train(model, optimizer, batches(everywhere_the_same=True))
+    return _full(model), train(model, optimizer, batches(same_on_all_ranks=True))

@@ -73,7 +73,7 @@ PLAN = {"up": ColwiseParallel(output_layouts=Replicate()), "down": RowwiseParall
 
 def tensor_parallel() -> list[float]:
     model = parallelize_module(Model(), world_mesh(), PLAN)
-    return train(model, sgd(model), batches(everywhere_the_same=True))
+    return train(model, sgd(model), batches(same_on_all_ranks=True))
 
 
 def tensor_parallel_of_shards() -> list[float]:
@@ -89,7 +89,7 @@ def mesh_of_data_and_tensor_parallel() -> list[float]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     model = parallelize_module(Model(), mesh["tensor"], PLAN)
     fully_shard(model, mesh=mesh["data"])
-    return train(model, sgd(model), batches(everywhere_the_same=True))
+    return train(model, sgd(model), batches(same_on_all_ranks=True))
 
 
 def dtensor() -> list[float]:
@@ -100,7 +100,7 @@ def dtensor() -> list[float]:
     weight = distribute_tensor(plain.clone(), mesh, [Shard(1)]).requires_grad_()
     assert torch.equal(weight.redistribute(mesh, [Shard(0)]).full_tensor(), plain)
     losses = []
-    for inputs, targets in batches(everywhere_the_same=True):
+    for inputs, targets in batches(same_on_all_ranks=True):
         spread = [distribute_tensor(tensor, mesh, [Replicate()]) for tensor in (inputs, targets)]
         loss: Any = (spread[0] @ weight - spread[1]).pow(2).mean()
         loss.backward()
@@ -125,7 +125,7 @@ def _pipeline(schedule: type[Any], stages_each: int) -> list[float]:
     pipeline = schedule(mine if stages_each > 1 else mine[0], MICROBATCHES, loss_fn=mean_square)
     optimizers = [sgd(layers[stage.stage_index]) for stage in mine]
     means = []
-    for inputs, targets in batches(STEPS, 2 * MICROBATCHES, everywhere_the_same=True):
+    for inputs, targets in batches(STEPS, 2 * MICROBATCHES, same_on_all_ranks=True):
         losses: list[Tensor] = []
         ends: dict[str, Any] = {"target": targets, "losses": losses} if rank == world - 1 else {}
         pipeline.step(*([inputs] if rank == 0 else []), **ends)

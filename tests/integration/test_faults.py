@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ringfence.admission.tree import children_of
 from ringfence.errors import RingfenceError
-from tests.integration.process_signal import Bell
+from tests.integration.process_signal import ProcessSignal
 from tests.pool import Failure, Pool, values
 
 WORLD = 4
@@ -154,9 +154,9 @@ def test_calls_that_do_not_meet_end_at_their_timeout_and_say_whom_they_wait_for(
 def one_never_calls(absent: int, path: str) -> tuple[str, str, float]:
     """The absent one comes when the others have given up, and learns of it at once."""
     hurry(2)
-    with Bell(path) as bell:
+    with ProcessSignal(path) as ready:
         if dist.get_rank() == absent:
-            bell.hear()
+            ready.wait()
         started = time.monotonic()
         try:
             dist.all_reduce(torch.ones(10))
@@ -164,14 +164,14 @@ def one_never_calls(absent: int, path: str) -> tuple[str, str, float]:
             return type(error).__name__, str(error), time.monotonic() - started
         finally:
             if dist.get_rank() != absent:
-                bell.ring()
+                ready.notify()
     return "", "", 0.0
 
 
 @pytest.mark.parametrize("absent", [0, 1])
 def test_a_deadline_names_whom_it_waited_for(pool: Pool, tmp_path: Path, absent: int) -> None:
-    with Bell(tmp_path / "bell") as bell:
-        results = pool.check(one_never_calls, 2, args=(absent, bell.path), renew=True)
+    with ProcessSignal(tmp_path / "signal") as ready:
+        results = pool.check(one_never_calls, 2, args=(absent, ready.path), renew=True)
     kind, message, seconds = results[1 - absent]
     assert kind == "CollectiveTimeoutError"
     assert f"waits for worker {absent}" in message
@@ -212,15 +212,15 @@ def resize_under_way(change: str, path: str) -> tuple[str, str, float]:
     all_reduce()
     tensor = torch.ones(1 << 20)
     started = time.monotonic()
-    with Bell(path) as bell:
+    with ProcessSignal(path) as ready:
         try:
             if dist.get_rank():
-                bell.hear()
+                ready.wait()
                 dist.all_reduce(tensor)
             else:
                 work = dist.all_reduce(tensor, async_op=True)
                 CHANGES[change](tensor)
-                bell.ring()
+                ready.notify()
                 work.wait()
         except RingfenceError as error:
             return type(error).__name__, str(error), time.monotonic() - started
@@ -236,8 +236,8 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.promise("A tensor that is resized or moved during a call fails the call on every worker.")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_tensor_resized_under_a_collective_fails_it_everywhere(pool: Pool, tmp_path: Path, change: str) -> None:
-    with Bell(tmp_path / "bell") as bell:
-        culprit, other = pool.check(resize_under_way, 2, args=(change, bell.path), renew=True)
+    with ProcessSignal(tmp_path / "signal") as ready:
+        culprit, other = pool.check(resize_under_way, 2, args=(change, ready.path), renew=True)
     assert culprit[0] == "TensorChangedError" and other[0] == "AbortedError"
     assert (
         "worker 0: all_reduce #2 (1048576 x float32, sum): the storage of one of its tensors was resized" in culprit[1]

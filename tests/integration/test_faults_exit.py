@@ -66,7 +66,7 @@ def test_an_exception_with_work_under_way_is_heard_of_at_once(tmp_path: Path) ->
     began = time.monotonic()
     (_, mine), (status, words) = run_scripts(tmp_path, "an exception with work under way", world=2)
     assert time.monotonic() - began < DRAIN_SECONDS / 2
-    assert "a mistake of the script's" in mine and status == 1
+    assert "an error in the script" in mine and status == 1
     assert "worker 0 left the run" in words
 
 

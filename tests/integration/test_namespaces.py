@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ringfence.errors import RingfenceError
 from tests.integration.netns import ADDRESSES, Hosts
-from tests.integration.process_signal import Bell
+from tests.integration.process_signal import ProcessSignal
 from tests.pool import Pool, values
 
 SIDES = {0: "near", 1: "near", 2: "far", 3: "far"}  # where each rank lives
@@ -29,14 +29,14 @@ def hosts() -> Iterator[Hosts]:
         yield both
 
 
-def reduce_until_it_fails(bell: str, idle: bool) -> tuple[str, str, float]:
+def reduce_until_it_fails(signal_path: str, idle: bool) -> tuple[str, str, float]:
     """All-reduce on and on, or once and then wait in silence for bad news; what came, and when."""
     tensor = torch.ones(50_000)
     try:
         for _ in range(TOGETHER):
             dist.all_reduce(tensor)
-        with Bell(bell) as under_way:
-            under_way.ring()
+        with ProcessSignal(signal_path) as under_way:
+            under_way.notify()
         while not idle:
             dist.all_reduce(tensor)
         dist.recv(tensor, src=(dist.get_rank() + 1) % dist.get_world_size())
@@ -55,11 +55,11 @@ def test_a_pulled_cable_is_noticed_by_every_worker_on_both_sides(hosts: Hosts, t
         {"RINGFENCE_INTERFACE": ADDRESSES[SIDES[rank]], "RINGFENCE_OUTAGE_TIMEOUT": f"{OUTAGE:g}"}
         for rank in range(world)
     ]
-    with Pool(prefixes) as pool, Bell(tmp_path / "bell") as under_way:
+    with Pool(prefixes) as pool, ProcessSignal(tmp_path / "signal") as under_way:
         values(pool.join("ringfence", world, seconds=60, env=environments))
         call = pool.start(reduce_until_it_fails, world, (under_way.path, idle))
-        under_way.hear(world)
-        pulled = hosts.pull("far")
+        under_way.wait(world)
+        pulled = hosts.cut("far")
         results = values(call.wait(timeout=30))
     for rank, (kind, message, moment) in enumerate(results):
         others = [other for other in SIDES if SIDES[other] != SIDES[rank]]

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringfence.errors import RingfenceError
 from ringfence.transport.outage import TcpState
 from tests.integration.netns import ADDRESSES, PLACES, Hosts
-from tests.integration.process_signal import Bell
+from tests.integration.process_signal import ProcessSignal
 from tests.pool import Pool, values
 
 SOON = 5.0  # seconds from the return of the network to the next step
@@ -49,7 +49,7 @@ def interfaces(**variables: str) -> list[dict[str, str]]:
     return [{"RINGFENCE_INTERFACE": ADDRESSES[side], **variables} for side in SIDES]
 
 
-def train(bell: str, stop: str, steps: int) -> list[tuple[float, float]]:
+def train(signal_path: str, stop: str, steps: int) -> list[tuple[float, float]]:
     """Loss and time of every step; `steps` of them, or as many as are made until the file `stop` exists."""
     torch.manual_seed(7)
     model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
@@ -57,7 +57,7 @@ def train(bell: str, stop: str, steps: int) -> list[tuple[float, float]]:
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     draw = torch.Generator().manual_seed(dist.get_rank())
     done, ended = [], torch.zeros(1)
-    with Bell(bell) as step_made:
+    with ProcessSignal(signal_path) as step_made:
         while len(done) < steps or (not steps and not ended.item()):
             inputs = torch.randn(8, 256, generator=draw)
             loss = (parallel(inputs) - inputs).square().mean()
@@ -67,7 +67,7 @@ def train(bell: str, stop: str, steps: int) -> list[tuple[float, float]]:
             ended.fill_(os.path.exists(stop))
             dist.all_reduce(ended)
             done.append((loss.item(), time.monotonic()))
-            step_made.ring()
+            step_made.notify()
     return done
 
 
@@ -75,16 +75,16 @@ def run_through(pair: Pool, hosts: Hosts, folder: Path, cuts: Sequence[Cut]) -> 
     """Train through these cuts, compare with an undisturbed run; how soon after each cut both workers had made a step."""
     pair.join("ringfence", 2, env=interfaces(), seconds=600, renew=True)
     moments, stop = [], folder / "stop"
-    with Bell(folder / "bell") as step_made:
+    with ProcessSignal(folder / "signal") as step_made:
         training = pair.start(train, 2, (step_made.path, str(stop), 0))
         for cut in cuts:
-            step_made.hear(2 * STEPS)
-            pulled = hosts.pull(cut.place)
+            step_made.wait(2 * STEPS)
+            pulled = hosts.cut(cut.place)
             time.sleep(cut.seconds)  # the network is away for so long
-            step_made.silence()
-            moments.append((pulled, hosts.plug(cut.place)))
+            step_made.clear()
+            moments.append((pulled, hosts.restore(cut.place)))
             try:
-                step_made.hear(2 * STEPS, seconds=30)
+                step_made.wait(2 * STEPS, seconds=30)
             except AssertionError:
                 raise AssertionError(f"after {cut}: {training.wait(timeout=1)}") from None
         stop.touch()
@@ -139,12 +139,12 @@ def broadcast_to_a_late_worker(under_way: str, begin: str) -> tuple[float, float
         engine = dist.group.WORLD._loop.engine  # type: ignore[union-attr]
         while not any(TcpState.of(link.stream).probing for link in list(engine.blocked)):
             os.sched_yield()
-        with Bell(under_way) as bell:
-            bell.ring()
+        with ProcessSignal(under_way) as ready:
+            ready.notify()
         work.wait()
     else:
-        with Bell(begin) as bell:
-            bell.hear()
+        with ProcessSignal(begin) as ready:
+            ready.wait()
         dist.broadcast(tensor, 0)
     return tensor.sum().item(), time.monotonic()
 
@@ -167,13 +167,16 @@ def test_outage_may_begin_while_a_worker_does_not_read(pair: Pool, hosts: Hosts,
 def broadcast_through(pair: Pool, hosts: Hosts, folder: Path, cut: Cut) -> float:
     """How soon after the cut the broadcast was done."""
     pair.check(warm_up, 2, env=interfaces(), seconds=600, renew=True)
-    with Bell(folder / f"under way {cut.place}") as under_way, Bell(folder / f"begin {cut.place}") as begin:
+    with (
+        ProcessSignal(folder / f"under way {cut.place}") as under_way,
+        ProcessSignal(folder / f"begin {cut.place}") as begin,
+    ):
         call = pair.start(broadcast_to_a_late_worker, 2, (under_way.path, begin.path))
-        under_way.hear()
-        hosts.pull(cut.place)
-        begin.ring()
+        under_way.wait()
+        hosts.cut(cut.place)
+        begin.notify()
         time.sleep(cut.seconds)  # the network is away for so long
-        plugged = hosts.plug(cut.place)
+        plugged = hosts.restore(cut.place)
         results = values(call.wait(timeout=60))
     assert [total for total, _ in results] == [LARGE, LARGE]
     return max(moment for _, moment in results) - plugged
@@ -193,10 +196,10 @@ def first_collective() -> tuple[float, float]:
 def test_links_dialled_during_an_outage_open_after_it(pair: Pool, hosts: Hosts, full: bool) -> None:
     for place in PLACES if full else ("far",):
         pair.join("ringfence", 2, env=interfaces(), seconds=600, renew=True)
-        hosts.pull(place)
+        hosts.cut(place)
         call = pair.start(first_collective, 2)
         time.sleep(20 if full else 1)  # the network is away for so long
-        plugged = hosts.plug(place)
+        plugged = hosts.restore(place)
         for total, moment in values(call.wait(timeout=60)):
             assert total == 2.0
             assert 0 < moment - plugged < SOON
@@ -213,11 +216,11 @@ def wait_for_two_seconds() -> str:
 
 def test_collective_timeout_applies_during_an_outage(pair: Pool, hosts: Hosts) -> None:
     pair.check(warm_up, 2, env=interfaces(), seconds=600, renew=True)
-    hosts.pull("switch")
+    hosts.cut("switch")
     try:
         assert values(pair.start(wait_for_two_seconds, 2).wait(timeout=60)) == ["CollectiveTimeoutError"] * 2
     finally:
-        hosts.plug("switch")
+        hosts.restore("switch")
 
 
 def die_or_wait() -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""A verifier's service as small as it gets: prints a token for a nonce, signed with the key in a file.
+"""A minimal verifier service: prints a token for a nonce, signed with the key in a file.
 
 python -m tests.integration.token_service KEY CLAIMS NONCE
 """
