@@ -43,7 +43,7 @@ class Relay(Attacker):
 
     def __init__(self, world: int, plan: AttackPlan) -> None:
         super().__init__(plan)
-        self._lock = threading.Lock()  # wires and blows are one at a time
+        self._lock = threading.Lock()  # one message at a time
         self._targets = free_ports(world)
         self._sinks: dict[int, socket.socket] = {}
         self._sockets: list[socket.socket] = []
