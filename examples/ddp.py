@@ -30,8 +30,8 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
-    for session in range(3):
-        sampler.set_session(session)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
         total = torch.zeros(())
         for points, inside in loader:
             optimizer.zero_grad()
@@ -41,7 +41,7 @@ def main() -> None:
             total += loss.detach()
         dist.all_reduce(total)
         if dist.get_rank() == 0:
-            print(f"session {session}: loss {total.item() / len(loader) / dist.get_world_size():.4f}", flush=True)
+            print(f"epoch {epoch}: loss {total.item() / len(loader) / dist.get_world_size():.4f}", flush=True)
 
     dist.destroy_process_group()
 
