@@ -7,6 +7,7 @@ from typing import Final
 
 from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.names import PROFILED, necessary_bytes
+from ringfence.lab.bench.results import Result
 from ringfence.lab.bench.units import size_text, time_text
 from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, SIZES, Edition
 from scripts.page.targets import SEALED, line_of, rate_text, targets
@@ -273,7 +274,8 @@ def headline(edition: Edition) -> str:
     if small:
         single, batch = "median_after_barrier", "mean_back_to_back"
         text += (
-            f" At 4 KiB the median call takes {time_text(small[SEALED][single])}, with Gloo {time_text(small['gloo'][single])};\n"
+            f" At 4 KiB the median call takes {time_text(small[SEALED][single])}, "
+            f"with Gloo {time_text(small['gloo'][single])};\n"
             f"back to back, where a few slow calls dominate Gloo's mean, {time_text(small[SEALED][batch])} against "
             f"{time_text(small['gloo'][batch])}."
         )
@@ -308,7 +310,31 @@ def readme(edition: Edition) -> str:
         where += (
             f"\nA ring through TLS 1.3 takes {min(found):.1f} to {max(found):.1f} times Gloo's time at 25 and 100 MiB."
         )
-    return f"{all_reduce(edition, (2, 4))}\n\n{where}"
+    return "\n\n".join(part for part in (all_reduce(edition, (2, 4)), where, _slower(edition)) if part)
+
+
+def _slower(edition: Edition) -> str:
+    """Where ringfence is slower than Gloo, and where the network hides it, by the medians."""
+
+    def medians(results: Iterable[Result | None]) -> list[float]:
+        return [line.ratio.median for line in map(line_of, results) if line]
+
+    crowded = medians(edition.collective("all_reduce", size, workers) for workers in (4, 8) for size in LARGE)
+    others = medians(edition.collective(name, 25 << 20, workers) for name in OTHERS for workers in (2, 4))
+    slow_network = medians(
+        edition.collective("all_reduce", size, workers, rate=rate)
+        for rate in RATES[:2]
+        for workers in (2, 4)
+        for size in LARGE
+    )
+    if not (crowded and others and slow_network):
+        return ""
+    return (
+        "On loopback the same cores move and encrypt every byte. There, with more workers than cores, a large all-reduce "
+        f"takes up to\n{max(crowded):.1f} times as long as with Gloo; a collective of another kind takes {min(others):.1f} to "
+        f"{max(others):.1f} times as long. Between hosts with links of\n1 and 2.5 Gbit/s, the network hides it: {min(slow_network):.2f} to "
+        f"{max(slow_network):.2f} times."
+    )
 
 
 TABLES: Final[dict[str, Callable[[Edition], str]]] = {
