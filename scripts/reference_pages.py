@@ -32,7 +32,11 @@ def commands() -> str:
     """Every command with its --help, and a list of them at the top."""
     os.environ.update(COLUMNS=COLUMNS, NO_COLOR="1")
     found = list(parsers(cli._parser()))
-    contents = [f"- [`{parser.prog}`](#{parser.prog.replace(' ', '-')})" for parser in found]
+    lines: dict[str, list[str]] = {}
+    for parser in found[1:]:
+        command, _, action = parser.prog.removeprefix("ringfence ").partition(" ")
+        lines.setdefault(command, []).append(f"[`{action or command}`](#{parser.prog.replace(' ', '-')})")
+    contents = [f"- {first}" + (f": {', '.join(rest)}" if rest else "") for first, *rest in lines.values()]
     sections = [f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```" for parser in found]
     return "\n".join(contents) + "\n\n" + "\n\n".join(sections)
 
@@ -47,13 +51,20 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def settings() -> str:
-    rows = [(f"`{each.name}`", each.meaning, each.default, each.per_worker) for each in SETTINGS]
-    return table(("variable", "meaning", "default", "may differ between workers"), rows)
+    """A section for each variable, so that each has an address."""
+    sections = [
+        f"### {each.name}\n\n{each.meaning}\n\n- Default: {each.default}.\n- May differ between workers: {each.per_worker}."
+        for each in SETTINGS
+    ]
+    return "\n\n".join(sections)
 
 
 def keys(wanted: Sequence[Key]) -> str:
+    """A table in a box that the site's style sheet knows."""
     rows = [(f"`{each.name}`", FORMS[each.form], each.meaning, each.default) for each in wanted]
-    return table(("key", "value", "meaning", "default"), rows) if rows else "The table has no keys."
+    if not rows:
+        return "The table has no keys."
+    return f'<div class="keys" markdown>\n\n{table(("key", "value", "meaning", "default"), rows)}\n\n</div>'
 
 
 def error_classes() -> str:

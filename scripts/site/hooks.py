@@ -30,6 +30,8 @@ OUTSIDE: Final = {  # a file of the repository, and the page it becomes
 _LINK: Final = re.compile(r"(\]\()([^)\s]+)(\))")
 _FENCE: Final = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
+_DIAGRAM: Final = re.compile(r'(<pre class="mermaid">.*?</pre>)', re.DOTALL)
+
 # Mermaid comes from this site, and no page shows the stars of the repository.
 _HOSTS_IN_THE_THEME: Final = re.compile(r"https://(?:unpkg\.com/mermaid@[^\"'`]*|api\.github\.com)")
 
@@ -68,6 +70,11 @@ def target(link: str, source: Path, page: str, files: Files) -> str:
     if (ROOT / goal).exists():
         return f"{REPOSITORY}/{'tree' if (ROOT / goal).is_dir() else 'blob'}/main/{goal}{mark}{anchor}"
     return link  # leads nowhere, and the build says so
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put each diagram into a box that can scroll."""
+    return _DIAGRAM.sub(r'<div class="diagram">\1</div>', html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -18,7 +18,7 @@ SETTINGS: Final = (
     Setting(
         "RINGFENCE_POLICY",
         "Path of the [policy file](policy.md), which says who may join. An empty value is an error.",
-        "no policy: the shared secret admits",
+        "no policy, so that the shared secret admits a worker",
         "path only",
     ),
     Setting(
