@@ -4,7 +4,7 @@
     torchrun --nnodes 1 --node-rank 0 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port 29500 \
         examples/frameworks/train_accelerate.py
 
-On CPUs Accelerate makes a Gloo group unless there is a group already.
+On CPUs Accelerate creates a Gloo group unless a group exists.
 """
 
 import torch

@@ -4,7 +4,7 @@
     torchrun --nnodes 1 --node-rank 0 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port 29500 \
         examples/frameworks/train_deepspeed.py
 
-deepspeed.initialize() makes a group of the accelerator's backend, Gloo on CPUs, unless there is a group already.
+deepspeed.initialize() creates a group of the accelerator's backend, Gloo on CPUs, unless a group exists.
 """
 
 import deepspeed

@@ -4,7 +4,7 @@
     torchrun --nnodes 1 --node-rank 0 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port 29500 \
         examples/frameworks/train_hf_trainer.py
 
-On CPUs TrainingArguments makes a Gloo group unless there is a group already. The model has random weights and the data are
+On CPUs TrainingArguments creates a Gloo group unless a group exists. The model has random weights and the data are
 random words: nothing is downloaded.
 """
 

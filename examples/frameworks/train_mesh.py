@@ -4,7 +4,7 @@
     torchrun --nnodes 1 --node-rank 0 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port 29500 \
         examples/frameworks/train_mesh.py
 
-init_device_mesh() makes a Gloo group unless there is a group already. With two workers the mesh is 1 x 2, with four 2 x 2.
+init_device_mesh() creates a Gloo group unless a group exists. With two workers the mesh is 1 x 2, with four 2 x 2.
 """
 
 import os

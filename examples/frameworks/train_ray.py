@@ -3,8 +3,8 @@
     export RINGFENCE_SECRET_FILE=$PWD/run.secret RINGFENCE_REQUIRE=1 RINGFENCE_RUN_ID=my-run
     python examples/frameworks/train_ray.py
 
-The links between workers are sealed, those of Ray itself are not: what train.report() sends, and the functions and arguments
-that it hands to workers, go its own way.
+The links between workers are sealed. Ray's own connections are not: they carry what train.report() sends, and the functions
+and arguments that Ray sends to workers.
 """
 
 import tempfile
