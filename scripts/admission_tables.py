@@ -1,4 +1,4 @@
-"""`scripts/admission`: put the tables of what admission costs into docs/benchmarks/benchmark.md; --check says whether they are stale.
+"""`scripts/admission`: write the tables of the cost of admission into docs/benchmarks/benchmark.md, or --check them.
 
 They come from docs/results: admission.json, admission-certificate.json and admission-everybody.json are what `ringfence bench
 admission --json` printed, peer-verification.json is what scripts/peer_verification.py did. Nobody types a figure.

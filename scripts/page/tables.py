@@ -332,7 +332,8 @@ def _slower(edition: Edition) -> str:
     return (
         "On loopback the same cores move and encrypt every byte. There, with more workers than cores, a large all-reduce "
         f"takes up to\n{max(crowded):.1f} times as long as with Gloo; a collective of another kind takes {min(others):.1f} to "
-        f"{max(others):.1f} times as long. Between hosts with links of\n1 and 2.5 Gbit/s, the network hides it: {min(slow_network):.2f} to "
+        f"{max(others):.1f} times as long. Between hosts with links of\n1 and 2.5 Gbit/s, "
+        f"the network hides it: {min(slow_network):.2f} to "
         f"{max(slow_network):.2f} times."
     )
 

@@ -1,4 +1,4 @@
-"""Checks of the built site: `python -m scripts.site.check DIR`. No page loads anything from another host, and no link is broken."""
+"""Checks the built site: no page loads anything from another host, and no link is broken (`python -m scripts.site.check DIR`)."""
 
 from __future__ import annotations
 

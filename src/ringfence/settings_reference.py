@@ -23,8 +23,8 @@ SETTINGS: Final = (
     ),
     Setting(
         "RINGFENCE_SECRET_FILE",
-        "Path of the shared secret that `ringfence secret new` wrote. Required without a policy, and with a policy that has a "
-        "rule with `[admit.secret]`. Only the owner may have access to the file.",
+        "Path of the shared secret that `ringfence secret new` wrote. Required without a policy, and with a policy "
+        "that has a rule with `[admit.secret]`. Only the owner may have access to the file.",
         "none",
         "path only",
     ),
@@ -69,22 +69,23 @@ SETTINGS: Final = (
         "RINGFENCE_INTERFACE",
         "Network interface or IP address to listen on and to publish to the other workers.",
         "the address from which this machine reaches `MASTER_ADDR`, or else the host of the store "
-        '(`init_method="tcp://HOST:PORT"`); the loopback if neither is known. A host that does not resolve is an error, unless '
+        '(`init_method="tcp://HOST:PORT"`); the loopback if neither is known. A host that does not resolve is an '
+        "error, unless "
         "torchrun's variables say that all workers are on this machine",
         "yes",
     ),
     Setting(
         "RINGFENCE_PORTS",
-        "Range of ports to listen on, such as `20000-20100`, for firewalls. A worker takes the first free ones: one for links, "
-        "and one for admission while it joins. Allow two ports for each worker on the machine.",
+        "Range of ports to listen on, such as `20000-20100`, for firewalls. A worker takes the first free ones: one "
+        "for links, and one for admission while it joins. Allow two ports for each worker on the machine.",
         "any free port",
         "yes",
     ),
     Setting(
         "RINGFENCE_ADVERTISE",
         "`host:port` that other workers dial for links to this worker, if it differs from the address it listens on: behind "
-        "NAT or port forwarding. For admission they dial the same host, at the port that the worker listens on. If the host is "
-        "a name, workers use the first address that their resolver returns.",
+        "NAT or port forwarding. For admission they dial the same host, at the port that the worker listens on. If the "
+        "host is a name, workers use the first address that their resolver returns.",
         "the address it listens on",
         "yes",
     ),
@@ -103,14 +104,15 @@ SETTINGS: Final = (
     ),
     Setting(
         "RINGFENCE_OUTAGE_TIMEOUT",
-        "Seconds without an answer from a worker until the run ends, from 2 to 86400. A shorter [outage](../guides/outages.md) "
+        "Seconds without an answer from a worker until the run ends, from 2 to 86400. A shorter "
+        "[outage](../guides/outages.md) "
         "only delays the run. If workers have different values, the shortest ends the run.",
         "300",
     ),
     Setting(
         "RINGFENCE_METRICS_FILE",
-        "File to write [counters](../guides/observability.md#counters) to, in Prometheus form, every 15 s and at the end. The "
-        "name must contain `{rank}`, which is replaced by the worker's rank.",
+        "File to write [counters](../guides/observability.md#counters) to, in Prometheus form, every 15 s and at the "
+        "end. The name must contain `{rank}`, which is replaced by the worker's rank.",
         "no file",
         "yes",
     ),

@@ -38,8 +38,8 @@ TOP: Final = (
     Key(
         "min_workers",
         "number",
-        "A run with fewer workers does not start. The store assigns ranks and the world size, so without this key a store that "
-        "lies can split one job into several. Set it to the size of your run.",
+        "A run with fewer workers does not start. The store assigns ranks and the world size, so without this key a "
+        "store that lies can split one job into several. Set it to the size of your run.",
         "1",
     ),
     Key(
@@ -53,7 +53,8 @@ TOP: Final = (
         "key_agreement",
         "text",
         'Key agreement in TLS. `"hybrid"`: X25519MLKEM768 only, so that a connection recorded today stays confidential if a '
-        "quantum computer exists later; a worker that does not support it is refused, and the error names what was agreed on. "
+        "quantum computer exists later; a worker that does not support it is refused, and the error names what was "
+        "agreed on. "
         '`"any"`: also X25519 and P-256, for machines whose OpenSSL has no ML-KEM. Rank 0 logs the agreed group when the run '
         "forms, and `ringfence doctor` prints which one this machine would use.",
         '`"hybrid"`',
@@ -69,8 +70,8 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
         Key(
             "ca",
             "files",
-            "Trusted certificate authorities: certificates in PEM form or, with `trust_domain`, a SPIFFE trust bundle in JSON. "
-            "At most 64 in a file.",
+            "Trusted certificate authorities: certificates in PEM form or, with `trust_domain`, a SPIFFE trust bundle "
+            "in JSON. At most 64 in a file.",
         ),
         Key(
             "ids",
@@ -89,7 +90,8 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
         Key(
             "collateral",
             "files",
-            "Intel's collateral, as `ringfence evidence collateral` fetches it: one file for each kind of platform (FMSPC and "
+            "Intel's collateral, as `ringfence evidence collateral` fetches it: one file for each kind of platform "
+            "(FMSPC and "
             "PCK CA) in the whole policy. A file expires after about a month; fetch the new one into the same file.",
         ),
         Key(
@@ -136,16 +138,17 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
         Key(
             "minimum_tcb",
             "table",
-            "`[admit.snp.minimum_tcb]`: for each admitted product line (`milan`, `genoa`, `turin`) a table of minimum versions: "
-            "`bootloader`, `tee`, `snp`, `microcode`, on Turin also `fmc`. The minimum applies to REPORTED_TCB, LAUNCH_TCB and "
-            "COMMITTED_TCB; CURRENT_TCB must not be older than REPORTED_TCB and COMMITTED_TCB.",
+            "`[admit.snp.minimum_tcb]`: for each admitted product line (`milan`, `genoa`, `turin`) a table of minimum "
+            "versions: "
+            "`bootloader`, `tee`, `snp`, `microcode`, on Turin also `fmc`. The minimum applies to REPORTED_TCB, "
+            "LAUNCH_TCB and COMMITTED_TCB; CURRENT_TCB must not be older than REPORTED_TCB and COMMITTED_TCB.",
         ),
         Key(
             "mitigations",
             "table",
             "`[admit.snp.mitigations]`: for a product line, a number whose bits must all be set in LAUNCH_MIT_VECTOR and "
-            "CURRENT_MIT_VECTOR, such as `genoa = 0x1`. AMD's bulletins define the bits. Reports have these fields from version "
-            "5 on; older reports of such a line are refused.",
+            "CURRENT_MIT_VECTOR, such as `genoa = 0x1`. AMD's bulletins define the bits. Reports have these fields "
+            "from version 5 on; older reports of such a line are refused.",
             "none",
         ),
         Key("vmpl", "number", "Privilege level (VMPL) at which the report was requested.", "0"),
@@ -178,8 +181,8 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
         Key(
             "allow_provisional_firmware",
             "flag",
-            "Accept firmware that the host has not committed, and can replace by an older version, down to the minimum, while "
-            "the guest runs. Some clouds load microcode in this way.",
+            "Accept firmware that the host has not committed, and can replace by an older version, down to the "
+            "minimum, while the guest runs. Some clouds load microcode in this way.",
             "false",
         ),
         Key(
@@ -192,7 +195,8 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
         Key(
             "crl",
             "files",
-            "AMD's revocation lists for product lines, in DER or PEM form. If any is given, every admitted line needs one that is "
+            "AMD's revocation lists for product lines, in DER or PEM form. If any is given, every admitted line needs "
+            "one that is "
             "current. A certificate that any rule's list revokes is refused by all rules. AMD serves the lists at "
             "`https://kdsintf.amd.com/vcek/v1/LINE/crl`.",
             "revocation is not checked",
@@ -224,8 +228,8 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
         Key(
             "claims",
             "table",
-            "`[admit.token.claims]`: required claims, at least one. A value is a string, a list of allowed strings, a number, a "
-            "boolean, or a table of such values.",
+            "`[admit.token.claims]`: required claims, at least one. A value is a string, a list of allowed strings, a "
+            "number, a boolean, or a table of such values.",
         ),
         Key("audience", "text", "Required audience (`aud`).", "the token must have none"),
         Key("submodules", "number", "Exact number of submodules, such as GPUs.", "any number"),
