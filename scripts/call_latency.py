@@ -4,8 +4,8 @@
 
 `ringfence bench` times batches of calls that follow each other at once, as a training step issues them, and shows means. At
 small sizes Gloo's mean is far above its median: some of its calls take very long. So this script times every call by itself,
-after a barrier, and takes the median; and it times the same calls back to back. A call's time is that of the slower worker. Gloo and
-ringfence take turns in the same two processes.
+after a barrier, and takes the median; and it times the same calls back to back. A call's time is that of the slower worker.
+Gloo and ringfence take turns in the same two processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks the built site: no page loads anything from another host, and no link is broken (`python -m scripts.site.check DIR`)."""
+"""Check the built site: no page loads anything from another host, no link is broken. `python -m scripts.site.check DIR`"""
 
 from __future__ import annotations
 
