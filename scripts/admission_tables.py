@@ -24,7 +24,7 @@ PAGE: Final = ROOT / "docs" / "benchmarks" / "benchmark.md"
 _PLACE: Final = re.compile(r"(<!-- admission: ([a-z-]+) -->\n).*?(<!-- end of admission -->)", re.DOTALL)
 _HEAD: Final = [
     "| workers | depth | handshakes a worker, mean (most) | sent by a worker, mean (most) | CPU of a worker, mean "
-    "| of rank 0 | CPU time on the longest way |",
+    "| of rank 0 | CPU time on the critical path |",
     "|---:|---:|---:|---:|---:|---:|---:|",
 ]
 
@@ -44,7 +44,7 @@ def filled(page: str, results: Results) -> str:
 # -- tables ---------------------------------------------------------------------------------------------------------
 
 
-def _worlds(results: Results) -> str:
+def _groups(results: Results) -> str:
     found = results["admission"]
     machine = found["machine"]
     version = " ".join(machine["openssl"].split()[:2])
@@ -53,7 +53,7 @@ def _worlds(results: Results) -> str:
         f"({machine['kernel']}, Python {machine['python']}, {version}), on {found['date']}:",
         "",
         *_HEAD,
-        *(_row(each) for each in found["worlds"]),
+        *(_row(each) for each in found["groups"]),
         *(_row(each, ", predicted") for each in found["predicted"]),
         "",
         _processes(found["processes"]),
@@ -69,7 +69,7 @@ def _row(cost: Any, note: str = "") -> str:
         f"{size_text(cost['bytes_mean'])} ({size_text(cost['bytes_max'])})",
         time_text(cost["cpu_seconds"]),
         time_text(sum(cost["cpu_root"].values())),
-        time_text(cost["way_seconds"]),
+        time_text(cost["critical_path_seconds"]),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -84,16 +84,16 @@ def _processes(joins: Any) -> str:
 
 
 def _fit(results: Results) -> str:
-    """How far the fit was off for the largest world, made from the smaller ones."""
+    """How far the fit was off for the largest group, made from the smaller ones."""
     found = results["admission"]
-    measured, fitted = found["worlds"][-1], found["last_world_predicted_from_the_others"]
+    measured, fitted = found["groups"][-1], found["last_group_predicted_from_the_others"]
     handshake = measured["cpu_mean"]["handshakes"] / measured["handshakes_mean"]
     each = (measured["cpu_mean"]["roster"] + measured["cpu_mean"]["check"]) / measured["workers"]
     return (
-        "A worker makes the same few handshakes in a world of any size, "
+        "A worker makes the same few handshakes in a group of any size, "
         f"{time_text(handshake)} each in that of {measured['workers']:,}. What grows is the roster: "
         f"{measured['bytes_mean'] / measured['workers']:.0f} bytes and {time_text(each)} for each worker in it. "
-        f"Made from the smaller worlds for {measured['workers']:,}, the prediction was "
+        f"Made from the smaller groups for {measured['workers']:,}, the prediction was "
         f"{_off(fitted, measured, 'cpu_seconds')} in CPU time and {_off(fitted, measured, 'bytes_mean')} in bytes."
     )
 
@@ -105,23 +105,23 @@ def _off(fitted: Any, measured: Any, what: str) -> str:
 
 def _everybody(results: Results) -> str:
     found = results["admission-everybody"]
-    world = found["worlds"][0]
+    group = found["groups"][0]
     return "\n".join(
         (
-            f"With every one of {world['verifiers']:,} workers parsing and verifying the whole roster (`--verifiers 0`):",
+            f"With every one of {group['verifiers']:,} workers parsing and verifying the whole roster (`--verifiers 0`):",
             "",
             *_HEAD,
-            _row(world),
+            _row(group),
         )
     )
 
 
 def _certificates(results: Results) -> str:
     found = results["admission-certificate"]
-    measured, fitted = found["worlds"][-1], found["last_world_predicted_from_the_others"]
-    rows = (*(_row(each) for each in found["worlds"]), *(_row(each, ", predicted") for each in found["predicted"]))
+    measured, fitted = found["groups"][-1], found["last_group_predicted_from_the_others"]
+    rows = (*(_row(each) for each in found["groups"]), *(_row(each, ", predicted") for each in found["predicted"]))
     fit = f"this fit was {_off(fitted, measured, 'cpu_seconds')} in CPU time"
-    note = f"(Made for {measured['workers']:,} from the smaller worlds, {fit}.)"
+    note = f"(Made for {measured['workers']:,} from the smaller groups, {fit}.)"
     return "\n".join((*_HEAD, *rows, "", note))
 
 
@@ -141,7 +141,7 @@ def _contact(results: Results) -> str:
 
 
 TABLES: Final[dict[str, Callable[[Results], str]]] = {
-    "worlds": _worlds,
+    "groups": _groups,
     "fit": _fit,
     "everybody": _everybody,
     "certificates": _certificates,

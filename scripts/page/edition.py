@@ -38,7 +38,7 @@ class Edition:
     results: list[Result] = field(default_factory=list)
     links: list[link.LinkResult] = field(default_factory=list)
     memory: list[memory.MemoryResult] = field(default_factory=list)
-    floors: dict[tuple[str, int, int], float] = field(default_factory=dict)  # CPU seconds by operation, size, workers
+    lower_bounds: dict[tuple[str, int, int], float] = field(default_factory=dict)  # CPU seconds by call, size, workers
     calls: Mapping[str, Any] = field(default_factory=dict)  # what scripts/call_latency.py printed: single calls
 
     def collective(
@@ -111,10 +111,12 @@ def _together(cases: list[dict[str, Any]]) -> list[Measured]:
 
 def _sort_in(edition: Edition, measured: Measured) -> None:
     match measured.case["kind"]:
-        case "floor":
-            if "operation" in measured.case:  # the others are the costs of the stages, from which floors were computed
+        case "lower_bound":
+            if (
+                "operation" in measured.case
+            ):  # the others are the costs of the stages, from which lower bounds were computed
                 place = (measured.case["operation"], measured.case["size"], measured.case["workers"])
-                edition.floors[place] = measured.rounds[0]["floor"]["cpu_seconds"]
+                edition.lower_bounds[place] = measured.rounds[0]["lower_bound"]["cpu_seconds"]
         case "link":
             edition.links.append(link.result(measured))
         case "memory":

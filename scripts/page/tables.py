@@ -219,10 +219,10 @@ def stages(edition: Edition) -> str:
             cells = [operation.replace("_", "-"), str(workers), size_text(size)]
             cells += [f"{share:.0%}" for share in line.stages.values()]
             must = necessary_bytes(operation, size, workers) / 1e9
-            seconds = edition.floors.get((operation, size, workers))
+            seconds = edition.lower_bounds.get((operation, size, workers))
             low = f"{seconds / must:.2f}" if seconds else "–"
             rows.append([*cells, f"{line.cpu_ns_per_byte or 0:.2f}", low])
-    return markdown(("", "workers", "size", *names, "CPU ns/B", "floor, ns/B"), rows)
+    return markdown(("", "workers", "size", *names, "CPU ns/B", "lower bound, ns/B"), rows)
 
 
 def link(edition: Edition) -> str:

@@ -50,11 +50,11 @@ def test_a_short_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert samples(tmp_path) == kept
 
 
-def test_a_profile_shows_shares_and_the_floor(tmp_path: Path) -> None:
+def test_a_profile_shows_shares_and_the_lower_bound(tmp_path: Path) -> None:
     done = ringfence(*QUICK, "--rounds", "1", "--results", str(tmp_path), "--profile")
     assert done.returncode == 0, done.stderr
     assert re.search(r"ringfence-profiled: seal \d+%, open \d+%, .*reduce \d+%, send \d+%", done.stdout)
-    assert "floor from stage costs" in done.stdout
+    assert "lower bound from stage costs" in done.stdout
     costs = re.search(r"one core, ns per byte: open 0\..*", done.stdout)
     assert costs
     again = ringfence(*QUICK, "--rounds", "1", "--results", str(tmp_path), "--profile")

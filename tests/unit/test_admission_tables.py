@@ -16,7 +16,7 @@ def test_the_page_shows_the_results_that_lie_beside_it() -> None:
 
 def test_every_table_has_its_place_and_every_place_its_table() -> None:
     assert re.findall(r"<!-- admission: ([a-z-]+) -->", PAGE.read_text()) == [
-        "worlds", "fit", "certificates", "everybody", "peer-verification",
+        "groups", "fit", "certificates", "everybody", "peer-verification",
     ]  # fmt: skip
     assert set(re.findall(r"<!-- admission: ([a-z-]+) -->", PAGE.read_text())) == set(TABLES)
     with pytest.raises(KeyError, match="nonsense"):
@@ -27,9 +27,9 @@ def test_other_results_make_the_page_stale() -> None:
     """So that the check can fail."""
     page, results = PAGE.read_text(), read(RESULTS)
     for name, change in {
-        "admission": lambda found: found["worlds"][-1].update(cpu_seconds=99.0),
-        "admission-certificate": lambda found: found["predicted"][0].update(way_seconds=99.0),
-        "admission-everybody": lambda found: found["worlds"][0].update(bytes_mean=1.0),
+        "admission": lambda found: found["groups"][-1].update(cpu_seconds=99.0),
+        "admission-certificate": lambda found: found["predicted"][0].update(critical_path_seconds=99.0),
+        "admission-everybody": lambda found: found["groups"][0].update(bytes_mean=1.0),
         "peer-verification": lambda found: found["peer_verification"]["TDX"].update(bytes=1),
     }.items():
         changed = copy.deepcopy(results)
@@ -38,5 +38,5 @@ def test_other_results_make_the_page_stale() -> None:
 
 
 def test_everybody_verified_in_the_largest_world() -> None:
-    world = read(RESULTS)["admission-everybody"]["worlds"][0]
-    assert world["verifiers"] == world["workers"] == 4096
+    group = read(RESULTS)["admission-everybody"]["groups"][0]
+    assert group["verifiers"] == group["workers"] == 4096

@@ -1,4 +1,4 @@
-"""The benchmark of admission: its worlds are admitted for real, and its predictions come true where they can be checked."""
+"""The benchmark of admission: its groups are admitted for real, and its predictions hold where they can be checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringfence.lab.bench.admission import STAGES, admit, depth_of, fit, predict
 
 
 @pytest.mark.parametrize("size", [2, 6, 21])
-def test_a_world_in_memory_counts_what_its_workers_do(size: int) -> None:
+def test_the_cost_of_a_group_counts_what_its_workers_do(size: int) -> None:
     cost = admit(size)
     edges = size - 1
     assert cost.handshakes_mean == pytest.approx(2 * edges / size)
@@ -21,7 +21,7 @@ def test_a_world_in_memory_counts_what_its_workers_do(size: int) -> None:
     assert set(cost.cpu_mean) == set(cost.cpu_root) == set(STAGES)
     assert all(seconds > 0 for seconds in cost.cpu_mean.values())
     assert cost.bytes_mean * size > edges * size * 100, "every edge carries the whole roster"
-    assert cost.way > 0
+    assert cost.critical_path > 0
 
 
 def test_workers_with_certificates_are_admitted_too_and_pay_for_signatures() -> None:

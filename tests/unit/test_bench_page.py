@@ -113,8 +113,8 @@ def test_no_measured_figure_stands_outside_of_the_markers() -> None:
     assert set(re.findall(figures, prose)) == {"1.00", "95 %", "1.3"}
 
 
-def test_the_floor_comes_from_the_samples_and_not_from_the_schedules_of_today(tmp_path: Path) -> None:
-    """Two workers move 50 MiB for an all-reduce of 25: a floor of 50 Mi ns is one nanosecond a byte."""
+def test_the_lower_bound_comes_from_the_samples(tmp_path: Path) -> None:
+    """Two workers move 50 MiB for an all-reduce of 25: a lower bound of 50 Mi ns is one nanosecond a byte."""
     write(tmp_path, "m", "run", 0.5, 2)
     place = {"operation": "all_reduce", "size": 25 << 20, "workers": 2, "machine": "m"}
     profiled = {**one(1), "stages": {"seal": 0.5, "rest": 0.5}}
@@ -125,9 +125,9 @@ def test_the_floor_comes_from_the_samples_and_not_from_the_schedules_of_today(tm
         {"run": "run", "case": case, "round": 0, "samples": rounds},
         {
             "run": "run",
-            "case": {"kind": "floor", **place},
+            "case": {"kind": "lower_bound", **place},
             "round": 0,
-            "samples": {"floor": {"cpu_seconds": 0.0524288}},
+            "samples": {"lower_bound": {"cpu_seconds": 0.0524288}},
         },
     ]
     with (tmp_path / FILE).open("a") as file:

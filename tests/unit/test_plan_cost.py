@@ -111,7 +111,7 @@ def test_more_bytes_never_cost_less_and_sealing_is_never_free(workers: int, size
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_bytes_through_each_stage_are_those_of_the_schedules(workers: int) -> None:
-    """Against the count that the benchmark's floor is made from: over all workers of a ring."""
+    """Against the count that the benchmark's lower bound is made from: over all workers of a ring."""
     from ringfence.lab.bench import byte_counts
 
     counted, alike = busiest(ScheduleId.ALL_REDUCE_RING, workers)

@@ -214,7 +214,7 @@ def run_link(options: argparse.Namespace) -> int:
     facts = machine.facts()
     measured = link.measure(_setup(options, ()), options.segments, options.threads, facts)
     results = [link.result(each) for each in measured]
-    _print_plainly(options, facts, results, link.table(results))
+    _print_plainly(options, facts, results, link.results_text(results))
     return 0
 
 
@@ -230,7 +230,7 @@ def run_memory(options: argparse.Namespace) -> int:
     facts = machine.facts()
     measured = memory.measure(_setup(options, options.variants), options.sizes, options.workers, facts)
     results = [memory.result(each) for each in measured]
-    _print_plainly(options, facts, results, memory.table(results))
+    _print_plainly(options, facts, results, memory.results_text(results))
     return 0
 
 
@@ -275,8 +275,8 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
     facts = machine.facts()
     costs = _stage_costs(setup, facts) if names.PROFILED in everyone else {}
     results = [result(measured) for measured in Measurement(setup, cases, facts).run()]
-    floors = _floors(setup, facts, results, costs) if costs else {}
-    _print(options, results, facts, costs, floors)
+    lower_bounds = _lower_bounds(setup, facts, results, costs) if costs else {}
+    _print(options, results, facts, costs, lower_bounds)
     return 0
 
 
@@ -296,38 +296,41 @@ def _print(
     results: Sequence[Result],
     facts: Mapping[str, Any],
     costs: dict[str, float],
-    floors: dict[int, float],
+    lower_bounds: dict[int, float],
 ) -> None:
-    from ringfence.lab.bench.result_table import table
+    from ringfence.lab.bench.result_table import results_text
+    from ringfence.lab.tables import paragraph
 
     if options.json:
-        lines = [{**each.as_json(), "floor_cpu_seconds": floors.get(index)} for index, each in enumerate(results)]
+        lines = [
+            {**each.as_json(), "lower_bound_cpu_seconds": lower_bounds.get(index)} for index, each in enumerate(results)
+        ]
         document = {"machine": facts, "stage_ns_per_byte": costs, "results": lines}
         print(json.dumps(document, indent=2))
         return
-    print(table(results, facts, floors))
+    print(results_text(results, facts, lower_bounds))
     if costs:
-        print("one core, ns per byte: " + ", ".join(f"{stage} {cost:.3f}" for stage, cost in costs.items()))
+        print(paragraph("one core, ns per byte: " + ", ".join(f"{stage} {cost:.3f}" for stage, cost in costs.items())))
     print(f"samples: {options.results}")
 
 
 def _print_plainly(
     options: argparse.Namespace, facts: Mapping[str, Any], results: Sequence[LinkResult | MemoryResult], text: str
 ) -> None:
-    from ringfence.lab.bench.result_table import machine_lines
+    from ringfence.lab.bench.result_table import machine_text
 
     if options.json:
         print(json.dumps({"machine": facts, "results": [each.as_json() for each in results]}, indent=2))
         return
-    print("\n".join([*machine_lines(facts), "", text, f"samples: {options.results}"]))
+    print("\n".join([machine_text(facts), "", text, f"samples: {options.results}"]))
 
 
-def _floors(
+def _lower_bounds(
     setup: Setup, facts: Mapping[str, Any], results: Sequence[Result], costs: dict[str, float]
 ) -> dict[int, float]:
-    from ringfence.lab.bench.lower_bound import recorded_floor
+    from ringfence.lab.bench.lower_bound import recorded_lower_bound
 
-    return {index: recorded_floor(setup, facts, each.case, costs) for index, each in enumerate(results)}
+    return {index: recorded_lower_bound(setup, facts, each.case, costs) for index, each in enumerate(results)}
 
 
 # -- arguments ------------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import argparse
 import datetime
 import json
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import ConfigurationError
@@ -34,6 +33,7 @@ examples:
   ringfence bench admission --processes 16 --rounds 10 --workers 64,256 --json
 """
 
+_STAGES = ("keys", "handshakes", "entries", "roster", "check")
 _MOST_PROCESSES = 256
 _MOST_WORKERS = 1 << 16
 
@@ -75,68 +75,75 @@ def run(options: argparse.Namespace) -> int:
     from ringfence.lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
     from ringfence.lab.bench.admission import admit, predict
     from ringfence.lab.bench.admission_processes import measure
+    from ringfence.lab.bench.result_table import machine_text
+    from ringfence.lab.tables import paragraph, status
 
     if not 0 <= options.processes <= _MOST_PROCESSES or not 1 <= options.rounds <= 1000:
         raise ConfigurationError(f"--processes goes up to {_MOST_PROCESSES}, --rounds from 1 to 1000")
     if not 2 <= options.predict <= 1 << 20 or options.verifiers < 0:
         raise ConfigurationError("--predict goes from 2 to 1048576, --verifiers from 0")
-    say = _progress()
-    joins = measure(options.processes, options.rounds, say) if options.processes else None
-    costs = [admit(size, options.verifiers or None, options.proof, say=say) for size in options.workers]
+    with status() as say:
+        joins = measure(options.processes, options.rounds, say) if options.processes else None
+        costs = [admit(size, options.verifiers or None, options.proof, say=say) for size in options.workers]
     predicted = [predict(costs, options.predict)] if len(costs) > 1 else []
     checked = predict(costs[:-1], costs[-1].workers) if len(costs) > 2 else None
-    say("")
     facts = machine.facts()
     if options.json:
         document = {
             "machine": facts,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "proof": options.proof,
-            "worlds": [cost.as_json() for cost in costs],
+            "groups": [cost.as_json() for cost in costs],
             "predicted": [cost.as_json() for cost in predicted],
-            "last_world_predicted_from_the_others": checked.as_json() if checked else None,
+            "last_group_predicted_from_the_others": checked.as_json() if checked else None,
             "processes": joins.as_json() if joins else None,
         }
         print(json.dumps(document, indent=2))
         return 0
-    print(f"{facts['cpu']}, {facts['cores']} cores, {facts['kernel']}, Python {facts['python']}, {facts['openssl']}")
-    print("\n".join(_table(costs, predicted, checked)))
+    print(machine_text(facts))
+    print(_costs_text(costs, predicted, checked))
     if joins is not None:
-        print(_joins_text(joins))
+        print(paragraph(_joins_text(joins)))
     return 0
 
 
-def _table(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | None) -> list[str]:
+def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost | None) -> str:
     from ringfence.lab.bench.units import size_text, time_text
+    from ringfence.lab.tables import paragraph, table
 
-    head = f"{'workers':>8} {'depth':>5} {'handshakes':>10} {'sent, mean':>11} {'most':>10} {'CPU, mean':>10}"
-    lines = [
-        "",
-        f"{head}   {'keys + handshakes + entries + roster + check':52} {'rank 0':>10} {'one after another':>17}",
+    every = [*costs, *predicted]
+    totals = [
+        (
+            f"{cost.workers:,}{' *' if cost in predicted else ''}",
+            str(cost.depth),
+            f"{cost.handshakes_mean:.2f}",
+            size_text(cost.bytes_mean),
+            size_text(cost.bytes_max),
+            time_text(cost.cpu),
+            time_text(sum(cost.cpu_root.values())),
+            time_text(cost.critical_path),
+        )
+        for cost in every
     ]
-    for cost in (*costs, *predicted):
-        parts = " + ".join(
-            time_text(cost.cpu_mean[stage]) for stage in ("keys", "handshakes", "entries", "roster", "check")
-        )
-        lines.append(
-            f"{cost.workers:>8,} {cost.depth:>5} {cost.handshakes_mean:>10.2f} {size_text(cost.bytes_mean):>11} "
-            f"{size_text(cost.bytes_max):>10} {time_text(cost.cpu):>10}   {parts:52} "
-            f"{time_text(sum(cost.cpu_root.values())):>10} {time_text(cost.way):>17}"
-            + ("   predicted" if cost in predicted else "")
-        )
+    header = ("workers", "depth", "handshakes", "sent, mean", "sent, most", "CPU, mean", "CPU, rank 0", "critical path")
+    stages = [(f"{cost.workers:,}", *(time_text(cost.cpu_mean[stage]) for stage in _STAGES)) for cost in every]
     verifiers = ", ".join(f"{cost.verifiers:,} of {cost.workers:,}" for cost in costs)
-    lines += [
-        "",
-        "per worker; bytes with TLS. One after another: the CPU time on the longest way, the network left out.",
-        f"every handshake was made and verified; the whole roster was verified by {verifiers} workers, whose mean is shown",
+    notes = [
+        "Per worker; bytes include TLS. Critical path: the CPU time of the longest chain of workers that wait for each "
+        "other, without the network.",
+        f"Every handshake was made and verified; {verifiers} workers verified the whole roster, and their mean is shown.",
     ]
+    if predicted:
+        notes.append("* predicted from the groups that were measured.")
     if checked is not None:
         measured = costs[-1]
-        lines.append(
-            f"the fit, tried on {measured.workers:,}: from the smaller worlds {time_text(checked.cpu)} of CPU and "
-            f"{size_text(checked.bytes_mean)} a worker, measured {time_text(measured.cpu)} and {size_text(measured.bytes_mean)}"
+        notes.append(
+            f"Check of the fit with {measured.workers:,} workers: predicted from the smaller groups {time_text(checked.cpu)} "
+            f"of CPU and {size_text(checked.bytes_mean)} a worker; measured {time_text(measured.cpu)} and "
+            f"{size_text(measured.bytes_mean)}."
         )
-    return lines
+    by_stage = table(("workers", *(f"CPU, {stage}" for stage in _STAGES)), stages)
+    return "\n".join(["", table(header, totals), "", by_stage, "", *map(paragraph, notes)])
 
 
 def _joins_text(joins: Joins) -> str:
@@ -144,21 +151,9 @@ def _joins_text(joins: Joins) -> str:
     cpu = statistics.median(each.cpu for each in joins.rounds) / joins.workers
     return (
         f"{joins.workers} processes over sockets, {len(seconds)} joins: median {statistics.median(seconds):.3f} s until the "
-        f"last is in (fastest {seconds[0]:.3f}, slowest {seconds[-1]:.3f}), {cpu * 1e3:.1f} ms of CPU a worker; "
-        f"their interpreters took {joins.start_seconds:.2f} s to start"
+        f"last worker is admitted (fastest {seconds[0]:.3f}, slowest {seconds[-1]:.3f}), {cpu * 1e3:.1f} ms of CPU a worker. "
+        f"Their interpreters took {joins.start_seconds:.2f} s to start."
     )
-
-
-def _progress() -> Callable[[str], None]:
-    """One line on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return lambda what: None
-
-    def say(what: str) -> None:
-        sys.stderr.write(f"\r\x1b[2K{what}")
-        sys.stderr.flush()
-
-    return say
 
 
 def _sizes(text: str) -> list[int]:

@@ -1,13 +1,13 @@
-"""What admission costs as a run grows: whole worlds of workers in one process, with real TLS, real proofs, no sockets.
+"""The cost of admission as a run grows: groups of workers in one process, with real TLS and real proofs, without sockets.
 
-Every worker draws its own keys, shakes hands with its parent and its children, verifies them, checks and passes on entries,
-gets the whole roster and finds itself and its neighbours in it. Its CPU time is clocked stage by stage, its bytes are counted
-with TLS. What is left out is the network, and what is shared is the interpreter: the time that passes here says nothing,
-the time a worker works does.
+Every worker generates its keys, performs the handshakes with its parent and its children, verifies them, checks and forwards
+entries, receives the roster and finds itself and its neighbours in it. Its CPU time is measured stage by stage, and its bytes
+are counted with TLS. The network is left out and all workers share one interpreter, so only CPU times are meaningful here, not
+elapsed times.
 
-That everybody parses and verifies everybody's entry is n² work for one interpreter (16.8 million entries of 4,096 workers). A
-number of verifiers, drawn at random, do it as a worker does and are clocked; the others compare the roster, byte by byte,
-with one that a verifier has passed, and are left out of the means of these stages. `verifiers=None` has everybody do it.
+If every worker parsed and verified every entry, one interpreter would have n² work (16.8 million entries of 4,096 workers). A
+random sample of workers, the verifiers, does so and is measured; the others compare the roster, byte by byte, with one that a
+verifier has accepted, and are left out of the means of these stages. `verifiers=None` makes every worker a verifier.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _STAGE_OF: Final[dict[type, str]] = {Entries: "entries", Welcome: "roster"}  # e
 
 @dataclass(frozen=True)
 class Cost:
-    """What one world cost its workers."""
+    """The cost of admitting one group, for its workers."""
 
     workers: int
     depth: int  #                        edges from rank 0 to the furthest worker
@@ -62,25 +62,25 @@ class Cost:
     bytes_max: int
     cpu_mean: dict[str, float]  #        seconds by stage; of "roster" and "check" that of the verifiers
     verifiers: int  #                       workers that checked the whole roster by themselves
-    cpu_root: dict[str, float]  #        of rank 0, which takes everybody's entry
+    cpu_root: dict[str, float]  #        of rank 0, which receives every entry
 
     @property
     def cpu(self) -> float:
         return sum(self.cpu_mean.values())
 
     @property
-    def way(self) -> float:
-        """CPU seconds that follow on each other from the first handshake to the last worker's go, the network left out.
+    def critical_path(self) -> float:
+        """CPU seconds on the longest chain from the first handshake to the last worker's GO, without the network.
 
-        Handshakes are made side by side, five at most by one worker; rank 0 takes all entries; the roster is read and passed
-        on level by level, and then checked by all at the same time.
+        Handshakes run side by side, at most five on one worker; rank 0 receives all entries; the roster is read and forwarded
+        level by level, and then checked by all workers at the same time.
         """
         mean = self.cpu_mean
         handshakes = mean["handshakes"] / self.handshakes_mean * self.handshakes_max
         return mean["keys"] + handshakes + self.cpu_root["entries"] + (self.depth + 1) * mean["roster"] + mean["check"]
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "cpu_seconds": self.cpu, "way_seconds": self.way}
+        return {**asdict(self), "cpu_seconds": self.cpu, "critical_path_seconds": self.critical_path}
 
 
 def admit(
@@ -90,28 +90,28 @@ def admit(
     seed: int = 0,
     say: Callable[[str], None] = lambda what: None,
 ) -> Cost:
-    """Admit a world of `size` workers by one kind of proof, and see that everyone came into one session."""
+    """Admit `size` workers by one kind of proof, check that all of them are in one session, and return the cost."""
     say(f"{size} workers: keys")
-    draw = random.Random(seed)  # noqa: S311 (the order in which workers happen to come)
+    draw = random.Random(seed)  # noqa: S311 (the order in which workers arrive)
     chosen = range(size) if verifiers is None or verifiers >= size else draw.sample(range(size), verifiers)
-    world = _World(size, frozenset(chosen), PROOFS[proof](_RUN))
+    group = _Group(size, frozenset(chosen), PROOFS[proof](_RUN))
     order = list(range(1, size))
     draw.shuffle(order)
-    world.deliver(0, world.workers[0].tree.begin())
+    group.deliver(0, group.workers[0].tree.begin())
     for count, rank in enumerate(order):
         if count % 64 == 0:
             say(f"{size} workers: {count} admitted")
-        world.connect(rank)
-    say(f"{size} workers: the roster goes down")
-    world.settle()
-    return world.cost()
+        group.connect(rank)
+    say(f"{size} workers: the roster is distributed")
+    group.settle()
+    return group.cost()
 
 
-# -- a world ----------------------------------------------------------------------------------------------------------
+# -- a group ----------------------------------------------------------------------------------------------------------
 
 
 class _Twin(Tree):
-    """A tree that accepts a verdict on a roster equal to the verifier's. Only the benchmark has it."""
+    """A tree that accepts a roster equal to the one that a verifier accepted. It exists in the benchmark only."""
 
     verdict: Roster | None = None
 
@@ -120,7 +120,7 @@ class _Twin(Tree):
 
 
 class _Worker:
-    """One worker: its keys, its place in the tree, what it has done so far."""
+    """One worker: its keys, its position in the tree, and its counters."""
 
     def __init__(self, rank: int, size: int, admission: Admission, verify: bool) -> None:
         self.verify = verify
@@ -149,15 +149,15 @@ class _Worker:
     def handshake(self, role: Role, peers: frozenset[int]) -> Handshake:
         return Handshake(role, self.hello, peers, self.policy, self.prover)
 
-    def forget_the_others(self) -> None:
-        """A worker on a machine of its own keeps its roster; thousands in one process keep its digest."""
+    def drop_roster(self) -> None:
+        """Keep only the digest of the roster: thousands of workers in one process would not fit otherwise."""
         session = self.tree.session
         assert session is not None
         self.tree.session = replace(session, roster=replace(session.roster, admitted=()))
 
 
-class _End:
-    """A worker's end of one connection."""
+class _Endpoint:
+    """A worker's endpoint of one connection."""
 
     def __init__(self, worker: _Worker, role: Role, peer: int) -> None:
         self.worker = worker
@@ -171,18 +171,18 @@ class _End:
         self.worker.sent += len(data)
         return data
 
-    def shake(self, data: bytes) -> None:
-        """One turn of the handshake: take what came, answer into TLS."""
+    def advance(self, data: bytes) -> None:
+        """Advance the handshake: process received bytes and write the answers to TLS."""
         self.frames.feed(self.tls.receive(data))
         if self.tls.established and self.handshake.state is State.IDLE:
             channel = Channel(self.tls.own_key_digest, self.tls.peer_key_digest, self.tls.exporter())
-            self._say(self.handshake.begin(channel))
+            self._send(self.handshake.begin(channel))
         while (message := self.frames.next()) is not None:
-            self._say(self.handshake.receive(message))
+            self._send(self.handshake.receive(message))
         if self.handshake.refusal is not None:
             raise RingfenceError(f"the benchmark's own workers refuse each other: {self.handshake.refusal.text}")
 
-    def _say(self, messages: Sequence[Message]) -> None:
+    def _send(self, messages: Sequence[Message]) -> None:
         for message in messages:
             self.tls.send(encode(message))
 
@@ -191,29 +191,29 @@ class _End:
         return self.handshake.state is State.DONE
 
 
-class _World:
+class _Group:
     def __init__(self, size: int, verifiers: frozenset[int], admission: Admission) -> None:
         self.size = size
         self.workers = [_Worker(rank, size, admission, rank in verifiers) for rank in range(size)]
         self._verified: tuple[bytes, Welcome, Roster] | None = None  # a roster's frame, and what a verifier made of it
-        self.ends: dict[tuple[int, int], _End] = {}  # (worker, peer)
+        self.ends: dict[tuple[int, int], _Endpoint] = {}  # (worker, peer)
         self._wires: dict[tuple[int, int], deque[tuple[bytes, str]]] = defaultdict(deque)  # in order, as TLS demands
-        self._under_way: list[tuple[int, int]] = []  # wires, as a stack: few rosters are alive at a time
+        self._queued: list[tuple[int, int]] = []  # wires, as a stack: few rosters are alive at a time
 
     def connect(self, child: int) -> None:
-        """The child dials its parent; both admit each other."""
+        """Connect a worker to its parent; both admit each other."""
         parent = parent_of(child)
         assert parent is not None
         with self.workers[child].clock("handshakes"):
-            one = _End(self.workers[child], Role.CHILD, parent)
+            one = _Endpoint(self.workers[child], Role.CHILD, parent)
         with self.workers[parent].clock("handshakes"):
-            two = _End(self.workers[parent], Role.PARENT, child)
+            two = _Endpoint(self.workers[parent], Role.PARENT, child)
         ends = (one, two)
         turn, data = 0, b""
         while not (one.done and two.done):
             end = ends[turn % 2]
             with end.worker.clock("handshakes"):
-                end.shake(data)
+                end.advance(data)
                 data = end.outgoing()
             turn += 1
         self.ends[child, parent], self.ends[parent, child] = ends
@@ -228,26 +228,26 @@ class _World:
             self.settle()
 
     def deliver(self, sender: int, outgoing: Sequence[Outgoing]) -> None:
-        """Put a worker's messages on their way."""
+        """Queue a worker's messages for their receivers."""
         for peer, message in outgoing:
             stage, end = _STAGE_OF.get(type(message), "go"), self.ends[sender, peer]
             with end.worker.clock(stage):
                 end.tls.send(encode(message))
                 data = end.outgoing()
             self._wires[sender, peer].append((data, stage))
-            self._under_way.append((sender, peer))
+            self._queued.append((sender, peer))
 
     def settle(self) -> None:
-        """Until nothing is under way."""
-        while self._under_way:
-            sender, peer = self._under_way.pop()
+        """Deliver messages until none is queued."""
+        while self._queued:
+            sender, peer = self._queued.pop()
             data, stage = self._wires[sender, peer].popleft()
             end = self.ends[peer, sender]
             with end.worker.clock(stage):
                 answers = self._take(end, sender, end.tls.receive(data))
             self.deliver(peer, [*answers, *self._check(end.worker)])
 
-    def _take(self, end: _End, sender: int, plain: bytes) -> list[Outgoing]:
+    def _take(self, end: _Endpoint, sender: int, plain: bytes) -> list[Outgoing]:
         worker, answers = end.worker, list[Outgoing]()
         if self._verified is not None and not worker.verify and plain == self._verified[0]:
             worker.tree.verdict = self._verified[2]
@@ -266,13 +266,13 @@ class _World:
             answers = worker.tree.check()
         if worker.welcome is not None and worker.tree.session is not None:
             self._verified, worker.welcome = (*worker.welcome, worker.tree.session.roster), None
-        worker.forget_the_others()
+        worker.drop_roster()
         return answers
 
     def cost(self) -> Cost:
         digests = {worker.tree.session.roster.digest if worker.tree.session else b"" for worker in self.workers}
         if len(digests) != 1 or any(worker.tree.phase is not Phase.GO for worker in self.workers):
-            raise RingfenceError("the benchmark's workers did not come into one session")
+            raise RingfenceError("the benchmark's workers are not in one session")
         return Cost(
             workers=self.size,
             depth=depth_of(self.size),
@@ -298,7 +298,7 @@ def depth_of(size: int) -> int:
     return depth
 
 
-# -- what a larger world costs ----------------------------------------------------------------------------------------
+# -- prediction of larger groups -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -313,20 +313,18 @@ class Line:
 
 
 def fit(xs: Sequence[float], ys: Sequence[float]) -> Line:
-    """By least squares of the error itself, not of its share: large worlds weigh most, and larger ones are foretold."""
-    x_mean, y_mean = statistics.fmean(xs), statistics.fmean(ys)
-    spread = sum((x - x_mean) ** 2 for x in xs)
-    if not spread:
-        return Line(y_mean, 0.0)
-    slope = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
-    return Line(y_mean - slope * x_mean, slope)
+    """Fit a line by least squares of the absolute error: large groups weigh most, because larger ones are predicted."""
+    if len(set(xs)) == 1:
+        return Line(statistics.fmean(ys), 0.0)
+    found = statistics.linear_regression(xs, ys)
+    return Line(found.intercept, found.slope)
 
 
 def predict(costs: Sequence[Cost], workers: int) -> Cost:
-    """What a world of this size costs, from what each stage depends on.
+    """Predict the cost of a group of `workers` workers from the costs of smaller groups.
 
-    Keys, and the last word to begin, cost the same in any world; so does one handshake. An entry is passed on once on each
-    level, and rank 0 takes all of them. The roster holds everybody, and everybody gets it.
+    Keys, a handshake and the final GO cost the same in any group. An entry is forwarded once on each level of the tree, and
+    rank 0 receives all of them. The roster contains every worker, and every worker receives it.
     """
     sizes, depth = [float(cost.workers) for cost in costs], depth_of(workers)
     handshakes = 2 * (workers - 1) / workers

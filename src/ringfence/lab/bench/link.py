@@ -23,9 +23,9 @@ from ringfence.keys import KEY_BYTES, TAG_BYTES, Secret
 from ringfence.lab.bench import machine
 from ringfence.lab.bench.intervals import Interval, interval
 from ringfence.lab.bench.measure import Measured, Setup
-from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.units import size_text
+from ringfence.lab.tables import Progress, paragraph, table
 from ringfence.link.frames import HEADER_BYTES, HOP_BYTES
 from ringfence.link.seal import OriginKeys
 
@@ -116,7 +116,7 @@ def measure(setup: Setup, segments: Sequence[int], threads: Sequence[int], facts
         for _, case in missing:
             progress.say(f"segments of {size_text(case['segment'])}, {case['threads']} threads")
             samples.add(case, measure_round(case["segment"], case["threads"]))
-            progress.step("")
+            progress.step()
     finally:
         progress.end()
     return [Measured(case, samples.rounds(case)[: setup.rounds]) for case in cases]
@@ -138,7 +138,7 @@ class LinkResult:
 
 
 def result(measured: Measured) -> LinkResult:
-    """What the rounds of a case say."""
+    """Summarize the rounds of a case."""
     rate, cpu = {}, {}
     for stage in STAGES:
         samples = [samples[stage] for samples in measured.rounds]
@@ -147,19 +147,20 @@ def result(measured: Measured) -> LinkResult:
     return LinkResult(measured.case, len(measured.rounds), rate, cpu)
 
 
-def table(results: Sequence[LinkResult]) -> str:
-    """The results as text for a terminal."""
-    lines = [
-        f"{'segments':>10} {'threads':>8}   {'seal, GB/s':22} {'open, GB/s':22} {'CPU: seal':>10} {'open, ns/B':>11}"
-    ]
-    for each in results:
-        cells = [f"{rate.median:.2f} [{rate.low:.2f}, {rate.high:.2f}]" for rate in each.rate.values()]
-        cpu = each.cpu_ns_per_byte
-        lines.append(
-            f"{size_text(each.case['segment']):>10} {each.case['threads']:>8}   {cells[0]:22} {cells[1]:22} "
-            f"{cpu['seal']:>10.3f} {cpu['open']:>11.3f}"
+def results_text(results: Sequence[LinkResult]) -> str:
+    """Return the results as text for a terminal."""
+    header = ("segments", "threads", "seal, GB/s", "open, GB/s", "CPU: seal, ns/B", "open, ns/B")
+    rows = [
+        (
+            size_text(each.case["segment"]),
+            str(each.case["threads"]),
+            *(f"{rate.median:.2f} [{rate.low:.2f}, {rate.high:.2f}]" for rate in each.rate.values()),
+            f"{each.cpu_ns_per_byte['seal']:.3f}",
+            f"{each.cpu_ns_per_byte['open']:.3f}",
         )
-    lines.append(
+        for each in results
+    ]
+    note = (
         "GB/s: 10⁹ bytes of plaintext a second; median and 95 % bootstrap interval over rounds. Memory only, no socket."
     )
-    return "\n".join(lines)
+    return "\n".join([table(header, rows), paragraph(note)])

@@ -1,4 +1,4 @@
-"""The floor under a sealed collective: what each stage costs on one core here, times the bytes its schedule moves."""
+"""The lower bound of a sealed collective's CPU time: the cost of each stage on one core, times the bytes that it handles."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SOCKET_BUFFER: Final = 4 * SEGMENT_BYTES
 
 
 def recorded_costs(setup: Setup, facts: Mapping[str, Any]) -> dict[str, float]:
-    """The costs of the stages with this machine and this code: measured once, kept with the samples."""
-    case = {"kind": "floor", "machine": setup.circumstances(facts)["machine"]}
+    """Return the costs of the stages on this machine and with this code. They are measured once and kept with the samples."""
+    case = {"kind": "lower_bound", "machine": setup.circumstances(facts)["machine"]}
     samples = Samples(setup.results)
     if not samples.rounds(case):
         samples.begin(facts, setup.command, machine.now())
@@ -31,20 +31,20 @@ def recorded_costs(setup: Setup, facts: Mapping[str, Any]) -> dict[str, float]:
     return {stage: sample["ns_per_byte"] for stage, sample in samples.rounds(case)[0].items()}
 
 
-def recorded_floor(setup: Setup, facts: Mapping[str, Any], case: Case, costs: dict[str, float]) -> float:
-    """The floor of a case, kept with the samples: the schedules that it counts may be others in the next version."""
+def recorded_lower_bound(setup: Setup, facts: Mapping[str, Any], case: Case, costs: dict[str, float]) -> float:
+    """Return the lower bound of a case. It is kept with the samples, because another version may have other schedules."""
     place = {name: case[name] for name in ("operation", "size", "workers")}
-    kept = {"kind": "floor", **place, "machine": setup.circumstances(facts)["machine"]}
+    kept = {"kind": "lower_bound", **place, "machine": setup.circumstances(facts)["machine"]}
     samples = Samples(setup.results)
     if not samples.rounds(kept):
-        seconds = floor(case["operation"], case["size"], case["workers"], costs)
-        samples.add(kept, {"floor": {"cpu_seconds": seconds}})
-    found: float = samples.rounds(kept)[0]["floor"]["cpu_seconds"]
+        seconds = lower_bound(case["operation"], case["size"], case["workers"], costs)
+        samples.add(kept, {"lower_bound": {"cpu_seconds": seconds}})
+    found: float = samples.rounds(kept)[0]["lower_bound"]["cpu_seconds"]
     return found
 
 
 def stage_costs() -> dict[str, float]:
-    """CPU nanoseconds per byte of each stage, in segments of the largest size."""
+    """Measure the CPU nanoseconds per byte of each stage, in segments of the largest size."""
     torch.set_num_threads(1)
     plain = [memoryview(bytearray(SEGMENT_BYTES)) for _ in range(_ROTATING)]
     sealed = [memoryview(bytearray(SEGMENT_BYTES + TAG_BYTES)) for _ in range(_ROTATING)]
@@ -73,7 +73,7 @@ def _per_byte(work: Callable[[int], object]) -> float:
 
 
 def _socket_costs(sources: list[memoryview], targets: list[memoryview]) -> dict[str, float]:
-    """One thread writes a segment and then reads it, so that the two are told apart without a second core."""
+    """One thread writes a segment and then reads it, so that no second core is needed to measure each."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         forth = socket.create_connection(listener.getsockname())
         back, _ = listener.accept()
@@ -96,6 +96,6 @@ def _socket_costs(sources: list[memoryview], targets: list[memoryview]) -> dict[
     return {stage: nanoseconds / moved for stage, nanoseconds in spent.items()}
 
 
-def floor(operation: str, size: int, ranks: int, costs: dict[str, float]) -> float:
-    """CPU seconds of all ranks together that no implementation of these schedules can go below."""
+def lower_bound(operation: str, size: int, ranks: int, costs: dict[str, float]) -> float:
+    """Return the least CPU seconds, over all ranks, with which these schedules can be implemented."""
     return sum(costs[stage] * count for stage, count in stage_bytes(operation, size, ranks).items()) / 1e9

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from ringfence.lab.bench import machine
 from ringfence.lab.bench.netns import Hosts, burst_bytes
-from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.units import size_text
 from ringfence.lab.bench.worker_pool import Seat, WorkerPool
+from ringfence.lab.tables import Progress
 
 BATCH_SECONDS: Final = 0.05  # small collectives are timed in batches at least this long
 _MARGIN: Final = 1.3

@@ -20,10 +20,10 @@ from typing import Any, Final
 from ringfence.lab.bench import machine
 from ringfence.lab.bench.measure import Measured, Setup
 from ringfence.lab.bench.names import BASELINE
-from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.units import size_text
 from ringfence.lab.bench.worker_pool import Seat, WorkerPool
+from ringfence.lab.tables import Progress, paragraph, table
 
 _MIB: Final = 1 << 20
 
@@ -45,7 +45,7 @@ def measure(setup: Setup, sizes: Sequence[int], workers: Sequence[int], facts: M
             for _ in range(left[worker_pool]):
                 progress.say(f"{worker_pool[1]}, {worker_pool[0]} workers")
                 _measure_once(setup, facts, worker_pool, cases[worker_pool], samples)
-                progress.step("")
+                progress.step()
     finally:
         progress.end()
     return [
@@ -92,7 +92,7 @@ class MemoryResult:
 
 
 def result(measured: Measured) -> MemoryResult:
-    """What the rounds of a case say."""
+    """Summarize the rounds of a case."""
     rounds, case = measured.rounds, measured.case
     return MemoryResult(
         case=case,
@@ -115,20 +115,26 @@ def _median_of_worst(rounds: Sequence[Round], value: Callable[[Mapping[str, Any]
     return statistics.median(max(value(each) for each in samples.values()) for samples in rounds)
 
 
-def table(results: Sequence[MemoryResult]) -> str:
-    """The results as text for a terminal."""
-    columns = f"{'beyond':>10} {'per link':>10} {'made':>10} {'kernel/link':>12}"
-    lines = [f"{'variant':20} {'workers':>7} {'tensor':>9} {'links':>6} {columns}"]
-    for each in results:
-        cells = [f"{value / _MIB:.1f} MiB" for value in (each.beyond, each.per_link, each.made)]
-        kernel = f"{each.socket_buffers_per_link / _MIB:.1f} MiB"
-        lines.append(
-            f"{each.variant:20} {each.case['workers']:>7} {size_text(each.case['size']):>9} {each.links:>6} "
-            f"{cells[0]:>10} {cells[1]:>10} {cells[2]:>10} {kernel:>12}"
+def results_text(results: Sequence[MemoryResult]) -> str:
+    """Return the results as text for a terminal."""
+    header = ("variant", "workers", "tensor", "links", "beyond", "per link", "setup", "kernel/link")
+    rows = [
+        (
+            each.variant,
+            str(each.case["workers"]),
+            size_text(each.case["size"]),
+            str(each.links),
+            *(
+                f"{value / _MIB:.1f} MiB"
+                for value in (each.beyond, each.per_link, each.made, each.socket_buffers_per_link)
+            ),
         )
-    lines += [
-        "beyond: the worst worker's peak of resident memory in an all-reduce, less what was resident after a warm-up with",
-        "4 KiB and less the tensor itself. made: what connections, threads and the warm-up took before that.",
-        "kernel: what the sockets of one link may hold at the most, outside of every process.",
+        for each in results
     ]
-    return "\n".join(lines)
+    notes = (
+        "beyond: the worst worker's peak of resident memory in an all-reduce, less what was resident after a warm-up with "
+        "4 KiB and less the tensor itself.",
+        "setup: what connections, threads and the warm-up took before that.",
+        "kernel/link: the most that the socket buffers of one link hold, outside of every process.",
+    )
+    return "\n".join([table(header, rows), *map(paragraph, notes)])

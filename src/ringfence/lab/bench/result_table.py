@@ -1,59 +1,72 @@
-"""The results as text for a terminal."""
+"""Results as text for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.results import Line, Result
 from ringfence.lab.bench.units import size_text, time_text
+from ringfence.lab.tables import paragraph, table
 
-_HEADER = f"{'variant':20} {'median':>11}   {'ratio to Gloo':20} {'resolution':>10} {'CPU':>12} {'on the wire':>12}"
+_HEADER: Final = ("variant", "median", "ratio to Gloo", "CPU", "on the wire")
+_NOTES: Final = (
+    "ratio: to the mean of gloo-a and gloo-b of the same round; median and 95 % bootstrap interval over rounds.",
+    "Gloo / Gloo: how far from 1 the ratio of gloo-b to gloo-a may read in these rounds: the resolution of the measurement.",
+    "CPU: all workers, all threads.",
+)
 
 
-def table(results: Sequence[Result], facts: Mapping[str, Any], floors: Mapping[int, float] | None = None) -> str:
-    """Everything: machine, caveats, a block for each case. `floors` are CPU seconds by the index of the result."""
-    lines = [*machine_lines(facts), ""]
+def results_text(
+    results: Sequence[Result], facts: Mapping[str, Any], lower_bounds: Mapping[int, float] | None = None
+) -> str:
+    """Return the machine, a table for each case, and notes.
+
+    `lower_bounds` are CPU seconds by the index of the result.
+    """
+    parts = [machine_text(facts), ""]
     for index, result in enumerate(results):
-        lines += [*_block(result, (floors or {}).get(index)), ""]
-    lines.append(
-        "ratio: to the mean of gloo-a and gloo-b of the same round; median and 95 % bootstrap interval over rounds."
-    )
-    lines.append(
-        "resolution: how far from 1 gloo-b over gloo-a may read in these rounds. CPU: all workers, all threads."
-    )
-    return "\n".join(lines)
+        parts += [*_case(result, (lower_bounds or {}).get(index)), ""]
+    return "\n".join([*parts, *map(paragraph, _NOTES)])
 
 
-def machine_lines(facts: Mapping[str, Any]) -> list[str]:
-    """The machine and what is installed on it."""
+def machine_text(facts: Mapping[str, Any]) -> str:
+    """Return the machine and the versions that are installed on it."""
     caches = ", ".join(f"{name} {size}" for name, size in facts["caches"].items())
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     slow = f"; data plane in {facts['data_plane'].title()}" if "data_plane" in facts else ""
-    return [
-        f"{facts['cpu']}, {facts['cores']} cores ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}",
-        f"Python {facts['python']}, {versions}, {facts['openssl']}; source {facts['source']}{slow}",
+    return "\n".join(
+        [
+            paragraph(
+                f"{facts['cpu']}, {facts['cores']} cores ({caches}), {facts['memory_gib']} GiB, {facts['kernel']}"
+            ),
+            paragraph(f"Python {facts['python']}, {versions}, {facts['openssl']}; source {facts['source']}{slow}"),
+        ]
+    )
+
+
+def _case(result: Result, lower_bound: float | None) -> list[str]:
+    lines = [
+        paragraph(f"{heading(result)}, Gloo / Gloo ±{result.resolution:.2f}"),
+        table(_HEADER, map(_row, result.lines)),
     ]
-
-
-def _block(result: Result, floor: float | None) -> list[str]:
-    lines = [heading(result), _HEADER]
-    lines += [_row(line, result) for line in result.lines]
     if result.sealed_over:
-        prices = (f"{name} {_ratio_text(ratio)}" for name, ratio in result.sealed_over.items())
-        lines.append(f"  ringfence over: {', '.join(prices)}")
+        ratios = ", ".join(f"{name} {_ratio_text(ratio)}" for name, ratio in result.sealed_over.items())
+        lines.append(paragraph(f"  ringfence over: {ratios}", 4))
     for line in result.lines:
         if line.stages is not None:
             shares = ", ".join(f"{stage} {share:.0%}" for stage, share in line.stages.items())
-            lines.append(f"  {line.variant}: {shares}")
-            if floor is not None:
-                lines.append(f"  CPU {line.cpu_seconds * 1e3:.2f} ms, floor from stage costs {floor * 1e3:.2f} ms")
+            lines.append(paragraph(f"  {line.variant}: {shares}", 4))
+            if lower_bound is not None:
+                lines.append(
+                    f"  CPU {line.cpu_seconds * 1e3:.2f} ms, lower bound from stage costs {lower_bound * 1e3:.2f} ms"
+                )
     return lines
 
 
 def heading(result: Result) -> str:
-    """What was measured."""
+    """Return the case that was measured."""
     case = result.case
     where = f"{case['hosts']} hosts" if case["hosts"] else "loopback"
     if case["rate"]:
@@ -67,16 +80,13 @@ def heading(result: Result) -> str:
 
 
 def bucket_text(bucket_mb: float | None) -> str:
-    """DDP's buckets in words."""
+    """Return the size of DDP's buckets."""
     return "default buckets" if bucket_mb is None else f"buckets of {bucket_mb:g} MiB"
 
 
-def _row(line: Line, result: Result) -> str:
+def _row(line: Line) -> tuple[str, ...]:
     cpu = f"{line.cpu_ns_per_byte:.2f} ns/B" if line.cpu_ns_per_byte is not None else f"{line.cpu_seconds:.2f} s"
-    return (
-        f"{line.variant:20} {time_text(line.seconds):>11}   {_ratio_text(line.ratio):20} {f'±{result.resolution:.2f}':>10} "
-        f"{cpu:>12} {size_text(line.wire_bytes):>12}"
-    )
+    return line.variant, time_text(line.seconds), _ratio_text(line.ratio), cpu, size_text(line.wire_bytes)
 
 
 def _ratio_text(ratio: Interval) -> str:

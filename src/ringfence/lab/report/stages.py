@@ -106,7 +106,7 @@ def _shares(cell: Cell) -> dict[str, float]:
 
 
 def cheapest(study: Study) -> dict[str, float]:
-    """Nanoseconds per byte of each stage, where it was seen cheapest: a floor that was reached, not one on paper."""
+    """Nanoseconds per byte of each stage, where it was cheapest: a lower bound that was reached."""
     costs: dict[str, float] = {}
     for cell in study.cells:
         line = cell.lines.get(PROFILED)
@@ -172,8 +172,8 @@ def _speed(cell: Cell, variant: str) -> dict[str, Any]:
     return {"size": cell.size, "speed": [round(must / each, DIGITS + 2) for each in (high, middle, low)]}
 
 
-def floor_sentence(study: Study) -> str:
-    """The share of sealing in the floor."""
+def lower_bound_sentence(study: Study) -> str:
+    """Return the share of sealing in the lower bound of the CPU time."""
     costs = cheapest(study)
     if not {"seal", "open"} <= costs.keys():
         return ""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ringfence.lab.bench.intervals import MIN_ROUNDS
 from ringfence.lab.report.figure import QUIET, Figure, counted, counting, distinct, having, ratio_of, uncounted, verdict
 from ringfence.lab.report.labels import NAIVE, SEALED, UNSEALED, fully, is_step, percent, plain, what
-from ringfence.lab.report.stages import floor_sentence
+from ringfence.lab.report.stages import lower_bound_sentence
 from ringfence.lab.report.study import Cell, Study
 
 READING: Final = (
@@ -49,7 +49,7 @@ def headline(study: Study) -> str:
 def summary(study: Study) -> list[str]:
     """The findings, most important first."""
     sentences = [_told_apart(_plain_steps(study)), _worst(_plain_steps(study)), _price(study), _naive(study)]
-    return [sentence for sentence in [*sentences, floor_sentence(study)] if sentence]
+    return [sentence for sentence in [*sentences, lower_bound_sentence(study)] if sentence]
 
 
 def limits(study: Study) -> list[str]:

@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 from ringfence.lab.bench import machine, names
 from ringfence.lab.bench.measure import rounds_of, seats_for
-from ringfence.lab.bench.progress import Progress
 from ringfence.lab.bench.samples import Samples
 from ringfence.lab.bench.worker_pool import WorkerPool
 from ringfence.lab.study import selection
 from ringfence.lab.study.cells import Cell, label
 from ringfence.lab.study.folder import Folder
+from ringfence.lab.tables import Progress
 
 # Rooms that are done before anything is timed, or only read what was: samples outlive a change in them.
 UNMEASURED: Final = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,66 +10,81 @@ from ringfence.lab.bench.intervals import MIN_ROUNDS
 from ringfence.lab.bench.units import time_text
 from ringfence.lab.study.cells import Cell, label
 from ringfence.lab.study.estimate import seconds, total
-
-_WIDTH = 46
+from ringfence.lab.tables import paragraph, table
 
 
 def listing(cells: Sequence[Cell], cores: int) -> str:
-    """The cells of a grid and how long they take."""
-    lines = [f"{'cell':{_WIDTH}} {'workers':>7}  {'network':14} {'variants':>10} {'rounds':>6} {'seconds':>8}"]
-    for cell in cells:
-        settings = cell.settings
-        lines.append(
-            f"{label(settings):{_WIDTH}} {settings['workers']:>7}  {_network(settings, settings['rate']):14} "
-            f"{len(settings['variants']):>10} {cell.rounds:>6} {seconds(cell, cores):>8.0f}"
+    """Return the cells of a grid with an estimate of the time to measure them."""
+    rows = [
+        (
+            label(cell.settings),
+            _network(cell.settings, cell.settings["rate"]),
+            str(cell.settings["workers"]),
+            str(len(cell.settings["variants"])),
+            str(cell.rounds),
+            f"{seconds(cell, cores):.0f} s",
         )
-    lines.append(f"{len(cells)} cells, {minutes(total(cells, cores))} on {cores} cores like those of a recent Xeon")
-    return "\n".join(lines)
+        for cell in cells
+    ]
+    header = ("cell", "network", "workers", "variants", "rounds", "time")
+    estimate = f"{len(cells)} cells, {minutes(total(cells, cores))} on {cores} cores like those of a recent Xeon"
+    return "\n".join([table(header, rows, left=2), paragraph(estimate)])
 
 
 def minutes(duration: float) -> str:
-    """About how long."""
+    """Return a duration rounded to minutes, or to seconds below 90."""
     return f"about {duration / 60:.0f} min" if duration >= 90 else f"about {duration:.0f} s"
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A block for each cell: who took how long, and how that compares with Gloo."""
-    lines: list[str] = []
-    cell = None
-    for row in rows:
-        if row["cell"] != cell:
-            cell = row["cell"]
-            lines += ([""] if lines else []) + _heading(row)
-        ratio = f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
-        lines.append(
-            f"  {row['variant']:20} {time_text(row['seconds']):>11}   {ratio:22} {row['cpu_seconds']:>8.3f} s CPU"
+    """Return a table for each cell: the time of each variant and its ratio to Gloo's."""
+    blocks = []
+    for _, group in itertools.groupby(rows, key=lambda row: row["cell"]):
+        found = list(group)
+        lines = [
+            (
+                row["variant"],
+                time_text(row["seconds"]),
+                f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]",
+                f"{row['cpu_seconds']:.3f} s",
+            )
+            for row in found
+        ]
+        blocks.append(
+            "\n".join([*_heading(found[0]), table(("variant", "median", "ratio to Gloo", "CPU"), lines, indent=2)])
         )
-    return "\n".join(lines)
+    return "\n\n".join(blocks)
 
 
 def samples(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each sample."""
-    lines = [f"{'cell':{_WIDTH}} {'variant':20} {'round':>5} {'seconds':>11} {'CPU':>10}"]
-    for row in rows:
-        cpu = f"{row['cpu_seconds']:.3f} s"
-        lines.append(
-            f"{row['cell']:{_WIDTH}} {row['variant']:20} {row['round']:>5} {time_text(row['seconds']):>11} {cpu:>10}"
+    """Return a table with a row for each sample."""
+    lines = [
+        (
+            row["cell"],
+            row["variant"],
+            str(row["round"]),
+            time_text(row["seconds"]),
+            f"{row['cpu_seconds']:.3f} s",
         )
-    return "\n".join(lines)
+        for row in rows
+    ]
+    return table(("cell", "variant", "round", "seconds", "CPU"), lines, left=2)
 
 
 def _heading(row: Mapping[str, Any]) -> list[str]:
     rate = f"{row['rate_bits'] / 1e9:g}gbit" if row["rate_bits"] else None
-    trust = "" if row["scored"] else f"; {_doubt(row)} to score this cell"
     cut = f", 1/{row['scaled']:.3g} of a step" if row["scaled"] != 1 else ""
+    unscored = "" if row["scored"] else f"; not scored: {_why_unscored(row)}"
     return [
-        f"{label(row)}{cut}, {row['workers']} workers, {_network(row, rate)}",
-        f"  {row['rounds']} rounds, Gloo / Gloo ±{row['resolution']:.2f}{trust}",
+        paragraph(f"{label(row)}{cut}, {row['workers']} workers, {_network(row, rate)}", 4),
+        paragraph(f"  {row['rounds']} rounds, Gloo / Gloo ±{row['resolution']:.2f}{unscored}", 4),
     ]
 
 
-def _doubt(row: Mapping[str, Any]) -> str:
-    return "too few rounds" if row["rounds"] < MIN_ROUNDS else "Gloo differs too much from itself"
+def _why_unscored(row: Mapping[str, Any]) -> str:
+    if row["rounds"] < MIN_ROUNDS:
+        return f"fewer than {MIN_ROUNDS} rounds"
+    return "the two runs of Gloo differ too much"
 
 
 def _network(settings: Mapping[str, Any], rate: str | None) -> str:
