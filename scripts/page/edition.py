@@ -44,23 +44,23 @@ class Edition:
     def collective(
         self, operation: str, size: int, workers: int, *, busy: bool = False, rate: str | None = None
     ) -> Result | None:
-        wanted = {"operation": operation, "size": size, "workers": workers, "busy": busy, "rate": rate}
-        found = self._matching({"kind": "collective", **wanted})
+        filters = {"operation": operation, "size": size, "workers": workers, "busy": busy, "rate": rate}
+        found = self._matching({"kind": "collective", **filters})
         return next((each for each in found if PROFILED not in each.case["variants"]), None)
 
     def profile(self, operation: str, size: int, workers: int) -> Result | None:
-        wanted = {"operation": operation, "size": size, "workers": workers, "busy": False, "rate": None}
-        found = self._matching({"kind": "collective", **wanted})
+        filters = {"operation": operation, "size": size, "workers": workers, "busy": False, "rate": None}
+        found = self._matching({"kind": "collective", **filters})
         return next((each for each in found if PROFILED in each.case["variants"]), None)
 
     def training(self, model: str, strategy: str, workers: int, bucket_mb: float | None = None) -> Result | None:
         bucket = bucket_mb if strategy == "ddp" else 0.0
-        wanted = {"model": model, "strategy": strategy, "workers": workers, "bucket_mb": bucket, "rate": None}
-        return next(iter(self._matching({"kind": "training", **wanted})), None)
+        filters = {"model": model, "strategy": strategy, "workers": workers, "bucket_mb": bucket, "rate": None}
+        return next(iter(self._matching({"kind": "training", **filters})), None)
 
-    def _matching(self, wanted: Mapping[str, Any]) -> list[Result]:
+    def _matching(self, filters: Mapping[str, Any]) -> list[Result]:
         """Those with the most variants first."""
-        found = [each for each in self.results if wanted.items() <= each.case.items()]
+        found = [each for each in self.results if filters.items() <= each.case.items()]
         return sorted(found, key=lambda each: (-len(each.lines), -each.rounds))
 
     @property
@@ -74,8 +74,8 @@ class Edition:
     @property
     def full(self) -> bool:
         """Whether the all-reduce that everything else is compared with was measured in full."""
-        wanted = [self.collective("all_reduce", size, workers) for workers in (2, 4) for size in SIZES]
-        return all(each is not None and each.rounds >= FULL_ROUNDS for each in wanted)
+        filters = [self.collective("all_reduce", size, workers) for workers in (2, 4) for size in SIZES]
+        return all(each is not None and each.rounds >= FULL_ROUNDS for each in filters)
 
 
 def read(folder: Path) -> Edition:

@@ -46,7 +46,7 @@ def all_reduce(edition: Edition) -> dict[str, list[Point]]:
 
 
 def variants(edition: Edition) -> dict[str, list[Point]]:
-    ways = {
+    names = {
         SEALED: "ringfence, sealed",
         "ringfence-unsealed": "ringfence, unsealed",
         "hop-by-hop": "sealed hop by hop",
@@ -55,7 +55,8 @@ def variants(edition: Edition) -> dict[str, list[Point]]:
     return _named(
         {
             f"{workers} workers": _joined(
-                _point(title, edition.collective("all_reduce", 25 << 20, workers), name) for name, title in ways.items()
+                _point(title, edition.collective("all_reduce", 25 << 20, workers), name)
+                for name, title in names.items()
             )
             for workers in (2, 4)
         }
@@ -114,7 +115,7 @@ def stages(edition: Edition) -> dict[str, dict[str, float]]:
 
 
 def buckets(edition: Edition) -> dict[str, list[Point]]:
-    """Seconds of a step, both ways, by the size of DDP's buckets."""
+    """Seconds of a step, of both, by the size of DDP's buckets."""
     steps = [(bucket, edition.training("gpt2", "ddp", 2, bucket)) for bucket in edition.buckets]
     found: dict[str, list[Point]] = {}
     for variant, title in (("gloo-a", "plaintext Gloo"), (SEALED, "ringfence")):

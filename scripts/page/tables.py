@@ -125,8 +125,8 @@ def times(edition: Edition) -> str:
     return markdown(header, rows)
 
 
-def variants(edition: Edition) -> str:
-    """ringfence over each other variant, and each other variant over Gloo."""
+def costs(edition: Edition) -> str:
+    """Return the ratio of ringfence to each other variant, and of each other variant to Gloo."""
     rows = []
     for workers in (2, 4):
         for size in LARGE:
@@ -136,7 +136,7 @@ def variants(edition: Edition) -> str:
                 if result and line:
                     over = result.sealed_over.get(name)
                     rows.append((str(workers), size_text(size), title, ratio_text(over), ratio_text(line.ratio)))
-    return markdown(("workers", "size", "variant", "ringfence over it", "it over Gloo"), rows)
+    return markdown(("workers", "size", "other variant", "ringfence over it", "it over Gloo"), rows)
 
 
 def collectives(edition: Edition) -> str:
@@ -345,7 +345,7 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "all-reduce": all_reduce,
     "times": times,
     "calls": calls,
-    "variants": variants,
+    "costs": costs,
     "collectives": collectives,
     "busy": busy,
     "training": training,

@@ -26,7 +26,8 @@ def test_a_short_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     """Two rounds, then four: the first two are not measured again; then nothing is."""
     first = ringfence(*QUICK, "--rounds", "2", "--results", str(tmp_path))
     assert first.returncode == 0, first.stderr
-    assert re.search(r"^ringfence +[\d.]+ (µs|ms) +[\d.]+ \[[\d.]+, [\d.]+\] +±[\d.]+ +[\d.]+ ns/B", first.stdout, re.M)
+    assert re.search(r"^ringfence +[\d.]+ (µs|ms) +[\d.]+ \[[\d.]+, [\d.]+\] +[\d.]+ ns/B", first.stdout, re.M)
+    assert re.search(r"Gloo / Gloo\s±[\d.]+$", first.stdout, re.M)
     assert "all_reduce, 4 KiB, float32, 2 workers, loopback, TCP, 2 rounds" in first.stdout
     assert first.stderr == ""  # no progress bar where nobody watches
     start, *rounds = samples(tmp_path)

@@ -74,9 +74,11 @@ def test_one_point_without_torch() -> None:
 def test_a_price_in_json_adds_up() -> None:
     found = answered("plan", "--model", "gpt2", "--hardware", "snp-25g", "--workers", "8")
     (point,) = found["points"]
-    sealed = point["ways"]["ringfence"]
+    sealed = point["variants"]["ringfence"]
     assert sum(sealed["terms"].values()) == pytest.approx(sealed["seconds"])
-    assert point["sealing_over_plaintext"] == pytest.approx(sealed["seconds"] / point["ways"]["plaintext"]["seconds"])
+    assert point["sealing_over_plaintext"] == pytest.approx(
+        sealed["seconds"] / point["variants"]["plaintext"]["seconds"]
+    )
     assert found["assumed"]
 
 
@@ -129,7 +131,7 @@ def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
     found = answered(
         "plan", "--hardware", "here", "--workers", "8", "--model", "gpt2", "--compute", "1.5", folder=tmp_path
     )
-    assert "gloo" in found["points"][0]["ways"]
+    assert "gloo" in found["points"][0]["variants"]
     checked = answered("plan", "validate", "--study", str(folder), folder=tmp_path)
     assert checked["scored_cells"] > 10
     assert checked["ratio"]["median_error"] < 0.1

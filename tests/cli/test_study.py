@@ -103,7 +103,7 @@ def test_killed_and_resumed_it_has_the_tables_of_an_undisturbed_run_over_the_sam
     shutil.copytree(study / "results" / "raw", other / "raw")
     done = ringfence("study", "rebuild", "--results", str(other))
     assert done.returncode == 0, done.stderr
-    assert "made again: tidy and summary" in done.stderr
+    assert "rebuilt: tidy and summary" in done.stderr
     assert layers(other) == layers(study / "results")
 
 
@@ -112,7 +112,7 @@ def test_a_second_run_computes_nothing_new(study: Path) -> None:
     before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
     again = ringfence("study", "--grid", str(study / "grid.toml"), "--results", str(study / "results"))
     assert again.returncode == 0, again.stderr
-    assert "nothing new" in again.stderr
+    assert "nothing to do" in again.stderr
     assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files} == before
 
 
@@ -142,7 +142,7 @@ def test_back_where_everything_was_measured_its_rounds_are_shown_again(study: Pa
     done = ringfence("study", "--grid", str(study / "grid.toml"), "--results", str(results))
     assert done.returncode == 0, done.stderr
     assert "3 cells were shown as measured on another machine or with other code" in done.stderr
-    assert "nothing new" not in done.stderr
+    assert "nothing to do" not in done.stderr
     assert "  8 rounds, Gloo / Gloo" in done.stdout
     assert machines_in(results) == {("here", 8)}
     before = layers(results)
@@ -219,8 +219,8 @@ def test_where_no_namespaces_can_be_made_it_does_not_say_that_all_was_measured(t
     for _ in range(2):
         done = ringfence("study", "--grid", "grid.toml", folder=tmp_path, PATH=str(tmp_path))  # without `ip` and `tc`
         assert done.returncode == 0, done.stderr
-        assert "1 cells are left out: network namespaces need root and iproute2" in done.stderr
-        assert "nothing new" not in done.stderr
+        assert "1 cells are skipped: network namespaces need root and iproute2" in done.stderr
+        assert "nothing to do" not in done.stderr
     assert "both layers are what the samples make" in done.stderr
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ringfence.lab.bench import names
 from ringfence.lab.bench.names import necessary_bytes
-from ringfence.lab.bench.worker_pool import BenchError, Seat, WorkerPool
+from ringfence.lab.bench.worker_pool import BenchError, Placement, WorkerPool
 
 SIZE = 120_000  # bytes; a whole number of parts for 2, 3 and 4 workers
 DOUBLING = "ringfence-doubling"  # sends more than is necessary, in fewer steps
@@ -19,7 +19,7 @@ TRANSPORTS = [name for name in names.VARIANTS if name not in (*names.BASELINE, D
 
 @pytest.fixture(scope="module", params=[2, 4])
 def worker_pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
-    with WorkerPool([Seat()] * request.param, list(names.VARIANTS)) as workers:
+    with WorkerPool([Placement()] * request.param, list(names.VARIANTS)) as workers:
         yield workers
 
 
@@ -71,7 +71,7 @@ def test_the_same_model_is_trained_by_every_variant(worker_pool: WorkerPool) -> 
 
 
 def test_fsdp2_is_trained_over_every_process_group() -> None:
-    with WorkerPool([Seat()] * 2, list(names.GROUPS)) as worker_pool:
+    with WorkerPool([Placement()] * 2, list(names.GROUPS)) as worker_pool:
         worker_pool.tell("prepare_training", model="gpt2-tiny", strategy="fsdp2", bucket_mb=0.0)
         measured = worker_pool.measure("train", turns=[(name, 1) for name in names.GROUPS])
     assert all(measured[name]["sent"] > 1 << 20 for name in names.GROUPS)
@@ -80,7 +80,7 @@ def test_fsdp2_is_trained_over_every_process_group() -> None:
 def test_what_a_copy_of_the_tensor_takes_shows_as_memory_beyond_it() -> None:
     """The rings keep a chunk beside the tensor, half of it with two workers; hop by hop two sealed chunks more."""
     size = 64 << 20
-    with WorkerPool([Seat()] * 2, ["gloo-a", "ringfence", "plain-ring", "hop-by-hop"]) as worker_pool:
+    with WorkerPool([Placement()] * 2, ["gloo-a", "ringfence", "plain-ring", "hop-by-hop"]) as worker_pool:
         beyond = {}
         for name in ("ringfence", "plain-ring", "hop-by-hop"):
             warm = worker_pool.tell("warm", name=name)
@@ -94,7 +94,7 @@ def test_what_a_copy_of_the_tensor_takes_shows_as_memory_beyond_it() -> None:
 
 def test_a_worker_that_cannot_go_on_is_named_with_its_reason() -> None:
     with (
-        WorkerPool([Seat()] * 2, ["gloo-a", "gloo-b"]) as worker_pool,
+        WorkerPool([Placement()] * 2, ["gloo-a", "gloo-b"]) as worker_pool,
         pytest.raises(BenchError, match=r"worker \d .*KeyError"),
     ):
         worker_pool.tell("round", turns=[("nobody", 1)], busy=False)
@@ -103,11 +103,11 @@ def test_a_worker_that_cannot_go_on_is_named_with_its_reason() -> None:
 def test_the_choice_of_the_data_plane_reaches_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGFENCE_DATAPLANE", "python")
     with pytest.raises(BenchError, match=r"a profile needs the compiled data plane; RINGFENCE_DATAPLANE .*; unset it"):
-        WorkerPool([Seat()] * 2, [*names.BASELINE, names.PROFILED])
+        WorkerPool([Placement()] * 2, [*names.BASELINE, names.PROFILED])
 
 
 def test_a_worker_that_dies_is_noticed_while_the_others_wait_for_it() -> None:
-    with WorkerPool([Seat()] * 2, ["gloo-a", "gloo-b"]) as worker_pool:
+    with WorkerPool([Placement()] * 2, ["gloo-a", "gloo-b"]) as worker_pool:
         worker_pool.tell("prepare", operation="all_reduce", size=4096)
         os.kill(worker_pool.processes[1], signal.SIGKILL)
         with pytest.raises(BenchError, match=r"worker 1 .* ended early|worker 0 .*onnection"):

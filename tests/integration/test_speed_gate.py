@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ringfence.lab.bench.intervals import ratios
-from ringfence.lab.bench.worker_pool import Seat, WorkerPool
+from ringfence.lab.bench.worker_pool import Placement, WorkerPool
 
 LIMIT = 1.25
 SIZE = 25 << 20
@@ -19,7 +19,7 @@ SLOWED = "tests.integration.slowed:SlowedSession"
 
 @pytest.fixture(scope="module")
 def worker_pool() -> Iterator[WorkerPool]:
-    with WorkerPool([Seat()] * 2, ["gloo-a", "gloo-b", "ringfence", SLOWED]) as workers:
+    with WorkerPool([Placement()] * 2, ["gloo-a", "gloo-b", "ringfence", SLOWED]) as workers:
         workers.tell("prepare", operation="all_reduce", size=SIZE)
         yield workers
 

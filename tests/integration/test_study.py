@@ -13,7 +13,7 @@ from ringfence.lab.bench import names
 from ringfence.lab.bench.measure import rounds_of
 from ringfence.lab.bench.names import ALONE, necessary_bytes
 from ringfence.lab.bench.netns import Hosts
-from ringfence.lab.bench.worker_pool import Seat, WorkerPool
+from ringfence.lab.bench.worker_pool import Placement, WorkerPool
 
 VARIANTS = ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "hop-by-hop", "tls", names.PROFILED, ALONE]
 TRACE = [(1 << 20, 0.02), (3 << 20, 0.01), (2 << 20, 0.01)]
@@ -21,7 +21,7 @@ TRACE = [(1 << 20, 0.02), (3 << 20, 0.01), (2 << 20, 0.01)]
 
 @pytest.fixture(scope="module")
 def worker_pool() -> Iterator[WorkerPool]:
-    with WorkerPool([Seat()] * 2, VARIANTS) as workers:
+    with WorkerPool([Placement()] * 2, VARIANTS) as workers:
         yield workers
 
 

@@ -19,8 +19,8 @@ from tests.unit.report_samples import everything
 from tests.unit.test_report_figures import figures_of, study_of
 
 FIGURES = {figure.name: figure for figure in figures_of(study_of(everything())) if isinstance(figure, Figure)}
-FIGURES["foretold"] = Figure(
-    name="foretold",
+FIGURES["predictions"] = Figure(
+    name="predictions",
     chart="scatter",
     title="Predicted against measured",
     says="",
@@ -99,7 +99,7 @@ def test_a_figure_is_given_to_the_page_as_the_svg_that_is_in_the_folder(tmp_path
     assert base64.b64decode(content) == (tmp_path / "models.svg").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["", "../ways", "ways 2", 'a"><b>', "Ways", "ways-\\g<1>", "ways-2\n"])
+@pytest.mark.parametrize("name", ["", "../models", "models 2", 'a"><b>', "Models", "models-\\g<1>", "variants-2\n"])
 def test_what_could_be_more_than_a_name_draws_nothing(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="names no figure"):
         draw(replace(FIGURES["models"], name=name), tmp_path)

@@ -13,7 +13,7 @@ from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.report import overhead, stages, summary_text, tuning
 from ringfence.lab.report.figure import Figure, Missing, verdict
 from ringfence.lab.report.labels import brief, brief_interval, fully
-from ringfence.lab.report.predictions import foretold
+from ringfence.lab.report.predictions import predictions
 from ringfence.lab.report.runs import Run
 from ringfence.lab.report.study import Study, study
 from ringfence.lab.report.write import BUILDERS
@@ -29,7 +29,7 @@ def study_of(rows: list[Row]) -> Study:
 
 def figures_of(found: Study) -> list[Figure | Missing]:
     """All but the prediction, which calibrates a model and so takes seconds; it has a test of its own."""
-    return [figure for build in BUILDERS if build is not foretold for figure in build(found)]
+    return [figure for build in BUILDERS if build is not predictions for figure in build(found)]
 
 
 def drawn(figures: Any) -> Figure:
@@ -47,7 +47,17 @@ def test_a_full_study_has_every_figure() -> None:
     figures = figures_of(study_of(everything()))
     assert [each for each in figures if isinstance(each, Missing)] == []
     names = [each.name for each in figures]
-    assert names[:9] == ["models", "workers", "ways-2", "ways-4", "ways-8", "stages", "buckets", "wires", "rates"]
+    assert names[:9] == [
+        "models",
+        "workers",
+        "variants-2",
+        "variants-4",
+        "variants-8",
+        "stages",
+        "buckets",
+        "wires",
+        "rates",
+    ]
     assert len(names) == len(set(names))
 
 
@@ -77,9 +87,9 @@ def test_a_noisy_cell_is_marked_and_not_counted() -> None:
     assert "1.10 times" in summary_text.headline(study_of(step() + step("bert-base", 3.0, resolution=0.3)))
 
 
-def test_the_headline_claims_no_difference_that_cannot_be_told() -> None:
+def test_the_headline_claims_no_difference_within_the_resolution() -> None:
     same = summary_text.headline(study_of(step(factor=1.03) + step("resnet50", 0.98)))
-    assert "as long as with plaintext Gloo, as far as can be told (1.00 times in the median of 2 cells)" in same
+    assert "as long as with plaintext Gloo, within the resolution of the measurement (1.00 times in the median of 2 cells)" in same
     assert "20 % longer than with plaintext Gloo" in summary_text.headline(study_of(step(factor=1.2)))
     assert "nothing can be said" in summary_text.headline(study_of(step(resolution=0.3)))
 
@@ -109,7 +119,7 @@ def test_steps_that_were_cut_differently_are_not_joined() -> None:
     assert name == "llama-7b trace, GPU\n1/56 of the step"
     assert [point["label"] for point in figure.numbers[name]] == ["2", "4"]
     assert "llama-7b trace, GPU, 1/56 of the step 1.20 with 2 and 1.20 with 4." in figure.says
-    assert "Not shown: llama-7b trace, GPU, 8 workers, 1/113 of the step (cut differently" in figure.says
+    assert "Not shown: llama-7b trace, GPU, 8 workers, 1/113 of the step (cut to another length" in figure.says
     (missing,) = overhead.workers(study_of(trace(2, 56.5) + trace(8, 113.0)))
     assert isinstance(missing, Missing)
     assert "cut differently" in missing.why
@@ -136,7 +146,7 @@ def test_a_difference_is_claimed_only_outside_of_what_gloo_differs_from_itself(f
 
 
 def test_naive_and_pipelined_stand_beside_each_other() -> None:
-    figure = drawn(overhead.ways(study_of(step(factor=1.25))))
+    figure = drawn(overhead.variants(study_of(step(factor=1.25))))
     assert "1.60 times as long as ringfence" in figure.says
     assert set(figure.numbers) == {"ringfence", "sealed hop by hop"}
 
@@ -195,8 +205,8 @@ def test_the_roof_is_what_the_cheapest_stages_allow() -> None:
     found = study_of(rows)
     assert stages.cheapest(found) == {stage: pytest.approx(1.0) for stage in through}
     figure = drawn(stages.roofline(found))
-    floor = sum(through.values()) / through["send"]
-    assert figure.numbers["2 workers"]["roofs"]["sealed"] == pytest.approx(2 / floor, abs=1e-3)
+    bound = sum(through.values()) / through["send"]
+    assert figure.numbers["2 workers"]["roofs"]["sealed"] == pytest.approx(2 / bound, abs=1e-3)
     assert figure.numbers["2 workers"]["roofs"]["unsealed"] > figure.numbers["2 workers"]["roofs"]["sealed"]
 
 
@@ -206,7 +216,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     for size in (1 << shift for shift in range(18, 26)):
         seconds = 2e-4 + size * 1.2e-9
         rows += cell(f"all_reduce-{size}", seconds, {"ringfence": 1.2}, operation="all_reduce", size=size)
-    figure = drawn(foretold(study_of(rows)))
+    figure = drawn(predictions(study_of(rows)))
     assert set(figure.numbers) == {"plaintext Gloo", "ringfence"}
     points = [point for some in figure.numbers.values() for point in some]
     assert len(points) == 16

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from ringfence.lab.bench.results import Result
 
 DESCRIPTION = """\
-Time collectives, or training steps, on plaintext Gloo, on ringfence and on other ways to seal. The variants take turns
-in the same worker processes; Gloo runs twice, and what it differs from itself is the resolution of the instrument.
+Time collectives, or training steps, on plaintext Gloo, on ringfence and on other implementations of sealing. The variants
+take turns in the same worker processes. Gloo runs twice: the difference between its two runs is the
+resolution of the measurement.
 
-Raw samples are appended to a folder. The same command goes on where it was stopped, and only prints when all is measured.
+Raw samples are appended to a folder. The same command continues where it was stopped, and only prints if nothing is missing.
 """
 
 VARIANTS = "variants:\n" + "\n".join(f"  {name:20} {what}" for name, what in names.VARIANTS.items())
@@ -52,7 +53,7 @@ examples:
 """
 
 LINK_DESCRIPTION = """\
-Seal and open the segments of one link on several threads, in memory. It says what a worker with spare cores could gain:
+Seal and open the segments of one link on several threads, in memory. The result is what a worker with spare cores could gain:
 ringfence itself seals on one thread.
 """
 
@@ -181,7 +182,7 @@ def _add_folder(parser: argparse.ArgumentParser, rounds: int) -> None:
 
 
 def run_collectives(options: argparse.Namespace) -> int:
-    """Measure collectives and print what they cost."""
+    """Run `ringfence bench collectives`."""
     if options.busy and options.ops != ["all_reduce"]:
         raise ConfigurationError("--busy is for all_reduce: Gloo ends other operations only when they are waited for")
     variants = [*options.variants, *([names.PROFILED] if options.profile else [])]
@@ -195,7 +196,7 @@ def run_collectives(options: argparse.Namespace) -> int:
 
 
 def run_train(options: argparse.Namespace) -> int:
-    """Measure training steps and print what they cost."""
+    """Run `ringfence bench train`."""
     if options.strategy == "fsdp2" and not set(options.variants) <= set(names.GROUPS):
         raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --variants")
     cases = [
@@ -208,7 +209,7 @@ def run_train(options: argparse.Namespace) -> int:
 
 
 def run_link(options: argparse.Namespace) -> int:
-    """Measure sealing and opening on threads and print the rates."""
+    """Run `ringfence bench link`."""
     from ringfence.lab.bench import link, machine
 
     facts = machine.facts()
@@ -219,7 +220,7 @@ def run_link(options: argparse.Namespace) -> int:
 
 
 def run_memory(options: argparse.Namespace) -> int:
-    """Measure memory beyond the tensors and print it."""
+    """Run `ringfence bench memory`."""
     from ringfence.lab.bench import machine
     from ringfence.lab.bench import memory_use as memory
 
@@ -248,7 +249,7 @@ def _setup(options: argparse.Namespace, variants: Sequence[str]) -> Setup:
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """What was asked for, without the folder: that is a path of somebody's machine, and samples are meant to be shown."""
+    """Return the command line without --results: samples are published, and must not contain paths of this machine."""
     kept = []
     words = iter(arguments)
     for word in words:
@@ -265,15 +266,15 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
     from ringfence.lab.bench.results import result
 
     if options.rate and not options.hosts:
-        raise ConfigurationError("--rate limits the links between hosts: say how many with --hosts")
+        raise ConfigurationError("--rate limits the links between hosts: give their number with --hosts")
     if min(options.workers) < max(2, options.hosts):
         raise ConfigurationError("at least two workers, and one for each host, are needed")
     requirements.workers()
-    everyone = dict.fromkeys((*names.BASELINE, *variants))  # without the baseline there is no ratio
-    setup = _setup(options, tuple(everyone))
-    signal.signal(signal.SIGTERM, interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
+    all_variants = dict.fromkeys((*names.BASELINE, *variants))  # without the baseline there is no ratio
+    setup = _setup(options, tuple(all_variants))
+    signal.signal(signal.SIGTERM, interrupt)  # ends workers and namespaces as Ctrl-C does
     facts = machine.facts()
-    costs = _stage_costs(setup, facts) if names.PROFILED in everyone else {}
+    costs = _stage_costs(setup, facts) if names.PROFILED in all_variants else {}
     results = [result(measured) for measured in Measurement(setup, cases, facts).run()]
     lower_bounds = _lower_bounds(setup, facts, results, costs) if costs else {}
     _print(options, results, facts, costs, lower_bounds)
@@ -281,7 +282,7 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """For SIGTERM: ends what was started by the same way out as Ctrl-C."""
+    """Handle SIGTERM as Ctrl-C."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""`ringfence bench admission`: what it costs to let workers in, and what it will cost when there are more of them."""
+"""`ringfence bench admission`: the cost of admitting workers, measured and predicted for larger numbers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from ringfence.lab.bench.admission_processes import Joins
 
 DESCRIPTION = """\
-Admit whole worlds of workers and say what each worker pays. Worlds in memory have real TLS, real proofs and a real roster,
-and no network: read them for CPU time, bytes and handshakes per worker. From two or more of them it is fitted, stage by
-stage, what a larger world costs. Processes join over real sockets: read them for the time that passes.
-Needs no torch.
+Measure what admission costs each worker. Groups in memory have real TLS, real proofs and a real roster, but no network:
+they give CPU time, bytes and handshakes per worker. From two or more groups the cost of a larger one is predicted, stage by
+stage. Processes join over real sockets: they give the elapsed time. Needs no torch.
 """
 
 EXAMPLES = """\
 examples:
   ringfence bench admission                                     64, 256 and 1,024 in memory; 16 processes
   ringfence bench admission --workers 64,256,1024,4096          a minute or two
-  ringfence bench admission --workers 4096 --verifiers 0           everybody verifies everybody: many minutes
+  ringfence bench admission --workers 4096 --verifiers 0           every worker verifies all others: many minutes
   ringfence bench admission --workers 64,256 --proof certificate
   ringfence bench admission --processes 16 --rounds 10 --workers 64,256 --json
 """
@@ -42,7 +41,7 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `bench admission` to the command line."""
     parser = kinds.add_parser(
         "admission",
-        help="letting workers in, and what it costs when there are thousands",
+        help="the admission of workers, and a prediction for thousands",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -54,14 +53,14 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--proof",
         choices=("secret", "certificate"),
         default="secret",
-        help="that workers in memory show; default: secret",
+        help="of workers in memory; default: secret",
     )
     parser.add_argument(
         "--verifiers",
         type=int,
         default=64,
         metavar="N",
-        help="workers of each world that parse and verify the whole roster; the others compare bytes. 0: all; default: 64",
+        help="workers of each group that parse and verify the whole roster; the others compare bytes. 0: all; default: 64",
     )
     parser.add_argument("--predict", type=int, default=16384, metavar="N", help="default: 16384")
     parser.add_argument("--processes", type=int, default=16, metavar="N", help="0: none; default: 16")
@@ -71,7 +70,7 @@ def add_to(kinds: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Run `ringfence bench admission`."""
     from ringfence.lab.bench import machine  # late, so that `doctor` starts where cryptography is missing
     from ringfence.lab.bench.admission import admit, predict
     from ringfence.lab.bench.admission_processes import measure

@@ -1,4 +1,4 @@
-"""`ringfence report`: the page of a study, with its pictures."""
+"""`ringfence report`: the page of a study, with its figures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 DESCRIPTION = """\
-Make one HTML page out of a study: what sealing costs by model, workers, bucket size, rate and wire type, where the time goes,
-and every cell in a table. The page needs no network and no other file; its pictures also lie beside it as SVG and PNG.
+Make one HTML page from a study: the cost of sealing by model, workers, bucket size, rate and wire type, the stages that take
+the time, and a table of all cells. The page needs no network and no other file; the figures are also written as SVG and PNG.
 
-Pictures that the study has no numbers for are named in the page with the reason. The same study gives the same page.
+The page lists figures for which the study has no numbers, with the reason. The same study gives the same page.
 """
 
 EXAMPLES = """\
@@ -47,7 +47,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report and say where it is."""
+    """Run `ringfence report`."""
     from ringfence.lab.report.write import FIGURES, write
 
     target = options.out or options.study / "report"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ringfence.lab.study.cells import Cell
     from ringfence.lab.study.folder import Folder
-    from ringfence.lab.study.runner import Wanted
+    from ringfence.lab.study.runner import CellRounds
 
 DESCRIPTION = """\
 Measure a grid of cells (models, workers, bucket sizes, wire types, variants, networks) and keep three layers of results:
@@ -31,24 +31,23 @@ Measure a grid of cells (models, workers, bucket sizes, wire types, variants, ne
   tidy/samples.parquet    a row for each round and variant
   summary/cells.parquet   a row for each cell and variant, with intervals (also as cells.json)
 
-Stop it whenever you like, also with kill -9: the same command goes on where it was stopped, and when all is measured it
-computes nothing. After a change of the machine or of the measured code it measures anew; a cell is shown as it was until
-all its new rounds are there. Variants are those of `ringfence bench`, and `alone`: the same step without any communication.
+It can be stopped at any time, also with kill -9: the same command continues where it was stopped, and measures nothing if no
+round is missing. After a change of the machine or of the measured code it measures again; until all new rounds of a cell
+exist, its old ones are shown. Variants are those of `ringfence bench`, and `alone`: the same step without communication.
 """
 
 EXAMPLES = """\
 examples:
   ringfence study --list                                    what would be measured, and for how long
   ringfence study                                           half an hour on two cores; without root, no limited links
-  ringfence study --quick                                   a look at everything in a minute
+  ringfence study --quick                                   all kinds of cells in a minute
   ringfence study --grid mine.toml --results mine           a grid of your own (docs/guides/study.md)
   ringfence study query --model gpt2 --workers 2            rows of the summary
   ringfence study query --variant ringfence --json        for a script, one row a line
 """
 
 QUERY_DESCRIPTION = """\
-Rows of the summary (or of the samples) whose columns have one of the values that you give. Values only ever are values: nothing
-that you write here is run as a query.
+Rows of the summary (or of the samples) whose columns have one of the given values. Values are compared, never executed.
 """
 
 _FOLDER = Path("study-results")
@@ -68,7 +67,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     grid.add_argument(
         "--grid", type=Path, metavar="FILE", help="a grid of your own, in TOML; default: the one built in"
     )
-    grid.add_argument("--quick", action="store_true", help="a small grid, few rounds: a minute")
+    grid.add_argument("--quick", action="store_true", help="a small grid: about a minute")
     study.add_argument("--list", action="store_true", help="print the cells and an estimate, and measure nothing")
     _add_folder(study, _FOLDER)
     study.set_defaults(run=run_study)
@@ -100,7 +99,7 @@ def _add_folder(parser: argparse.ArgumentParser, default: object) -> None:
 
 
 def run_study(options: argparse.Namespace) -> int:
-    """Measure what is missing, make the layers, print the summary."""
+    """Run `ringfence study`."""
     from ringfence.lab.study import summary_table
 
     cells = _cells(options)
@@ -111,21 +110,23 @@ def run_study(options: argparse.Namespace) -> int:
     from ringfence.lab.study import runner
     from ringfence.lab.study.folder import Folder
 
-    signal.signal(signal.SIGTERM, interrupt)  # workers and namespaces are ended by the same way out as on Ctrl-C
+    signal.signal(signal.SIGTERM, interrupt)  # ends workers and namespaces as Ctrl-C does
     folder, here = Folder(options.results), runner.facts()
     with folder.held(_command(options)):
-        wanted = runner.wanted(folder, cells, here)
-        if back := runner.show([each for each in wanted if not each.rounds]):
+        found = runner.missing_rounds(folder, cells, here)
+        if back := runner.show([each for each in found if not each.rounds]):
             _say(
-                f"{back} cells were shown {_ELSEWHERE}: all rounds of this machine and code are there, and shown again"
+                f"{back} cells were shown {_ELSEWHERE}; all rounds of this machine and code exist and are selected again"
             )
-        lacking = [each for each in wanted if each.rounds]
+        lacking = [each for each in found if each.rounds]
         missing = _possible(lacking)
         if missing:
             requirements.workers()
-            _say(f"{sum(each.rounds for each in missing)} rounds of {len(missing)} cells are to be measured")
+            _say(
+                f"{sum(each.rounds for each in missing)} rounds of {len(missing)} cells are missing and will be measured"
+            )
             if others := sum(each.others for each in missing):
-                _say(f"{others} of them are shown {_ELSEWHERE}, each until all its new rounds are there")
+                _say(f"{others} of them are shown {_ELSEWHERE} until all their new rounds exist")
             runner.measure(missing, here, _command(options))
         _rebuild(folder, nothing_new=not lacking)
     _print_summary(folder, {"cell": [cell.name for cell in cells], "machine": [machine.digest(here)]})
@@ -133,23 +134,23 @@ def run_study(options: argparse.Namespace) -> int:
     return 0
 
 
-def _possible(missing: list[Wanted]) -> list[Wanted]:
-    """Without those that this user cannot measure: half an hour of the others is worth having."""
+def _possible(missing: list[CellRounds]) -> list[CellRounds]:
+    """Return the cells that this user can measure: the others need network namespaces."""
     from ringfence.lab.bench import netns
 
     here = [each for each in missing if not each.cell.settings["hosts"] or netns.available()]
     if len(here) < len(missing):
-        _say(f"{len(missing) - len(here)} cells are left out: network namespaces need root and iproute2 (ip, tc)")
+        _say(f"{len(missing) - len(here)} cells are skipped: network namespaces need root and iproute2 (ip, tc)")
     return here
 
 
 def run_rebuild(options: argparse.Namespace) -> int:
-    """Make the layers from raw samples, wherever these were measured."""
+    """Run `ringfence study rebuild`."""
     from ringfence.lab.study.folder import Folder
 
     folder = Folder(options.results)
     if not folder.raw_files():
-        raise ConfigurationError(f"{folder.raw} holds no samples; `ringfence study` makes them")
+        raise ConfigurationError(f"{folder.raw} contains no samples; measure some with `ringfence study`")
     with folder.held("ringfence study rebuild"):
         _rebuild(folder, nothing_new=False)
     return 0
@@ -161,18 +162,14 @@ def _rebuild(folder: Folder, nothing_new: bool) -> None:
 
     tidied, summarised = tidy(folder), summarise(folder)
     if nothing_new and not tidied and not summarised:
-        _say("nothing new: all rounds were measured before, and both layers are what the samples make")
+        _say("nothing to do: no round is missing, and both layers are up to date")
     else:
         made = [name for name, done in (("tidy", tidied), ("summary", summarised)) if done]
-        _say(
-            f"made again: {' and '.join(made)}"
-            if made
-            else "both layers are what the samples make; nothing was made again"
-        )
+        _say(f"rebuilt: {' and '.join(made)}" if made else "nothing to do: both layers are up to date")
 
 
 def run_query(options: argparse.Namespace) -> int:
-    """Print the rows that were asked for."""
+    """Run `ringfence study query`."""
     from ringfence.lab.study import query, summary_table
     from ringfence.lab.study.folder import Folder
     from ringfence.lab.study.schema import SUMMARY, TIDY
@@ -180,10 +177,10 @@ def run_query(options: argparse.Namespace) -> int:
     asked = {
         name.removeprefix("column_"): values for name, values in vars(options).items() if name.startswith("column_")
     }
-    wanted = {name: values for name, values in asked.items() if values is not None}
+    filters = {name: values for name, values in asked.items() if values is not None}
     folder = Folder(options.results)
     path, schema = (folder.tidy, TIDY) if options.samples else (folder.summary, SUMMARY)
-    rows = query.rows(path, schema, wanted)
+    rows = query.rows(path, schema, filters)
     if options.json:
         for row in rows:
             print(json.dumps(row, default=str))
@@ -197,27 +194,27 @@ def run_query(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_summary(folder: Folder, wanted: dict[str, Sequence[Any]]) -> None:
+def _print_summary(folder: Folder, filters: dict[str, Sequence[Any]]) -> None:
     from ringfence.lab.study import query, summary_table
     from ringfence.lab.study.schema import SUMMARY
 
-    print(summary_table.summary(list(query.rows(folder.summary, SUMMARY, wanted))))
+    print(summary_table.summary(list(query.rows(folder.summary, SUMMARY, filters))))
 
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
     from ringfence.lab.study import grid
 
     if options.grid is None:
-        return _where_there_are_clocks(grid.built_in("quick" if options.quick else "default"))
+        return _without_missing_clocks(grid.built_in("quick" if options.quick else "default"))
     try:
         text = options.grid.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the grid {options.grid}: {error}") from None
-    return _where_there_are_clocks(grid.read(text, options.grid.name))
+    return _without_missing_clocks(grid.read(text, options.grid.name))
 
 
-def _where_there_are_clocks(cells: list[Cell]) -> list[Cell]:
-    """Without the profiled variant where it has no clocks to read: all others are worth having."""
+def _without_missing_clocks(cells: list[Cell]) -> list[Cell]:
+    """Return the cells without the profiled variant if the data plane has no clocks."""
     from ringfence.dataplane import info
 
     profiled = [cell for cell in cells if names.PROFILED in cell.settings["variants"]]
@@ -228,14 +225,16 @@ def _where_there_are_clocks(cells: list[Cell]) -> list[Cell]:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """What was asked for, without paths of this machine: samples are meant to be shown."""
+    """Return the command line without paths of this machine: samples are published."""
     if options.grid is not None:
         return f"ringfence study --grid {options.grid.name}"
     return "ringfence study --quick" if options.quick else "ringfence study"
 
 
 def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+    from ringfence.lab.tables import paragraph
+
+    print(paragraph(what), file=sys.stderr, flush=True)
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The benchmark: what sealing costs here, against plaintext Gloo and other ways to seal, in a form a sceptic can repeat.
+"""The benchmark: the cost of sealing on this machine, against plaintext Gloo and other implementations of sealing.
 
     cli.bench -> measure -> worker pool ──commands──► worker: variants, operations, training
                     │                             │

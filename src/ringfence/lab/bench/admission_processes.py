@@ -1,4 +1,4 @@
-"""How long a real join takes here: processes, sockets, TLS, from the word to start until the last worker is in."""
+"""Times joins of processes over sockets, from the start command until the last worker is admitted."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ringfence.private_files import new_secret_file
 from ringfence.settings import inherited
 
 _ANSWER_SECONDS: Final = 120.0
-_LAST_WORDS: Final = 2000
+_LOG_BYTES: Final = 2000
 
 
 @dataclass(frozen=True)
 class Round:
-    """One join of everybody."""
+    """One join of all workers."""
 
-    seconds: float  # until the last worker was in
+    seconds: float  # until the last worker was admitted
     cpu: float  #     of all workers together
 
 
 @dataclass(frozen=True)
 class Joins:
-    """What processes took. The first join comes after the start of their interpreters, which is not in it."""
+    """Times of joins. The start of the interpreters is not part of the first join."""
 
     workers: int
     start_seconds: float
@@ -46,7 +46,7 @@ class Joins:
 
 
 def measure(workers: int, rounds: int, say: Callable[[str], None] = lambda what: None) -> Joins:
-    """Start processes, have them join `rounds` times, each time in a new generation, and see that they agree."""
+    """Start processes, let them join `rounds` times, each time in a new generation, and check that they agree."""
     started = time.monotonic()
     with _Processes(workers) as processes:
         say(f"{workers} processes start")
@@ -60,7 +60,7 @@ def measure(workers: int, rounds: int, say: Callable[[str], None] = lambda what:
             answers = processes.answers()
             seconds = time.monotonic() - began
             if len({(answer["roster"], answer["workers"]) for answer in answers}) != 1:
-                raise BenchError("the benchmark's processes did not come into one session")
+                raise BenchError("the benchmark's processes are not in one session")
             found.append(Round(seconds, sum(answer["cpu"] for answer in answers)))
     return Joins(workers, start, tuple(found))
 
@@ -115,7 +115,7 @@ class _Processes:
             channel.send(message)
 
     def answers(self) -> list[Message]:
-        """One from each, whoever is first: one that failed leaves the others waiting for it."""
+        """Receive one answer from each worker, in any order: after a failure the others may never answer."""
         found: dict[int, Message] = {}
         while len(found) < len(self._workers):
             waiting = {channel: rank for rank, (_, channel) in enumerate(self._workers) if rank not in found}
@@ -125,7 +125,7 @@ class _Processes:
             for channel in ready:
                 message = channel.receive()
                 if message is None:
-                    words = self._log(waiting[channel]).read_text(errors="replace")[-_LAST_WORDS:]
+                    words = self._log(waiting[channel]).read_text(errors="replace")[-_LOG_BYTES:]
                     raise BenchError(f"worker {waiting[channel]} of the benchmark ended early:\n{words}")
                 found[waiting[channel]] = message["done"]
         return [found[rank] for rank in range(len(self._workers))]

@@ -1,4 +1,4 @@
-"""A worker of `ringfence bench admission`: a process that joins, over sockets, as often as it is told. Needs no torch."""
+"""A worker of `ringfence bench admission`: a process that joins over sockets on command. Needs no torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FolderStore:
 
 def main() -> None:
     config = json.loads(sys.argv[1])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would tell it to end
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # its parent may be killed
     if os.getppid() != config["parent"]:
         return
     channel = Channel(socket.socket(fileno=config["channel"]))

@@ -1,4 +1,4 @@
-"""One JSON object a line, both ways, between the benchmark and each of its workers."""
+"""One JSON object a line, in both directions, between the benchmark and each of its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries out a benchmark: which cases, which rounds are missing, who runs them where; samples go to their folder."""
+"""Runs a benchmark: finds the rounds that are missing, measures them and appends the samples to their folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfence.lab.bench import machine
 from ringfence.lab.bench.netns import Hosts, burst_bytes
 from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.units import size_text
-from ringfence.lab.bench.worker_pool import Seat, WorkerPool
+from ringfence.lab.bench.worker_pool import Placement, WorkerPool
 from ringfence.lab.tables import Progress
 
 BATCH_SECONDS: Final = 0.05  # small collectives are timed in batches at least this long
@@ -26,7 +26,7 @@ Turns = list[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What all cases of a run share."""
+    """Settings that all cases of a run share."""
 
     variants: tuple[str, ...]
     rounds: int
@@ -36,7 +36,7 @@ class Setup:
     rate: str | None = None
 
     def circumstances(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of a case's settings that says where and with what it was measured."""
+        """Return the settings of a case that identify the machine, the network and the variants."""
         place: dict[str, Any] = {"hosts": self.hosts, "rate": self.rate}
         if self.rate is not None:
             place["burst"] = burst_bytes(self.rate)
@@ -62,7 +62,7 @@ class Measurement:
         self._samples = Samples(setup.results)
 
     def run(self) -> list[Measured]:
-        """Measure what is missing; everything that was asked for, old and new."""
+        """Measure the missing rounds; return all rounds that were asked for, old and new."""
         missing = {count: self._missing(count) for count in sorted({case["workers"] for case in self._cases})}
         progress = Progress(sum(left for cases in missing.values() for _, left in cases))
         try:
@@ -74,15 +74,15 @@ class Measurement:
         return [Measured(case, self._samples.rounds(case)[: self._setup.rounds]) for case in self._cases]
 
     def _missing(self, workers: int) -> list[tuple[Case, int]]:
-        wanted = self._setup.rounds
+        rounds = self._setup.rounds
         cases = [case for case in self._cases if case["workers"] == workers]
-        return [(case, left) for case in cases if (left := wanted - len(self._samples.rounds(case))) > 0]
+        return [(case, left) for case in cases if (left := rounds - len(self._samples.rounds(case))) > 0]
 
     def _run(self, workers: int, cases: Sequence[tuple[Case, int]], progress: Progress) -> None:
         progress.say(f"starting {workers} workers")
         with (
-            seats_for(workers, self._setup.hosts, self._setup.rate) as seats,
-            WorkerPool(seats, self._setup.variants) as worker_pool,
+            placements_for(workers, self._setup.hosts, self._setup.rate) as placements,
+            WorkerPool(placements, self._setup.variants) as worker_pool,
         ):
             self._samples.begin({**self._facts, **worker_pool.facts}, self._setup.command, machine.now())
             for case, left in cases:
@@ -96,17 +96,17 @@ class Measurement:
 
 
 @contextlib.contextmanager
-def seats_for(workers: int, hosts: int, rate: str | None) -> Iterator[list[Seat]]:
-    """Where the workers run: side by side, or on hosts of their own that are gone afterwards."""
+def placements_for(workers: int, hosts: int, rate: str | None) -> Iterator[list[Placement]]:
+    """Yield the placement of each worker: on the loopback, or on hosts (network namespaces) that are removed afterwards."""
     if not hosts:
-        yield [Seat()] * workers
+        yield [Placement()] * workers
         return
     with Hosts(hosts, rate) as made:
-        yield made.seats(workers)
+        yield made.placements(workers)
 
 
 def describe(case: Case) -> str:
-    """A case in a few words."""
+    """Return a short name of a case."""
     workers = f"{case['workers']} workers"
     if case["kind"] == "training":
         buckets = f" {case['bucket_mb']:g} MiB" if case["bucket_mb"] else ""
@@ -117,7 +117,7 @@ def describe(case: Case) -> str:
 
 
 def rounds_of(worker_pool: WorkerPool, case: Case, trace: Sequence[tuple[int, float]] = ()) -> Callable[[int], Round]:
-    """Prepare a case; a function that measures one round of it. `trace` is what a case of that kind replays."""
+    """Prepare a case and return a function that measures one round of it. `trace` are the steps that a trace replays."""
     if case["kind"] == "collective":
         return _collective(worker_pool, case)
     if case["kind"] == "trace":
@@ -138,7 +138,7 @@ def _collective(worker_pool: WorkerPool, case: Case) -> Callable[[int], Round]:
 
 
 def _repeats(worker_pool: WorkerPool, variants: Sequence[str], busy: bool) -> dict[str, int]:
-    """How often each variant must run to fill a batch; found in steps, since the first calls are slow."""
+    """Return how often each variant runs in a batch. It is found in two steps, since the first calls are slow."""
     repeats = dict.fromkeys(variants, 2)
     for seconds in (BATCH_SECONDS / 5, BATCH_SECONDS * _MARGIN):
         measured = worker_pool.measure("round", turns=list(repeats.items()), busy=busy)
@@ -171,7 +171,7 @@ def _steps(worker_pool: WorkerPool, case: Case, warm_up: int) -> Callable[[int],
 
 
 def _shuffled(repeats: Mapping[str, int], number: int) -> Turns:
-    """Another order in each round, the same on every rank and in every run."""
+    """Return the variants in an order that depends on the round only: the same on every rank and in every run."""
     turns = list(repeats.items())
     random.Random(number).shuffle(turns)  # noqa: S311 (an order, not a secret)
     return turns

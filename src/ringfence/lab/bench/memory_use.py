@@ -22,7 +22,7 @@ from ringfence.lab.bench.measure import Measured, Setup
 from ringfence.lab.bench.names import BASELINE
 from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.units import size_text
-from ringfence.lab.bench.worker_pool import Seat, WorkerPool
+from ringfence.lab.bench.worker_pool import Placement, WorkerPool
 from ringfence.lab.tables import Progress, paragraph, table
 
 _MIB: Final = 1 << 20
@@ -61,10 +61,10 @@ def _case(setup: Setup, facts: Mapping[str, Any], workers: int, variant: str, si
 
 
 def _measure_once(
-    setup: Setup, facts: Mapping[str, Any], who: tuple[int, str], cases: Sequence[Case], samples: Samples
+    setup: Setup, facts: Mapping[str, Any], group: tuple[int, str], cases: Sequence[Case], samples: Samples
 ) -> None:
-    workers, variant = who
-    with WorkerPool([Seat()] * workers, list(dict.fromkeys((BASELINE[0], variant)))) as worker_pool:
+    workers, variant = group
+    with WorkerPool([Placement()] * workers, list(dict.fromkeys((BASELINE[0], variant)))) as worker_pool:
         samples.begin({**facts, **worker_pool.facts}, setup.command, machine.now())
         before = worker_pool.tell("warm", name=variant)
         for case in cases:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ringfence.errors import ConfigurationError
-from ringfence.lab.bench.worker_pool import Seat
+from ringfence.lab.bench.worker_pool import Placement
 
 _INTERFACE: Final = "rf"
 _UNITS: Final = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -59,11 +59,11 @@ class Hosts:
         if rate is not None:
             bits_per_second(rate)
 
-    def seats(self, workers: int) -> list[Seat]:
+    def placements(self, workers: int) -> list[Placement]:
         """Workers side by side on as few hosts as there are, in order of rank."""
         count = len(self._names)
         homes = [rank * count // workers for rank in range(workers)]
-        return [Seat(("ip", "netns", "exec", self._names[home]), _address(home), _INTERFACE) for home in homes]
+        return [Placement(("ip", "netns", "exec", self._names[home]), _address(home), _INTERFACE) for home in homes]
 
     def __enter__(self) -> Self:
         _remove_orphans()

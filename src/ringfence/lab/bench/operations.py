@@ -66,7 +66,7 @@ def fill(operation: str, tensors: Tensors, rank: int, ranks: int) -> None:
         tensors.whole.fill_(rank + 1)
 
 
-def check(operation: str, tensors: Tensors, rank: int, ranks: int, who: str) -> None:
+def check(operation: str, tensors: Tensors, rank: int, ranks: int, variant: str) -> None:
     """Raise unless the result of what `fill` prepared is right."""
     total = ranks * (ranks + 1) // 2
     match operation:
@@ -82,4 +82,4 @@ def check(operation: str, tensors: Tensors, rank: int, ranks: int, who: str) -> 
             chunks = tensors.other.tensor_split(ranks)
             wrong = any((chunk != peer * ranks + rank).any() for peer, chunk in enumerate(chunks))
     if wrong:
-        raise WrongResult(f"{who} computed a wrong {operation} on rank {rank}")
+        raise WrongResult(f"{variant} computed a wrong {operation} on rank {rank}")

@@ -1,4 +1,4 @@
-"""Other ways to build a ring over TCP, to compare with: in the clear, sealed hop by hop, and through TLS 1.3.
+"""Other implementations of a ring over TCP for comparison: plaintext, sealed hop by hop, and through TLS 1.3.
 
 All three exchange whole chunks with their two neighbours, one step after the other. `HopByHopRing` is the scheme whose
 price the published studies of encrypted collectives measured: each message is sealed as a whole, sent, received as a

@@ -16,7 +16,7 @@ _TCP_INFO_BYTES: Final = 232
 
 
 class Connection(NamedTuple):
-    """One TCP connection: its payload both ways, each byte counted once, and what its buffers may hold."""
+    """One TCP connection: its payload in both directions, each byte counted once, and the sizes of its buffers."""
 
     sent: int
     received: int

@@ -39,13 +39,13 @@ def prepare(
         "batch": {key: list(value.shape) for key, value in batch.items()},
     }
     steps = {}
-    for who, variant in variants.items():
+    for name, variant in variants.items():
         if isinstance(variant, AloneVariant):  # its gradients are its own: they must not move what all ranks share
-            steps[who] = _step(_sharing(model), batch, rate=0.0)
+            steps[name] = _step(_sharing(model), batch, rate=0.0)
         elif strategy == "fsdp2":
-            steps[who] = _step(_sharded(copy.deepcopy(model), variant), batch)
+            steps[name] = _step(_sharded(copy.deepcopy(model), variant), batch)
         else:
-            steps[who] = _step(_replicated(_sharing(model), variant, bucket_mb, wire), batch)
+            steps[name] = _step(_replicated(_sharing(model), variant, bucket_mb, wire), batch)
     return steps, facts
 
 

@@ -1,7 +1,7 @@
 """ringfence without its sealing, for the benchmark only: the same engine, frames and schedules, and bytes copied as they are.
 
 Nothing outside this folder imports it; no setting, environment variable or argument of the product leads to it. Where the
-sealed variant encrypts into a frame, this one copies into it, so the difference between the two is the price of AES-256-GCM
+sealed variant encrypts into a frame, this one copies into it, so the difference between the two is the cost of AES-256-GCM
 over that of a copy.
 """
 

@@ -23,7 +23,7 @@ from ringfence.session import Session
 
 
 class Begun(Protocol):
-    """A collective under way."""
+    """A collective that has begun."""
 
     def is_completed(self) -> bool: ...
     def wait(self) -> Any: ...
@@ -113,7 +113,7 @@ class AloneVariant:
         return False
 
     def run(self, operation: str, tensors: Tensors) -> NoReturn:
-        raise NotImplementedError("whoever is alone has no collectives")
+        raise NotImplementedError("the variant without communication has no collectives")
 
     begin = run
 

@@ -1,4 +1,4 @@
-"""A worker of the benchmark: joins the groups of all variants, then does and times what it is told, round by round."""
+"""A worker of the benchmark: joins the groups of all variants, then executes and times commands, round by round."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Worker:
     # -- collectives -------------------------------------------------------------------------------------------------
 
     def prepare(self, operation: str, size: int, wire: str = "float32", only: list[str] | None = None) -> Message:
-        """Make the tensors and see that every variant computes what it should; who takes part."""
+        """Make the tensors and check that every variant computes the right result; return the variants that take part."""
         self._operation, self._tensors = operation, Tensors.of(operation, size, self.size, wire)
         taking_part = [name for name, variant in self._chosen(only).items() if variant.offers(operation)]
         self._check(operation, self._tensors, taking_part)
@@ -202,7 +202,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A worker that waits in a collective would not notice that nobody listens any more."""
+    """End this process when its parent ends: a worker that waits in a collective would not notice otherwise."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The workers of the benchmark as seen from outside: started together, told the same things, measured as one."""
+"""The worker processes of the benchmark: started together, given the same commands, measured as one."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ringfence.settings import inherited
 
 _ANSWER_SECONDS: Final = 600.0
 _LEAVING_SECONDS: Final = 5.0
-_LAST_WORDS: Final = 2000
+_LOG_BYTES: Final = 2000
 
 
 class BenchError(RingfenceError):
-    """The benchmark could not be carried out; what it has measured so far is kept."""
+    """The benchmark failed. The samples measured so far are kept."""
 
 
-class Seat(NamedTuple):
-    """Where one worker runs: what stands before its command line, its address and its interface."""
+class Placement(NamedTuple):
+    """Where one worker runs: a prefix of its command line, its address and its interface."""
 
     prefix: tuple[str, ...] = ()
     host: str = "127.0.0.1"
@@ -39,10 +39,10 @@ class Seat(NamedTuple):
 
 
 class WorkerPool:
-    """As many workers as seats. Use it in a `with`."""
+    """One worker process for each placement. A context manager: leaving it ends the workers."""
 
-    def __init__(self, seats: Sequence[Seat], variants: Sequence[str]) -> None:
-        self.size = len(seats)
+    def __init__(self, placements: Sequence[Placement], variants: Sequence[str]) -> None:
+        self.size = len(placements)
         self.variants = list(variants)
         self._temporary = tempfile.TemporaryDirectory(prefix="ringfence-bench-")
         self._folder = Path(self._temporary.name)
@@ -50,21 +50,21 @@ class WorkerPool:
         try:
             new_secret_file(self._folder / "secret")
             write_certificate(self._folder / "tls.pem")
-            for rank, seat in enumerate(seats):
-                self._workers.append(self._start(rank, seat))
+            for rank, placement in enumerate(placements):
+                self._workers.append(self._start(rank, placement))
             self.facts = self.tell("hello")[0]
         except BaseException:
             self.close()
             raise
 
-    def _start(self, rank: int, seat: Seat) -> tuple[subprocess.Popen[bytes], Channel]:
+    def _start(self, rank: int, placement: Placement) -> tuple[subprocess.Popen[bytes], Channel]:
         ours, theirs = socket.socketpair()
         ours.settimeout(_ANSWER_SECONDS)
         config = {
             "rank": rank,
             "size": self.size,
             "store": str(self._folder / "store"),
-            "host": seat.host,
+            "host": placement.host,
             "folder": str(self._folder),
             "variants": self.variants,
             "channel": theirs.fileno(),
@@ -73,15 +73,15 @@ class WorkerPool:
         environment = inherited(os.environ)
         environment.update(
             OMP_NUM_THREADS="1",
-            GLOO_SOCKET_IFNAME=seat.interface,
+            GLOO_SOCKET_IFNAME=placement.interface,
             RINGFENCE_SECRET_FILE=str(self._folder / "secret"),
             RINGFENCE_RUN_ID=self._folder.name,
-            RINGFENCE_INTERFACE=seat.host,
+            RINGFENCE_INTERFACE=placement.host,
         )
         with theirs, self._log(rank).open("wb") as log:
             # A session of its own: Ctrl-C reaches the benchmark only, which then ends its workers.
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                [*seat.prefix, sys.executable, "-m", "ringfence.lab.bench.worker", json.dumps(config)],
+                [*placement.prefix, sys.executable, "-m", "ringfence.lab.bench.worker", json.dumps(config)],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -100,17 +100,20 @@ class WorkerPool:
         return self._folder / f"worker{rank}.log"
 
     def tell(self, command: str, **arguments: Any) -> list[Message]:
-        """Have every worker do the same; what each answers."""
+        """Send a command to every worker and return their answers by rank.
+
+        Raises BenchError if a worker fails, ends or does not answer.
+        """
         for _, channel in self._workers:
-            with contextlib.suppress(OSError):  # it is gone: reading its answer says so
+            with contextlib.suppress(OSError):  # it has ended: reading its answer reports that
                 channel.send({"do": command, **arguments})
         answers: dict[int, Message] = {}
-        while len(answers) < self.size:  # whoever answers first: one that failed leaves the others waiting for it
+        while len(answers) < self.size:  # in any order: after a failure the others may never answer
             waiting = {channel: rank for rank, (_, channel) in enumerate(self._workers) if rank not in answers}
             ready, _, _ = select.select(list(waiting), [], [], _ANSWER_SECONDS)
             if not ready:
                 silent = ", ".join(map(str, waiting.values()))
-                raise BenchError(f"worker {silent} of the benchmark said nothing for {_ANSWER_SECONDS:.0f} s")
+                raise BenchError(f"worker {silent} of the benchmark sent no answer for {_ANSWER_SECONDS:.0f} s")
             for channel in ready:
                 answers[waiting[channel]] = self._answer(waiting[channel], channel)
         return [answers[rank] for rank in range(self.size)]
@@ -123,15 +126,15 @@ class WorkerPool:
         if message is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._workers[rank][0].wait(_LEAVING_SECONDS)
-            words = self._log(rank).read_text(errors="replace")[-_LAST_WORDS:]
-            raise BenchError(f"worker {rank} of the benchmark ended early. The end of what it wrote:\n{words}")
+            words = self._log(rank).read_text(errors="replace")[-_LOG_BYTES:]
+            raise BenchError(f"worker {rank} of the benchmark ended early. The end of its log:\n{words}")
         if "error" in message:
             raise BenchError(f"worker {rank} of the benchmark failed: {message['error']}")
         done: Message = message["done"]
         return done
 
     def measure(self, command: str, **arguments: Any) -> dict[str, Message]:
-        """One round, put together from all ranks: the slowest rank's time, everybody's CPU time and bytes."""
+        """Measure one round: the time of the slowest rank, and the CPU time and bytes of all ranks."""
         answers = self.tell(command, **arguments)
         return {name: _together([answer[name] for answer in answers]) for name in answers[0]}
 

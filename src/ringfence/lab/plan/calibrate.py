@@ -1,11 +1,11 @@
-"""From the summary of a study to a hardware profile of the machine it was made on.
+"""Calibration: a hardware profile of a machine from the summary of a study that was measured on it.
 
-Of each variant eight numbers are fitted: how its cost per byte relates to the stages', its toll for a message, what a message
-waits for each worker that a core is shared with, how much of its time a worker's thread waits, what memory costs that no cache
-holds, what bfloat16 costs to add, how the end of a step that a GPU computes relates to what the model finds left to do, and how
-its core seconds grow beside computing on the same cores. Gloo has two more, for the memory in which torch has it gather and
-scatter. All collectives share them. What computing costs by itself is not fitted: the study measured it (`alone`). With more
-workers than cores, that already contains their contention for the cores.
+Eight numbers are fitted for each variant: the factor of its cost per byte to that of the stages, its per-message overhead, the
+delay of a message for each worker that shares a core, the share of its time in which a worker's thread waits, the cost of
+memory outside of the caches, the cost of adding bfloat16, the ratio of the end of a step on a GPU to the model's, and the
+growth of its core seconds beside computing on the same cores. Gloo has two more, for the memory in which torch lets it gather
+and scatter. All collectives share them. Computing is not fitted: the study measured it (`alone`). With more workers than
+cores, that measurement already contains their contention for the cores.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ringfence.lab.plan.work import WAYS, usual
 Row = Mapping[str, Any]
 Cells = dict[str, dict[str, Row]]  # cell -> variant -> row
 
-_UNSCORED: Final = 0.1  # the weight of a cell in which Gloo was too far from itself to say anything exact
+_UNSCORED: Final = 0.1  # the weight of a cell whose two runs of Gloo differ too much
 _STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
 # Where nothing was profiled: one core of a Xeon with VAES, `ringfence bench --profile`, 2026-11-15. Their ratios matter.
 _USUAL: Final = {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.10, "reduce": 0.053, "copy": 0.08}
 _IN_WAYS: Final = (("core", "message"), ("core", "switch"))
-# Toll and cost per byte are hard to tell apart where all messages are long: then they stay near the start.
-_HELD: Final = 0.002
-# Each figure of a way: where its fit begins, and how far it may go: one that does not matter may wander.
+# Per-message overhead and cost per byte are not distinguishable where all messages are long: they stay near the start.
+_PENALTY: Final = 0.002
+# For each figure of a variant: the start of its fit and its bounds.
 _FITTED: Final = {
     "factor": (1.3, 0.05, 50.0),
     "message": (20.0, 0.1, 8000.0),
@@ -50,7 +50,7 @@ _OF_GLOO: Final = ("staged", "fresh")
 
 
 def grouped(rows: Iterable[Row]) -> Cells:
-    """Rows by cell and variant; the two Gloo runs as one, by their mean."""
+    """Return rows by cell and variant; the two runs of Gloo become one, by their mean."""
     cells: dict[str, dict[str, Row]] = defaultdict(dict)
     for row in rows:
         cells[str(row["cell"])][str(row["variant"])] = row
@@ -62,13 +62,13 @@ def grouped(rows: Iterable[Row]) -> Cells:
 
 
 def alone(variants: Mapping[str, Row]) -> float | None:
-    """What a step of this cell took without communication."""
+    """Return the time of a step of this cell without communication, if it was measured."""
     found = variants.get("alone")
     return float(found["seconds"]) if found is not None else None
 
 
 def usable(variants: Mapping[str, Row], variant: str) -> bool:
-    """Whether this cell says something about a variant that the model could say too."""
+    """Return whether this cell measured a variant that the model can predict."""
     row = variants.get(variant)
     if row is None or BASELINE not in variants or not covered(row):
         return False
@@ -76,7 +76,10 @@ def usable(variants: Mapping[str, Row], variant: str) -> bool:
 
 
 def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardware:
-    """The profile of the machine that these summary rows were measured on."""
+    """Return the profile of the machine on which these summary rows were measured.
+
+    Raises ConfigurationError if fewer than four cells are usable.
+    """
     cells = grouped(rows)
     known = [cell for cell in cells.values() if usable(cell, BASELINE)]
     if len(known) < 4:
@@ -89,7 +92,7 @@ def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardwa
 
 
 def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
-    """Everything on one machine: all workers share its cores, and no card is between them."""
+    """Return the profile before the fit: all workers share the cores of one machine, without a network card."""
     known = {**_USUAL, **stages}
     here = {
         ("network", "rate"): 1000.0,
@@ -105,7 +108,7 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
     }
     reasons = {
         "memory": "no bound of its own: it is in what was fitted",
-        "compute": "a plan is better told with --compute",
+        "compute": "give --compute for a plan",
         "core": "usual for one core with VAES, not profiled here: only the ratios matter, `factor` in ways was fitted",
     }
     in_ways = "not a figure of the core here: it is in ways, fitted for each variant"
@@ -120,7 +123,7 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
 def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:
     """Nanoseconds per byte of the stages that were profiled in collectives, by the mean of the workers.
 
-    Only where each worker had a core to itself: otherwise a stage's time is also that of whoever took the core meanwhile.
+    Only where each worker had a core to itself: otherwise a stage's time includes that of other workers on the core.
     """
     found: dict[str, list[float]] = defaultdict(list)
     for variants in cells.values():
@@ -148,7 +151,7 @@ def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], variant: str
 def _nearest(
     hardware: Hardware, cells: Sequence[Mapping[str, Row]], variant: str, names: Sequence[str]
 ) -> dict[str, float]:
-    """The figures of these names with which predictions are nearest to what was measured, in proportion; the others are 0."""
+    """Return the named figures that minimize the relative error of predictions; the other figures are 0."""
     weights = [1.0 if cell[variant]["scored"] else _UNSCORED for cell in cells]
 
     def figures(point: Vector) -> dict[str, float]:
@@ -161,7 +164,7 @@ def _nearest(
         )
 
     begin, *bounds = ([math.log(value) for value in column] for column in zip(*map(_FITTED.get, names), strict=True))
-    return figures(nearest(residuals, weights, begin, list(zip(*bounds, strict=True)), penalty=_HELD * sum(weights)))
+    return figures(nearest(residuals, weights, begin, list(zip(*bounds, strict=True)), penalty=_PENALTY * sum(weights)))
 
 
 def _median(values: Sequence[float]) -> float:

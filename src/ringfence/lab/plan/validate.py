@@ -1,4 +1,4 @@
-"""The model against measurement: calibrated on half of a study's cells, it predicts the other half, and the reverse."""
+"""Cross-validation: the model is calibrated on half of the cells of a study and predicts the other half, and vice versa."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfence.lab.plan.predict import BASELINE, VARIANTS, predict
 
 @dataclass(frozen=True)
 class Line:
-    """One variant in one cell, predicted by a profile that has not seen the cell."""
+    """One variant in one cell, predicted by a profile that was calibrated without the cell."""
 
     cell: str
     variant: str
@@ -24,7 +24,7 @@ class Line:
     predicted: float
     measured_ratio: float  # to Gloo
     predicted_ratio: float
-    alone: float | None  # what the step takes without communication: an input of the prediction
+    alone: float | None  # seconds of the step without communication: an input of the prediction
 
     @property
     def step(self) -> bool:
@@ -32,7 +32,7 @@ class Line:
 
     @property
     def error(self) -> float:
-        """Of the seconds, as a share of what was measured."""
+        """The relative error of the seconds."""
         return abs(self.predicted / self.measured - 1)
 
     @property
@@ -40,7 +40,7 @@ class Line:
         return abs(self.predicted_ratio / self.measured_ratio - 1)
 
     def free_error(self, ratios: bool) -> float:
-        """That of somebody who takes communication for free: each step costs what it takes alone, each ratio is one."""
+        """The relative error of a model in which communication is free: steps take their time alone, ratios are one."""
         if self.alone is None:
             raise ValueError(f"{self.cell} is no step")
         return abs((1 / self.measured_ratio if ratios else self.alone / self.measured) - 1)
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Validation:
-    """All lines, and what they come to over the cells that are scored."""
+    """All lines, and their errors over the scored cells."""
 
     lines: tuple[Line, ...]
     seed: int
@@ -56,19 +56,19 @@ class Validation:
     scored_cells: int
 
     def errors(self, ratios: bool, steps: bool | None = None) -> tuple[float, float]:
-        """The median and the worst, over scored cells: of all, of steps alone, or of collectives alone."""
-        return _middle_and_worst([line.ratio_error if ratios else line.error for line in self._verified(ratios, steps)])
+        """Return the median and the worst error over scored cells: of all, of steps only, or of collectives only."""
+        return _middle_and_worst([line.ratio_error if ratios else line.error for line in self._lines_of(ratios, steps)])
 
     def free_errors(self, ratios: bool) -> tuple[float, float]:
-        """The same over steps for whoever takes communication for free: what a model must beat to be of use."""
-        return _middle_and_worst([line.free_error(ratios) for line in self._verified(ratios, True)])
+        """Return the same for a model in which communication is free: a useful model has smaller errors."""
+        return _middle_and_worst([line.free_error(ratios) for line in self._lines_of(ratios, True)])
 
     def scored_of(self, steps: bool) -> int:
-        """How many cells are scored."""
-        return len({line.cell for line in self._verified(False, steps)})
+        """Return the number of scored cells."""
+        return len({line.cell for line in self._lines_of(False, steps)})
 
-    def _verified(self, ratios: bool, steps: bool | None) -> list[Line]:
-        """Gloo's ratio to itself is no prediction."""
+    def _lines_of(self, ratios: bool, steps: bool | None) -> list[Line]:
+        """Return the scored lines; without Gloo for ratios, whose ratio to itself is no prediction."""
         scored = [line for line in self.lines if line.scored and not (ratios and line.variant == BASELINE)]
         return [line for line in scored if steps is None or line.step == steps]
 
@@ -103,12 +103,12 @@ def _middle_and_worst(errors: list[float]) -> tuple[float, float]:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no word for what is not a number."""
+    """Return None for NaN, which JSON cannot express."""
     return None if math.isnan(value) else value
 
 
 def validate(rows: Iterable[Row], seed: int = 0, cores: int = 2) -> Validation:
-    """Cells are dealt into two halves, those of equal settings into the same; each half is predicted from the other."""
+    """Divide the cells into two halves, cells of equal settings into the same one, and predict each half from the other."""
     cells = {name: cell for name, cell in grouped(rows).items() if usable(cell, BASELINE)}
     halves = _halves(cells, seed)
     lines: list[Line] = []
@@ -142,10 +142,10 @@ def _line(profile: Any, name: str, cell: Mapping[str, Row], variant: str, gloo: 
 
 
 def _halves(cells: Mapping[str, Mapping[str, Row]], seed: int) -> tuple[list[str], list[str]]:
-    """Neighbours in kind, workers and size are parted, and the seed says which of the two goes where.
+    """Put neighbours in kind, workers and size into different halves, as the seed decides.
 
-    So neither half lacks a kind or ends at another size; what is asked for is the cell between, not the cell beyond. Cells of
-    equal settings, such as one that was profiled and one that was not, stay together: a twin would give the answer away.
+    So both halves contain all kinds and sizes, and predictions are interpolations. Cells of equal settings, such as a profiled
+    one and one without clocks, stay together: they would predict each other.
     """
     groups: dict[tuple[Any, ...], list[str]] = {}
     for name in sorted(cells):
@@ -161,7 +161,7 @@ def _halves(cells: Mapping[str, Mapping[str, Row]], seed: int) -> tuple[list[str
 
 
 def _settings(row: Row) -> tuple[Any, ...]:
-    """What a cell measures, in the order in which cells are neighbours."""
+    """Return the settings of a cell, ordered so that similar cells are neighbours."""
     return (
         str(row["kind"]),
         int(row["workers"]),

@@ -1,7 +1,7 @@
-"""The report of a study: one HTML page and its pictures, for a reader who was not there.
+"""The report of a study: one HTML page and its figures.
 
     summary/cells.json ─► study ─► figures (numbers, one sentence each) ─┬► charts, plots ─► SVG and PNG
-    raw/*.jsonl (who, when, with which command) ─┘                       └► words, tables ─► page ─► report.html
+    raw/*.jsonl (machine, date, command) ────────┘                       └► text, tables ─► page ─► report.html
 
 Everything up to `figures` is plain data; only `charts` and `plots` need matplotlib, which is imported late. The same study
 gives the same bytes: no date stands in the page but those of the samples.

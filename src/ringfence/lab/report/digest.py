@@ -1,4 +1,4 @@
-"""Names the numbers behind a picture. The picture carries the name, so that a stale one is told without drawing it."""
+"""The digest of the numbers of a figure. The file of the figure contains it, so that a stale one is found without drawing."""
 
 from __future__ import annotations
 

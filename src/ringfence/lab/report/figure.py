@@ -1,4 +1,4 @@
-"""A figure before it is drawn: its numbers, and what they say in words. Plain data, so that tests can read it."""
+"""A figure before it is drawn: its numbers and its text, as plain data."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def counting(cells: Sequence[Cell]) -> tuple[Sequence[Cell], str]:
 
 
 def doubt(cell: Cell) -> str:
-    """What keeps a cell from counting. With too few rounds nobody knows how noisy it is."""
+    """Return why a cell is not scored."""
     return "too few rounds to count" if cell.few else "too noisy to count"
 
 

@@ -1,4 +1,4 @@
-"""Figures of what sealing costs over plaintext Gloo: by model, by workers, by size, by rate, and against other ways."""
+"""Figures of what sealing costs over plaintext Gloo: by model, by workers, by size, by rate, and against other variants."""
 
 from __future__ import annotations
 
@@ -94,17 +94,17 @@ def sizes(study: Study) -> Sequence[Figure | Missing]:
     return [Figure("sizes", "panels", title, says, _READING, numbers, found)]
 
 
-def ways(study: Study) -> Sequence[Figure | Missing]:
-    """One picture for each number of workers: there are many ways, and many cells."""
+def variants(study: Study) -> Sequence[Figure | Missing]:
+    """One figure for each number of workers."""
     title = "Naive against pipelined"
     found = [cell for cell in study.cells if plain(cell) and (is_step(cell) or (cell.size or 0) >= _LARGE)]
     found = distinct(sorted(having(found, SEALED, NAIVE), key=order), lambda cell: (what(cell), cell.workers))
     if not found:
-        return [Missing("ways", title, "no cell has both ringfence and the ring that seals hop by hop")]
-    return [_ways(title, count, [cell for cell in found if cell.workers == count]) for count in _counts(found)]
+        return [Missing("variants", title, "no cell has both ringfence and the ring that seals hop by hop")]
+    return [_variants(title, count, [cell for cell in found if cell.workers == count]) for count in _counts(found)]
 
 
-def _ways(title: str, count: int, cells: list[Cell]) -> Figure:
+def _variants(title: str, count: int, cells: list[Cell]) -> Figure:
     some, note = counting(cells)
     over = [cell.lines[NAIVE].seconds.median / cell.lines[SEALED].seconds.median for cell in some]
     says = (
@@ -113,14 +113,14 @@ def _ways(title: str, count: int, cells: list[Cell]) -> Figure:
     )
     bare = [cell for cell in some if UNSEALED in cell.lines]
     if bare:
-        price = [cell.lines[SEALED].seconds.median / cell.lines[UNSEALED].seconds.median for cell in bare]
+        cost = [cell.lines[SEALED].seconds.median / cell.lines[UNSEALED].seconds.median for cell in bare]
         says += (
-            f" ringfence itself took {ranged(price)} times as long as its own transport with a copy in the place of "
-            "encryption: the price of sealing alone."
+            f" ringfence itself took {ranged(cost)} times as long as its own transport with a copy in place of "
+            "encryption: the cost of sealing alone."
         )
     names = [name for name in (SEALED, UNSEALED, NAIVE, "tls") if any(name in cell.lines for cell in cells)]
     numbers = {variant_text(name): [point(what(cell), cell, name) for cell in having(cells, name)] for name in names}
-    return Figure(f"ways-{count}", "across", f"{title}, {count} workers", says, _READING, numbers, cells)
+    return Figure(f"variants-{count}", "across", f"{title}, {count} workers", says, _READING, numbers, cells)
 
 
 def rates(study: Study) -> Sequence[Figure | Missing]:
@@ -129,7 +129,7 @@ def rates(study: Study) -> Sequence[Figure | Missing]:
     found = [cell for cell in found if cell.wire == "float32" and not cell.busy]
     found = sorted(distinct(found, lambda cell: (_rated(cell), cell.workers)), key=lambda cell: cell.rate_bits or 0)
     if not found:
-        return [Missing("rates", title, "nothing was measured between hosts with a limited rate (it needs root)")]
+        return [Missing("rates", title, "nothing was measured between hosts with a limited rate (network namespaces)")]
     parts = []
     for rate in sorted({cell.rate_bits for cell in found if cell.rate_bits}):
         some, note = counting([cell for cell in found if cell.rate_bits == rate])
@@ -153,10 +153,10 @@ def _joined(cell: Cell) -> tuple[str, ...]:
 
 
 def _apart(found: Sequence[Cell], left: Sequence[Cell]) -> str:
-    """Those left that have nobody to stand beside only because the steps of their model were cut differently."""
+    """The cells that are left out only because the steps of their model were cut to another length."""
     times = Counter(what(cell) for cell in found)
     names = [fully(cell) for cell in left if times[what(cell)] > 1]
-    why = "cut differently from the same with other workers, and so not to be joined"
+    why = "cut to another length than with other numbers of workers, and not comparable with these"
     return f"{'; '.join(names)} ({why})" if names else ""
 
 
@@ -185,7 +185,7 @@ def _verdicts(cells: Sequence[Cell]) -> str:
     if not scored:
         return f"No difference is claimed: in none of these cells does Gloo read {QUIET}."
     found = [verdict(cell) for cell in scored]
-    where = {"slower": "slower in", "faster": "faster in", "the same": "not to be told apart in"}
+    where = {"slower": "slower in", "faster": "faster in", "the same": "not distinguishable in"}
     parts = [f"{words} {found.count(each)}" for each, words in where.items() if each in found]
     counts = counted(len(scored), "cell")
     return f"Where Gloo reads {QUIET} ({counts}), it is {', '.join(parts)}.{uncounted(cells)}"

@@ -1,4 +1,4 @@
-"""The figure that sets what the planner predicts against what was measured, each half of the study predicted from the other."""
+"""The figure of predicted against measured times; each half of the study is predicted from the other."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _WORST: Final = 8
 _SEED: Final = 0
 
 
-def foretold(study: Study) -> Sequence[Figure | Missing]:
+def predictions(study: Study) -> Sequence[Figure | Missing]:
     title = "Predicted against measured"
     cores = study.facts.get("cores")
     if not cores:
-        return [Missing("foretold", title, "nothing says how many cores the machine has")]
+        return [Missing("predictions", title, "nothing says how many cores the machine has")]
     try:
         found = validate(study.rows, _SEED, cores)
     except ConfigurationError as error:
-        return [Missing("foretold", title, str(error))]
+        return [Missing("predictions", title, str(error))]
     cells = {cell.name: cell for cell in study.cells}
     lines = [line for line in found.lines if line.cell in cells]
     if not lines:
-        return [Missing("foretold", title, "the model covers none of the cells")]
+        return [Missing("predictions", title, "the model covers none of the cells")]
     numbers: dict[str, Any] = {}
     for line in lines:
         numbers.setdefault(_name(line), []).append(_point(line))
     used = sorted((cells[name] for name in {line.cell for line in lines}), key=order)
-    return [Figure("foretold", "scatter", title, _says(found), _READING, numbers, used, _table(lines, cells))]
+    return [Figure("predictions", "scatter", title, _says(found), _READING, numbers, used, _table(lines, cells))]
 
 
 def _says(found: Validation) -> str:

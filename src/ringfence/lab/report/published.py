@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 READ: Final = {
     "text": "Primary text, source or data read",
     "abstract": "Abstract or opening only",
-    "second-hand": "Second-hand: somebody quotes it",
+    "second-hand": "Second-hand: quoted by another source",
     "recomputed": "Recomputed by us from the authors' data",
 }
 
@@ -39,7 +39,7 @@ PUBLISHED: Final = (
     ),
     Entry(
         "Fastrack, arXiv 2410.15240",
-        "CPU to GPU communication, inference and training under a GPU TEE, and three ways to make it cheaper",
+        "CPU to GPU communication, inference and training under a GPU TEE, and three methods to reduce its cost",
         "communication 12.69 to 33.53 times; training 10 to 455 % slower; up to 84.6 % less run time with all three",
         "abstract",
         "The body of the paper was not found.",
@@ -66,7 +66,7 @@ PUBLISHED: Final = (
         "all-reduce with additive masks: 16 MiB of float, best block size",
         "1.33 times with 1,152 ranks (integers 1.26), 2.47 times with 2 ranks (integers 1.76)",
         "recomputed",
-        "Encryption without authentication: whoever changes a message is not found out.",
+        "Encryption without authentication: changes to a message are not detected.",
         "https://github.com/spcl/libhear",
     ),
     Entry(
@@ -81,7 +81,7 @@ PUBLISHED: Final = (
         "Phala",
         "NVIDIA B300 in confidential mode",
         "matrix products at 0.998 of the speed, copies to the GPU at 0.203 and from it at 0.211; about 330 µs for "
-        "each small crossing",
+        "each small host-device copy",
         "abstract",
         "A vendor's blog.",
         "https://phala.com/posts/blackwell-gpu-cc-serialized-bridge",

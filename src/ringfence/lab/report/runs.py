@@ -1,4 +1,4 @@
-"""Who measured, when and with which command: what the raw files and the summary say of a study's runs."""
+"""The runs of a study: the machine, date and command of each, read from the raw files and the summary."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ringfence.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Run:
-    """Who measured: one start of the study."""
+    """One start of the study."""
 
     command: str
     date: str
     machine: Mapping[str, Any]
 
 
-class Told(NamedTuple):
-    """What a raw file says of the rounds that a cell shows."""
+class RawRuns(NamedTuple):
+    """The runs of one raw file."""
 
-    runs: tuple[Run, ...] = ()  # that measured any of them
-    asked: str = ""  # when a study last asked for these in the place of others
+    runs: tuple[Run, ...] = ()  # that measured any round of the cell
+    asked: str = ""  # when a study last selected these rounds instead of others
 
 
 def machines_of(path: Path) -> dict[str, Run]:
-    """The first run on each machine."""
+    """Return the first run on each machine."""
     found = json_of(path) or {}
     try:
         return {
@@ -53,8 +53,8 @@ def json_of(path: Path) -> Any:
         raise ConfigurationError(f"cannot read {path} ({error}): `ringfence study rebuild` makes it anew") from error
 
 
-def told_by(path: Path, machine: str) -> Told:
-    """Who measured the rounds of this machine. A raw file may hold those of others, whose runs are not ours to name."""
+def runs_in(path: Path, machine: str) -> RawRuns:
+    """Return the runs that measured rounds on this machine; a raw file may also contain rounds of other machines."""
     begun: dict[str, Run] = {}
     used: set[str] = set()
     asked = ""
@@ -76,7 +76,7 @@ def told_by(path: Path, machine: str) -> Told:
                 raise ConfigurationError(
                     f"{path}, line {number}: no line of a study ({type(error).__name__}: {error}); move the file away"
                 ) from error
-    return Told(tuple(run for name, run in begun.items() if name in used), asked)
+    return RawRuns(tuple(run for name, run in begun.items() if name in used), asked)
 
 
 def _run(record: Mapping[str, Any]) -> Run:

@@ -1,8 +1,8 @@
-"""What a study found, as the report reads it: cells with their variants, and who measured them, when and how.
+"""The results of a study as the report reads them: cells with their variants, and the runs that measured them.
 
 The summary layer holds the numbers, and one run for each machine. The raw files name every run with its command and date;
-without them the report is made all the same, and says less. Whatever is read may have been written by somebody else, so the
-type of every value is checked before it becomes a part of the page.
+without them the report lacks this. The files may come from another machine or another user, so the type of every value is
+checked before it is used in the page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench.intervals import MIN_ROUNDS, Interval
 from ringfence.lab.bench.names import BASELINE, STAGES
-from ringfence.lab.report.runs import Run, json_of, machines_of, told_by
+from ringfence.lab.report.runs import Run, json_of, machines_of, runs_in
 
 SETTINGS: Final = (
     "kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts", "rate_bits", "busy",
@@ -82,7 +82,7 @@ class Cell:
 
     @property
     def few(self) -> bool:
-        """Whether somebody in it has too few rounds for the cell to count, however quiet the machine was."""
+        """Whether a variant has too few rounds for the cell to be scored."""
         return any(line.rounds < MIN_ROUNDS for line in self.lines.values())
 
 
@@ -111,10 +111,10 @@ def read(folder: Path) -> Study:
     rows, machines = _rows(folder / "summary" / "cells.json"), machines_of(folder / "summary" / "machines.json")
     raw = {path.stem: path for path in sorted((folder / "raw").glob("*.jsonl"))}
     cells = _cells(rows)
-    told = {name: told_by(raw[name], cell.machine) for name, cell in cells.items() if name in raw}
+    found = {name: runs_in(raw[name], cell.machine) for name, cell in cells.items() if name in raw}
     known = {name: (machines[cell.machine],) for name, cell in cells.items() if cell.machine in machines}
-    measured = {name: each.runs for name, each in told.items() if each.runs}
-    return study(rows, {**known, **measured}, {name: each.asked for name, each in told.items()})
+    measured = {name: each.runs for name, each in found.items() if each.runs}
+    return study(rows, {**known, **measured}, {name: each.asked for name, each in found.items()})
 
 
 def study(

@@ -1,4 +1,4 @@
-"""What the study says, in plain words, for the top of the page; and what it does not say."""
+"""The summary of a study for the top of the page, and its limits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ringfence.lab.report.study import Cell, Study
 READING: Final = (
     "A point is the median over the rounds of a variant's time over plaintext Gloo's in the same round: 1 is as "
     "fast, 2 takes twice as long. Whiskers are its 95 % bootstrap interval. The grey band is how far plaintext "
-    "Gloo reads from itself in the same rounds: what lies inside cannot be told from 1. Hollow points come from "
+    "Gloo reads from itself in the same rounds: points inside it cannot be distinguished from 1. Hollow points come from "
     f"cells where that band is wider than ±0.10, or that have fewer than {MIN_ROUNDS} rounds; they are shown and not counted."
 )
 
 
 def headline(study: Study) -> str:
-    """One sentence: what sealing costs a step here."""
+    """Return one sentence: the cost of sealing a training step on this machine."""
     steps = _plain_steps(study)
     scored = [cell for cell in steps if cell.scored]
     if not steps:
@@ -39,7 +39,7 @@ def headline(study: Study) -> str:
     middle = _middle(scored)
     often = f"{middle:.2f} times in {'the median of ' if len(scored) > 1 else ''}{counted(len(scored), 'cell')}"
     if all(verdict(cell) == "the same" for cell in scored):
-        much = "as long as with plaintext Gloo, as far as can be told"
+        much = "as long as with plaintext Gloo, within the resolution of the measurement"
     else:
         much = f"{percent(abs(middle - 1))} {'longer' if middle >= 1 else 'shorter'} than with plaintext Gloo"
     step = f"a training step{replayed}, in which" if replayed else "a training step in which"
@@ -47,18 +47,23 @@ def headline(study: Study) -> str:
 
 
 def summary(study: Study) -> list[str]:
-    """The findings, most important first."""
-    sentences = [_told_apart(_plain_steps(study)), _worst(_plain_steps(study)), _price(study), _naive(study)]
+    """Return the findings, the most important first."""
+    sentences = [
+        _distinguished(_plain_steps(study)),
+        _worst(_plain_steps(study)),
+        _cost_of_sealing(study),
+        _naive(study),
+    ]
     return [sentence for sentence in [*sentences, lower_bound_sentence(study)] if sentence]
 
 
 def limits(study: Study) -> list[str]:
-    """What a reader must know before quoting a figure."""
+    """Return what a reader must know before quoting a figure."""
     found = [
         "One machine carries all workers: every byte is sealed, sent, received and opened by the same cores. A "
         "network between real machines hides more of the cost, and hardware with more cores for each worker too.",
-        "The machine may have been shared. Variants of one cell take turns, so that their ratio is sound where "
-        "the time is not; times of different cells are not compared that way.",
+        "The machine may have been shared. Variants of one cell take turns, so that their ratio is sound even "
+        "where the times are not; times of different cells are not comparable in this way.",
         "Intervals are 95 % bootstrap intervals of the median over the rounds. They say nothing of another day.",
     ]
     cores = study.facts.get("cores")
@@ -126,12 +131,12 @@ def _middle(cells: Iterable[Cell]) -> float:
     return statistics.median(ratio_of(cell).median for cell in cells)
 
 
-def _told_apart(steps: Sequence[Cell]) -> str:
+def _distinguished(steps: Sequence[Cell]) -> str:
     scored = [cell for cell in steps if cell.scored]
     if len(scored) < 2:
         return ""
     found = [verdict(cell) for cell in scored]
-    where = {"slower": "are slower", "faster": "are faster", "the same": "cannot be told from it"}
+    where = {"slower": "are slower", "faster": "are faster", "the same": "cannot be distinguished from it"}
     parts = [f"{found.count(each) or 'none'} {words}" for each, words in where.items()]
     among = f"Of {counted(len(scored), 'step')} that the machine was quiet enough to compare with plaintext Gloo"
     return f"{among}, {', '.join(parts)}."
@@ -149,8 +154,8 @@ def _worst(steps: Sequence[Cell]) -> str:
     return "Most and least: {} and {} times Gloo's time.".format(*ends)
 
 
-def _price(study: Study) -> str:
-    """Sealing against a copy, over everything that was measured both ways on the loopback."""
+def _cost_of_sealing(study: Study) -> str:
+    """Sealing against a copy, over everything that was measured with both variants on the loopback."""
     cells, note = counting([cell for cell in having(study.cells, SEALED, UNSEALED) if plain(cell)])
     steps, others = (_over([c for c in cells if is_step(c) is kind], SEALED, UNSEALED) for kind in (True, False))
     named = ((steps, "steps"), (others, "bare collectives"))
@@ -167,7 +172,7 @@ def _naive(study: Study) -> str:
     if not over:
         return ""
     return (
-        f"Sealing the naive way, each message for each hop, takes {statistics.median(over):.2f} times as long as "
+        f"Sealing each message for each hop takes {statistics.median(over):.2f} times as long as "
         f"ringfence in the median of {counted(len(over), 'cell')}, up to {max(over):.2f} times{note}."
     )
 

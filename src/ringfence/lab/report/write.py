@@ -1,4 +1,4 @@
-"""Makes the report of a study: reads it, draws what it has numbers for, writes the page."""
+"""Writes the report of a study: reads the results, draws the figures, renders the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringfence.errors import ConfigurationError
 from ringfence.lab.report import overhead, stages, tuning
 from ringfence.lab.report.figure import Builder, Figure, Missing
 from ringfence.lab.report.page import page
-from ringfence.lab.report.predictions import foretold
+from ringfence.lab.report.predictions import predictions
 from ringfence.lab.report.study import Study, read
 
 PAGE: Final = "report.html"
@@ -21,20 +21,20 @@ FIGURES: Final = "figures"
 BUILDERS: Final[tuple[Builder, ...]] = (
     overhead.models,
     overhead.workers,
-    overhead.ways,
+    overhead.variants,
     stages.stages,
     tuning.buckets,
     tuning.wires,
     overhead.rates,
     overhead.sizes,
     stages.roofline,
-    foretold,
+    predictions,
 )
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, and what could not be drawn."""
+    """The page and figures that were written, and the figures that the study has no numbers for."""
 
     page: Path
     figures: list[Figure]
@@ -42,17 +42,20 @@ class Report:
 
 
 def figures_of(study: Study, say: Callable[[str], None]) -> list[Figure | Missing]:
-    """All figures in the order of the page."""
+    """Return all figures in the order of the page."""
     found: list[Figure | Missing] = []
     for build in BUILDERS:
-        if build is foretold:
+        if build is predictions:
             say("calibrating the planner with half of the cells to predict the other half")  # the one that takes long
         found += build(study)
     return found
 
 
 def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: None) -> Report:
-    """The report of the study in `source`, into `target`; `say` hears of each picture as it is drawn."""
+    """Write the report of the study in `source` to `target`. `say` is called with each step.
+
+    Raises ConfigurationError if the report cannot be written.
+    """
     found = read(source)
     from ringfence.lab.report.drawing import draw  # late: it imports matplotlib, which takes a second
 
@@ -73,7 +76,7 @@ def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: Non
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all: somebody may have the old page open."""
+    """Replace a file in one step, so that readers see the old or the new page."""
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)

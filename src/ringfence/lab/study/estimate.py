@@ -1,6 +1,6 @@
-"""How long a study will take, roughly: so that nobody starts one for lunch and gets it the next day.
+"""A rough estimate of how long a study takes.
 
-The constants are those of two cores of a 2020s Xeon. They only have to be right within a third or so, on a machine like that.
+The constants are those of two cores of a 2020s Xeon, and right to about a third on such a machine.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _BUILD_SECONDS_PER_BYTE: Final = 1.6e-9  # of a variant's copy of a model, on ea
 
 
 def seconds(cell: Cell, cores: int, rounds: int | None = None) -> float:
-    """What measuring a cell takes, its preparation included."""
+    """Return the seconds that measuring a cell takes, with its preparation."""
     settings = cell.settings
-    everyone = settings["variants"]
-    once = sum(_TURN_SECONDS + _seconds(cell, name, cores) for name in everyone)
+    variants = settings["variants"]
+    once = sum(_TURN_SECONDS + _seconds(cell, name, cores) for name in variants)
     rounds = cell.rounds if rounds is None else rounds
     if settings["kind"] == "collective":
         return (rounds + 3) * once  # compared, and timed twice to find the repeats
     if settings["kind"] == "trace":
-        return (rounds + 1) * once + len(everyone) * 0.1
-    copies = 4 * models.load(settings["model"]).elements * _BUILD_SECONDS_PER_BYTE * len(everyone)
+        return (rounds + 1) * once + len(variants) * 0.1
+    copies = 4 * models.load(settings["model"]).elements * _BUILD_SECONDS_PER_BYTE * len(variants)
     return (rounds + 2) * once + (3.0 + copies) * _crowd(cell, cores)
 
 
 def total(cells: Sequence[Cell], cores: int) -> float:
-    """All cells, and the workers that are started for them."""
+    """Return the seconds that all cells take, with the start of their workers."""
     worker_pools = {cell.worker_pool for cell in cells}
     starting = sum(_POOL_SECONDS[0] + _POOL_SECONDS[1] * workers * 2 / min(2, cores) for _, _, workers in worker_pools)
     return starting + sum(seconds(cell, cores) for cell in cells)
@@ -70,13 +70,13 @@ def _seconds(cell: Cell, variant: str, cores: int) -> float:
 
 
 def _crowd(cell: Cell, cores: int) -> float:
-    """How many workers share a core."""
+    """Return how many workers share a core."""
     workers: int = cell.settings["workers"]
     return max(1.0, workers / cores)
 
 
 def _moving(settings: Mapping[str, Any], moved: int, variant: str, cores: int) -> float:
-    """So many bytes from worker to worker: as fast as the cores allow, or the wire."""
+    """Return the seconds to move bytes between workers, bound by the cores or by the network."""
     workers: int = settings["workers"]
     working = moved * _NS_PER_BYTE.get(variant, _SEALED_NS_PER_BYTE) * 1e-9 / min(cores, workers)
     wire = moved / workers * 8 / bits_per_second(settings["rate"]) * 1.1 if settings["rate"] else 0.0

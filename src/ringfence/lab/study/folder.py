@@ -1,4 +1,4 @@
-"""The folder of a study: its paths, who is using it, and files that are replaced whole or not at all."""
+"""The folder of a study: its paths, its lock, and files that are replaced in one step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK: Final = 1 << 20
 
 
 class Folder:
-    """Where a study keeps what it has."""
+    """The paths of a study."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,12 +38,15 @@ class Folder:
             raise ConfigurationError(f"cannot use the study folder {self.path}: {error.strerror}") from error
 
     def raw_files(self) -> list[Path]:
-        """One for each cell, in the order of their names."""
+        """Return the raw files, one for each cell, ordered by name."""
         return sorted(self.raw.glob("*.jsonl"))
 
     @contextmanager
     def held(self, command: str) -> Iterator[None]:
-        """Nobody else writes here meanwhile. The kernel lets go of it however this process ends."""
+        """Hold the lock of the folder. The kernel releases it however this process ends.
+
+        Raises ConfigurationError if another process holds it.
+        """
         self.make()
         with self._lock.open("a+", encoding="utf-8") as file:
             try:
@@ -59,18 +62,18 @@ class Folder:
 
     def _taken(self) -> str:
         try:
-            who = json.loads(self._lock.read_text(encoding="utf-8"))
-            holder = f"process {who['process']} on {who['host']} since {who['since']}: {who['command']}"
+            owner = json.loads(self._lock.read_text(encoding="utf-8"))
+            holder = f"process {owner['process']} on {owner['host']} since {owner['since']}: {owner['command']}"
         except (ValueError, KeyError, TypeError):
-            holder = "another process, which has not said its name yet"
+            holder = "another process"
         return f"{self.path} is in use by {holder}. Wait for it to end, or give --results another folder"
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file to write in place of `path`, which stays as it was until all of the new one is on the disk.
+    """Yield a file to write; it replaces `path` when the block ends and the data is on the disk.
 
-    What a killed process left half-written has a fixed name, so the next one overwrites it.
+    The temporary file has a fixed name, so that the next process overwrites what a killed one left.
     """
     aside = path.with_name(f".{path.name}.part")
     with aside.open("wb") as file:
@@ -86,7 +89,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 
 
 def digest_of(files: list[Path]) -> str:
-    """Names what is in these files, in this order."""
+    """Return the digest of the names and contents of these files."""
     state = hashlib.sha256()
     for path in files:
         state.update(path.name.encode() + b"\0")

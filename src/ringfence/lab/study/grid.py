@@ -129,10 +129,10 @@ def _cells(table: dict[str, Any], where: str, rounds: int) -> Iterator[Cell]:
 def _variants(block: _Block, kind: str) -> list[str]:
     known = (*names.VARIANTS, *([] if kind == "collective" else [names.ALONE]))
     chosen = block.listed("variants", _name_of(known), _VARIANTS[kind])
-    everyone = list(dict.fromkeys((*names.BASELINE, *chosen)))  # without the baseline there is no ratio
-    if block.one("strategy", str, "ddp") == "fsdp2" and (rings := [name for name in everyone if name in names.RINGS]):
+    variants = list(dict.fromkeys((*names.BASELINE, *chosen)))  # without the baseline there is no ratio
+    if block.one("strategy", str, "ddp") == "fsdp2" and (rings := [name for name in variants if name in names.RINGS]):
         raise block.refuse("variants", f"FSDP2 needs process groups: leave out {', '.join(rings)}")
-    return everyone
+    return variants
 
 
 # -- the kinds --------------------------------------------------------------------------------------------------------

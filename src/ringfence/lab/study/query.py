@@ -1,7 +1,7 @@
 """Rows of a layer by the values of their columns.
 
 Values are bound as Arrow scalars of the column's type in a filter expression: no query is ever put together as text, so nothing
-that somebody types can be more than a value. pyarrow has the layers open already; an SQL engine would be a second way in.
+that a user types can be more than a value. pyarrow has the layers open already; an SQL engine would be a second interface.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ringfence.errors import ConfigurationError
 from ringfence.lab.study.schema import checked, opened
 
 
-def rows(path: Path, schema: Any, wanted: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Rows whose columns have one of the wanted values each (None: has no value), in the order of the layer."""
+def rows(path: Path, schema: Any, filters: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows whose columns have one of the given values each (None: no value), in the order of the layer."""
     opened(path, schema)  # says what to do if the layer is missing or of another version
-    scanner = ds.dataset(path, format="parquet").scanner(filter=_filter(schema, wanted), batch_size=5_000)
+    scanner = ds.dataset(path, format="parquet").scanner(filter=_filter(schema, filters), batch_size=5_000)
     for batch in scanner.to_batches():
         if batch.num_rows:
             yield from checked(batch, schema, str(path)).to_pylist()
 
 
-def _filter(schema: Any, wanted: Mapping[str, Sequence[Any]]) -> Any:
+def _filter(schema: Any, filters: Mapping[str, Sequence[Any]]) -> Any:
     whole = None
-    for name, values in wanted.items():
+    for name, values in filters.items():
         if name not in schema.names:
             raise ConfigurationError(f"no column is called {name!r}; there are {', '.join(schema.names)}")
         each = _one_of(name, schema.field(name).type, values)

@@ -1,4 +1,4 @@
-"""Measures what is missing from the cells of a study, round by round; whatever ends it, the rounds measured so far are kept."""
+"""Measures what is missing from the cells of a study, round by round; rounds are kept as soon as they are measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ringfence.lab.bench import machine, names
-from ringfence.lab.bench.measure import rounds_of, seats_for
+from ringfence.lab.bench.measure import placements_for, rounds_of
 from ringfence.lab.bench.samples import Samples
 from ringfence.lab.bench.worker_pool import WorkerPool
 from ringfence.lab.study import selection
@@ -15,15 +15,15 @@ from ringfence.lab.study.cells import Cell, label
 from ringfence.lab.study.folder import Folder
 from ringfence.lab.tables import Progress
 
-# Rooms that are done before anything is timed, or only read what was: samples outlive a change in them.
+# Packages that run before anything is timed, or that only read samples: samples stay valid when these change.
 UNMEASURED: Final = (
     *("admission", "cli", "evidence", "join", "policy"),
-    *("lab/plan", "lab/report", "lab/study"),
+    *("lab/plan", "lab/report", "lab/study", "lab/tables.py"),
 )
 
 
-class Wanted(NamedTuple):
-    """A cell as it is wanted here, its samples, and how many rounds they lack."""
+class CellRounds(NamedTuple):
+    """A cell, its samples, and the number of rounds that are missing."""
 
     cell: Cell
     case: Mapping[str, Any]
@@ -32,32 +32,32 @@ class Wanted(NamedTuple):
 
     @property
     def others(self) -> bool:
-        """Whether the layers show rounds of another machine or of other code in its place."""
+        """Whether the layers use rounds of another machine or of other code for this cell."""
         return selection.others(self.samples.path, self.case)
 
 
 def facts() -> dict[str, Any]:
-    """This machine, and the code that is measured."""
+    """Return the facts of this machine and the digest of the measured code."""
     return {**machine.facts(), "source": machine.source_digest(without=UNMEASURED)}
 
 
-def wanted(folder: Folder, cells: Sequence[Cell], here: Mapping[str, Any]) -> list[Wanted]:
-    """All cells, each with the rounds that it lacks on this machine with this code."""
+def missing_rounds(folder: Folder, cells: Sequence[Cell], here: Mapping[str, Any]) -> list[CellRounds]:
+    """Return all cells, each with the number of rounds that are missing on this machine with this code."""
     found = []
     for cell in cells:
         case = {**cell.settings, "machine": machine.digest(here)}
         samples = Samples(folder.raw, f"{cell.name}.jsonl")
-        found.append(Wanted(cell, case, samples, max(0, cell.rounds - len(samples.rounds(case)))))
+        found.append(CellRounds(cell, case, samples, max(0, cell.rounds - len(samples.rounds(case)))))
     return found
 
 
-def show(complete: Sequence[Wanted]) -> int:
-    """Let the layers show the rounds of this machine and code; for how many cells they showed others."""
+def show(complete: Sequence[CellRounds]) -> int:
+    """Select the rounds of this machine and code for the layers; return for how many cells that is a change."""
     return sum(selection.show(each.samples.path, each.samples.run, each.case, machine.now()) for each in complete)
 
 
-def measure(missing: Sequence[Wanted], here: Mapping[str, Any], command: str) -> None:
-    """Measure what is missing. Cells with the same workers on the same hosts share them: starting workers takes seconds."""
+def measure(missing: Sequence[CellRounds], here: Mapping[str, Any], command: str) -> None:
+    """Measure the missing rounds. Cells with the same number of workers and hosts share a worker pool."""
     progress = Progress(sum(each.rounds for each in missing))
     try:
         together = sorted(missing, key=lambda each: each.cell.worker_pool)
@@ -65,8 +65,8 @@ def measure(missing: Sequence[Wanted], here: Mapping[str, Any], command: str) ->
             progress.say(f"starting {workers} workers")
             each_of_them = list(group)
             with (
-                seats_for(workers, hosts, rate or None) as seats,
-                WorkerPool(seats, _everyone(each_of_them)) as worker_pool,
+                placements_for(workers, hosts, rate or None) as placements,
+                WorkerPool(placements, _variants(each_of_them)) as worker_pool,
             ):
                 for each in each_of_them:
                     selection.hold(each.samples.path, each.samples.run, each.case)
@@ -77,16 +77,16 @@ def measure(missing: Sequence[Wanted], here: Mapping[str, Any], command: str) ->
         progress.end()
 
 
-def _everyone(group: Sequence[Wanted]) -> list[str]:
+def _variants(group: Sequence[CellRounds]) -> list[str]:
     """All variants that any of the cells has, in one order."""
     named = {name for each in group for name in each.case["variants"]}
     return [name for name in (*names.VARIANTS, names.ALONE) if name in named]
 
 
-def _measure(worker_pool: WorkerPool, wanted: Wanted, progress: Progress) -> None:
-    what = f"{label(wanted.case)}, {worker_pool.size} workers"
+def _measure(worker_pool: WorkerPool, missing: CellRounds, progress: Progress) -> None:
+    what = f"{label(missing.case)}, {worker_pool.size} workers"
     progress.say(what)
-    one = rounds_of(worker_pool, wanted.case, wanted.cell.trace)
-    for _ in range(wanted.rounds):
-        wanted.samples.add(wanted.case, one(len(wanted.samples.rounds(wanted.case))))
+    one = rounds_of(worker_pool, missing.case, missing.cell.trace)
+    for _ in range(missing.rounds):
+        missing.samples.add(missing.case, one(len(missing.samples.rounds(missing.case))))
         progress.step(what)
