@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +14,27 @@ BACKENDS = ("gloo", "ringfence")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only tests that start no process, exhaustive ones shortened")
     parser.addoption("--full", action="store_true", help="long tests at their full length")
     parser.addoption("--backend", choices=BACKENDS, help="only this one of the backends that suites are run against")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        sys.addaudithook(refuse_processes)
+
+
+def refuse_processes(event: str, _: tuple[object, ...]) -> None:
+    """Keep the marker `processes` true: with --fast, a test without it fails when it starts a process."""
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn") and "PYTEST_CURRENT_TEST" in os.environ:
+        raise RuntimeError("a test that starts a process needs the marker `processes`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        left_out = [item for item in items if item.get_closest_marker("processes")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("processes")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -40,3 +61,9 @@ def pool() -> Iterator[Pool]:
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether `--full` was given."""
     return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def exhaustive(request: pytest.FixtureRequest) -> bool:
+    """Whether tests over all bits or all sizes try every one, as they do unless --fast is given."""
+    return not request.config.getoption("--fast")

@@ -49,6 +49,7 @@ def test_callback_may_cancel_its_own_alarm() -> None:
     assert not made[0].is_alive()
 
 
+@pytest.mark.processes
 def test_forked_child_keeps_no_descriptor_of_an_alarm() -> None:
     before = descriptors()
     alarm = Alarm("test", boot_seconds() + 3600, lambda: None)

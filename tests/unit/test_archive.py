@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.command import ringfence
 from tests.unit.test_documents import ROOT, files_of_the_project, name_of, recorded
 
 
+@pytest.mark.processes
 def test_the_source_archive_is_the_repository(tmp_path: Path) -> None:
     """As the build backend lists it. Documents link to each other, and tests read documents, scripts and records."""
     command = [sys.executable, "-W", "ignore", "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
@@ -22,6 +25,7 @@ def test_the_source_archive_is_the_repository(tmp_path: Path) -> None:
     assert sources == {name_of(file) for file in (*files_of_the_project(), *recorded())} | others
 
 
+@pytest.mark.processes
 def test_git_takes_neither_secrets_nor_keys(tmp_path: Path) -> None:
     """The commands of the guides are run beside the examples, in a clone."""
     shutil.copy(ROOT / ".gitignore", tmp_path)

@@ -157,6 +157,7 @@ assert peak_bytes() - resident_bytes() < 8 << 20
 """
 
 
+@pytest.mark.processes
 def test_the_peak_starts_again_from_what_is_resident() -> None:
     """In a process of its own: this one may give back meanwhile what earlier tests have left."""
     subprocess.run([sys.executable, "-c", PEAK], check=True, timeout=60)
@@ -186,6 +187,7 @@ def test_samples_of_the_two_data_planes_are_never_put_together(monkeypatch: pyte
     assert machine_text(slow).split() == [*f"{machine_text(compiled)}; data plane in Python".split()]
 
 
+@pytest.mark.processes
 def test_facts_need_no_torch() -> None:
     """A study that only says that it is in use, or what it would measure, should not take seconds to say it."""
     program = "import sys; from ringfence.lab.bench import machine; machine.facts(); sys.exit('torch' in sys.modules)"

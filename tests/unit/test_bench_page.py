@@ -157,6 +157,7 @@ def test_every_picture_of_the_page_is_one_that_is_drawn() -> None:
     assert shown == set(SERIES)
 
 
+@pytest.mark.processes
 def test_the_measurement_says_what_it_runs_and_how_long_that_takes() -> None:
     done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -167,6 +168,7 @@ def test_the_measurement_says_what_it_runs_and_how_long_that_takes() -> None:
     assert int(minutes[2]) <= 45
 
 
+@pytest.mark.processes
 def test_every_step_of_the_measurement_is_a_command_that_exists() -> None:
     done = subprocess.run([ROOT / "scripts" / "measure", "--list"], capture_output=True, text=True, timeout=60)
     for step in done.stdout.splitlines()[1:]:

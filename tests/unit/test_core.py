@@ -40,6 +40,7 @@ def test_this_process_uses_the_compiled_data_plane() -> None:
         assert native.COMPILED and choice.Execution is _core.Execution
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [("python", "False"), ("compiled", "True"), ("", "True"), ("fast", "it may be 'compiled' or 'python'")],

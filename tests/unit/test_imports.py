@@ -234,6 +234,7 @@ def test_pure_parts_import_nothing_outside(file: Path) -> None:
     assert not wrong, f"time, entropy and bytes are arguments here, not imports: {sorted(wrong)}"
 
 
+@pytest.mark.processes
 def test_import_ringfence_needs_no_torch() -> None:
     modules = ["ringfence", "ringfence.cli", *(f"ringfence.{name}" for name in PURE)]
     program = (

@@ -307,6 +307,7 @@ def test_copy_in_a_forked_child_does_not_seal(use: str) -> None:
     assert sealer.counter == spent and bytes(target) == bytes(20)
 
 
+@pytest.mark.processes
 def test_canary_is_zero_in_a_real_child() -> None:
     sealer = Sealer(SECRET, fork.ALIVE)
     sealer.tag(b"header")

@@ -91,32 +91,31 @@ def test_an_expired_or_early_certificate_is_refused(name: str, day: str) -> None
 
 @pytest.mark.promise("Signed evidence with a flipped bit is rejected.")
 @pytest.mark.long
-def test_every_flipped_bit_of_a_report_is_refused() -> None:
+def test_every_flipped_bit_of_a_report_is_refused(exhaustive: bool) -> None:
     """Signed bytes, the signature, and what lies behind it, which must be zero: 9,472 bits."""
     record = RECORDS["trustee"]
     certificate, now = record.certificate, record.now
     count = 0
-    for changed in flips(record.report):
+    for changed in flips(record.report, exhaustive):
         with pytest.raises(AdmissionError):
             snp.authenticate(changed, certificate, now)
         count += 1
-    assert count == 8 * REPORT_BYTES
+    assert count == (8 if exhaustive else 1) * REPORT_BYTES
 
 
 @pytest.mark.parametrize("name", [each for each in RECORDS if each != "trustee"])
 def test_a_flipped_bit_in_any_byte_of_a_report_is_refused(name: str) -> None:
     record = RECORDS[name]
     certificate, now = record.certificate, record.now
-    for place, changed in enumerate(flips(record.report)):
-        if place % 8 == place // 8 % 8:  # one bit of each byte, not always the same one
-            with pytest.raises(AdmissionError):
-                snp.authenticate(changed, certificate, now)
+    for changed in flips(record.report, every=False):
+        with pytest.raises(AdmissionError):
+            snp.authenticate(changed, certificate, now)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("record", [RECORDS["trustee"], RECORDS["vlek"]], ids=lambda each: each.name)
-def test_every_flipped_bit_of_an_endorsement_certificate_is_refused(record: Record) -> None:
-    for changed in flips(record.certificate):
+def test_every_flipped_bit_of_an_endorsement_certificate_is_refused(record: Record, exhaustive: bool) -> None:
+    for changed in flips(record.certificate, exhaustive):
         with pytest.raises(AdmissionError):
             authenticate(record, certificate=changed)
 

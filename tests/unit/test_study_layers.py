@@ -248,6 +248,7 @@ def peak_of(rows: int) -> dict[str, object]:
     return result
 
 
+@pytest.mark.processes
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_rows(full: bool) -> None:
     """The raw samples of the larger study take 25 MB more, or 350."""

@@ -140,24 +140,24 @@ def test_text_behind_a_recorded_quote_is_refused() -> None:
 
 @pytest.mark.promise("Signed evidence with a flipped bit is rejected.")
 @pytest.mark.long
-def test_every_flipped_bit_of_what_is_signed_is_refused() -> None:
+def test_every_flipped_bit_of_what_is_signed_is_refused(exhaustive: bool) -> None:
     record = RECORDS["dstack"]
     quote, terms, now = record.quote, record.collateral, record.now
     size = tdx_quote.read(quote).signed_bytes
     assert size == 632
-    for changed in flips(quote[:size]):
+    for changed in flips(quote[:size], exhaustive):
         with pytest.raises(AdmissionError):
             tdx.authenticate(changed + quote[size:], terms, now)
 
 
 @pytest.mark.long
-def test_a_flipped_bit_behind_what_is_signed_is_refused_or_changes_no_claim() -> None:
+def test_a_flipped_bit_behind_what_is_signed_is_refused_or_changes_no_claim(exhaustive: bool) -> None:
     """Newlines of PEM and the copy of the root that a quote carries: so a digest of a quote is nobody's identity."""
     record = RECORDS["dstack"]
     quote, terms, now = record.quote, record.collateral, record.now
     claims = tdx.authenticate(quote, terms, now)
     accepted = 0
-    for place in range(632, len(quote)):
+    for place in range(632, len(quote), 1 if exhaustive else 7):
         changed = bytearray(quote)
         changed[place] ^= 1 << place % 8
         try:
@@ -461,6 +461,7 @@ def test_the_test_root_is_part_of_the_policy_digest() -> None:
     assert production.content() != tdx.TdxVerifier(mint.rules, time.time, root=mint.root).content()
 
 
+@pytest.mark.processes
 def test_without_dcap_qvl_a_verify_says_what_to_install() -> None:
     program = (
         "import sys, time\n"

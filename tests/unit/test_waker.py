@@ -38,6 +38,7 @@ def test_a_closed_waker_wakes_nothing() -> None:
         os.fstat(number)
 
 
+@pytest.mark.processes
 def test_a_forked_child_closes_a_waker_without_its_lock() -> None:
     waker, held, done = _Waker(), threading.Event(), threading.Event()
 

@@ -127,8 +127,7 @@ def call(operation: int, dtype: int = 0, schedule: int = 0, elements: int = 0, t
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.processes
 def test_vectors_file_matches_the_package() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "tests.vectors.make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
