@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import keys
-from ringfence.cli import checks
+from ringfence.cli.checks import software
 from ringfence.errors import ConfigurationError, ProtocolError
 from ringfence.transport import tls
 from ringfence.transport.tls import Credentials
@@ -123,14 +123,14 @@ def test_the_key_agreement_is_part_of_the_policy_digest(tmp_path: Path) -> None:
 
 
 def test_the_doctor_reports_the_key_agreement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = checks.key_agreement({})
+    found = software.key_agreement({})
     assert (found.value, found.good) == ("X25519MLKEM768", True)
     monkeypatch.setattr(keys, "HYBRID_GROUPS", ("a group that OpenSSL does not know",))
-    missing = checks.key_agreement({})
+    missing = software.key_agreement({})
     assert missing.good is False
     assert missing.fix
     path = tmp_path / "policy.toml"
     path.write_text('version = 1\nkey_agreement = "any"\n[[admit]]\n[admit.secret]\n')
     path.chmod(0o600)
-    permitted = checks.key_agreement({"RINGFENCE_POLICY": str(path)})
+    permitted = software.key_agreement({"RINGFENCE_POLICY": str(path)})
     assert (permitted.value, permitted.good) == ("x25519", None)

@@ -63,12 +63,12 @@ def test_more_names_come_from_the_same_authority(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("site", "b", "a"), "a.pem exists; certificates are never overwritten"),
+        (("site", "b", "a"), "a.pem exists, and certificates are never overwritten"),
         (("site", "../b"), "cannot name a worker"),
         (("site", "ca"), "cannot name a worker"),
         (("site", "b", "--days", "0"), "--days must be 1 to 825"),
         (("site", "b", "--trust-domain", "example.com"), "is for trust domain ringfence.internal, not example.com"),
-        (("other", "b", "--trust-domain", "Example.com"), "is no trust domain"),
+        (("other", "b", "--trust-domain", "Example.com"), "is not a trust domain"),
         (("site/a.pem/x", "b"), "cannot make"),
     ],
 )
@@ -96,7 +96,7 @@ def test_an_authority_of_which_half_is_missing_is_told_with_a_way_out(tmp_path: 
     (tmp_path / "site" / "ca.pem").unlink()
     done = ringfence("certificate", "new", "site", "b", folder=tmp_path)
     assert done.returncode == 2
-    assert "put back what is missing, or name a new folder" in done.stderr
+    assert "restore the missing file, or name a new folder" in done.stderr
 
 
 def test_where_certificates_do_not_fit_nothing_is_left_of_them(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_where_nobody_may_listen_the_gloo_half_is_left_out_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert demo.gloo_is_readable(tmp_path, None, private=False)
-    assert "left out: listening needs root" in capsys.readouterr().out
+    assert "skipped: capturing needs root" in capsys.readouterr().out
 
 
 def test_the_choice_of_the_data_plane_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

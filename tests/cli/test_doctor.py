@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from ringfence import keys
-from ringfence.cli import checks, doctor
+from ringfence.cli import doctor
+from ringfence.cli.checks import configuration, hardware, software
+from ringfence.cli.checks.check import Check, bad
 from ringfence.errors import ConfigurationError
 from ringfence.private_files import load_secret
 from ringfence.settings import Settings
@@ -67,7 +69,7 @@ def test_what_a_worker_would_refuse_is_found_with_the_workers_words(secret: Path
     environ = {"RINGFENCE_SECRET_FILE": str(secret), name: value}
     with pytest.raises(ConfigurationError) as refused:
         Settings.from_environment(environ)
-    found = checks.bad([*checks.software(environ), *checks.configuration(environ)])
+    found = bad([*software.checks(environ), *configuration.checks(environ)])
     assert [check.text for check in found] == [str(refused.value)]
     assert found[0].fix
 
@@ -81,7 +83,7 @@ def test_settings_that_are_refused_are_exit_code_1(secret: Path) -> None:
 
 def test_ports_that_are_used_up_are_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        found = checks.settings({"RINGFENCE_PORTS": str(taken.getsockname()[1])})
+        found = configuration.settings({"RINGFENCE_PORTS": str(taken.getsockname()[1])})
     assert found.good is False
     assert "cannot listen on ports" in found.text
 
@@ -138,12 +140,12 @@ def test_core_dumps_are_a_note(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_CORE)
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, before[1]))
-        assert checks.core_dumps(tmp_path) == checks.Check("core dumps", "off", 0)
+        assert hardware.core_dumps(tmp_path) == Check("core dumps", "off", 0)
         pattern.write_text("|/usr/lib/keeper %P\n")
-        assert "|/usr/lib/keeper" in checks.core_dumps(tmp_path).text
+        assert "sent to |/usr/lib/keeper whatever the limit" in hardware.core_dumps(tmp_path).text
         pattern.unlink()
         resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
-        found = checks.core_dumps(tmp_path)
+        found = hardware.core_dumps(tmp_path)
         assert (found.value, found.good) == (before[1], None)
         assert "`ulimit -c 0`" in found.text
     finally:
@@ -165,7 +167,7 @@ def test_plugins_turned_off_are_found(secret: Path) -> None:
 
 def test_a_secret_that_others_can_read_is_found(secret: Path) -> None:
     secret.chmod(0o640)
-    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
+    found = configuration.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
     assert found.good is False
     assert "0640" in found.text
     assert found.fix == f"chmod 600 {secret}"
@@ -173,46 +175,46 @@ def test_a_secret_that_others_can_read_is_found(secret: Path) -> None:
 
 def test_a_secret_that_is_none_is_found(secret: Path) -> None:
     secret.write_text("password\n")
-    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
+    found = configuration.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
     assert found.good is False
     assert "password" not in found.text
     assert "ringfence secret new" in found.fix
 
 
 def test_a_secret_file_that_is_not_there_is_found(tmp_path: Path) -> None:
-    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path / "none")})
+    found = configuration.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path / "none")})
     assert found.good is False
     assert str(tmp_path / "none") in found.text
 
 
 def test_a_secret_file_that_is_not_there_can_be_made_as_it_is_said(tmp_path: Path) -> None:
-    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path / "run.secret")})
+    found = configuration.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path / "run.secret")})
     assert repaired(found, tmp_path).good is True
 
 
 @pytest.mark.parametrize("content", ["", "password\n"])
 def test_a_file_that_is_no_secret_is_put_aside_by_its_repair(secret: Path, content: str) -> None:
     secret.write_text(content)
-    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
+    found = configuration.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
     assert repaired(found, secret.parent).good is True
     assert secret.with_name("run.secret.old").read_text() == content
 
 
-def repaired(found: checks.Check, folder: Path) -> checks.Check:
+def repaired(found: Check, folder: Path) -> Check:
     """What is found once the command was run that the repair ends with."""
     assert found.fix.startswith(
         f"copy the run's secret to {folder / 'run.secret'}, or make a new one for all workers: "
     )
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     subprocess.run(["sh", "-c", found.fix.partition(": ")[2]], check=True, env=environment, timeout=60)
-    return checks.secret_file({"RINGFENCE_SECRET_FILE": str(folder / "run.secret")})
+    return configuration.secret_file({"RINGFENCE_SECRET_FILE": str(folder / "run.secret")})
 
 
 def test_a_secret_that_may_not_be_read_is_not_to_be_replaced(secret: Path) -> None:
     """Other machines have the same one: with a new secret this worker would be refused."""
     secret.chmod(0)
     with unprivileged(secret.parent):
-        user, found = os.geteuid(), checks.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
+        user, found = os.geteuid(), configuration.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
         with pytest.raises(ConfigurationError) as refused:
             load_secret(secret)
     assert (found.good, found.text) == (False, f"{secret}: Permission denied")
@@ -222,9 +224,9 @@ def test_a_secret_that_may_not_be_read_is_not_to_be_replaced(secret: Path) -> No
 
 
 def test_a_folder_is_no_secret_and_is_left_as_it_is(tmp_path: Path) -> None:
-    found = checks.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path)})
+    found = configuration.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path)})
     assert (found.good, found.text) == (False, f"{tmp_path} is not a regular file")
-    assert found.fix == "name the secret file itself in RINGFENCE_SECRET_FILE"
+    assert found.fix == "set RINGFENCE_SECRET_FILE to the secret file itself"
     with pytest.raises(ConfigurationError, match="Is a directory; name the file itself"):
         load_secret(tmp_path)
 
@@ -232,25 +234,25 @@ def test_a_folder_is_no_secret_and_is_left_as_it_is(tmp_path: Path) -> None:
 def test_cpu_flags_are_those_of_the_first_cpu(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu aes sse vaes\n\nprocessor\t: 1\n")
-    assert checks.cpu_flags(tmp_path).value == ["aes", "vaes"]
+    assert hardware.cpu_flags(tmp_path).value == ["aes", "vaes"]
     (tmp_path / "proc/cpuinfo").write_text("Features\t: fp asimd\n")
-    assert "slow" in checks.cpu_flags(tmp_path).text
+    assert "slow" in hardware.cpu_flags(tmp_path).text
 
 
 @pytest.mark.parametrize(
     ("device", "kind", "name"), [("tdx_guest", "tdx", "Intel TDX"), ("sev-guest", "snp", "AMD SEV-SNP")]
 )
 def test_it_says_which_tee_this_machine_is_a_guest_of(tmp_path: Path, device: str, kind: str, name: str) -> None:
-    found = checks.tee(tmp_path)
+    found = hardware.tee(tmp_path)
     assert (found.value, found.good) == (None, None)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / device).touch()
-    found = checks.tee(tmp_path)
+    found = hardware.tee(tmp_path)
     assert (found.value, found.good) == (kind, None)
-    assert f"guest of {name} (/dev/{device})" in found.text
+    assert f"{name} guest (/dev/{device})" in found.text
     assert "mount -t configfs" in found.fix
-    (tmp_path / checks.TSM).mkdir(parents=True)
-    found = checks.tee(tmp_path)
+    (tmp_path / hardware.TSM).mkdir(parents=True)
+    found = hardware.tee(tmp_path)
     assert (found.value, found.good) == (kind, True)
 
 
@@ -258,10 +260,10 @@ def test_with_a_policy_it_says_what_this_worker_would_show(secret: Path) -> None
     policy = secret.parent / "policy.toml"
     policy.write_text("version = 1\n[[admit]]\n[admit.secret]\n")
     environ = {"RINGFENCE_POLICY": str(policy), "RINGFENCE_SECRET_FILE": str(secret)}
-    found = checks.admission(environ)
+    found = configuration.admission(environ)
     assert found.good is True
-    assert "this worker shows shared secret" in found.text
-    assert checks.admission({"RINGFENCE_SECRET_FILE": str(secret)}).name == "secret"
+    assert "this worker presents shared secret" in found.text
+    assert configuration.admission({"RINGFENCE_SECRET_FILE": str(secret)}).name == "secret"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ def test_with_a_policy_it_says_what_this_worker_would_show(secret: Path) -> None
 def test_a_policy_that_this_worker_cannot_meet_is_found(tmp_path: Path, table: str, reason: str) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text(f"version = 1\n[[admit]]\n{table}\n")
-    found = checks.admission({"RINGFENCE_POLICY": str(policy)})
+    found = configuration.admission({"RINGFENCE_POLICY": str(policy)})
     assert found.good is False
     assert reason in found.text
     assert found.fix == f"ringfence policy check {policy}"
@@ -322,19 +324,19 @@ def test_a_token_command_that_cannot_be_run_is_found(tmp_path: Path, mode: int |
     ],
 )
 def test_versions_are_compared_as_numbers(version: str, wanted: str, expected: bool) -> None:
-    assert checks.within(version, wanted) is expected
+    assert software.within(version, wanted) is expected
 
 
 def test_every_version_that_is_asked_for_can_be_compared() -> None:
     for name in ("torch", "cryptography", "pyOpenSSL"):
-        assert checks.within(metadata.version(name), checks.requirement(name))
+        assert software.within(metadata.version(name), software.requirement(name))
 
 
 def test_a_package_that_is_too_old_comes_with_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "49.1")
-    found = checks.package("cryptography")
+    found = software.package("cryptography")
     assert found.good is False
-    assert found.fix == f'python -m pip install "cryptography{checks.requirement("cryptography")}"'
+    assert found.fix == f'python -m pip install "cryptography{software.requirement("cryptography")}"'
 
 
 @pytest.mark.parametrize(
@@ -348,7 +350,7 @@ def test_a_package_that_is_too_old_comes_with_its_repair(monkeypatch: pytest.Mon
 )
 def test_torch_is_too_old_tested_or_newer(monkeypatch: pytest.MonkeyPatch, version: str, good: bool, text: str) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    found = checks.torch()
+    found = software.torch()
     assert found.good is good
     assert text == found.text
     assert found.fix == ("" if good else 'python -m pip install "torch>=2.13,<2.16"')
@@ -356,7 +358,7 @@ def test_torch_is_too_old_tested_or_newer(monkeypatch: pytest.MonkeyPatch, versi
 
 def test_a_missing_torch_comes_with_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    found = checks.backend({})
+    found = software.backend({})
     assert found.good is False
     assert found.fix == 'python -m pip install "torch>=2.13,<2.16"'
 
@@ -364,21 +366,21 @@ def test_a_missing_torch_comes_with_its_repair(monkeypatch: pytest.MonkeyPatch) 
 def test_a_missing_cryptography_does_not_stop_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
         monkeypatch.setitem(sys.modules, name, None)
-    assert checks.openssl().value is None
-    assert checks.throughput().value is None
+    assert software.openssl().value is None
+    assert hardware.throughput().value is None
 
 
 def test_the_sealing_rate_is_bytes_over_time() -> None:
     ticks = iter(range(1_000))
-    assert checks.sealing_rate(1 << 20, seconds=3, clock=lambda: float(next(ticks))) == pytest.approx((1 << 20) / 1e9)
+    assert hardware.sealing_rate(1 << 20, seconds=3, clock=lambda: float(next(ticks))) == pytest.approx((1 << 20) / 1e9)
 
 
 def test_the_text_lists_repairs_only_for_what_is_bad() -> None:
     text = doctor.as_text(
         [
-            checks.Check("one", "fine", 1, True, "never shown"),
-            checks.Check("two", "a fact", 2, None, "never shown"),
-            checks.Check("three", "broken", 3, False, "repair three"),
+            Check("one", "fine", 1, True, "never shown"),
+            Check("two", "a fact", 2, None, "never shown"),
+            Check("three", "broken", 3, False, "repair three"),
         ]
     )
     assert "repair three" in text
@@ -386,4 +388,4 @@ def test_the_text_lists_repairs_only_for_what_is_bad() -> None:
 
 
 def test_the_real_machine_has_cores() -> None:
-    assert checks.cores().value == len(os.sched_getaffinity(0))
+    assert hardware.cores().value == len(os.sched_getaffinity(0))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringfence.cli import checks
-from ringfence.cli.group_check import group
+from ringfence.cli.checks.check import Check
+from ringfence.cli.checks.group import group
 from ringfence.private_files import new_secret_file
 from tests.cli.command import installation_with_changed_torch, ringfence
 
@@ -36,10 +36,12 @@ def test_a_torch_that_forms_no_group_is_not_ready(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout
     assert 'ok  backend       registered: backend="ringfence"' in done.stdout  # which says nothing about groups
     assert (
-        "!!  group         no group of one worker can be formed: RuntimeError: Could not find the default backend "
+        "!!  group         one worker cannot form a group: RuntimeError: Could not find the default backend "
         "type 0 for Process Group with name ringfence.\n"
     ) in done.stdout
-    assert done.stdout.endswith("Not ready. To repair:\n  python -m ringfence.cli.one_worker shows the whole error\n")
+    assert done.stdout.endswith(
+        "Not ready. To repair:\n  see the whole error with: python -m ringfence.cli.one_worker\n"
+    )
 
 
 @pytest.mark.promise("`ringfence doctor` reports a torch that crashes or makes plaintext groups.")
@@ -59,7 +61,7 @@ def test_a_torch_that_crashes_or_makes_plaintext_groups_is_not_ready(tmp_path: P
 def test_a_group_that_does_not_form_in_time_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     found = group(os.environ, [], seconds=0.05)
-    assert (found.good, found.text) == (False, "no group of one worker after 0.05 s")
+    assert (found.good, found.text) == (False, "one worker did not form a group within 0.05 s")
     assert not list(tmp_path.iterdir())  # no secret is left behind
 
 
@@ -71,5 +73,5 @@ def test_settings_of_a_run_do_not_reach_the_group() -> None:
 
 def test_the_group_waits_until_the_software_is_repaired() -> None:
     fault: dict[str, Any] = {"value": None, "good": False}
-    found = group(os.environ, [checks.Check("torch", "missing", **fault), checks.Check("backend", "none", **fault)])
-    assert (found.good, found.text) == (None, "not tried: first repair torch, backend")
+    found = group(os.environ, [Check("torch", "missing", **fault), Check("backend", "none", **fault)])
+    assert (found.good, found.text) == (None, "skipped: first repair torch, backend")

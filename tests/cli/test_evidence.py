@@ -65,7 +65,7 @@ def test_recorded_evidence_is_genuine_at_its_time() -> None:
         (QUOTE, 2, "name it with --collateral"),
         ((*QUOTE, "--collateral", f"{TDX}/phala-near_quote_collateral.json"), 1, "no collateral for its platform"),
         ((*QUOTE, "--collateral", QUOTE[0]), 2, "--collateral"),
-        ((*QUOTE, *COLLATERAL, "--report-data", "00" * 64), 1, "about other bytes than it should be"),
+        ((*QUOTE, *COLLATERAL, "--report-data", "00" * 64), 1, "signs other report data than expected"),
         ((*QUOTE, *COLLATERAL, "--report-data", "00"), 2, "128 hexadecimal digits"),
         ((QUOTE[0], "--at", "yesterday"), 2, "write a time such as"),
         ((f"{TDX}/phala-sgx_quote",), 2, "of an SGX enclave"),
@@ -145,7 +145,7 @@ def test_what_is_measured_from_gpus_is_a_file_of_reference_values_values(
     (tmp_path / "reference_values.toml").write_text(measured)
     policy = policy_from('[admit.nvidia]\nreference_values = "reference_values.toml"\n', tmp_path)
     code, output = run(capsys, "verify", path, "--policy", str(policy))
-    assert (code, "no worker could show it" in output) == (2, True)
+    assert (code, "no worker could present it" in output) == (2, True)
 
 
 def read_held(path: str) -> Held:
@@ -188,7 +188,7 @@ def test_a_guest_that_no_policy_admits_is_marked(capsys: pytest.CaptureFixture[s
 def test_a_policy_that_asks_for_something_else_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     policy = policy_from("[admit.secret]\n", tmp_path)
     code, output = run(capsys, "verify", *TURIN, "--policy", str(policy))
-    assert (code, "no rule of the policy asks for snp" in output) == (1, True)
+    assert (code, "no rule of the policy requires snp" in output) == (1, True)
 
 
 # -- collect --------------------------------------------------------------------------------------------------------

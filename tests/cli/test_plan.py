@@ -109,8 +109,8 @@ def test_published_figures_and_assumptions_are_printed() -> None:
         "84.6 %",
         "assumed:",
         "abstract",
-        "crossings only",
-        "times below",
+        "Crossings only",
+        "17.7x below",
         "NVLink, 476 GB/s",
     ):
         assert words in done.stdout

@@ -72,7 +72,7 @@ def test_rules_and_their_proofs_are_written_as_asked(tmp_path: Path) -> None:
 def test_a_rule_of_unknown_kinds_writes_nothing(tmp_path: Path, rule: str) -> None:
     done = ringfence("policy", "new", "policy.toml", "--admit", rule, folder=tmp_path)
     assert done.returncode == 2
-    assert "join different kinds by +, from secret, certificate" in done.stderr
+    assert "join different kinds with +, from secret, certificate" in done.stderr
     assert not (tmp_path / "policy.toml").exists()
 
 
@@ -163,7 +163,7 @@ def test_check_finds_lists_of_revoked_certificates_that_no_worker_believes(
     write(tmp_path, f"version = 1\n[[admit]]\n{table}[admit.snp.minimum_tcb.milan]\n" + TCB)
     done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert says in done.stdout and "is in order" not in done.stdout
+    assert says in done.stdout and "is valid" not in done.stdout
     found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
     assert found["in_order"] is False and len(found["not_genuine"]) == 1
     assert len(found["expired"]) == (days[1] < 0) and len(found["expires_soon"]) == (days[1] == 5)

@@ -1,4 +1,4 @@
-"""The `ringfence` command: say who may join, look at this machine, see the protection at work, measure its price."""
+"""The `ringfence` command: write policies and credentials, check this machine, see the protection work, measure its cost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import Final, TextIO
 
 from ringfence import __version__
+from ringfence.cli import terminal
 from ringfence.errors import RingfenceError
 
-# 128 + SIGPIPE, as a shell shows it when a reader such as `head` has had enough. Not 0, which says that all was well. The
-# signal stays ignored: by its own way out a command ends its workers and removes what it made.
+# 128 + SIGPIPE, as a shell reports it when a reader such as `head` closes the pipe; not 0, which means success. The signal
+# itself stays ignored, so that a command leaves normally: it ends its workers and removes its temporary files.
 UNREAD: Final = 141
 
 # Commands of the lab, with their help. They need the packages of the extra `lab`, so their modules are imported only when
@@ -30,24 +31,25 @@ LAB: Final = {
 
 EXIT_CODES = """\
 exit codes:
-  0  done, and all was well
-  1  it ran, and what it looked at is not in order (the output says what)
-  2  it could not run: wrong arguments, files or environment
+  0  success
+  1  the command ran and found a fault, which the output describes
+  2  the command could not run: wrong arguments, files or environment
 """
 
 EXAMPLES = """\
 examples:
-  ringfence demo                                    see what a network sees, with and without ringfence
-  ringfence doctor                                  is this machine ready, and how fast does it seal?
-  ringfence bench collectives --workers 2           what does sealing cost here?
-  ringfence study --list                            and for whole models, workers and networks?
-  ringfence report                                  what a study found, as a page with figures
-  ringfence plan --model gpt2-xl --workers 64       and elsewhere, at scales you do not have?
-  ringfence secret new run.secret                   what the workers of a run prove knowledge of
-  export RINGFENCE_SECRET_FILE=$PWD/run.secret      then train with backend="ringfence"
-  ringfence certificate new site node-0 node-1      certificates in place of a secret, and
-  ringfence policy new site/policy.toml             a policy that asks for them
-  ringfence policy explain site/policy.toml         whom does it admit?
+  ringfence demo                             see what a network sees
+  ringfence doctor                           check this machine
+  ringfence secret new run.secret            make the secret of a run, then
+  export RINGFENCE_SECRET_FILE=$PWD/run.secret
+                                             train with backend="ringfence"
+  ringfence certificate new site node-0      certificates instead of a secret,
+  ringfence policy new site/policy.toml      a policy that requires them,
+  ringfence policy explain site/policy.toml  and whom it admits
+  ringfence bench collectives --workers 2    measure what sealing costs here
+  ringfence study --list                     measure models, workers, networks
+  ringfence report                           show the results of a study
+  ringfence plan --model gpt2-xl             predict the cost on other hardware
 
 """
 
@@ -55,7 +57,7 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the returned value is the process's exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a "…" or "µs" that a terminal cannot show is no reason to fail
+        sys.stdout.reconfigure(errors="replace")  # a "…" or "µs" that a terminal cannot show is replaced, not an error
     try:
         try:
             return _run(arguments)
@@ -72,7 +74,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         options = _parser(words).parse_args(words)
         code: int = options.run(options)
     except RingfenceError as error:
-        print(f"ringfence: {error}", file=sys.stderr)
+        terminal.complain(str(error))
         return 2
     except KeyboardInterrupt:
         return 130
@@ -80,28 +82,28 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _failed(error: OSError) -> int:
-    """What no command has words for: most often the output itself, which is full or has lost its reader."""
+    """Report an error that no command handles: most often of the output, which is full or has lost its reader."""
     unread = isinstance(error, BrokenPipeError) and any(_has_no_reader(stream) for stream in (1, 2))
     stuck = not _flushed(sys.stdout)
     if not unread:
         where = "cannot write the output" if stuck else error.filename
         said = error.strerror or str(error)
         with contextlib.suppress(OSError):
-            print(f"ringfence: {where}: {said}" if where else f"ringfence: {said}", file=sys.stderr)
+            terminal.complain(f"{where}: {said}" if where else said)
     _flushed(sys.stderr)
     return UNREAD if unread else 2
 
 
 def _has_no_reader(descriptor: int) -> bool:
-    """Asked of the stream: a command's own pipes and sockets break with the same error."""
+    """Whether nobody reads a stream. The error does not tell: a command's own pipes and sockets raise the same."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _flushed(stream: TextIO) -> bool:
-    """If not, what is left is dropped: Python would try again at its end, and complain."""
-    if stream is None:  # closed by whoever started this
+    """Flush a stream; if that fails, drop the rest and return False. Python would flush again when it exits, and complain."""
+    if stream is None:  # closed by the parent process
         return True
     try:
         stream.flush()
@@ -117,14 +119,13 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     Of the lab's commands only the one that `arguments` call is complete; the others have a line of help each. Without
     `arguments` all commands are complete.
     """
-    # late, so that Ctrl-C is heeded while they are imported
+    # imported here, so that Ctrl-C during these imports is handled
     from ringfence.cli import certificate, demo, doctor, evidence, policy, requirements, secret
 
-    parser = argparse.ArgumentParser(
+    parser = terminal.Parser(
         prog="ringfence",
         description="A torch.distributed backend for networks and clouds you do not trust.",
         epilog=EXAMPLES + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -1,4 +1,4 @@
-"""`ringfence certificate new FOLDER NAME ...`: a small authority of one's own, and certificates for workers."""
+"""`ringfence certificate new FOLDER NAME ...`: a small certificate authority, and certificates for workers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 DESCRIPTION = """\
-Make certificates for workers, one for each NAME, and at the first time an authority that issues them.
+Issue a certificate for each NAME. The first call also makes the certificate authority that issues them.
 
-  FOLDER/ca.pem    the authority; goes with the policy to every worker
-  FOLDER/ca.key    its key: whoever has it can make certificates, so it goes nowhere
+  FOLDER/ca.pem    the authority's certificate; every worker needs it, with the policy
+  FOLDER/ca.key    the authority's key, which can issue certificates; keep it off the workers
   FOLDER/NAME.pem  a certificate for the identity spiffe://TRUST-DOMAIN/worker/NAME
-  FOLDER/NAME.key  its key, for that worker or machine alone
+  FOLDER/NAME.key  its private key, for that worker or machine only
 
-For those who have no authority yet. Certificates of SPIRE, cert-manager, Vault or step-ca work as well, and are
-renewed without you. Nothing that exists is overwritten; the same FOLDER with new names issues more certificates.
+Use this if you have no authority yet. Certificates from SPIRE, cert-manager, Vault or step-ca work too, and these services
+renew them. No file is overwritten; call the command again with the same FOLDER to issue certificates for more names.
 """
 
 EXAMPLES = """\
@@ -38,30 +39,29 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,62}")
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `certificate new` to the command line."""
-    certificate = commands.add_parser("certificate", help="make an authority and certificates for workers")
+    certificate = commands.add_parser("certificate", help="issue certificates for workers")
     actions = certificate.add_subparsers(title="actions", metavar="ACTION", required=True)
     new = actions.add_parser(
         "new",
-        help="make certificates, and the authority that issues them if there is none",
+        help="issue certificates; makes an authority if there is none",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    new.add_argument("folder", type=Path, metavar="FOLDER", help="where they are, or will be")
-    new.add_argument("names", nargs="+", metavar="NAME", help="a worker or a machine: letters, digits, - and _")
+    new.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the authority and its certificates")
+    new.add_argument("names", nargs="+", metavar="NAME", help="a worker or machine: letters, digits, - and _")
     new.add_argument(
         "--trust-domain",
         metavar="NAME",
-        help=f"of a new authority (default: {TRUST_DOMAIN}); later the folder knows it",
+        help=f"trust domain of a new authority (default: {TRUST_DOMAIN})",
     )
-    new.add_argument("--days", type=int, default=30, metavar="N", help="until the certificates expire (default: 30)")
+    new.add_argument("--days", type=int, default=30, metavar="N", help="lifetime of the certificates (default: 30)")
     new.add_argument("--json", action="store_true", help="print the result as JSON")
     new.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the files and say how to use them."""
-    from ringfence.cli.dev_ca import Authority  # late, so that `doctor` starts where cryptography is missing
+    """Write the files and print how to use them."""
+    from ringfence.cli.dev_ca import Authority  # imported here, so that `doctor` starts without cryptography
 
     names = list(dict.fromkeys(options.names))
     for name in names:
@@ -79,11 +79,17 @@ def run(options: argparse.Namespace) -> int:
         )
         return 0
     for each in made:
-        print(f"Wrote {each['certificate']} and its key, for {each['id']}, {options.days} days.")
+        say(f"Wrote a certificate for {each['id']}, valid for {options.days} days, and its key:")
+        print(f"  {each['certificate']}\n  {each['key']}")
     folder = options.folder.absolute()
-    print(f"\nThe authority is {folder / 'ca.pem'}. Keep {folder / 'ca.key'} away from workers: it makes certificates.")
-    print("Give each machine its own .pem and .key, and every machine the policy and ca.pem:")
+    print("\nThe certificate of the authority:")
+    print(f"  {folder / 'ca.pem'}")
+    say("Its key issues certificates. Do not copy it to workers:")
+    print(f"  {folder / 'ca.key'}")
+    print("\nCopy ca.pem and the policy to every machine:")
     print(f"  ringfence policy new {options.folder / 'policy.toml'} --admit certificate")
     print(f"  export RINGFENCE_POLICY={folder / 'policy.toml'}")
-    print(f"  export RINGFENCE_CERTIFICATE_FILE={made[0]['certificate']} RINGFENCE_KEY_FILE={made[0]['key']}")
+    print("Copy to each machine its own .pem and .key, such as:")
+    print(f"  export RINGFENCE_CERTIFICATE_FILE={made[0]['certificate']}")
+    print(f"  export RINGFENCE_KEY_FILE={made[0]['key']}")
     return 0

@@ -1,4 +1,4 @@
-"""An authority in a folder: what `ringfence certificate` issues certificates with."""
+"""The certificate authority in a folder with which `ringfence certificate` issues certificates."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ringfence.errors import ConfigurationError
 from ringfence.private_files import read_private, write_new
 
 _AUTHORITY_DAYS = 3650
-_File = tuple[Path, bytes, int, str]  # where, what is in it, its mode, and what to call it
-_BEFORE = datetime.timedelta(minutes=5)  # clocks of workers differ
+_File = tuple[Path, bytes, int, str]  # path, content, mode, and what an error message calls it
+_BEFORE = datetime.timedelta(minutes=5)  # tolerance for clocks that differ
 
 
 class Authority:
-    """Its certificate names its trust domain, as SPIFFE's authorities do."""
+    """A certificate authority whose certificate names its trust domain, as those of SPIFFE do."""
 
     def __init__(
         self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, *, new: bool = False
@@ -38,6 +38,7 @@ class Authority:
 
     @classmethod
     def open_or_make(cls, folder: Path, trust_domain: str | None, default: str) -> Authority:
+        """Open the authority in a folder, or make one in memory; `issue` writes it. Raises ConfigurationError."""
         if (folder / "ca.pem").exists() or (folder / "ca.key").exists():
             return cls._open(folder, trust_domain)
         return cls._make(folder, trust_domain or default)
@@ -50,13 +51,13 @@ class Authority:
             found = trust_domain_of(certificate)
         except OSError as error:
             raise ConfigurationError(
-                f"cannot read {error.filename}: {error.strerror}. An authority is ca.pem and ca.key together: "
-                "put back what is missing, or name a new folder"
+                f"cannot read {error.filename}: {error.strerror}. An authority needs both ca.pem and ca.key: "
+                "restore the missing file, or name a new folder"
             ) from error
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise ConfigurationError(f"{folder} holds an authority that cannot be read: {error}") from error
+            raise ConfigurationError(f"cannot read the authority in {folder}: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key() or not found:
-            raise ConfigurationError(f"ca.pem and ca.key in {folder} were not made together by this command")
+            raise ConfigurationError(f"ca.pem and ca.key in {folder} were not made by one `ringfence certificate new`")
         if trust_domain not in (None, found):
             raise ConfigurationError(f"the authority in {folder} is for trust domain {found}, not {trust_domain}")
         return cls(folder, certificate, key)
@@ -64,7 +65,7 @@ class Authority:
     @classmethod
     def _make(cls, folder: Path, trust_domain: str) -> Authority:
         if not is_trust_domain(trust_domain):
-            raise ConfigurationError(f"{trust_domain!a} is no trust domain: use a name such as example.org")
+            raise ConfigurationError(f"{trust_domain!a} is not a trust domain: use a name such as example.org")
         key = ec.generate_private_key(ec.SECP384R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ringfence authority of {trust_domain}"[:64])])
         builder = _builder(name, name, key.public_key(), key.public_key(), f"spiffe://{trust_domain}", _AUTHORITY_DAYS)
@@ -76,10 +77,13 @@ class Authority:
         return cls(folder, certificate, key, new=True)
 
     def issue(self, names: Sequence[str], days: int) -> list[dict[str, str]]:
-        """A certificate for each name, and a new authority's own; none if a file of any name exists."""
+        """Write a certificate and key for each name, and those of a new authority.
+
+        Returns the identity and the paths of each. Raises ConfigurationError, and writes nothing, if any file exists.
+        """
         taken = [path for name in names for path in _paths(self.folder, name) if path.exists()]
         if taken:
-            raise ConfigurationError(f"{taken[0]} exists; certificates are never overwritten: choose another name")
+            raise ConfigurationError(f"{taken[0]} exists, and certificates are never overwritten: choose another name")
         files, made = list(self._unwritten), []
         for name in names:
             identity, certificate, key = self._issue(name, days)
@@ -106,7 +110,7 @@ class Authority:
 
 
 def trust_domain_of(certificate: x509.Certificate) -> str | None:
-    """The trust domain that an authority names as its own."""
+    """Return the trust domain in an authority's certificate, or None."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
@@ -166,7 +170,7 @@ def _files(folder: Path, name: str, certificate: x509.Certificate, key: ec.Ellip
 
 
 def _write_all(folder: Path, files: Sequence[_File]) -> None:
-    """All or none: a key without its certificate, or half of the names, would be in the way of a second try."""
+    """Write all files or none, so that a failed call can be repeated."""
     folders = [each for each in (folder, *folder.parents) if not each.exists()]
     written: list[Path] = []
     try:

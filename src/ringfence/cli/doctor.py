@@ -1,4 +1,4 @@
-"""`ringfence doctor`: is this machine ready, what is missing, and how fast does it seal?"""
+"""`ringfence doctor`: checks whether this machine is ready, what is missing, and how fast it seals."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringfence.cli import checks
-from ringfence.cli.checks import Check, bad
-from ringfence.cli.group_check import group
+from ringfence.cli import terminal
+from ringfence.cli.checks import configuration, hardware, software
+from ringfence.cli.checks.check import Check, bad
+from ringfence.cli.checks.group import group
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 DESCRIPTION = """\
-Look at the software, the CPU and the configuration that a worker started from here would meet,
-and form a group of one worker on the loopback, with a secret of its own.
-What stands in the way is marked, with the command that repairs it.
+Check the software, the CPU and the configuration that a worker started from this shell would use, and form a group of one
+worker on the loopback interface with a temporary secret.
+
+Faults are marked with !!, and the command that repairs each is printed at the end. Doctor collects no evidence and fetches
+no token.
 """
 
 EXAMPLES = """\
@@ -28,7 +31,9 @@ examples:
   ringfence doctor
   ringfence doctor --json | python -m json.tool
 
-exit codes: 0 if nothing that doctor checks is missing, 1 otherwise. It collects no evidence and fetches no token.
+exit codes:
+  0  ready
+  1  a check found a fault
 """
 
 
@@ -36,42 +41,41 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `doctor` to the command line."""
     doctor = commands.add_parser(
         "doctor",
-        help="look at this machine: versions, speed, what is missing",
+        help="check this machine: versions, speed, configuration",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check everything and print it."""
+    """Run all checks and print the findings."""
     found = everything(os.environ, Path("/"))
     print(as_json(found) if options.json else as_text(found))
     return 1 if bad(found) else 0
 
 
 def everything(environ: Mapping[str, str], root: Path) -> list[Check]:
-    """All checks, in the order in which a person would repair them. `root` is / but in tests."""
-    software = checks.software(environ)
-    return [*software, group(environ, software), *checks.hardware(root), *checks.configuration(environ)]
+    """Return all findings, in the order in which faults are best repaired. `root` is /; tests pass a folder."""
+    first = software.checks(environ)
+    return [*first, group(environ, first), *hardware.checks(root), *configuration.checks(environ)]
 
 
 def as_json(checks: Sequence[Check]) -> str:
-    """For scripts: {"ready": …, "checks": [{"name", "text", "value", "good", "fix"}, …]}."""
+    """Return the findings as JSON: {"ready": …, "checks": [{"name", "text", "value", "good", "fix"}, …]}."""
     return json.dumps({"ready": not bad(checks), "checks": [asdict(check) for check in checks]}, indent=2)
 
 
 def as_text(checks: Sequence[Check]) -> str:
-    """For people: a line for each finding, then what to do."""
+    """Return the findings as text: a paragraph for each, then how to repair the faults."""
     marks = {True: "ok", False: "!!", None: "  "}
-    lines = [f"{marks[check.good]:2}  {check.name:13} {check.text}" for check in checks]
+    lines = [terminal.wrap(check.text, f"{marks[check.good]:2}  {check.name:13} ") for check in checks]
     missing = bad(checks)
     lines.append("")
     if missing:
         lines.append("Not ready. To repair:")
-        lines.extend(f"  {fix}" for fix in dict.fromkeys(check.fix for check in missing))
+        lines.extend(terminal.layout_line(f"  {fix}") for fix in dict.fromkeys(check.fix for check in missing))
     else:
         lines.append("Ready.")
     return "\n".join(lines)

@@ -1,15 +1,17 @@
-"""`ringfence evidence collect | verify | measure | collateral`: a machine's evidence, before a run depends on it."""
+"""`ringfence evidence collect | verify | measure | collateral`: collect and verify evidence before a run depends on it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringfence.cli.terminal import columns, say
 from ringfence.errors import AdmissionError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,25 +21,25 @@ if TYPE_CHECKING:
     from ringfence.evidence.evidence_file import Held
 
 COLLECT = """\
-Ask this machine for evidence, as a worker does when it is admitted, and write it to a file.
+Collect attestation evidence from this machine, as a worker does when it joins, and write it to a file.
 
-Without --kind it is what this machine is: a TDX or an SEV-SNP guest. The evidence is about 64 bytes; without
---report-data they are random. Needs root, a confidential VM and Linux 6.7 or later; for GPUs nvidia-ml-py.
+Without --kind, the command collects what the machine supports: TDX or SEV-SNP. Evidence signs 64 bytes of report data; they
+are random without --report-data. {root}a confidential VM with Linux 6.7 or later; GPUs need nvidia-ml-py.
 """
 
 COLLECT_EXAMPLES = """\
 examples:
   ringfence evidence collect --out here.json
-  ringfence evidence measure here.json                  what a policy must say to admit this machine
+  ringfence evidence measure here.json   print the reference values
   ringfence evidence collect --kind nvidia --out gpus.json
 """
 
 VERIFY = """\
-Verify evidence: is it what Intel, AMD or NVIDIA signed, and does a policy admit it?
+Verify evidence: check the signatures of Intel, AMD or NVIDIA, and evaluate a policy if one is given.
 
-FILE is what `collect` wrote; or a bare TDX quote or SEV-SNP report, in binary or hexadecimal form; or the evidence file
-of NVIDIA's tools. A TDX quote needs Intel's collateral, from the policy or by --collateral; a bare SEV-SNP report needs
-the certificate of its key.
+FILE is a file that `collect` wrote, a bare TDX quote or SEV-SNP report (binary or hexadecimal), or an evidence file of
+NVIDIA's tools. A TDX quote needs Intel's collateral, from the policy or from --collateral; a bare SEV-SNP report needs the
+certificate of the key that signed it.
 """
 
 VERIFY_EXAMPLES = """\
@@ -46,16 +48,19 @@ examples:
   ringfence evidence verify quote.bin --collateral platform.json
   ringfence evidence verify report.bin --certificate vcek.der --at 2025-06-20T12:00:00Z
 
-exit codes: 0 if it is genuine and the policy admits it, 1 if not, 2 if it could not be looked at
+exit codes:
+  0  the evidence is genuine, and the policy, if given, admits it
+  1  it is not genuine, or the policy does not admit it
+  2  it could not be verified: wrong arguments or files
 """
 
 MEASURE = """\
-Print what a policy must say to admit the guest or the GPUs that evidence is about: a table of the policy for TDX and
-SEV-SNP, a file of reference values for GPUs.
+Print the reference values with which a policy admits the guest or the GPUs of some evidence: a table of the policy for
+TDX and SEV-SNP, a file of reference values for GPUs.
 
-Evidence that does not verify is refused. A TDX quote cannot be verified without --collateral and a bare SEV-SNP report
-not without --certificate: the values are printed all the same, and the first line says so. Measure only machines whose
-software you know: whatever runs on them now is what the policy will admit.
+Evidence that does not verify is refused. A TDX quote cannot be verified without --collateral, nor a bare SEV-SNP report
+without --certificate; their values are printed and marked as NOT VERIFIED. Measure only machines whose software you know:
+the policy will admit exactly what they run now.
 """
 
 MEASURE_EXAMPLES = """\
@@ -67,63 +72,81 @@ examples:
 COLLATERAL = """\
 Fetch Intel's collateral for the platform of a TDX quote and write it to a file for the policy's [admit.tdx].
 
-It says which firmware is up to date and what is revoked, is signed by Intel, and is good for about 30 days: fetch it
-anew into the same file, and give that to every worker, before it expires (`ringfence policy explain` says when). A policy
-lists one file for each platform, which is never replaced by an older one. The service may be Intel's or a cache of your
-own (PCCS); it need not be trusted.
+Collateral lists which firmware is up to date and what is revoked. Intel signs it, and it is valid for about 30 days. Fetch
+it again into the same file before it expires (`ringfence policy explain` prints when), and copy the file to every worker. A
+policy names one file for each platform; an older one never replaces a newer one. The service is Intel's or your own cache
+(PCCS); it need not be trusted.
 """
 
 COLLATERAL_EXAMPLES = """\
 examples:
-  ringfence evidence collateral here.json --service https://api.trustedservices.intel.com --out platform.json
+  ringfence evidence collateral here.json --out platform.json --service https://api.trustedservices.intel.com
 """
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `evidence collect`, `verify`, `measure` and `collateral` to the command line."""
-    evidence = commands.add_parser("evidence", help="what this machine's hardware says of it")
+    evidence = commands.add_parser("evidence", help="collect and verify attestation evidence")
     actions = evidence.add_subparsers(title="actions", metavar="ACTION", required=True)
-    form = argparse.RawDescriptionHelpFormatter
 
     def action(name: str, text: str, description: str, examples: str) -> argparse.ArgumentParser:
-        made = actions.add_parser(name, help=text, description=description, epilog=examples, formatter_class=form)
+        made = actions.add_parser(name, help=text, description=description, epilog=examples)
         made.add_argument("--json", action="store_true", help="print the result as JSON")
         return made
 
-    collect = action("collect", "ask this machine for evidence", COLLECT, COLLECT_EXAMPLES)
-    collect.add_argument("--kind", choices=("tdx", "snp", "nvidia"), help="default: what this machine is")
-    collect.add_argument("--report-data", metavar="HEX", help="the 64 bytes that it is about (default: random)")
-    collect.add_argument("--certificate", type=Path, metavar="FILE", help="SEV-SNP: the VCEK, if the host has none")
-    collect.add_argument("--vmpl", type=int, choices=range(4), help="SEV-SNP: the level to ask for")
-    collect.add_argument("--out", type=Path, metavar="FILE", required=True, help="where to write it; must not exist")
+    collect = action(
+        "collect", "collect evidence from this machine", COLLECT.format(root=_root_needed()), COLLECT_EXAMPLES
+    )
+    collect.add_argument("--kind", choices=("tdx", "snp", "nvidia"), help="default: what this machine supports")
+    collect.add_argument("--report-data", metavar="HEX", help="the 64 bytes to be signed (default: random)")
+    collect.add_argument(
+        "--certificate",
+        type=Path,
+        metavar="FILE",
+        help="SEV-SNP: the VCEK, if the host does not provide it",
+    )
+    collect.add_argument("--vmpl", type=int, choices=range(4), help="SEV-SNP: the privilege level of the report")
+    collect.add_argument("--out", type=Path, metavar="FILE", required=True, help="the file to write; must not exist")
     collect.set_defaults(run=run_collect)
 
     verify = action("verify", "verify evidence", VERIFY, VERIFY_EXAMPLES)
     _add_evidence(verify)
-    verify.add_argument("--policy", type=Path, metavar="FILE", help="whether this policy admits it")
-    verify.add_argument("--report-data", metavar="HEX", help="the 64 bytes that it must be about")
+    verify.add_argument("--policy", type=Path, metavar="FILE", help="also check that this policy admits it")
+    verify.add_argument("--report-data", metavar="HEX", help="the 64 bytes that must have been signed")
     verify.set_defaults(run=run_verify)
 
-    measure = action("measure", "print what a policy wants", MEASURE, MEASURE_EXAMPLES)
+    measure = action("measure", "print reference values for a policy", MEASURE, MEASURE_EXAMPLES)
     _add_evidence(measure)
     measure.set_defaults(run=run_measure)
 
-    collateral = action("collateral", "fetch what a TDX policy needs", COLLATERAL, COLLATERAL_EXAMPLES)
+    collateral = action("collateral", "fetch the collateral that a TDX policy needs", COLLATERAL, COLLATERAL_EXAMPLES)
     collateral.add_argument("file", type=Path, metavar="FILE", help="evidence of a TDX guest, or a bare quote")
-    collateral.add_argument("--service", required=True, metavar="URL", help="Intel's, or a cache of your own")
+    collateral.add_argument("--service", required=True, metavar="URL", help="Intel's service, or your own cache")
     collateral.add_argument(
-        "--out", type=Path, metavar="FILE", required=True, help="where to write it; replaces an older one"
+        "--out", type=Path, metavar="FILE", required=True, help="the file to write; replaces older collateral"
     )
     collateral.set_defaults(run=run_collateral)
 
 
+def _root_needed() -> str:
+    """The beginning of what is needed: root is not told that it has to be root."""
+    return "Needs " if os.geteuid() == 0 else "Needs root and "
+
+
 def _add_evidence(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="evidence")
-    parser.add_argument("--certificate", type=Path, metavar="FILE", help="SEV-SNP: the VCEK or VLEK of a bare report")
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="SEV-SNP: VCEK or VLEK of a bare report")
     parser.add_argument(
-        "--collateral", type=Path, action="append", default=[], metavar="FILE", help="TDX: Intel's; may be repeated"
+        "--collateral",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="TDX: Intel's collateral; may be repeated",
     )
-    parser.add_argument("--at", metavar="TIME", help="as of when, such as 2025-06-20T12:00:00Z (default: now)")
+    parser.add_argument(
+        "--at", metavar="TIME", help="verify as of this time, such as 2025-06-20T12:00:00Z (default: now)"
+    )
 
 
 # -- the actions ----------------------------------------------------------------------------------------------------
@@ -140,13 +163,13 @@ def run_collect(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"file": str(options.out), "kind": held.kind, "report_data": held.report_data.hex()}))
     else:
-        print(f"Wrote evidence of kind {held.kind} ({len(held.proof)} bytes) to {options.out}. To see what it says:")
+        say(f"Wrote evidence of kind {held.kind} ({len(held.proof)} bytes) to {options.out}. To print its values:")
         print(f"  ringfence evidence measure {options.out}")
     return 0
 
 
 def collect(kind: str | None, report_data: bytes, files: Any, certificate: bytes | None, vmpl: int | None) -> Held:
-    """Evidence of this machine. `files` is the kernel's, but in tests."""
+    """Collect evidence from this machine. `files` is the kernel's interface; tests pass their own."""
     from ringfence.admission.proofs import nvidia, snp
     from ringfence.evidence import guest, nvml, tsm
     from ringfence.evidence.evidence_file import Held
@@ -186,7 +209,7 @@ def run_verify(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"good": True, "kind": held.kind, "verdict": verdict, "claims": view.claims}))
     else:
-        print(f"ok  {view.title}: {verdict}")
+        say(f"{view.title}: {verdict}", "ok  ")
         _print_claims(view)
     return 0
 
@@ -203,7 +226,7 @@ def run_measure(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"kind": held.kind, "verified": view.is_verified, "claims": view.claims, "toml": view.toml}))
     else:
-        print(f"# {view.title}, " + ("verified" if view.is_verified else f"NOT VERIFIED: {view.why_not}"))
+        say(f"{view.title}, " + ("verified" if view.is_verified else f"NOT VERIFIED: {view.why_not}"), "# ", "# ")
         print(view.toml, end="")
     return 0
 
@@ -226,7 +249,7 @@ def run_collateral(options: argparse.Namespace) -> int:
             )
         )
     else:
-        print(f"Wrote the collateral for FMSPC {found.fmspc}, good until {found.next_update}, to {options.out}.")
+        say(f"Wrote the collateral for FMSPC {found.fmspc}, valid until {found.next_update}, to {options.out}.")
     return 0
 
 
@@ -237,14 +260,18 @@ def _refused(options: argparse.Namespace, held: Held, reason: str) -> int:
     if options.json:
         print(json.dumps({"good": False, "kind": held.kind, "verdict": reason}))
     else:
-        print(f"!!  refused: {reason}")
+        say(f"refused: {reason}", "!!  ")
     return 1
 
 
 def _print_claims(view: View) -> None:
     width = max(len(name) for name in view.claims)
     for name, value in view.claims.items():
-        print(f"    {name:{width}}  {', '.join(value) if isinstance(value, list) else value}")
+        text = ", ".join(value) if isinstance(value, list) else value
+        if " " not in text and width + 6 + len(text) > columns():
+            print(f"    {name}\n      {text}")  # a hash stays in one piece, on a line of its own
+        else:
+            say(text, f"    {name:{width}}  ")
 
 
 def _held(options: argparse.Namespace) -> Held:

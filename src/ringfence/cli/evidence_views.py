@@ -1,4 +1,4 @@
-"""What evidence says, for people and scripts: one view for each kind, verified, or with the reason why it is not."""
+"""The claims of evidence, for people and scripts: one view for each kind, verified, or with the reason why not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringfence.policy.policy_file import PolicyFile
 
 @dataclass(frozen=True)
 class View:
-    """Claims by name, and the text that a policy wants."""
+    """The claims by name, and the reference values as text for a policy."""
 
     title: str
     claims: dict[str, str | list[str]]
@@ -26,7 +26,7 @@ class View:
 
 
 def look(held: Held, report_data: bytes, collateral: Mapping[str, bytes], now: float) -> View:
-    """Verify evidence, whatever it says. Raises AdmissionError if it does not verify."""
+    """Verify evidence, whatever it claims. Raises AdmissionError if it does not verify."""
     if held.kind == "nvidia":
         return _gpus(held, report_data, now)
     if held.kind == "snp":
@@ -34,16 +34,18 @@ def look(held: Held, report_data: bytes, collateral: Mapping[str, bytes], now: f
         found, view = claims.report.report_data, _snp(claims.report, (claims.product,), claims.tcb, claims.provider)
     else:
         if not collateral:
-            raise ConfigurationError("a TDX quote is verified with Intel's collateral: name it with --collateral")
+            raise ConfigurationError(
+                "a TDX quote cannot be verified without Intel's collateral: name it with --collateral"
+            )
         verified = tdx.authenticate(held.proof, _parse(collateral), now)
         found, view = verified.body.report_data, _tdx(verified.body, verified.fmspc, verified)
     if found != report_data:
-        raise AdmissionError(f"it is genuine, and about other bytes than it should be: {found.hex()}")
+        raise AdmissionError(f"the evidence is genuine, but signs other report data than expected: {found.hex()}")
     return view
 
 
 def look_unverified(held: Held, collateral: Mapping[str, bytes]) -> View | None:
-    """What evidence says that cannot be verified with what is at hand; None if it can."""
+    """Return the claims of evidence for which collateral or certificate is missing; None if it can be verified."""
     if held.kind == "tdx" and not collateral:
         body = tdx_quote.read(held.proof)
         try:
@@ -60,7 +62,10 @@ def look_unverified(held: Held, collateral: Mapping[str, bytes]) -> View | None:
 
 
 def verify(held: Held, report_data: bytes, policy: PolicyFile, now: float) -> tuple[View, int]:
-    """The first rule of a policy whose part for this kind is met, counted from 1. Raises AdmissionError with all reasons."""
+    """Evaluate a policy. Returns the first rule whose table for this kind is met, counted from 1.
+
+    Raises AdmissionError with the reason of each rule if none is.
+    """
     reasons = []
     for number, rule in enumerate(policy.rules, 1):
         for kind, rules in rule.proofs:
@@ -71,7 +76,7 @@ def verify(held: Held, report_data: bytes, policy: PolicyFile, now: float) -> tu
             except AdmissionError as error:
                 reasons.append(f"rule {number}: {error}")
     if not reasons:
-        raise AdmissionError(f"no rule of the policy asks for {held.kind}")
+        raise AdmissionError(f"no rule of the policy requires {held.kind}")
     raise AdmissionError("; ".join(reasons))
 
 
@@ -84,7 +89,7 @@ def _verify(held: Held, report_data: bytes, rules: object, now: float) -> View:
         return _snp(found.report, (found.product,), found.tcb, found.provider)
     assert isinstance(rules, nvidia.Rules)
     if held.other_nonce:
-        raise ConfigurationError("another tool collected this evidence for its own nonce: no worker could show it")
+        raise ConfigurationError("another tool collected this evidence with its own nonce: no worker could present it")
     nvidia.verify(held.proof, rules, report_data, now)
     return _gpus(held, report_data, now)
 
@@ -104,7 +109,7 @@ def _snp(report: Report, products: Sequence[Product], tcb: Tcb | None, provider:
         "report data": report.report_data.hex(),
         "guest policy": f"{policy.bits:#x}: allows {', '.join(allowed) or 'nothing'}",
         "vmpl": str(report.vmpl),
-        "memory aliases": "checked, none found" if report.has_checked_aliases else "not said to be checked",
+        "memory aliases": "checked, none found" if report.has_checked_aliases else "not reported",
         "mitigations": f"{report.launch_mitigations:#x} at launch, {report.current_mitigations:#x} now",
         "chip": report.chip_id.hex(),
     }
@@ -143,7 +148,7 @@ def _unverified(view: View, why: str) -> View:
 
 
 def _parse(collateral: Mapping[str, bytes]) -> tuple[Collateral, ...]:
-    """Of files by their names."""
+    """Parse collateral, given by file name."""
     try:
         found = tuple(Collateral.parse(content, name) for name, content in collateral.items())
         check_agreement(found)

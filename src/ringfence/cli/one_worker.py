@@ -1,6 +1,6 @@
-"""A group of one worker on the loopback, made as a training script makes it. `ringfence doctor` runs this as a process.
+"""Forms a group of one worker on the loopback interface, as a training script does. `ringfence doctor` runs this as a process.
 
-`python -m ringfence.cli.one_worker` prints the whole traceback of what fails, and its last lines on standard output.
+`python -m ringfence.cli.one_worker` prints the whole traceback of a failure, and its last lines on standard output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SECONDS = 30
 
 
 def main() -> int:
-    """Exit code 0 if the group works; otherwise 1, with the error on standard output."""
+    """Return exit code 0 if the group works; otherwise 1, with the error on standard output."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             prepare(os.environ, Path(folder))
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def prepare(environ: MutableMapping[str, str], folder: Path) -> None:
-    """Settings of a run of its own, with a secret that nobody else has."""
+    """Set up a separate run with a new secret."""
     from ringfence.guard import REQUIRE
     from ringfence.private_files import new_secret_file
     from ringfence.settings import inherited
@@ -42,7 +42,7 @@ def prepare(environ: MutableMapping[str, str], folder: Path) -> None:
 
 
 def form_group() -> None:
-    """Two groups, a collective on each, and an orderly end."""
+    """Form two groups, run a collective on each, and leave them."""
     import torch
     from torch import distributed as dist
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.cli import LAB, plan_chart, plan_checks, plan_views
+from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import hardware, models
 
@@ -46,7 +47,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help=LAB["plan"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_question(parser)
     _add_hardware(parser)
@@ -134,7 +134,7 @@ def run_plan(options: argparse.Namespace) -> int:
     else:
         print(plan_views.plan_text(profile, plans[0]))
     if options.chart is not None and not options.json:
-        print(f"chart: {options.chart}")
+        print(f"chart:\n  {options.chart}")
     return 0
 
 
@@ -171,7 +171,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
         print(json.dumps(plan_views.profile_json(profile), indent=2))
     else:
         print(plan_views.profile_text(profile))
-        print(f"wrote {options.to}: use it with --hardware {options.to}")
+        say(f"Wrote {options.to}. Use it with --hardware {options.to}")
     return 0
 
 

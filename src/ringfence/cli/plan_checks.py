@@ -1,4 +1,4 @@
-"""What `ringfence plan` prints of the model itself: against measurements, publications and the runtime's own table."""
+"""The output of `plan validate`, `published` and `table`: the model beside measurements, publications and the runtime."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli.plan_views import seconds_text, share_text, table_of
+from ringfence.cli.plan_views import seconds_text, share_text
+from ringfence.cli.terminal import table, wrap
 
 if TYPE_CHECKING:
     from ringfence.lab.plan.selection_table import Difference
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def validation_text(found: Validation) -> str:
-    """All predictions, those that are scored marked, and what they come to."""
-    rows = [["cell", "variant", "scored", "measured", "predicted", "error", "ratio", "predicted", "error"]]
+    """Lay out all predictions, cell by cell, and their errors."""
+    rows = [["variant", "measured", "predicted", "error", "ratio", "predicted", "error"]]
+    cells = []
     for line in found.lines:
+        cells.append(f"{line.cell}, {'scored' if line.scored else 'not scored'}")
         rows.append(
             [
-                line.cell,
-                line.variant,
-                "yes" if line.scored else "no",
+                f"  {line.variant}",
                 seconds_text(line.measured),
                 seconds_text(line.predicted),
                 share_text(line.error),
@@ -30,7 +31,11 @@ def validation_text(found: Validation) -> str:
                 share_text(line.ratio_error),
             ]
         )
-    return f"{table_of(rows)}\n\n{validation_summary(found)}"
+    head, *lines = table(rows).split("\n")
+    result = [head]
+    for cell, before, text in zip(cells, ["", *cells], lines, strict=False):
+        result += [cell, text] if cell != before else [text]
+    return "\n".join(result) + f"\n\n{validation_summary(found)}"
 
 
 def validation_summary(found: Validation) -> str:
@@ -39,7 +44,7 @@ def validation_summary(found: Validation) -> str:
     rows += [
         [name, str(count), *map(share_text, (*ratio, *seconds))] for name, count, ratio, seconds in verified(found)
     ]
-    return f"{head}\n{table_of(rows)}"
+    return f"{wrap(head)}\n{table(rows)}"
 
 
 Verified = tuple[str, int, tuple[float, float], tuple[float, float]]
@@ -121,19 +126,37 @@ def published_text() -> str:
         if key.startswith(("cross", "comp"))
     ]
     inputs = [f"  {name}: {what}" for name, what in published.FASTRACK_INPUTS.items()]
+    said = published.PUBLISHED
     return "\n".join(
         [
-            "GPT-2 XL on four GPUs, every hop sealed, over the plain step (Lee et al., arXiv 2501.11771 v3; abstract read)",
-            "", "the model; its baseline is plaintext through the hosts and their network, as the profile h100-cc has it:",
-            table_of(lee_rows()),
-            "", "crossings only: no network, no sealing; against baselines whose GPUs talk over a link of their own:",
-            table_of(crossings_rows()),
-            "implied: the toll and the rate of a crossing that would make both published figures true at once",
-            "", table_of(steps),
-            "published (abstract read): communication 12.69 to 33.53 times the plain one; up to 84.6 % less run time",
-            "", "assumed:", *assumed, *inputs,
+            wrap("GPT-2 XL on four GPUs, every hop sealed, over the plain step (Lee et al., arXiv 2501.11771 v3; "
+            f"abstract read). Published: {said['default']} with default buckets, {said['enlarged']} with enlarged ones."),
+            "", wrap("The model. Its baseline is plaintext through the hosts and their network, as in the profile h100-cc:"),
+            table(_without_published(lee_rows())),
+            "", wrap("Crossings only: no network, no sealing. The baseline's GPUs talk over a link of their own:"),
+            *_by_link(_without_published(crossings_rows())),
+            wrap("implied: the toll and the rate of a crossing that would make both published figures true at once"),
+            "", table(steps),
+            wrap("published (abstract read): communication 12.69 to 33.53 times the plain one; up to 84.6 % less run time"),
+            "", "assumed:", *(wrap(line.strip(), "  ", "    ") for line in (*assumed, *inputs)),
         ]
     )  # fmt: skip
+
+
+def _by_link(rows: list[list[str]]) -> list[str]:
+    """One table for each link of the baseline, which is the second column."""
+    head, *others = rows
+    lines = []
+    for link in dict.fromkeys(row[1] for row in others):
+        chosen = [[row[0], *row[2:]] for row in others if row[1] == link]
+        lines += [f"{link}:", table([[head[0], *head[2:]], *chosen])]
+    return lines
+
+
+def _without_published(rows: list[list[str]]) -> list[list[str]]:
+    """The rows without the published figures, which are the same in all of them."""
+    kept = [index for index, title in enumerate(rows[0]) if title != "published"]
+    return [[row[index].replace(" times", "x") for index in kept] for row in rows]
 
 
 def table_json(proposed: Any, found: Sequence[Difference]) -> dict[str, Any]:
@@ -152,4 +175,4 @@ def table_text(proposed: Any, found: Sequence[Difference]) -> str:
     where += [
         [d.collective, f"{d.workers:,}", f"{d.bytes:,}", d.default, d.proposed, share_text(d.gain)] for d in found
     ]
-    return f"{table_of(rows)}\n\n{table_of(where) if found else 'both choose the same everywhere'}"
+    return f"{table(rows)}\n\n{table(where) if found else 'both choose the same everywhere'}"

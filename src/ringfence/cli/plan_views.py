@@ -1,4 +1,4 @@
-"""What `ringfence plan` prints: prices as tables for people and as data for scripts."""
+"""The output of `ringfence plan`: predictions as tables for people and as data for scripts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ringfence.cli.terminal import command, table, wrap
 from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES
 
 if TYPE_CHECKING:
@@ -21,19 +22,6 @@ _NAMES = {
     "ringfence": "ringfence",
     "hop-by-hop": "sealed hop by hop",
 }
-
-
-def table_of(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they must be; the first to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        first, *others = (
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]).rstrip())
-    return "\n".join(lines)
 
 
 def seconds_text(seconds: float) -> str:
@@ -56,33 +44,49 @@ def question_text(question: Question) -> str:
 
 
 def plan_text(profile: Hardware, plan: Plan) -> str:
-    """One point: the ways, what the sealed one is made of, and what to change."""
-    lines = [f"{question_text(plan.question)}, {plan.question.workers:,} workers", f"on {profile.title}"]
+    """Lay out one point: the ways, what the sealed step is made of, and what to change."""
+    lines = [wrap(f"{question_text(plan.question)}, {plan.question.workers:,} workers"), wrap(f"on {profile.title}")]
     if plan.question.strategy != "table":
-        lines.append(f"schedule: {plan.question.strategy}, as asked; not built: the runtime's table chooses")
-    lines.append("")
-    lines += [_ways_text(plan.ways), "", _terms_text(plan.ways["ringfence"]), ""]
+        lines.append(wrap(f"schedule: {plan.question.strategy}, as asked; not built: the runtime's table chooses"))
+    lines += ["", _ways_text(plan.ways), "", wrap(_terms_text(plan.ways["ringfence"])), ""]
     what = "confidential mode and sealing cost" if profile["crossing", "rate"] else "sealing costs"
-    lines.append(f"{what} {plan.overhead - 1:+.1%} over the same schedules in the clear")
-    if plan.advice:
-        lines += ["", "recommended, each on top of the one before:", _advice_text(plan)]
-        built = [each for each in plan.advice if each.built]
-        if built:
-            tuned = plan.tuned["ringfence"].seconds
-            lines.append(
-                f"with the bucket size alone: {seconds_text(tuned)} a step, sealing {plan.tuned_overhead - 1:+.1%} "
-                "over plaintext with the bucket size that is best for it"
+    lines.append(wrap(f"{what} {plan.overhead - 1:+.1%} over the same schedules in the clear"))
+    lines += ["", *_recommended(plan), "", *_assumed(profile)]
+    return "\n".join([*lines, *map(wrap, profile.notes)])
+
+
+def _recommended(plan: Plan) -> list[str]:
+    if not plan.advice:
+        return ["recommended: change nothing; no other setting saves 1 %"]
+    built, later = ([each for each in plan.advice if each.built is built] for built in (True, False))
+    lines = []
+    if built:
+        rows = [[f"  {each.lever}", each.value, share_text(each.gain), each.why] for each in built]
+        lines += ["recommended now:", table([["  lever", "set it to", "saves", "because"], *rows])]
+        lines.append(
+            wrap(
+                f"with it: {seconds_text(plan.tuned['ringfence'].seconds)} a step, sealing "
+                f"{plan.tuned_overhead - 1:+.1%} over plaintext with the bucket size that is best for it"
             )
-        if len(built) < len(plan.advice):
-            lines.append(f"with all of it: {seconds_text(plan.all_levers.seconds)} a step")
+        )
     else:
-        lines += ["", "recommended: change nothing; no other setting saves a hundredth"]
-    assumed = profile.assumed()
-    lines += [
-        "",
-        f"{len(assumed)} of {len(FIGURES)} figures of this profile are assumed: `ringfence plan hardware {profile.name}`",
+        lines.append("recommended now: change nothing; no setting that exists saves 1 %")
+    if later:
+        rows = [[f"  {each.lever}", each.value, share_text(each.gain), each.needs] for each in later]
+        lines += [
+            "",
+            wrap("not available yet, each on top of those before:"),
+            table([["  lever", "set it to", "saves", "would need"], *rows]),
+            f"with all of it: {seconds_text(plan.all_levers.seconds)} a step",
+        ]
+    return lines
+
+
+def _assumed(profile: Hardware) -> list[str]:
+    return [
+        f"{len(profile.assumed())} of {len(FIGURES)} figures of this profile are assumed:",
+        command(f"ringfence plan hardware {profile.name}"),
     ]
-    return "\n".join([*lines, *profile.notes])
 
 
 def _ways_text(ways: dict[str, Step]) -> str:
@@ -102,7 +106,7 @@ def _ways_text(ways: dict[str, Step]) -> str:
                 step.dominant,
             ]
         )
-    return table_of(rows)
+    return table(rows)
 
 
 def _terms_text(step: Step) -> str:
@@ -112,28 +116,19 @@ def _terms_text(step: Step) -> str:
     return f"the sealed step: {shown}; its all-reduces are bound by the {step.communication.bound}"
 
 
-def _advice_text(plan: Plan) -> str:
-    rows = [["  lever", "set it to", "saves", "today", "because"]]
-    for each in plan.advice:
-        rows.append(
-            [f"  {each.lever}", each.value, share_text(each.gain), "yes" if each.built else "not built", each.why]
-        )
-    return table_of(rows)
-
-
 def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
     """All scales: the sealed step, its price over plaintext, and what is recommended there."""
     rows = [
         [
             "workers",
-            "plaintext",
+            "plain",
             "ringfence",
             "over it",
             "hop by hop",
             "dominated by",
             "tuned",
-            "over plaintext",
-            "recommended",
+            "over it",
+            "best bucket",
         ]
     ]
     for plan in plans:
@@ -148,15 +143,16 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
                 sealed.dominant,
                 seconds_text(plan.tuned["ringfence"].seconds),
                 f"{plan.tuned_overhead:.2f}",
-                ", ".join(f"{each.lever} {each.value}{'' if each.built else '*'}" for each in plan.advice) or "nothing",
+                ", ".join(each.value for each in plan.advice if each.built) or "as asked",
             ]
         )
-    head = f"{question_text(plans[0].question)}\non {profile.title}\n"
-    foot = (
-        "tuned: sealed and plaintext each with the bucket size that is best for it; *: not built yet, and not in it\n"
-        f"assumed figures: `ringfence plan hardware {profile.name}`"
+    head = f"{wrap(question_text(plans[0].question))}\n{wrap(f'on {profile.title}')}\n"
+    foot = wrap(
+        "plain: plaintext over the same schedules. tuned: sealed and plaintext each with the bucket size that is best for "
+        "it. `ringfence plan --workers N` also "
+        "lists what would help and is not available yet."
     )
-    return f"{head}\n{table_of(rows)}\n\n{foot}"
+    return "\n".join([head, table(rows), "", foot, *_assumed(profile)])
 
 
 def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
@@ -194,11 +190,15 @@ def _step_json(step: Step) -> dict[str, Any]:
 
 
 def models_text(found: Sequence[Model]) -> str:
-    rows = [["model", "parameters", "tensors", "forward", "of", "source"]]
+    rows = [["model", "parameters", "GFLOP forward", "sample", "architecture"]]
     for each in found:
-        flops = f"{each.forward_flops / 1e9:,.1f} GFLOP"
-        rows.append([each.name, f"{each.elements:,}", str(len(each.parameters)), flops, each.sample, each.source])
-    return table_of(rows)
+        name, _, details = each.source.partition(";")[0].partition(", ")
+        architecture = f"{name} ({details})"
+        sample = each.sample.removeprefix("a sequence of ")
+        flops = f"{each.forward_flops / 1e9:,.1f}"
+        rows.append([each.name, f"{each.elements:,}", flops, sample, architecture])
+    sources = dict.fromkeys(each.source.partition(";")[2].strip() for each in found)
+    return f"{table(rows)}\n\n{wrap('source: ' + '; '.join(sources))}"
 
 
 def models_json(found: Sequence[Model]) -> list[dict[str, Any]]:
@@ -218,22 +218,22 @@ def models_json(found: Sequence[Model]) -> list[dict[str, Any]]:
 def profiles_text(profiles: Sequence[Hardware]) -> str:
     rows = [["profile", "assumed", "what it is"]]
     rows += [[each.name, f"{len(each.assumed())} of {len(FIGURES)}", each.title] for each in profiles]
-    return table_of(rows)
+    return table(rows)
 
 
 def profile_text(profile: Hardware) -> str:
-    """Every figure with its unit, and why anybody should believe it."""
-    lines = [profile.title, ""]
+    """Lay out every figure with its unit and its source."""
+    lines = [wrap(profile.title), ""]
     for (section, key), figure in profile.figures.items():
         unit, _, what = FIGURES[section, key]
         origin = f"assumed: {figure.origin}" if figure.assumed else figure.origin
-        lines.append(f"{section}.{key} = {figure.value:g} {unit}".rstrip() + f"  ({what})")
-        lines.append(f"    {origin}")
+        lines.append(wrap(f"{section}.{key} = {figure.value:g} {unit}".rstrip() + f"  ({what})", rest="    "))
+        lines.append(wrap(origin, "    "))
     for way, fitted in profile.ways.items():
-        lines.append(f"{way}: " + ", ".join(f"{key} {value:.4g}" for key, value in fitted.items()))
+        lines.append(wrap(f"{way}: " + ", ".join(f"{key} {value:.4g}" for key, value in fitted.items()), rest="    "))
     if profile.ways:
-        lines += [f"    {key}: {what}" for key, what in WAY_FIGURES.items()]
-    return "\n".join([*lines, *profile.notes])
+        lines += [wrap(f"{key}: {what}", "    ", "      ") for key, what in WAY_FIGURES.items()]
+    return "\n".join([*lines, *map(wrap, profile.notes)])
 
 
 def profile_json(profile: Hardware) -> dict[str, Any]:

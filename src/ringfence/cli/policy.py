@@ -1,4 +1,4 @@
-"""`ringfence policy new | check | explain`: write a policy, see that it is in order, and read what it means."""
+"""`ringfence policy new | check | explain`: write a policy, check it, and print what it means."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.cli.templates import HEAD, RULE, TABLES
+from ringfence.cli.terminal import layout_lines, say
 from ringfence.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,32 +21,37 @@ if TYPE_CHECKING:
     from ringfence.policy.policy_file import PolicyFile, Rules
 
 NEW = """\
-Write a policy to a new file: one rule for each --admit, and in it one table for each kind of proof.
+Write a policy to a new file, with one rule for each --admit and one table for each kind of proof in it.
 
-Any one rule admits a worker; inside a rule all its proofs are needed. Kinds: {kinds}.
-What only you can know is marked FILL IN, and `ringfence policy check` says what is still missing.
+A worker that meets any one rule is admitted; to meet a rule it needs all its proofs. Kinds: {kinds}.
+Values that only you know are marked FILL IN; `ringfence policy check` lists what is still missing.
 """
 
 NEW_EXAMPLES = """\
 examples:
-  ringfence policy new policy.toml                                      by certificate
-  ringfence policy new policy.toml --admit secret
-  ringfence policy new policy.toml --admit certificate+tdx+nvidia       all three
-  ringfence policy new policy.toml --admit tdx --admit snp              either
+  ringfence policy new policy.toml                 a certificate
+  ringfence policy new p.toml --admit secret       a shared secret
+  ringfence policy new p.toml --admit tdx+nvidia   TDX and GPU evidence
+  ringfence policy new p.toml --admit tdx --admit snp
+                                                   either of the two
 """
 
 CHECK = """\
-Read a policy with all the files that it names, as a worker would, and say what is wrong with it.
+Read a policy and all files that it names, as a worker does, and report what is wrong with them.
 
-The digest covers all that decides who is admitted: two workers admit each other only if theirs are equal. The first 16
-digits are what the error says when they are not.
+The digest covers everything that decides whom the policy admits. Two workers admit each other only if their digests are
+equal; if they differ, the error names the first 16 digits of both.
 
-exit codes: 0 if it is in order, 1 if what it relies on has expired (an authority, TDX collateral, AMD's lists of revoked
-certificates) or is not AMD's, 2 if it cannot be used. That collateral is Intel's is checked when a quote is verified.
+exit codes:
+  0  the policy is valid
+  1  something that it names has expired (an authority, TDX collateral, AMD's revocation lists) or AMD did not sign it
+  2  the policy cannot be used
+
+Intel's signature on TDX collateral is checked later, when a quote is verified.
 """
 
 EXPLAIN = """\
-Say in plain words whom a policy admits.
+Print in plain words which workers a policy admits.
 """
 
 SOON_DAYS = 30
@@ -53,30 +59,30 @@ SOON_DAYS = 30
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `policy new`, `policy check` and `policy explain` to the command line."""
-    policy = commands.add_parser("policy", help="say who may join a run")
+    policy = commands.add_parser("policy", help="write, check or explain a policy: who may join a run")
     actions = policy.add_subparsers(title="actions", metavar="ACTION", required=True)
-    form = argparse.RawDescriptionHelpFormatter
     description = NEW.format(kinds=", ".join(TABLES))
-    new = actions.add_parser(
-        "new", help="write a new policy", description=description, epilog=NEW_EXAMPLES, formatter_class=form
-    )
-    new.add_argument("file", type=Path, metavar="FILE", help="where to write it; must not exist")
+    new = actions.add_parser("new", help="write a new policy", description=description, epilog=NEW_EXAMPLES)
+    new.add_argument("file", type=Path, metavar="FILE", help="the file to write; must not exist")
     new.add_argument(
         "--admit",
         action="append",
         metavar="KIND[+KIND...]",
-        help="a rule: the proofs it asks for (default: certificate)",
+        help="a rule: the proofs that it requires (default: certificate)",
     )
     new.add_argument(
-        "--ca", default="ca.pem", metavar="FILE", help="authorities, relative to the policy (default: ca.pem)"
+        "--ca",
+        default="ca.pem",
+        metavar="FILE",
+        help="file of trusted authorities, relative to the policy (default: ca.pem)",
     )
-    new.add_argument("--trust-domain", metavar="NAME", help="of the authorities (default: what they say themselves)")
+    new.add_argument("--trust-domain", metavar="NAME", help="trust domain (default: that of the authorities)")
     new.set_defaults(run=run_new)
-    check = actions.add_parser("check", help="see that a policy is in order", description=CHECK, formatter_class=form)
+    check = actions.add_parser("check", help="check a policy and the files that it names", description=CHECK)
     check.add_argument("file", type=Path, metavar="FILE")
     check.add_argument("--json", action="store_true", help="print the result as JSON")
     check.set_defaults(run=run_check)
-    explain = actions.add_parser("explain", help="say whom it admits", description=EXPLAIN, formatter_class=form)
+    explain = actions.add_parser("explain", help="print whom a policy admits", description=EXPLAIN)
     explain.add_argument("file", type=Path, metavar="FILE")
     explain.set_defaults(run=run_explain)
 
@@ -85,18 +91,18 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run_new(options: argparse.Namespace) -> int:
-    """Write the policy and say what comes next."""
+    """Write the policy and print the next steps."""
     from ringfence.admission.proofs.identity import is_trust_domain
     from ringfence.private_files import write_new
 
     rules = [_kinds(rule) for rule in options.admit or ["certificate"]]
     trust_domain = options.trust_domain or _trust_domain(options.file.parent / options.ca)
     if not is_trust_domain(trust_domain):
-        raise ConfigurationError(f"{trust_domain!a} is no trust domain: use a name such as example.org")
+        raise ConfigurationError(f"{trust_domain!a} is not a trust domain: use a name such as example.org")
     words = {"ca": json.dumps(options.ca), "trust_domain": trust_domain}
     text = HEAD + "".join(RULE + "".join(TABLES[kind].format(**words) for kind in rule) for rule in rules)
     write_new(options.file, text.encode(), 0o644, "a policy")
-    print(f"Wrote {options.file}: look through it, and give it to every worker with the files that it names.")
+    say(f"Wrote {options.file}. Review it, check it, and copy it to every worker with the files that it names:")
     print(f"  ringfence policy check {options.file}")
     print(f"  export RINGFENCE_POLICY={options.file.absolute()}")
     return 0
@@ -105,12 +111,12 @@ def run_new(options: argparse.Namespace) -> int:
 def _kinds(rule: str) -> list[str]:
     kinds = rule.split("+")
     if not set(kinds) <= set(TABLES) or len(set(kinds)) != len(kinds):
-        raise ConfigurationError(f"--admit {rule}: join different kinds by +, from {', '.join(TABLES)}")
+        raise ConfigurationError(f"--admit {rule}: join different kinds with +, from {', '.join(TABLES)}")
     return [kind for kind in TABLES if kind in kinds]
 
 
 def _trust_domain(ca: Path) -> str:
-    """What an authority that lies there already says of itself; else an example to be changed."""
+    """Return the trust domain of the authority in a file, or an example to be changed."""
     from cryptography import x509
 
     from ringfence.cli.dev_ca import trust_domain_of
@@ -126,7 +132,7 @@ def _trust_domain(ca: Path) -> str:
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Read it as a worker would."""
+    """Read the policy as a worker does, and print its digest and what is wrong with it."""
     from ringfence.admission.proofs.kinds import digest_of
     from ringfence.settings import load_policy
 
@@ -146,20 +152,20 @@ def run_check(options: argparse.Namespace) -> int:
         print(json.dumps({**found, "in_order": in_order, **limits}))
         return 0 if in_order else 1
     for name in expired:
-        print(f"!!  expired: {name}")
+        say(f"expired: {name}", "!!  ")
     for name in soon:
-        print(f"    expires within {SOON_DAYS} days: {name}")
+        say(f"expires within {SOON_DAYS} days: {name}", "    ")
     for name in wrong:
-        print(f"!!  not genuine: {name}")
-    fault = "what is not genuine" if wrong else "what has expired"
-    print(f"{options.file} is in order." if in_order else f"{options.file} relies on {fault}.")
-    print("  admits by  " + ", or by ".join(" and ".join(rule) for rule in rules))
+        say(f"not genuine: {name}", "!!  ")
+    fault = "a file that is not genuine" if wrong else "a file that has expired"
+    say(f"{options.file} is valid." if in_order else f"{options.file} relies on {fault}.")
+    say(", or by ".join(" and ".join(rule) for rule in rules), "  admits by  ")
     print(f"  digest     {digest[:16]} {digest[16:]}")
     return 0 if in_order else 1
 
 
 def _ending(policy: PolicyFile, now: float) -> tuple[list[str], list[str]]:
-    """What a policy relies on that has expired, and what soon will have."""
+    """Return what the policy relies on that has expired, and what expires soon."""
     ends = dict(end for rule in policy.rules for _, rules in rule.proofs for end in _ends(rules))
     expired = [name for name, end in ends.items() if end < now]
     soon = [name for name, end in ends.items() if now <= end < now + SOON_DAYS * 86400]
@@ -174,7 +180,7 @@ def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
             yield f"authority {authorities.describe(each)}", authorities.end_of(each)
     elif isinstance(rules, tdx.Rules):
         for collateral in rules.collateral:
-            with contextlib.suppress(ValueError):  # a date that cannot be read is refused when it is verified by
+            with contextlib.suppress(ValueError):  # verification refuses a date that cannot be read
                 end = datetime.datetime.fromisoformat(collateral.next_update).timestamp()
                 name = f"TDX collateral for platforms {collateral.fmspc} of the {collateral.ca} CA"
                 yield f"{name}, until {collateral.next_update}", end
@@ -184,7 +190,7 @@ def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
 
 
 def _not_genuine(policy: PolicyFile, now: float) -> list[str]:
-    """AMD's lists that no worker would believe. (Collateral is verified with a quote, authorities are the policy's own.)"""
+    """Return AMD's lists that workers would reject. TDX collateral is verified together with a quote, not here."""
     from ringfence.admission.proofs import snp, snp_chain, snp_revocation
 
     roots = [line.root for line in snp_chain.pinned().values()]
@@ -195,9 +201,9 @@ def _not_genuine(policy: PolicyFile, now: float) -> list[str]:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """Say it in words."""
+    """Print what the policy means."""
     from ringfence.policy.policy_file import explain
     from ringfence.settings import load_policy
 
-    print("\n".join(explain(load_policy(options.file))))
+    print(layout_lines(explain(load_policy(options.file))))
     return 0

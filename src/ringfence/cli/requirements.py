@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from ringfence import torch_versions
-from ringfence.cli import checks
+from ringfence.cli.checks import software
 from ringfence.errors import ConfigurationError
 
 # What the extra `lab` of pyproject.toml installs, by the names of the modules; scipy brings numpy.
@@ -44,5 +44,5 @@ def backend() -> None:
 
     Raises ConfigurationError if the environment prevents it.
     """
-    if found := checks.switched_off(os.environ):
+    if found := software.switched_off(os.environ):
         raise ConfigurationError(f"the backend is {found.text}: {found.fix}")

@@ -1,4 +1,4 @@
-"""`ringfence secret new | check | rotate FILE`: the secret that the workers of a run prove knowledge of."""
+"""`ringfence secret new | check | rotate FILE`: the shared secret by which the workers of a run admit each other."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringfence.cli.terminal import say
+
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 NEW = """\
-Write 32 random bytes, as 64 hexadecimal digits and a newline, to a new file that only you can read.
+Write a new secret to a new file: 32 random bytes, as 64 hexadecimal digits and a newline. The file has mode 0600.
 
-Every worker of a run needs the same file. Copy it by a way you trust (scp, a secret store, a sealed volume);
-whoever has it can join the run. An existing file is never overwritten.
+Every worker of a run needs the same file. Anyone who has it can join the run, so copy it over a trusted channel (scp, a
+secret store, an encrypted volume). An existing file is never overwritten.
 """
 
 CHECK = """\
-Say whether workers would take this file, and print the fingerprint of the secret in it.
+Check that workers accept this file, and print the fingerprint of its secret.
 
-Compare fingerprints to see that two machines have the same secret, or which of them still has the old one. A fingerprint
-may be shown to anybody: it says nothing of the secret.
+Compare fingerprints to find out whether two machines have the same secret. A fingerprint is safe to publish: it reveals
+nothing about the secret.
 """
 
 ROTATE = """\
-Put a new secret in the place of the one in this file, in one step: a worker that starts meanwhile reads the old one or
-the new one, never half of each. The file no longer holds the old secret; copies, backups and unused blocks of the disk
-may.
+Replace the secret in a file by a new one. The replacement is atomic: a worker that starts meanwhile reads either the
+old secret or the new one. The file no longer contains the old secret; copies, backups and unused disk blocks may.
 
-Runs under way are not disturbed: they have their keys. Workers that start with the new secret and workers that start
-with the old one refuse each other, so give the new file to every machine before the next start.
+Running jobs are not affected, because they have their keys already. Workers with different secrets refuse each other, so
+copy the new file to every machine before the next start.
 """
 
 EXAMPLES = """\
@@ -44,65 +45,67 @@ examples:
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `secret new`, `secret check` and `secret rotate` to the command line."""
-    secret = commands.add_parser("secret", help="make, compare and replace the secret that admits workers to a run")
+    secret = commands.add_parser("secret", help="make, check or replace the shared secret of a run")
     actions = secret.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, what, description, run in (
         ("new", "write a new secret to a new file", NEW, run_new),
-        ("check", "is this a secret that workers take, and the same as elsewhere?", CHECK, run_check),
-        ("rotate", "replace the secret in a file by a new one", ROTATE, run_rotate),
+        ("check", "check a secret file and print its fingerprint", CHECK, run_check),
+        ("rotate", "replace the secret in a file", ROTATE, run_rotate),
     ):
         parser = actions.add_parser(
             name,
             help=what,
             description=description,
             epilog=EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        where = "where to write it; must not exist" if name == "new" else "a file that `ringfence secret new` wrote"
-        parser.add_argument("file", type=Path, metavar="FILE", help=where)
+        what_file = "the file to write; must not exist" if name == "new" else "a file written by `ringfence secret new`"
+        parser.add_argument("file", type=Path, metavar="FILE", help=what_file)
         parser.add_argument("--json", action="store_true", help="print the result as JSON")
         parser.set_defaults(run=run)
 
 
 def run_new(options: argparse.Namespace) -> int:
-    """Make the file and say how to use it. The secret itself is never printed."""
-    from ringfence.private_files import new_secret_file  # late, so that `doctor` starts where cryptography is missing
+    """Make the file and print how to use it. The secret itself is never printed."""
+    from ringfence.private_files import new_secret_file  # imported here, so that `doctor` starts without cryptography
 
     new_secret_file(options.file)
     path = options.file.absolute()
     if options.json:
         print(json.dumps({"file": str(path), "fingerprint": _fingerprint(path)}))
     else:
-        print(f"Wrote a new secret to {path} (mode 0600, fingerprint {_fingerprint(path)}).")
-        print("Give every worker the same file, and set:")
+        say(f"Wrote a new secret with fingerprint {_fingerprint(path)} to a file of mode 0600:")
+        print(f"  {path}")
+        say("Copy the file to every worker, and set on each:")
         print(f"  export RINGFENCE_SECRET_FILE={path}")
     return 0
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Read the file as a worker does."""
+    """Read the file as a worker does, and print its fingerprint."""
     path, fingerprint = options.file.absolute(), _fingerprint(options.file)
     if options.json:
         print(json.dumps({"file": str(path), "fingerprint": fingerprint}))
     else:
-        print(f"{path} holds a secret that only its owner can read; fingerprint {fingerprint}")
+        say(f"A valid secret that only its owner can read, fingerprint {fingerprint}:")
+        print(f"  {path}")
     return 0
 
 
 def run_rotate(options: argparse.Namespace) -> int:
-    """Replace one secret by another, and nothing else by a secret: what is no secret file is left alone."""
+    """Replace the secret in a file. A file that does not hold a valid secret is not changed."""
     from ringfence.private_files import replace_secret_file
 
     old = _fingerprint(options.file)
-    path = options.file.resolve()  # behind a symbolic link, the file itself
+    path = options.file.resolve()  # the target of a symbolic link
     replace_secret_file(path)
     new = _fingerprint(path)
     if options.json:
         print(json.dumps({"file": str(path), "fingerprint": new, "replaced": old}))
     else:
-        print(f"Replaced the secret in {path}: fingerprint {old} is gone, {new} is in its place.")
-        print(
-            "Copy the file to every machine of the run before its next start; `ringfence secret check` shows which have it."
+        say(f"Replaced the secret with fingerprint {old} by a new one with fingerprint {new}:")
+        print(f"  {path}")
+        say(
+            "Copy the file to every machine of the run before its next start. `ringfence secret check` shows which have it."
         )
     return 0
 

@@ -16,7 +16,7 @@ def snp_table(report: Report, products: Sequence[Product], provider: str | None)
     """[admit.snp] that admits this guest. `products`: the line that it runs on, or those that it may run on."""
     lines = ["[admit.snp]", f'measurement = "{report.measurement.hex()}"']
     if report.policy.debug:
-        lines.insert(0, "# its host may debug this guest: no policy admits it")
+        lines.insert(0, "# the host may debug this guest: no policy admits it")
     if report.vmpl:
         lines.append(f"vmpl = {report.vmpl}")
     if provider is not None:
@@ -26,11 +26,9 @@ def snp_table(report: Report, products: Sequence[Product], provider: str | None)
     if report.policy.cxl:
         lines.append("allow_cxl = true")
     if _is_provisional(report):
-        lines.append("allow_provisional_firmware = true   # its host has not committed the firmware that it runs")
+        lines.append("allow_provisional_firmware = true   # the running firmware is not committed")
     if not report.has_checked_aliases:
-        lines.append(
-            "require_alias_check = false   # the report does not say that memory aliases were checked (BadRAM)"
-        )
+        lines.append("require_alias_check = false   # the report does not confirm it (BadRAM)")
     optional = (
         ("host_data", report.host_data),
         ("id_key_digest", report.id_key_digest),
@@ -38,10 +36,10 @@ def snp_table(report: Report, products: Sequence[Product], provider: str | None)
     )
     lines += [f'{name} = "{value.hex()}"' for name, value in optional if any(value)]
     if any(report.chip_id):
-        lines.append(f'# chip_id = "{report.chip_id.hex()}"   # only this machine')
+        lines += ["# to admit only this machine:", f'# chip_id = "{report.chip_id.hex()}"']
     lines.append("[admit.snp.minimum_tcb]")
     if len(products) > 1:
-        lines.append("# the report does not say on which product line it was made: keep the line that is true")
+        lines.append("# the report does not name its product line: keep the line that is true")
     lines += [_minimum(each, report) for each in products]
     mitigations = report.launch_mitigations & report.current_mitigations & _TOML_BITS
     if mitigations:
@@ -64,9 +62,9 @@ def _minimum(product: Product, report: Report) -> str:
 
 def tdx_table(body: tdx_quote.Body, fmspc: str) -> str:
     """[admit.tdx] that admits this TD."""
-    lines = ["[admit.tdx]", f'collateral = "{fmspc}.json"   # `ringfence evidence collateral` fetches it']
+    lines = ["[admit.tdx]", f'collateral = "{fmspc}.json"   # from `ringfence evidence collateral`']
     if body.is_debug or body.is_migratable or any(body.mr_service_td) or not body.has_sept_ve_disabled:
-        lines.insert(0, "# its host may debug, disturb or migrate this TD: no policy admits it")
+        lines.insert(0, "# the host may debug, disturb or migrate this TD: no policy admits it")
     lines.append(f'mrtd = "{body.mrtd.hex()}"')
     lines += [f'{name} = "{value.hex()}"' for name, value in zip(tdx.REGISTERS, body.rtmrs, strict=True)]
     optional = (

@@ -80,9 +80,9 @@ def explain(policy: PolicyFile) -> list[str]:
     lines += ["", "Nobody else is."]
     if any(not ENDORSING & {kind for kind, _ in rule.proofs} for rule in policy.rules):
         lines += [
-            "Evidence of hardware signs no entry of the roster: workers that were admitted by nothing else stand in it",
-            "on the word of those who verified them, until they open a link and show it there. With a certificate",
-            "beside the evidence, a key that this policy admits signs each entry.",
+            "Hardware evidence does not sign roster entries: a worker that presents only evidence is listed by the workers "
+            "that verified it, until it presents the evidence again on each link. If a rule also requires a certificate, a "
+            "key that this policy admits signs each entry.",
         ]
     if policy.min_workers > 1:
         lines.append(f"A run has at least {policy.min_workers} workers, or it does not begin.")
@@ -90,8 +90,8 @@ def explain(policy: PolicyFile) -> list[str]:
         lines.append(f"After {_words(policy.max_session_age)} all workers must be verified again.")
     if policy.key_agreement != KEY_AGREEMENTS[0]:
         lines += [
-            "Workers may agree on keys without post-quantum cryptography (key_agreement): whoever records their",
-            "connections can read them once there is a quantum computer.",
+            "Workers may agree on keys without post-quantum cryptography (key_agreement): an attacker who records their "
+            "connections now could decrypt them with a future quantum computer.",
         ]
     return lines
 

@@ -1,18 +1,18 @@
-"""`ringfence demo`: what a network sees of a tensor with Gloo and with ringfence, and what a flipped bit does."""
+"""`ringfence demo`: what a network sees of a tensor with Gloo and with ringfence, and what a flipped bit causes."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import socket
 import tempfile
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ringfence.cli import requirements
+from ringfence.cli import requirements, terminal
 from ringfence.cli.bench import interrupt
 from ringfence.cli.demo import capture as wire
 from ringfence.cli.demo import viewer
@@ -24,17 +24,26 @@ if TYPE_CHECKING:
 
 LOOPBACK: Final = "127.0.0.1"
 PORTS_PER_WORKER: Final = 4  # the first is the links', and a relay stands before it
-WIDTH: Final = 110
 
 DESCRIPTION = """\
-Two workers on this machine add up a tensor whose bytes spell a sentence, while this process listens.
+Two workers on this machine all-reduce a tensor whose bytes spell a sentence, while this process captures their traffic.
 
-  1. with Gloo, PyTorch's own backend: the sentence can be read on the wire
-  2. with ringfence, through a relay that copies every byte: it cannot
-  3. the relay flips one bit: both workers refuse, and the error names the worker it came from
+  1. With Gloo, PyTorch's own backend, the sentence can be read on the wire.
+  2. With ringfence, a relay that copies every byte cannot read it.
+  3. The relay flips one bit: both workers abort, and the error names the sender.
 
-Takes about 20 seconds, uses the loopback only and leaves nothing behind. Listening to Gloo needs root or a system
-that allows user namespaces; without either, step 1 is left out and says so.
+The demo takes about 20 seconds, uses only the loopback interface and leaves no files behind.{root}
+"""
+
+NOT_ROOT = """ Step 1 captures packets, which needs root or a system that allows user
+namespaces; without either, it is skipped.
+"""
+
+EXIT_CODES = """\
+exit codes:
+  0  all checks passed
+  1  a check failed
+  2  the demo could not run
 """
 
 
@@ -43,18 +52,17 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser(
         "demo",
         help="see what a network sees, with and without ringfence",
-        description=DESCRIPTION,
-        epilog="exit codes: 0 if all was as said above, 1 if anything was not, 2 if it could not be carried out\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTION.format(root="" if os.geteuid() == 0 else NOT_ROOT),
+        epilog=EXIT_CODES,
     )
     demo.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tell the story; 0 only if every part of it came true."""
+    """Run the three steps; the exit code is 0 only if every check passes."""
     requirements.workers()
     requirements.backend()
-    signal.signal(signal.SIGTERM, interrupt)  # workers are ended and files removed by the same way out as on Ctrl-C
+    signal.signal(signal.SIGTERM, interrupt)  # ends workers and removes files as on Ctrl-C
     private = wire.enter_private_network()
     capture = wire.open_capture()
     with tempfile.TemporaryDirectory(prefix="ringfence-demo-") as name:
@@ -65,29 +73,31 @@ def run(options: argparse.Namespace) -> int:
     if readable and sealed and refused:
         print("All checks passed.")
         return 0
-    print("NOT as said: see above.")
+    print("Some checks FAILED: see above.")
     return 1
 
 
 def gloo_is_readable(folder: Path, capture: wire.Capture | None, private: bool) -> bool:
-    """Step 1."""
+    """Run step 1: capture what Gloo sends."""
     heading("1. Gloo, PyTorch's own backend. An eavesdropper sees:")
     if capture is None:
-        print("   (left out: listening needs root, or a system that allows user namespaces)")
+        terminal.say("(skipped: capturing needs root, or a system that allows user namespaces)", "   ")
         return True
     with Workers("gloo", folder, [{"GLOO_SOCKET_IFNAME": "lo"}] * 2) as workers:
         answers = workers.add_up()
     sighting = viewer.look(capture.streams(), SENTENCE)
     show(sighting)
     if not private:
-        print("   (this machine allows no private network: other programs' loopback traffic was heard and dropped)")
+        terminal.say(
+            "(no private network here: the loopback traffic of other programs was captured and dropped)", "   "
+        )
     return verdict(sums_are_right(answers), "both workers have the right sum") & verdict(
         sighting.times > 0, f"the sentence can be read, {sighting.times} times in {sighting.captured:,} bytes"
     )
 
 
 def ringfence_is_not(folder: Path, capture: wire.Capture | None) -> tuple[bool, bool]:
-    """Steps 2 and 3, with the same two workers."""
+    """Run steps 2 and 3, with the same two workers."""
     from ringfence.private_files import new_secret_file
 
     heading("2. ringfence, through a relay that copies every byte. The relay sees:")
@@ -136,11 +146,11 @@ def flipped_bit_is_refused(workers: Workers, relay: Relay) -> bool:
     answers = workers.add_up()
     for rank, answer in enumerate(answers):
         said = f"{answer['error']}: {answer['message']}" if "error" in answer else "no error"
-        print(textwrap.fill(f"worker {rank}: {said}", WIDTH, initial_indent="   ", subsequent_indent=" " * 13))
+        terminal.say(said, f"   worker {rank}: ")
     print()
     return (
         verdict(relay.flipped.is_set(), "one bit was flipped")
-        & verdict(all("error" in answer for answer in answers), "both workers refused")
+        & verdict(all("error" in answer for answer in answers), "both workers aborted")
         & verdict(all("from worker 0" in answer.get("message", "") for answer in answers), "both errors name worker 0")
     )
 
@@ -150,7 +160,7 @@ def sums_are_right(answers: Sequence[dict[str, str]]) -> bool:
 
 
 def free_ports(count: int) -> int:
-    """The first of some consecutive ports of the loopback that nobody uses now."""
+    """Return the first of `count` consecutive free ports of the loopback interface. Raises DemoError."""
     for first in range(20_000, 60_000, count):
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
             for port in range(first, first + count):

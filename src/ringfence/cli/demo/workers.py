@@ -1,4 +1,4 @@
-"""Start the demo's two workers as processes of their own, ask them to add up, and read what each says."""
+"""Start the demo's two workers as processes, have them all-reduce, and read their answers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LEAVING_SECONDS: Final = 5.0
 
 
 class DemoError(RingfenceError):
-    """The demo could not be carried out; nothing was shown either way."""
+    """The demo could not run, so it proves nothing either way."""
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait meanwhile: a worker that was started and is not in the list yet would be left behind."""
+    """Delay Ctrl-C and SIGTERM: a worker that was started and is not yet in the list would be left behind."""
     came: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, frame: came.append(number))
@@ -93,7 +93,7 @@ class Workers:
                     raise ConnectionResetError
                 line += byte
         except TimeoutError:
-            raise DemoError(f"worker {rank} of the demo said nothing for {ANSWER_SECONDS:.0f} s") from None
+            raise DemoError(f"worker {rank} of the demo did not answer within {ANSWER_SECONDS:.0f} s") from None
         except ConnectionResetError:
             raise DemoError(f"worker {rank} of the demo ended early: {self._last_words(rank)}") from None
         answer: dict[str, str] = json.loads(line)
@@ -104,7 +104,7 @@ class Workers:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._workers[rank][0].wait(LEAVING_SECONDS)
         self._log.seek(0)
-        return next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "it said nothing")
+        return next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "no output")
 
     def __enter__(self) -> Self:
         return self

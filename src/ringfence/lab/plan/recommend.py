@@ -34,6 +34,7 @@ class Advice:
     gain: float
     built: bool  # whether it can be set today
     why: str
+    needs: str = ""  # what would have to be built first
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,14 @@ def plan(hardware: Hardware, question: Question) -> Plan:
         best, now = spaced
         gain = 1 - now.seconds / synchronous.seconds
         advice.append(
-            Advice("every", f"{best.every} steps", gain, False, "communication still outweighs what it may add")
+            Advice(
+                "every",
+                f"{best.every} steps",
+                gain,
+                False,
+                "communication still outweighs what it may add",
+                "another training algorithm, which may change what the model learns",
+            )
         )
     tuned = {"plaintext": in_the_clear(hardware, question, today, built=True), "ringfence": sealed}
     return Plan(question, best, ways, tuned, synchronous, now, tuple(advice))
@@ -109,7 +117,8 @@ def _pulled(
         why = _why(now, priced)
         if "schedule" in changed and better.strategy != "hierarchical":
             why += "; today the runtime's table chooses"
-        yield Advice(" and ".join(changed), value, 1 - priced.seconds / now.seconds, built, why), better, priced
+        needs = "" if built else _needs(changed, better)
+        yield Advice(" and ".join(changed), value, 1 - priced.seconds / now.seconds, built, why, needs), better, priced
         question, now = better, priced
 
 
@@ -161,6 +170,17 @@ def _spaced(hardware: Hardware, question: Question, now: Step) -> tuple[Question
     every = min(_MOST_STEPS, 1 << math.ceil(math.log2(max(2.0, wanted))))
     asked = replace(question, every=every)
     return asked, step(hardware, WAYS["ringfence"], asked)
+
+
+def _needs(changed: list[str], better: Question) -> str:
+    """What the runtime lacks for a lever."""
+    found = []
+    if "schedule" in changed:
+        two_levels = better.strategy == "hierarchical"
+        found.append("a schedule of two levels" if two_levels else "a setting for the schedule")
+    if "threads" in changed:
+        found.append(f"{better.threads} sealing threads in a worker")
+    return " and ".join(found) or "a runtime with the levers above"
 
 
 def _value_text(lever: str, value: object) -> str:
