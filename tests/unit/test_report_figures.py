@@ -89,7 +89,10 @@ def test_a_noisy_cell_is_marked_and_not_counted() -> None:
 
 def test_the_headline_claims_no_difference_within_the_resolution() -> None:
     same = summary_text.headline(study_of(step(factor=1.03) + step("resnet50", 0.98)))
-    assert "as long as with plaintext Gloo, within the resolution of the measurement (1.00 times in the median of 2 cells)" in same
+    assert (
+        "as long as with plaintext Gloo, within the resolution of the measurement (1.00 times in the median of 2 cells)"
+        in same
+    )
     assert "20 % longer than with plaintext Gloo" in summary_text.headline(study_of(step(factor=1.2)))
     assert "nothing can be said" in summary_text.headline(study_of(step(resolution=0.3)))
 

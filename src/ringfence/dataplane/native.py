@@ -1,6 +1,6 @@
 """Loads the compiled data plane, unless `RINGFENCE_DATAPLANE` asks for the one in Python or the package was built without it.
 
-`RINGFENCE_DATAPLANE=python` selects the slower one in Python, `compiled` raises ConfigurationError if the compiled one is missing.
+`RINGFENCE_DATAPLANE=python` selects the slower one in Python; `compiled` raises ConfigurationError if it is missing.
 Both put the same bytes on the wire, so workers of one run may differ.
 """
 
