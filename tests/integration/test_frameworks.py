@@ -84,7 +84,7 @@ def run(name: str, workers: int, text: str, folder: Path, **variables: str) -> s
 def losses(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     """The losses of each training step, to six digits. Ray prints each line twice."""
     assert done.returncode == 0, done.stdout + done.stderr
-    found = dict(re.findall(r"(session \d+|step \d+): loss (\d\.\d{6})", done.stdout + done.stderr))
+    found = dict(re.findall(r"(epoch \d+|step \d+): loss (\d\.\d{6})", done.stdout + done.stderr))
     values = [float(loss) for loss in found.values()]
     assert len(values) >= 3 and values[-1] < values[0], done.stdout
     return found

@@ -190,19 +190,21 @@ def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
 
 
 @pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
-def test_who_leaves_a_session_holds_no_key_of_it(pool: Pool) -> None:
-    for before, after in values(pool.run(leave_and_look_for_keys, 3, renew=True)):
-        assert before == {"Secret", "X25519PrivateKey", "AESGCM", "bytes", *CONTROL}
-        assert not after
+def test_a_worker_that_leaves_holds_no_session_key(pool: Pool) -> None:
+    with pool.fresh() as own:  # processes that hold no keys of other tests
+        for before, after in values(own.run(leave_and_look_for_keys, 3)):
+            assert before == {"Secret", "X25519PrivateKey", "AESGCM", "bytes", *CONTROL}
+            assert not after
 
 
 @pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
-def test_a_session_that_failed_has_no_key_left_but_those_that_say_goodbye(pool: Pool) -> None:
-    for failure, failed, ends, left in values(pool.run(fail_and_look_for_keys, 3, renew=True)):
-        assert MismatchError.__name__ in failure
-        assert failed <= CONTROL
-        assert all(failure.partition(": ")[2] in end for end in ends), ends
-        assert not left
+def test_a_failed_session_keeps_control_keys_only(pool: Pool) -> None:
+    with pool.fresh() as own:
+        for failure, failed, ends, left in values(own.run(fail_and_look_for_keys, 3)):
+            assert MismatchError.__name__ in failure
+            assert failed <= CONTROL
+            assert all(failure.partition(": ")[2] in end for end in ends), ends
+            assert not left
 
 
 # -- membership -------------------------------------------------------------------------------------------------------
