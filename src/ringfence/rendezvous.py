@@ -22,7 +22,7 @@ def warn_of_open_rendezvous() -> None:
         _log.warning(
             "torchrun's %s rendezvous authenticates nobody and listens on all interfaces: whoever reaches its port can run "
             "code in the launcher. Use the static rendezvous (--node-rank, --master-addr and --master-port; on one machine "
-            "--master-port alone is enough); see docs/security/limitations.md.",
+            "--master-port alone is enough); see SECURITY.md.",
             backend,
         )
 

@@ -10,8 +10,8 @@ A worker has at most TREE_FANOUT children and the tree is logarithmically deep, 
 size of the world. The roster is the exception: everybody verifies all of it. So it is passed on first, and a whole tree
 verifies it at the same time, not level after level. Nothing is acknowledged that was not verified.
 
-Digests are compared along the edges only, so a lying worker can show two rosters to its two sides.
-docs/security/limitations.md describes the consequences, and tests/attack/test_two_rosters.py carries out the attack.
+Digests are compared along the edges only, so a worker that lies can show two rosters to its two sides: SECURITY.md says what
+that is worth, tests/attack/test_two_rosters.py does it.
 """
 
 from __future__ import annotations
