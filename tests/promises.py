@@ -23,7 +23,8 @@ OPENING = """\
 # Coverage: promises and their tests
 
 Each row is one promise and the tests that attack it or check it. A test is listed because it carries
-`@pytest.mark.promise("…")` with that text. CI fails if a promise has no test or if this page is stale.
+`@pytest.mark.promise("…")` with that text; its name is written as words here. CI fails if a promise has no test or if this
+page is stale.
 
 A test shows that the listed attacks fail, not that every attack fails. [Threat model](threat-model.md) states the assumptions
 behind this page, and [Limitations](limitations.md) what is not protected.
@@ -105,15 +106,19 @@ def page(listed: Sequence[Section], tests: Mapping[str, Sequence[str]]) -> str:
         lines += [f"{section.note}\n"] if section.note else []
         lines += ["| promise and its limits | tests |", "|---|---|"]
         for promise in section.promises:
-            names = "<br>".join(f"`{_short(test)}`" for test in tests.get(promise.text, ()))
             limits = f"<br>{promise.limits}" if promise.limits else ""
-            lines.append(f"| **{promise.text}**{limits} | {names} |")
+            lines.append(f"| **{promise.text}**{limits} | {_names(tests.get(promise.text, ()))} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _short(test: str) -> str:
-    return test.removeprefix("tests/")
+def _names(tests: Sequence[str]) -> str:
+    """Tests by file, their names as words: long names without a space do not fit a table."""
+    files: dict[str, list[str]] = {}
+    for test in tests:
+        path, _, name = test.removeprefix("tests/").partition("::")
+        files.setdefault(path, []).append(name.replace("test_", "", 1).replace("::", ": ").replace("_", " "))
+    return "<br>".join(f"`{path}`: {'; '.join(names)}" for path, names in files.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -67,7 +67,7 @@ def test_a_marker_that_is_no_plain_text_raises(tmp_path: Path) -> None:
 
 def test_the_page_shows_promise_limits_and_tests(tmp_path: Path) -> None:
     tests = marked(tmp_path, '@pytest.mark.promise("Frames are sealed.")\ndef test_frames() -> None: ...\n')
-    assert "| **Frames are sealed.**<br>Headers are not. | `test_some.py::test_frames` |" in page(LISTED, tests)
+    assert "| **Frames are sealed.**<br>Headers are not. | `test_some.py`: frames |" in page(LISTED, tests)
 
 
 def test_check_fails_on_a_stale_page(
