@@ -6,6 +6,7 @@ An action returns None if it cannot be applied to this message; the attacker the
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import HEADER_BYTES, Type, pack_header
@@ -29,7 +30,7 @@ def change_the_header(attacker: Attacker, wire: Wire, message: WireMessage) -> b
     name = attacker.random.choice([name for name in header._fields if name != "unused"])
     old = getattr(header, name)
     if isinstance(old, bytes):
-        new: object = bytes([old[0] ^ 1]) + old[1:]
+        new: Any = bytes([old[0] ^ 1]) + old[1:]
     elif name == "type":
         new = attacker.random.choice([kind for kind in Type if kind != old])
     elif name == "length":
