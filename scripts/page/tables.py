@@ -266,9 +266,10 @@ def headline(edition: Edition) -> str:
     if not large:
         return NOTHING
     ratio, where = large.ratio, f"2 workers on {edition.facts['cores']} cores, loopback"
+    times = "as long" if ratio.low <= 1 <= ratio.high else f"{ratio.median:.2f} times as long"
     text = (
-        f"**A sealed 25 MiB all-reduce takes {ratio.median:.2f} times as long as plaintext Gloo** ({where};\n"
-        f"median, 95 % interval {ratio.low:.2f} to {ratio.high:.2f})."
+        f"**A sealed 25 MiB all-reduce takes {times} as plaintext Gloo** ({where}; median ratio {ratio.median:.2f},\n"
+        f"95 % interval {ratio.low:.2f} to {ratio.high:.2f})."
     )
     small = next((each for each in edition.calls.get("sizes", ()) if each["size"] == 4 << 10), None)
     if small:
