@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.names import PROFILED, necessary_bytes
@@ -261,26 +261,36 @@ def _mib(size: float) -> str:
 
 
 def headline(edition: Edition) -> str:
-    """The README's one figure, with its circumstances; and small calls, where Gloo's mean and its median differ much."""
+    """The README's one figure, with its circumstances: the median call, or the ratio of the benchmark until that was timed."""
     large = line_of(edition.collective("all_reduce", 25 << 20, 2))
     if not large:
         return NOTHING
-    ratio, where = large.ratio, f"2 workers on {edition.facts['cores']} cores, loopback"
+    where = f"2 workers on {edition.facts['cores']} cores, loopback"
+    timed = {each["size"]: each for each in edition.calls.get("sizes", ())}
+    if {4 << 10, 25 << 20} <= timed.keys():
+        return _median_calls(timed[25 << 20], timed[4 << 10], where)
+    ratio = large.ratio
     times = "as long" if ratio.low <= 1 <= ratio.high else f"{ratio.median:.2f} times as long"
-    text = (
+    return (
         f"**A sealed 25 MiB all-reduce takes {times} as plaintext Gloo** ({where}; median ratio {ratio.median:.2f},\n"
         f"95 % interval {ratio.low:.2f} to {ratio.high:.2f})."
     )
-    small = next((each for each in edition.calls.get("sizes", ()) if each["size"] == 4 << 10), None)
-    if small:
-        single, batch = "median_after_barrier", "mean_back_to_back"
-        text += (
-            f" At 4 KiB the median call takes {time_text(small[SEALED][single])}, "
-            f"with Gloo {time_text(small['gloo'][single])};\n"
-            f"back to back, where a few slow calls dominate Gloo's mean, {time_text(small[SEALED][batch])} against "
-            f"{time_text(small['gloo'][batch])}."
-        )
-    return text
+
+
+def _median_calls(large: Mapping[str, Any], small: Mapping[str, Any], where: str) -> str:
+    """Both medians and, for small calls, both means: a few slow calls may dominate Gloo's."""
+
+    def times(each: Mapping[str, Any], figure: str) -> tuple[str, str]:
+        return time_text(each[SEALED][figure]), time_text(each["gloo"][figure])
+
+    (sealed, plain), (quick, gloo) = (times(each, "median_after_barrier") for each in (large, small))
+    mean, gloo_mean = times(small, "mean_back_to_back")
+    ratio = large[SEALED]["median_after_barrier"] / large["gloo"]["median_after_barrier"]
+    return (
+        f"**A sealed 25 MiB all-reduce takes {sealed}, with plaintext Gloo {plain}** ({ratio:.2f} times; median call,\n"
+        f"{where}). At 4 KiB the median call takes {quick}, with Gloo {gloo}; back to back the means are\n"
+        f"{mean} and {gloo_mean}."
+    )
 
 
 def calls(edition: Edition) -> str:

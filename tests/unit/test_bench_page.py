@@ -13,7 +13,7 @@ from ringfence.cli import _parser
 from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.samples import FILE
 from scripts.page.documents import HOME, PAGE, README, RESULTS, ROOT, TARGETS, documents, filled, stale
-from scripts.page.edition import SIZES, Edition, read
+from scripts.page.edition import CALLS, SIZES, Edition, read
 from scripts.page.series import SERIES, digest
 from scripts.page.tables import NOTHING, TABLES
 from scripts.page.targets import Target, targets
@@ -65,6 +65,28 @@ def test_a_trial_run_says_so_and_does_not_reach_the_readme(tmp_path: Path) -> No
     assert "trial run" not in TABLES["circumstances"](full)
     assert "takes 0.50 times as long as plaintext Gloo" in TABLES["headline"](full)
     assert "takes 3.0 to 3.0 times Gloo's time" in TABLES["readme"](full)
+
+
+def test_the_headline_is_the_median_call_once_calls_were_timed(tmp_path: Path) -> None:
+    write(tmp_path, "m", "run", 0.5, 15)
+
+    def figures(median: float, mean: float) -> dict[str, float]:
+        return {"median_after_barrier": median, "p95_after_barrier": mean, "mean_back_to_back": mean}
+
+    sizes = [
+        {"size": 4 << 10, "gloo": figures(0.0004, 0.0016), "ringfence": figures(0.0001, 0.0001)},
+        {"size": 25 << 20, "gloo": figures(0.020, 0.020), "ringfence": figures(0.022, 0.022)},
+    ]
+    calls = {"command": "python -m scripts.call_latency", "date": "2026-01-02T03:04:05+00:00", "sizes": sizes}
+    (tmp_path / CALLS).write_text(json.dumps(calls))
+    edition = read(tmp_path)
+    headline = TABLES["headline"](edition)
+    assert (
+        "takes 22.00 ms, with plaintext Gloo 20.00 ms** (1.10 times; median call,\n2 workers on 2 cores, loopback)"
+        in headline
+    )
+    assert "the median call takes 100 µs, with Gloo 400 µs; back to back the means are\n100 µs and 1.60 ms." in headline
+    assert "| 4 KiB | 400 µs | 100 µs |" in TABLES["calls"](edition)
 
 
 @pytest.mark.parametrize(
