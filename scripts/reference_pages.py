@@ -93,7 +93,6 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "settings": settings,
     "errors": error_classes,
     "policy-top": lambda: keys(key_reference.TOP),
-    "policy-rule": lambda: keys(key_reference.RULE),
     **{f"policy-{kind}": lambda kind=kind: keys(key_reference.KINDS[kind]) for kind in key_reference.KINDS},  # type: ignore[misc]
 }
 
