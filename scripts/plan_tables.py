@@ -93,7 +93,7 @@ def validation_table() -> str:
         row = [f"`{cell}`", "yes" if gloo.scored else "no", seconds_text(gloo.measured)]
         row.append(f"{seconds_text(gloo.predicted)} ({gloo.predicted / gloo.measured - 1:+.0%})")
         for name in ("ringfence", "ringfence-unsealed", "hop-by-hop"):
-            line = lines.get(name)
+            line = lines.get(name)  # type: ignore[assignment]
             off = line and line.predicted_ratio / line.measured_ratio - 1
             row += (
                 ["", ""] if line is None else [f"{line.measured_ratio:.2f}", f"{line.predicted_ratio:.2f} ({off:+.0%})"]

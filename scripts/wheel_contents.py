@@ -82,7 +82,7 @@ def check_binary(data: bytes) -> Iterator[str]:
     assert isinstance(dynamic, DynamicSection)
     names = {tag.entry.d_tag for tag in dynamic.iter_tags()}
     yield from (f"{BINARY} has a {name}" for name in ("DT_RPATH", "DT_RUNPATH") if name in names)
-    needed = {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
+    needed = {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}  # type: ignore[attr-defined]
     if needed != {"libc.so.6"}:
         yield f"{BINARY} needs {', '.join(sorted(needed))}, not libc.so.6 alone"
 

@@ -56,7 +56,7 @@ def keys_held(known: frozenset[int] = frozenset()) -> Counter[str]:
         each = pending.pop()
         if id(each) not in seen:
             seen.add(id(each))
-            if _is_key(type(each)) or (type(each) is Secret and each.reveal()):
+            if _is_key(type(each)) or (type(each) is Secret and each.reveal()):  # type: ignore[arg-type]
                 found[type(each).__name__] += 1
             if known and type(each) in (bytes, bytearray) and _holds(each, known):
                 found["bytes"] += 1

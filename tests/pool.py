@@ -158,7 +158,7 @@ class Call:
         return ordered
 
     def _collect(self, seconds: float) -> None:
-        pending = {}
+        pending: dict[Any, int] = {}
         for rank in range(self.world):
             if rank not in self.results:
                 worker = self.pool.workers[rank]

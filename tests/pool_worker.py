@@ -10,7 +10,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -55,7 +55,7 @@ def run(path: list[str], module: str, qualname: str, args: tuple[Any, ...]) -> A
     return resolve(module, qualname)(*args)
 
 
-COMMANDS = {"join": join, "leave": leave, "run": run}
+COMMANDS: dict[str, Callable[..., Any]] = {"join": join, "leave": leave, "run": run}
 
 
 def perform(command: tuple[Any, ...]) -> bytes:

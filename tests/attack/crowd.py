@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from ringfence import keys
 from ringfence.admission.binding import Role
@@ -171,7 +172,8 @@ class Run:
         self._generation = 0
         context = multiprocessing.get_context("fork")  # all have the keys that are made here
         kind = KINDS[name]()
-        self._workers, self._attackers, self._processes = [], [], []
+        self._workers, self._attackers = [], []
+        self._processes: list[Any] = []
 
         def start(target: Callable[..., None], *arguments: object) -> Connection:
             near, far = context.Pipe()

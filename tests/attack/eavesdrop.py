@@ -80,8 +80,8 @@ class Capture:
         """Read until stopped and nothing is left. Loopback shows each packet twice: outgoing and incoming."""
         buffer = bytearray(1 << 17)
         while True:
-            ready, _, _ = select.select([self._socket, self._stop], [], [])
-            if self._socket in ready:
+            ready, _, _ = select.select([self._socket.fileno(), self._stop], [], [])
+            if self._socket.fileno() in ready:
                 length, _, _, (_, _, direction, *_) = self._socket.recvmsg_into([buffer])
                 if direction == socket.PACKET_OUTGOING:
                     self._packets.append(bytes(buffer[:length]))

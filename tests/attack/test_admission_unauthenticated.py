@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -197,7 +198,7 @@ def test_a_workers_own_delay_does_not_count_against_peers(monkeypatch: pytest.Mo
     world = World(3, timeout=3.0)
     world.start([0], {0: ONE_RUN}, {0: (Policy((shared,)), shared)})
     _, address = world.store.wait_for_address()
-    callers = []
+    callers: list[Any] = []
     for rank in (1, 2):
         credentials = Credentials()
         caller = UnauthenticatedPeer.dial(address, credentials)

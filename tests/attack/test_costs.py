@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -114,7 +116,7 @@ def test_a_certificate_with_an_unknown_algorithm_is_refused(place: int) -> None:
         assert not shake_hands(context, tls.Credentials())[1]
 
 
-KEYS = {
+KEYS: dict[str, Callable[[], Any]] = {
     "RSA with a large exponent": large_exponent_key,
     "RSA-4096": large_rsa_key,
     "P-521": lambda: ec.generate_private_key(ec.SECP521R1()),

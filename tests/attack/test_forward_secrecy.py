@@ -107,8 +107,8 @@ def recorded_join() -> tuple[bytes, Greeting, Greeting, list[bytes]]:
         hidden += [keys.admission_key(SECRET, "none").reveal(), SECRET.reveal()]
         return (
             bytes(taken[0] + taken[1]),
-            greeting(taken[0], CLIENT_HELLO),
-            greeting(taken[1], SERVER_HELLO),
+            greeting(bytes(taken[0]), CLIENT_HELLO),
+            greeting(bytes(taken[1]), SERVER_HELLO),
             hidden,
         )
 

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from ringfence import keys
 from ringfence.collectives import Table
 from ringfence.errors import AuthenticationError
-from ringfence.keys import Secret
-from ringfence.link.frames import HEADER_BYTES, TAG_BYTES, Type
+from ringfence.keys import TAG_BYTES, Secret
+from ringfence.link.frames import HEADER_BYTES, Type
 from ringfence.transport.in_memory import Pipe
 from tests.attack.wire_messages import Kind, MessageSplitter
 from tests.memory_cluster import World, broadcast

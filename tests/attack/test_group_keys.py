@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -14,6 +16,10 @@ from tests.memory_cluster import World, broadcast
 
 SIZE, HONEST = 4, 1
 ORIGIN_SEALS = Table(small=64, chain_slice=32)  # broadcasts are sealed once by their root and forwarded
+
+
+def draw_of(worker: int) -> Callable[[int], bytes]:
+    return lambda length: bytes([worker + 1]) * length
 
 
 def repeat_draws(world: World, workers: range | list[int]) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from ringfence import keys
 from ringfence.cli.checks import software
@@ -48,7 +49,7 @@ with World(2) as world:
 def left_to_openssl() -> Credentials:
     """A worker that sets no groups."""
     credentials = Credentials(hybrid=False)
-    fresh = tls.ec.generate_private_key(tls.ec.SECP256R1())
+    fresh = ec.generate_private_key(ec.SECP256R1())
     credentials.context = tls._context(fresh, tls._self_signed(fresh))
     return credentials
 
@@ -57,7 +58,7 @@ def classical() -> Credentials:
     """A worker whose OpenSSL has no ML-KEM, and whose policy permits that."""
     credentials = Credentials(hybrid=False)
     groups = ":".join(keys.CLASSICAL_GROUPS).encode()
-    assert tls.lib.SSL_CTX_set1_curves_list(credentials.context._context, groups) == 1
+    assert tls.lib.SSL_CTX_set1_curves_list(credentials.context._context, groups) == 1  # type: ignore[attr-defined]
     return credentials
 
 

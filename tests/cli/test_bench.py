@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.cli.command import ringfence
 QUICK = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--variants", "ringfence")
 
 
-def samples(folder: Path) -> list[dict[str, object]]:
+def samples(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 

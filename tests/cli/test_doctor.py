@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def secret(tmp_path: Path) -> Path:
     return tmp_path / "run.secret"
 
 
-def findings(output: str) -> dict[str, dict[str, object]]:
+def findings(output: str) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in json.loads(output)["checks"]}
 
 
@@ -105,7 +106,8 @@ def test_a_range_of_one_port_is_too_small_for_a_worker_with_children(secret: Pat
     ],
 )
 def test_what_a_backend_would_refuse_is_found(secret: Path, name: str, value: str, said: str) -> None:
-    done = ringfence("doctor", RINGFENCE_SECRET_FILE=str(secret), **{name: value})
+    setting: dict[str, Any] = {name: value}
+    done = ringfence("doctor", RINGFENCE_SECRET_FILE=str(secret), **setting)
     assert done.returncode == 1, done.stdout
     assert said in done.stdout
 
@@ -295,7 +297,7 @@ def test_a_token_command_that_cannot_be_run_is_found(tmp_path: Path, mode: int |
     command = tmp_path / "fetch-token"
     if mode is not None:
         command.touch(mode)
-    environment = {
+    environment: dict[str, Any] = {
         "RINGFENCE_POLICY": str(tmp_path / "policy.toml"),
         "RINGFENCE_TOKEN_COMMAND": f"{command} --service verifier",
     }

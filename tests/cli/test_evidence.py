@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -195,7 +195,7 @@ def test_a_policy_that_asks_for_something_else_says_so(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("kernel", "kind"), [(tdx_kernel, "tdx"), (snp_kernel, "snp")])
-def test_evidence_is_of_the_kind_that_this_machine_is(kernel: type[Kernel], kind: str) -> None:
+def test_evidence_is_of_the_kind_that_this_machine_is(kernel: Callable[[], Kernel], kind: str) -> None:
     held = collect(None, DATA, kernel(), None, None)
     assert (held.kind, held.report_data) == (kind, DATA)
     assert read(held.text().encode()) == held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_a_part_of_a_study_is_enough_and_scripts_hear_what_is_missing(tmp_path: 
     few = [row for row in everything() if row["kind"] == "collective" and row["hosts"]]
     write_study(tmp_path / "site", few, runs=False)
     (tmp_path / "torch.py").write_text("raise ImportError('a report needs no torch')")
-    where = {"folder": tmp_path, "timeout": 250, "PYTHONPATH": str(tmp_path)}
+    where: dict[str, Any] = {"folder": tmp_path, "timeout": 250, "PYTHONPATH": str(tmp_path)}
     done = ringfence("report", "--study", "site", "--out", "out", "--json", **where)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,8 @@ def test_a_data_plane_that_there_is_not_is_refused_before_workers_start(
     ("name", "value"), [("TORCH_DEVICE_BACKEND_AUTOLOAD", "0"), ("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1")]
 )
 def test_a_demo_that_torch_would_not_let_happen_says_why(name: str, value: str) -> None:
-    done = ringfence("demo", **{name: value})
+    setting: dict[str, Any] = {name: value}
+    done = ringfence("demo", **setting)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ringfence: the backend is ")
     assert done.stderr.endswith(f": unset {name}\n")

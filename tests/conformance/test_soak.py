@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ SLACK = 16 << 20  # bytes: the resident size of a worker of 260 MiB varies by ha
 def random_case(chance: random.Random) -> Case:
     while True:
         collective = chance.choice((*REDUCING, *MOVING))
-        row = {
+        row: dict[str, Any] = {
             "collective": collective,
             "dtype": chance.choice(DTYPES),
             "op": chance.choice(OPS) if collective in REDUCING else "",
@@ -52,7 +53,7 @@ def play_and_weigh(cases: list[tuple[int, Case]]) -> tuple[list[tuple[int, str]]
 def test_random_collectives_are_correct_without_memory_growth(pool: Pool, backend: str, full: bool) -> None:
     count = FULL if full else BOUNDED
     chance = random.Random(SEED)
-    cases = []
+    cases: list[tuple[int, Case]] = []
     while len(cases) < count:
         case = random_case(chance)
         if backend != "gloo" or difference(case) is None:

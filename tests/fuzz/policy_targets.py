@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from functools import cache
+from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -113,7 +114,7 @@ def _read_table(data: bytes) -> None:
     reader = READERS.get(kind.decode("latin-1"))
     if reader is None:
         raise PolicyError("another kind")
-    rules = reader(parse(text, _read))
+    rules: Any = reader(parse(text, _read))
     assert isinstance(rules.content(), bytes)
     assert all(isinstance(line, str) for line in rules.explain())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ringfence import control, keys
 from ringfence.admission import messages
 from ringfence.admission.binding import Role
+from ringfence.admission.entry import Listing
 from ringfence.admission.handshake import State
 from ringfence.admission.messages import HANDSHAKE, TREE, Frames, encode, tree_frame_limit
 from ringfence.admission.proofs import bundle
@@ -71,8 +72,8 @@ def _said(role: Role) -> bytes:
     return b"".join(encode(message) for sender, message in _transcript() if sender is role)
 
 
-def _listing(one: Worker, proof_digest: bytes = bytes(32)) -> messages.Listing:
-    return messages.Listing(one.entry, 1, proof_digest, one.shared.endorse(one.entry, proof_digest))
+def _listing(one: Worker, proof_digest: bytes = bytes(32)) -> Listing:
+    return Listing(one.entry, 1, proof_digest, one.shared.endorse(one.entry, proof_digest))
 
 
 def _tree_messages() -> list[bytes]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ringfence import keys
 from ringfence.control import Bye
@@ -56,7 +57,7 @@ def run_workers(
     store.mkdir()
     workers = []
     for rank, environment in enumerate(environments):
-        command = [
+        command: list[Any] = [
             sys.executable,
             "-m",
             "tests.integration.admitted_worker",

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pynvml
 from cryptography import x509
@@ -39,7 +40,7 @@ def root_in(folder: Path) -> mint.Issuer:
     return mint.Issuer(x509.load_pem_x509_certificate((folder / "root.pem").read_bytes()), key)
 
 
-def main(folder: str, rank: str, world_size: str, seconds: str, how: str) -> dict[str, object]:
+def main(folder: str, rank: str, world_size: str, seconds: str, how: str) -> dict[str, Any]:
     root = root_in(Path(folder))
     settings = Settings.from_environment({"RINGFENCE_POLICY": str(Path(folder) / "policy.toml")})
     assert settings.policy is not None

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -201,7 +201,8 @@ def test_the_text_says_all_that_was_counted() -> None:
         ): 1,
     }
     assert found == {
-        (name, tuple(sorted({**mine, **dict(labels)}.items()))): value for (name, *labels), value in expected.items()
+        (name, tuple(sorted({**mine, **dict(cast(Any, labels))}.items()))): value
+        for (name, *labels), value in expected.items()
     }
 
 

@@ -285,8 +285,8 @@ def die_in_a_collective(victim: int, note: str, with_children: bool) -> tuple[st
             all_reduce(100_000)
     except RingfenceError as error:
         assert batches is None
-        died, outliving = Path(note).read_text().split()
-        assert Path("/proc", outliving).exists()
+        died, child = Path(note).read_text().split()
+        assert Path("/proc", child).exists()
         return type(error).__name__, str(error), time.monotonic() - float(died)
 
 

@@ -6,8 +6,9 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def dial() -> None:
 
 
 @pytest.mark.parametrize("function", [be_dialled, dial])
-def test_a_worker_that_may_open_no_more_files_says_so_to_all(pool: Pool, function: object) -> None:
+def test_a_worker_that_may_open_no_more_files_says_so_to_all(pool: Pool, function: Callable[..., Any]) -> None:
     """Long before the timeout of the group."""
     results = pool.run(function, 2, "ringfence", renew=True, timeout=20)
     for result in results:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,11 @@ from tests.unit import snp_mint, tdx_mint
 from tests.unit.test_collect import VCEK, table
 
 
-def tdx_chip(**changes: object) -> Chip:
+def tdx_chip(**changes: Any) -> Chip:
     return lambda data, level: tdx_mint.foundry().quote(data, **changes) + bytes(100)  # type: ignore[arg-type]
 
 
-def snp_chip(product: str = "milan", **changes: object) -> Chip:
+def snp_chip(product: str = "milan", **changes: Any) -> Chip:
     return lambda data, level: snp_mint.foundry(product).report(data, **changes)  # type: ignore[arg-type]
 
 
@@ -76,7 +77,7 @@ def test_slow_evidence_keeps_no_run_from_forming(tmp_path: Path) -> None:
     said = run(tmp_path / "store", [slow] * 5, [counting(rank) for rank in range(5)])
     assert joined(said) == ["SEV-SNP"]
     assert asked == {0: 4, 1: 1, 2: 1, 3: 1, 4: 1}
-    assert max(each[4] for each in said) >= 5.0, said  # type: ignore[type-var]  # of whoever began first
+    assert max(each[4] for each in said) >= 5.0, said  # type: ignore[type-var, operator]  # of whoever began first
 
 
 def test_a_guest_that_runs_something_else_is_refused_and_told_why(tmp_path: Path) -> None:

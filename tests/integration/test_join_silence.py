@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pynvml
 import pytest
@@ -93,7 +93,7 @@ def test_a_store_that_ends_as_its_worker_does_leaves_the_worker_its_error(
     """All workers have one deadline, and the store ends with one of them: the thread that asked it comes back just then."""
     process, port = server
     command = [sys.executable, "-c", CLIENT, str(port)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "ready\n"

@@ -135,7 +135,7 @@ def test_the_error_of_an_unusable_credential_keeps_no_key(tmp_path: Path, kind: 
     else:
         site = Site(tmp_path)
         first, second = (environments(site, "certificate")[rank] for rank in range(2))
-        variables = first | {"RINGFENCE_KEY_FILE": second["RINGFENCE_KEY_FILE"]}
+        variables = dict(first) | {"RINGFENCE_KEY_FILE": second["RINGFENCE_KEY_FILE"]}
         key = Path(second["RINGFENCE_KEY_FILE"]).read_bytes()
     with Pool() as fresh:
         ((error, found, held),) = fresh.check(look_for_key, 1, backend=None, args=(variables, key))

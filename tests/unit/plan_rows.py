@@ -45,7 +45,7 @@ def cases() -> Iterator[dict[str, Any]]:
     common = {"wire": "float32", "hosts": 0, "rate_bits": None, "busy": False, "machine": "m", "scaled": 1.0}
     nothing = {"operation": None, "size": None, "model": None, "strategy": None, "device": None, "bucket_mb": None}
     for workers in (2, 4, 8):
-        sizes = {"all_reduce": (64 << 10, 128 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)}
+        sizes: dict[str, tuple[int, ...]] = {"all_reduce": (64 << 10, 128 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)}
         sizes |= dict.fromkeys(("all_gather", "reduce_scatter"), (25 << 20, 100 << 20))
         for operation, size in ((name, size) for name in sizes for size in sizes[name]):
             one = {"kind": "collective", "operation": operation, "size": size}

@@ -107,8 +107,8 @@ def from_bench(samples: Path) -> Iterator[Row]:
             rounds.setdefault(key, Measured(record["case"], [])).rounds.append(record["samples"])
     for number, measured in enumerate(rounds.values()):
         found = result(measured)
-        for line in found.lines:
-            yield _of_bench(f"cell-{number}", measured.case, line, found.rounds, found.resolution)
+        for each in found.lines:
+            yield _of_bench(f"cell-{number}", measured.case, each, found.rounds, found.resolution)
 
 
 def _of_bench(name: str, case: Mapping[str, Any], line: Line, rounds: int, resolution: float) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_the_child_proves_first() -> None:
     ],
 )
 def test_what_differs_is_refused_by_both_and_both_values_are_named(
-    change: dict[str, object], reason: Reason, named: tuple[str, str]
+    change: dict[str, Any], reason: Reason, named: tuple[str, str]
 ) -> None:
     for one, two in (meet(worker(1, **change), worker(0)), meet(worker(1), worker(0, **change))):
         for handshake in (one, two):

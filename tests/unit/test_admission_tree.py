@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -286,6 +287,7 @@ def test_a_failure_ends_the_join_and_names_its_reporter() -> None:
 
 def test_messages_out_of_place_are_errors() -> None:
     entry_list = Entries((endorsed(worker(1, 2), bytes(32)),))
+    message: Any
     for message in (entry_list, Acknowledge(bytes(32)), Go(bytes(32))):
         with pytest.raises(ProtocolError, match="which gathers entries"):
             leaf().receive(0, message)

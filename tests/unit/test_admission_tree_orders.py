@@ -229,7 +229,8 @@ def test_every_order_ends_with_everybody_in_one_session(
 def test_a_death_at_any_moment_is_heard_by_everybody(fanout: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only who still waits for somebody that never came is left to its own deadline; everybody connected to it hears."""
     monkeypatch.setattr(keys, "TREE_FANOUT", fanout)
-    watched, ways = Watched(), set()
+    watched = Watched()
+    ways: set[Any] = set()
     for world, quiet in explore(new_world(size, watched, reports=0), deaths=True):
         check(world, watched)
         if quiet and world.ended:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from ringfence.lab.bench.samples import FILE, Samples
 from ringfence.lab.bench.units import size_text, time_text
 from ringfence.lab.tables import Progress, paragraph, table
 
-CASE = {
+CASE: dict[str, Any] = {
     "kind": "collective", "operation": "all_reduce", "size": 1 << 20, "workers": 2, "busy": False,
     "hosts": 0, "rate": None, "machine": "m",
     "variants": ["gloo-a", "gloo-b", "ringfence", "ringfence-unsealed", "tls"],
@@ -43,7 +44,7 @@ FACTS = {
 }  # fmt: skip
 
 
-def sample(seconds: float, **more: object) -> dict[str, object]:
+def sample(seconds: float, **more: Any) -> dict[str, Any]:
     return {"seconds": seconds, "cpu": 2 * seconds, "sent": 100, "repeats": 1, **more}
 
 

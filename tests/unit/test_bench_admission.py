@@ -62,7 +62,7 @@ def test_the_depth_is_that_of_the_tree() -> None:
 
 def test_a_fit_finds_the_line_that_is_there() -> None:
     line = fit([1, 2, 10], [12, 14, 30])
-    assert (line.fixed, line.slope) == (pytest.approx(10), pytest.approx(2))
+    assert (line.fixed, line.slope) == pytest.approx((10, 2))
     assert fit([3, 3], [5, 5]).at(100) == 5
 
 

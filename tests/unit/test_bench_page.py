@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,9 @@ def one(seconds: float) -> dict[str, float]:
 
 def write(folder: Path, machine: str, run: str, ratio: float, rounds: int) -> None:
     """An all-reduce of all sizes in which sealed takes `ratio` of Gloo's second, appended as one run."""
-    lines = [{"run": run, "machine": FACTS, "command": f"ringfence bench {run}", "date": "2026-01-02T03:04:05+00:00"}]
+    lines: list[dict[str, Any]] = [
+        {"run": run, "machine": FACTS, "command": f"ringfence bench {run}", "date": "2026-01-02T03:04:05+00:00"}
+    ]
     for workers in (2, 4):
         for size in SIZES:
             case = {"kind": "collective", "operation": "all_reduce", "size": size, "workers": workers, "busy": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -239,7 +240,7 @@ def test_test_data_reveals_the_order_of_addition() -> None:
 # -- the interpreter detects errors ------------------------------------------------------------------------------------
 
 
-def altered(schedule: Schedule, **changes: object) -> Schedule:
+def altered(schedule: Schedule, **changes: Any) -> Schedule:
     fields = ("name", "identifier", "rank", "size", "chunks", "steps", "scratch")
     copy = Schedule(**{name: changes.get(name, getattr(schedule, name)) for name in fields})
     if "dependencies" in changes:

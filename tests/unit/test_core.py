@@ -116,6 +116,7 @@ def test_an_execution_checks_its_memory_against_the_program() -> None:
 
     view = memoryview(bytearray(8))
     run([view])
+    wrong: dict[str, Any]
     for wrong in ({"views": []}, {"views": [view], "call": b""}, {"views": [view], "instance": b""}):
         with pytest.raises(ValueError, match="something else than its program"):
             run(**wrong)  # type: ignore[arg-type]

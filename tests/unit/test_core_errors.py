@@ -133,7 +133,7 @@ def test_a_state_without_a_truth_value_is_an_error(place: int) -> None:
 
 def test_a_clock_state_without_a_truth_value_is_an_error() -> None:
     with pytest.raises(LookupError):
-        _core.stages(Raises())
+        _core.stages(Raises())  # type: ignore[arg-type]
     assert set(_core.stages(False)) == {"seal", "open", "reduce", "send", "receive", "lock"}
 
 

@@ -168,7 +168,8 @@ def test_memory_freed_during_a_cipher_call_yields_no_result(
     world = warm_world(3)
     bound = [bind(kind, world.communicators[rank], COUNT) for rank in range(3)]
     tensors = [(rank, tensor) for rank, each in enumerate(bound) for tensor in buffers_of(each)]
-    genuine, changed = getattr(owner, half), []
+    genuine = getattr(owner, half)
+    changed: list[Any] = []
 
     def whose(view: memoryview) -> list[tuple[int, torch.Tensor]]:
         at = buffers.address_of(view) if len(view) else 0

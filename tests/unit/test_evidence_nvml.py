@@ -11,7 +11,7 @@ import pytest
 
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Evidence, Policy, verify
-from ringfence.admission.proofs.nvidia import NvidiaProver, NvidiaVerifier, Rules, verify_report
+from ringfence.admission.proofs.nvidia import Gpu, NvidiaProver, NvidiaVerifier, Rules, verify_report
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import nvml
 from tests.unit import nvidia_mint as mint
@@ -35,7 +35,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     assert found.open == 0, "every session is closed"
 
 
-def collect(nonce: bytes = NONCE) -> list[nvml.Gpu]:
+def collect(nonce: bytes = NONCE) -> list[Gpu]:
     return nvml.collect(nonce, nvml.load(), root=ROOT.certificate)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_leaving_in_a_handler_during_completion_does_not_deadlock() -> None:
     waiting = all_reduce(world.communicators[0], torch.ones(4))
     told: list[CollectiveRequest] = []
     for call in (calls[0], waiting):
-        call.when_done(lambda call=call: told.append(call))
+        call.when_done(partial(told.append, call))
     signal.signal(signal.SIGUSR1, lambda *_: world.engines[0].leave())
     calls[0]._done_lock = Rings(calls[0]._done_lock)  # type: ignore[assignment]
     for call, rank in ((calls[0], 0), (calls[1], 1), (waiting, 0)):

@@ -64,7 +64,7 @@ def test_a_secret_has_no_other_attribute_and_no_hash() -> None:
 
 def test_a_secret_keeps_its_own_bytes() -> None:
     material = bytearray(MATERIAL)
-    secret = Secret(material)
+    secret = Secret(material)  # type: ignore[arg-type]
     material[:] = bytes(len(material))
     assert secret.reveal() == MATERIAL
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from ringfence import keys
 from ringfence.admission.binding import PREIMAGE_BYTES, Binding
+from ringfence.admission.entry import Listing
 from ringfence.admission.peer_verification import PeerVerifier, Presentation
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import snp
 from ringfence.admission.roster import seal
-from ringfence.admission.tree import Listing, parent_of
+from ringfence.admission.tree import parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 from tests.unit import snp_mint
 from tests.unit.admission_samples import fixed_bytes, worker

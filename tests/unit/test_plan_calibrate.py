@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -82,7 +84,7 @@ def test_stages_are_those_of_the_mean_worker() -> None:
 def test_stages_are_not_taken_from_workers_that_share_a_core() -> None:
     """A stage's clock goes on while somebody else has the core."""
     row = {"kind": "collective", "operation": "all_reduce", "size": 8 << 20, "workers": 4, "stage_open": 1e7}
-    cells = {"x": {"ringfence-profiled": row}}
+    cells: dict[str, dict[str, Mapping[str, Any]]] = {"x": {"ringfence-profiled": row}}
     assert _stage_costs(cells, cores=4) and not _stage_costs(cells, cores=2)
 
 
@@ -181,7 +183,7 @@ def test_a_step_that_computes_long_enough_does_not_notice_slow_links() -> None:
     assert predict(machine(), slow, "ringfence", alone=0.1) == pytest.approx(wire, rel=0.1)
 
 
-def case_bytes(case: dict[str, object]) -> int:
+def case_bytes(case: dict[str, Any]) -> int:
     """What a worker of two sends in a step: every gradient once."""
     return models.load(str(case["model"])).elements * 4
 

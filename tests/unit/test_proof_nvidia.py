@@ -249,7 +249,7 @@ def test_a_table_of_the_policy_is_read(tmp_path: Path) -> None:
     one, two = (reference_values.write(claims(each).reference_values()) for each in (RECORDS[0], RECORDS[1]))
     text = 'reference_values = ["0.toml", "1.toml"]\ngpus = 8\nprotected_pcie = true\nrevoked = ["41AD48FF92CDC93D9A"]'
     rules = rules_from(tmp_path, text, one, two)
-    assert (rules.gpus, rules.protected_pcie, rules.revoked) == (8, True, {0x41AD48FF92CDC93D9A})
+    assert (rules.gpus, rules.protected_pcie, rules.revoked) == (8, True, frozenset({0x41AD48FF92CDC93D9A}))
     swapped = rules_from(tmp_path, text.replace('"0.toml", "1.toml"', '"1.toml", "0.toml"'), one, two)
     assert swapped.content() == rules.content()
     assert swapped.explain() == rules.explain()

@@ -79,7 +79,7 @@ def test_no_word_is_cut_off_and_the_legend_covers_nothing(name: str) -> None:
         for legend in picture.legends:
             box = legend.get_window_extent(renderer)
             for axis in picture.axes:
-                assert not axis.get_visible() or not box.overlaps(axis.get_tightbbox(renderer).padded(-SLACK))
+                assert not axis.get_visible() or not box.overlaps(axis.get_tightbbox(renderer).padded(-SLACK))  # type: ignore[union-attr]
         plt.close(picture)
 
 

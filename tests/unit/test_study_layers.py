@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -45,7 +46,7 @@ def make(folder: Folder) -> tuple[bool, bool]:
     return tidy(folder), summarise(folder)
 
 
-def tidy_rows(folder: Folder) -> list[dict[str, object]]:
+def tidy_rows(folder: Folder) -> list[dict[str, Any]]:
     return list(query.rows(folder.tidy, TIDY, {}))
 
 
@@ -243,7 +244,7 @@ def test_half_a_file_never_takes_the_place_of_a_whole_one(tmp_path: Path) -> Non
 def peak_of(rows: int) -> dict[str, object]:
     command = [sys.executable, "-m", "tests.unit.study_samples", str(rows)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=280)
-    result: dict[str, object] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(done.stdout)
     print(result)
     return result
 

@@ -13,6 +13,7 @@ import pytest
 from ringfence.admission.proofs import kinds, tdx, tdx_quote
 from ringfence.admission.proofs.tdx_collateral import Collateral
 from ringfence.errors import AdmissionError, PolicyError
+from ringfence.policy.policy_file import PolicyFile
 from tests.unit.tdx_mint import foundry
 from tests.unit.tdx_records import OUTDATED, RECORDS
 
@@ -49,7 +50,7 @@ def test_older_collateral_hides_no_newer_verdict(now_said: dict[str, object], ag
             verify(*listed, statuses=tdx.STATUSES)
 
 
-def policy(rules: list[list[str]], files: Mapping[str, Collateral]) -> kinds.PolicyFile:
+def policy(rules: list[list[str]], files: Mapping[str, Collateral]) -> PolicyFile:
     """A policy of TDX rules, each of which lists these files."""
     body = tdx_quote.read(foundry().quote(DATA))
     pinned = [f'rtmr{place} = "{value.hex()}"' for place, value in enumerate(body.rtmrs)]

@@ -134,7 +134,12 @@ def forwarded() -> dict[str, Any]:
     first = Sealer(connect(0, 1, Lane.COLLECTIVE)[3].forth)
     second = Sealer(connect(1, 2, Lane.COLLECTIVE)[3].forth)
     first.counter, second.counter = 5, 9
-    fields = {"sequence": 2, "counter": counter, "instance": instance_identifier(INSTANCE, GROUP), "origin": 0}
+    fields: dict[str, Any] = {
+        "sequence": 2,
+        "counter": counter,
+        "instance": instance_identifier(INSTANCE, GROUP),
+        "origin": 0,
+    }
     header = header_bytes(first, Type.FORWARD, ALL_GATHER, len(PLAINTEXT), step=0, **fields)
     sealed = bytearray(len(PLAINTEXT) + keys.TAG_BYTES)
     origin.seal_into(counter, header[HOP_BYTES:], PLAINTEXT, memoryview(sealed))
