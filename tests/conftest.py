@@ -7,9 +7,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.pool import Pool
 
+settings.register_profile("ringfence", deadline=None)  # a machine that others use too is not a finding
+settings.load_profile("ringfence")
+LEFT_OUT = ("processes", "slow")  # of --fast
 BACKENDS = ("gloo", "ringfence")
 
 
@@ -32,9 +36,9 @@ def refuse_processes(event: str, _: tuple[object, ...]) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--fast"):
-        left_out = [item for item in items if item.get_closest_marker("processes")]
+        left_out = [item for item in items if any(item.get_closest_marker(name) for name in LEFT_OUT)]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("processes")]
+        items[:] = [item for item in items if not any(item.get_closest_marker(name) for name in LEFT_OUT)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -170,6 +170,7 @@ def test_a_digest_changes_with_the_numbers(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
+@pytest.mark.slow
 def test_the_documents_show_the_samples_that_lie_beside_them() -> None:
     """`scripts/figures` makes it so."""
     edition = read(RESULTS)

@@ -327,6 +327,7 @@ def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
 
 
 @pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork"])
 def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
     """Nonces are sent in plaintext: the shared X25519 secret and the session key would decrypt a recorded link."""
