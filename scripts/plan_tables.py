@@ -255,7 +255,7 @@ def eight_table() -> str:
         row = ["DDP's default" if cap is None else f"{cap:g} MiB"]
         for strategy in EIGHT_WAYS:
             made = trace(models.load("resnet50"), cap, 4, alone, busy=False)
-            asked = Question(models.load("resnet50"), 8, cap, strategy=strategy)
+            asked = Question(models.load("resnet50"), 8, cap, schedule=strategy)
             took = tried[cap, f"ringfence-{strategy}"]
             said = replayed(here(), WAYS["ringfence"], made, asked).seconds
             found[cap, strategy] = said, took["seconds"]

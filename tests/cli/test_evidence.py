@@ -304,7 +304,7 @@ def test_collateral_is_fetched_from_the_service_that_is_named(
     with service(record.collateral[0].text) as address:
         code, output = run(capsys, "collateral", QUOTE[0], "--service", address, "--out", out)
     assert code == 0, output
-    assert "FMSPC b0c06f000000, good until 2025-07-19" in output
+    assert "FMSPC b0c06f000000, valid until 2025-07-19" in output
     assert run(capsys, "verify", *QUOTE, "--collateral", out)[0] == 0
 
 

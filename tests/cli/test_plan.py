@@ -171,8 +171,41 @@ def test_of_two_machines_the_one_that_was_measured_last_is_read(tmp_path: Path) 
         read_study(folder.parent, None)
 
 
+def test_a_model_of_ones_own_by_count_config_or_tensors(tmp_path: Path) -> None:
+    """None of them needs torch or transformers."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 1024}')
+    (tmp_path / "tensors.txt").write_text("1000x1000\n1000\n")
+    for arguments, elements in (
+        (("--parameters", "7e9"), 7_000_000_000),
+        (("--config", "config.json"), 2 * 32000 * 1024 + 2 * (4 * 1024**2 + 3 * 1024 * 11008 + 2 * 1024) + 1024),
+        (("--tensors", "tensors.txt"), 1_001_000),
+    ):
+        found = answered("plan", *arguments, "--workers", "8", folder=tmp_path)
+        (point,) = found["points"]
+        assert point["ways"]["ringfence"]["seconds"] > 0
+        shown = bare("plan", *arguments, "--workers", "8", folder=tmp_path).stdout
+        assert f"({elements / 1e9:.3g} G parameters, float32)" in shown
+        assert point["source"] in shown
+
+
+def test_fsdp_is_predicted_beside_ddp() -> None:
+    ddp, sharded = (
+        answered("plan", "--model", "gpt2", "--workers", "8", "--strategy", strategy)["points"][0]
+        for strategy in ("ddp", "fsdp")
+    )
+    assert (ddp["strategy"], sharded["strategy"]) == ("ddp", "fsdp")
+    assert sharded["ways"]["ringfence"]["buckets"] == 13 + 12 + 13  # gathered, again but for the root, scattered
+    assert sharded["ways"]["ringfence"]["seconds"] > ddp["ways"]["ringfence"]["seconds"]
+
+
+def test_levers_that_exist_come_first_and_the_others_name_what_they_need() -> None:
+    shown = bare("plan", "--model", "gpt2-xl", "--hardware", "h100-ppcie").stdout
+    assert shown.index("recommended now:") < shown.index("not available yet") < shown.index("would need")
+    assert shown.index("bucket  ") < shown.index("a schedule of two levels")
+
+
 def test_a_schedule_that_is_asked_for_is_said_not_to_be_built() -> None:
-    asked = bare("plan", "--model", "gpt2", "--workers", "8", "--strategy", "doubling").stdout
+    asked = bare("plan", "--model", "gpt2", "--workers", "8", "--schedule", "doubling").stdout
     assert "schedule: doubling, as asked; not built: the runtime's table chooses" in asked
     assert "as asked" not in bare("plan", "--model", "gpt2", "--workers", "8").stdout
 
@@ -183,6 +216,11 @@ def test_a_schedule_that_is_asked_for_is_said_not_to_be_built() -> None:
         (["--hardware", "cray"], "no hardware profile"),
         (["--hardware", "here"], "ringfence plan calibrate"),
         (["--model", "gpt5"], "ringfence plan models"),
+        (["--strategy", "ring"], "use --schedule ring"),
+        (["--strategy", "fsdp", "--bucket-cap-mb", "25"], "--bucket-cap-mb does not apply to --strategy fsdp"),
+        (["--unit-blocks", "2"], "--unit-blocks does not apply to --strategy ddp"),
+        (["--model", "gpt2", "--parameters", "7e9"], "not allowed with argument"),
+        (["--config", "nowhere.json"], "cannot read nowhere.json"),
         (["--workers", "0"], "whole number"),
         (["--workers", "16385"], "up to 16,384"),
         (["--compute", "0"], "above zero"),

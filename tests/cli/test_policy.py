@@ -136,7 +136,7 @@ def test_check_finds_collateral_at_its_end(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "expired: TDX collateral for platforms " in done.stdout
     explained = ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout
-    assert "With a certificate\nbeside the evidence, a key that this policy admits signs each entry." in explained
+    assert "If a rule also requires a certificate, a key that this policy admits signs each entry." in explained
 
 
 @pytest.mark.parametrize(

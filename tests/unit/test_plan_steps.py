@@ -79,7 +79,7 @@ def test_two_levels_are_worth_it_where_workers_share_a_fast_node() -> None:
     )
 
 
-def test_an_unknown_strategy_is_refused() -> None:
+def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="hierarchical"):
         all_reduce(hardware.load("tdx-10g"), WAYS["ringfence"], "telepathy", 4, 1e6)
 
@@ -99,7 +99,7 @@ def test_advice_never_makes_it_worse(name: str, workers: int, model: str) -> Non
 def test_a_schedule_is_advised_as_what_cannot_be_set_today() -> None:
     """The runtime's table chooses: whoever asks with a bad schedule is told of a better one, and that it is not built."""
     profile = hardware.load("tdx-100g")
-    found = plan(profile, Question(GPT2, 8, strategy="doubling"))
+    found = plan(profile, Question(GPT2, 8, schedule="doubling"))
     (advised,) = [each for each in found.advice if "schedule" in each.lever]
     assert not advised.built
     assert "table chooses" in advised.why
@@ -108,7 +108,7 @@ def test_a_schedule_is_advised_as_what_cannot_be_set_today() -> None:
 
 def test_two_levels_that_were_asked_for_are_not_advised_again() -> None:
     profile = hardware.load("h100-ppcie")
-    found = plan(profile, Question(GPT2, 64, strategy="hierarchical"))
+    found = plan(profile, Question(GPT2, 64, schedule="hierarchical"))
     assert not any("schedule" in each.lever for each in found.advice)
     assert [each.lever for each in found.advice if each.built] in ([], ["bucket"])
 
@@ -149,7 +149,7 @@ def test_advice_is_what_its_gains_say() -> None:
 
 def test_a_sweep_goes_to_16384_and_is_quick() -> None:
     start = time.process_time()
-    found = sweep(hardware.load("snp-100g"), Question(models.load("llama-7b"), 2))
+    found = list(sweep(hardware.load("snp-100g"), Question(models.load("llama-7b"), 2)))
     assert [each.question.workers for each in found] == list(WORKERS)
     assert WORKERS[-1] == 16_384
     assert time.process_time() - start < 10

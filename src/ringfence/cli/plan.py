@@ -6,37 +6,53 @@ import argparse
 import json
 import math
 import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import LAB, plan_chart, plan_checks, plan_views
+from ringfence.cli import LAB, plan_chart, plan_checks, plan_sources, plan_views
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import hardware, models
+from ringfence.lab.plan.steps import SCHEDULES, STRATEGIES
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from ringfence.lab.plan.hardware import Hardware
+    from ringfence.lab.plan.recommend import Plan
     from ringfence.lab.plan.steps import Question
 
 DESCRIPTION = """\
-Price a training step: its computing, the all-reduces of DDP's buckets by the very schedules that run, and how much of the one
-hides the other. It says which term dominates and what to change, with the gain it expects. Needs no torch.
+Predict how long a training step takes on hardware, and at scales, that you do not have: with ringfence, in plaintext, and
+sealed hop by hop.
+
+The model of a step adds its computing and the collectives of DDP or FSDP, by the schedules that the runtime runs, and takes
+off what overlaps. The output names the dominant term and recommends settings with the gain that each is expected to bring.
+Torch is not needed.
+
+The model is one of `plan models`, a number of parameters, a Hugging Face config.json (nothing is downloaded), or a list of
+tensor sizes: a JSON list or object of sizes or shapes, or a text with one such as 4096x11008 at the end of each line.
 """
 
 EXAMPLES = """\
 examples:
   ringfence plan --model gpt2-xl --hardware tdx-100g --workers 64
-  ringfence plan --model llama-7b --hardware h100-ppcie --sweep --chart scale.svg
-  ringfence plan --model gpt2 --hardware here --workers 8 --compute 1.5   after `ringfence plan calibrate`
-  ringfence plan models                            the models it knows; `hardware`: the profiles, and what in them is assumed
-  ringfence plan calibrate --study study-results --to here.toml
-  ringfence plan validate --study study-results    calibrated on half of the cells, how well does it predict the others?
-  ringfence plan published                         beside figures that others published
-  ringfence plan table --hardware tdx-100g         the runtime's thresholds as the model would set them
+  ringfence plan --parameters 7e9 --strategy fsdp
+  ringfence plan --config llama/config.json --workers 256
+  ringfence plan --model llama-7b --sweep --chart scale.svg
+  ringfence plan models        the models with a name
+  ringfence plan hardware      the profiles, and what in them is assumed
+  ringfence plan published     predictions beside published figures
+  ringfence plan table         thresholds for the runtime's schedules
 
-A price is worth what its inputs are worth: `ringfence plan hardware NAME` shows every figure with its source.
+To predict for your own machine, measure it with `ringfence study`, then:
+  ringfence plan calibrate --study study-results --to here.toml
+  ringfence plan --model gpt2 --hardware here --workers 8 --compute 1.5
+  ringfence plan validate --study study-results
+
+A prediction is worth what its inputs are worth: `ringfence plan hardware NAME` prints every figure with its source.
 """
 
 
@@ -44,26 +60,29 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `plan` and what belongs to it to the command line."""
     parser = commands.add_parser(
         "plan",
+        usage="ringfence plan [--model NAME] [--workers N] [--hardware NAME] [...]\n       ringfence plan WHAT ...",
         help=LAB["plan"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
     )
     _add_question(parser)
     _add_hardware(parser)
-    parser.add_argument("--sweep", action="store_true", help="2 to 16,384 workers")
-    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the sweep as a new .svg or .png")
+    parser.add_argument("--sweep", action="store_true", help="predict for 2 to 16,384 workers")
+    parser.add_argument(
+        "--chart", type=Path, metavar="FILE", help="draw the sweep as a new .svg or .png"
+    )
     _add_json(parser)
     parser.set_defaults(run=run_plan)
-    others = parser.add_subparsers(title="more", metavar="WHAT")
-    known = others.add_parser("models", help="the models that are known")
+    others = parser.add_subparsers(title="more", metavar="WHAT", prog="ringfence plan")
+    known = others.add_parser("models", help="list the models with a name")
     _add_json(known)
     known.set_defaults(run=run_models)
-    profiles = others.add_parser("hardware", help="the hardware profiles, or one with every source")
+    profiles = others.add_parser("hardware", help="list the hardware profiles, or print one")
     profiles.add_argument("name", nargs="?", help="a profile's name or file")
     _add_json(profiles)
     profiles.set_defaults(run=run_hardware)
     _add_study(others)
-    published = others.add_parser("published", help="the model beside published figures")
+    published = others.add_parser("published", help="predictions beside published figures")
     _add_json(published)
     published.set_defaults(run=run_published)
     table = others.add_parser("table", help="thresholds for the runtime's choice of schedules")
@@ -73,26 +92,45 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="gpt2-xl", metavar="NAME", help="default: gpt2-xl; `plan models` lists them")
-    parser.add_argument("--workers", type=_workers, default=64, metavar="N", help="up to 16,384; default: 64")
-    parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step; default: 8")
-    parser.add_argument("--compute", type=float, metavar="SECONDS", help="a step without communication, if you know it")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of gradients")
-    parser.add_argument("--wire", choices=("float32", "bfloat16"), help="if a hook sends them as something else")
-    parser.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="of DDP; default: DDP's own")
+    plan_sources.add_to(parser)
+    parser.add_argument("--workers", type=_workers, default=64, metavar="N", help="up to 16,384 (default: 64)")
+    parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step (default: 8)")
     parser.add_argument(
-        "--strategy", choices=_STRATEGIES, default="table", help="default: what the runtime would choose"
+        "--compute", type=float, metavar="SECONDS", help="of a step without communication, if you know it"
     )
-    parser.add_argument("--threads", type=_count, default=1, metavar="N", help="with which a worker seals; 1 today")
-    parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of gradients (default: float32)",
+    )
+    parser.add_argument("--wire", choices=("float32", "bfloat16"), help="if they are sent as another type")
+    parser.add_argument(
+        "--strategy",
+        type=_strategy,
+        default="ddp",
+        metavar="ddp|fsdp",
+        help="all-reduces of DDP's buckets, or all-gathers and reduce-scatters of FSDP's units (default: ddp)",
+    )
+    parser.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="DDP's setting (default: DDP's own)")
+    parser.add_argument(
+        "--schedule", choices=SCHEDULES, default="table", help="of DDP's all-reduces (default: the runtime's choice)"
+    )
+    parser.add_argument("--unit-blocks", type=_count, metavar="N", help="blocks in a unit of FSDP (default: 1)")
+    parser.add_argument(
+        "--keep-parameters", action="store_true", help="FSDP with reshard_after_forward=False: gathers once in a step"
+    )
+    parser.add_argument("--threads", type=_count, default=1, metavar="N", help="sealing threads of a worker; 1 today")
+    parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps (DDP)")
 
 
 _MOST_WORKERS = 1 << 14  # a ring has twice as many steps, and each rank's schedule is built
-_STRATEGIES = ("table", "ring", "tree", "doubling", "hierarchical")
 
 
 def _add_hardware(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hardware", default="tdx-100g", metavar="NAME", help="a profile or a file; default: tdx-100g")
+    parser.add_argument(
+        "--hardware", default="tdx-100g", metavar="NAME", help="a profile or a file (default: tdx-100g)"
+    )
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
@@ -101,22 +139,24 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 def _add_study(others: _SubParsersAction[argparse.ArgumentParser]) -> None:
     calibrate = others.add_parser("calibrate", help="make a profile of this machine from a study")
-    validate = others.add_parser("validate", help="the model against a study's measurements")
+    validate = others.add_parser("validate", help="compare predictions with a study")
     for parser in (calibrate, validate):
-        parser.add_argument("--study", type=Path, default=Path("study-results"), metavar="DIR", help="its folder")
-        parser.add_argument("--cores", type=_count, metavar="N", help="if the study does not say how many it had")
+        parser.add_argument(
+            "--study", type=Path, default=Path("study-results"), metavar="DIR", help="the folder of the study"
+        )
+        parser.add_argument("--cores", type=_count, metavar="N", help="of the machine, if the study does not record it")
         _add_json(parser)
     calibrate.add_argument(
-        "--to", type=Path, default=Path("here.toml"), metavar="FILE", help="a new file; default: here.toml"
+        "--to", type=Path, default=Path("here.toml"), metavar="FILE", help="a new file (default: here.toml)"
     )
     calibrate.set_defaults(run=run_calibrate)
-    validate.add_argument("--seed", type=int, default=0, metavar="N", help="deals the cells into halves; default: 0")
+    validate.add_argument("--seed", type=int, default=0, metavar="N", help="divides the cells into halves (default: 0)")
     validate.set_defaults(run=run_validate)
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Price one point, or a sweep over scales."""
-    from ringfence.lab.plan.recommend import plan, sweep
+    """Predict one point, or a sweep over scales."""
+    from ringfence.lab.plan.recommend import WORKERS, plan, sweep
 
     profile, question = find_hardware(options.hardware), _question(options)
     if options.chart is not None:
@@ -124,7 +164,10 @@ def run_plan(options: argparse.Namespace) -> int:
             ending = options.chart.suffix or "a file without ending"
             raise ConfigurationError(f"--chart draws .svg or .png, not {ending}")
         _check_new(options.chart, "--chart")
-    plans = sweep(profile, question) if options.sweep or options.chart else [plan(profile, question)]
+    if options.sweep or options.chart:
+        plans = list(_watched(sweep(profile, question), len(WORKERS)))
+    else:
+        plans = [plan(profile, question)]
     if options.chart is not None:
         plan_chart.draw(profile, plans, options.chart)
     if options.json:
@@ -136,6 +179,16 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.chart is not None and not options.json:
         print(f"chart:\n  {options.chart}")
     return 0
+
+
+def _watched(plans: Iterable[Plan], count: int) -> Iterable[Plan]:
+    """Show the progress of a sweep, where standard error is a terminal."""
+    if not sys.stderr.isatty():
+        return plans
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(plans, "predicting", count, console=Console(stderr=True), transient=True)
 
 
 def run_models(options: argparse.Namespace) -> int:
@@ -256,18 +309,38 @@ def _question(options: argparse.Namespace) -> Question:
         raise ConfigurationError("--compute is a finite number of seconds above zero")
     if options.bucket_cap_mb is not None and not 0 < options.bucket_cap_mb < math.inf:
         raise ConfigurationError("--bucket-cap-mb is a finite number of MiB above zero")
+    for wanted, given in _GIVEN[options.strategy].items():
+        if getattr(options, wanted) != given:
+            raise ConfigurationError(f"--{wanted.replace('_', '-')} does not apply to --strategy {options.strategy}")
     return Question(
-        model=models.load(options.model),
+        model=plan_sources.model_of(options),
         workers=options.workers,
         cap_mib=options.bucket_cap_mb,
         bytes_each=width[options.dtype],
         samples=options.samples,
-        strategy=options.strategy,
+        schedule=options.schedule,
         threads=options.threads,
         every=options.every,
         wire_bytes=width[options.wire or options.dtype],
         compute_seconds=options.compute,
+        strategy=options.strategy,
+        blocks=options.unit_blocks or 1,
+        reshard=not options.keep_parameters,
     )
+
+
+# Options of one strategy that have to keep their default with the other.
+_GIVEN: dict[str, dict[str, Any]] = {
+    "ddp": {"unit_blocks": None, "keep_parameters": False},
+    "fsdp": {"bucket_cap_mb": None, "schedule": "table", "every": 1},
+}
+
+
+def _strategy(text: str) -> str:
+    if text in STRATEGIES:
+        return text
+    hint = f": use --schedule {text}" if text in SCHEDULES else f", only {' and '.join(STRATEGIES)}"
+    raise argparse.ArgumentTypeError(f"{text!r} is not a strategy{hint}")
 
 
 def _workers(text: str) -> int:

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ringfence.cli.terminal import command, table, wrap
+from ringfence.lab.plan import models
 from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES
 
 if TYPE_CHECKING:
     from ringfence.lab.plan.hardware import Hardware
     from ringfence.lab.plan.models import Model
-    from ringfence.lab.plan.recommend import Plan
+    from ringfence.lab.plan.recommend import Advice, Plan
     from ringfence.lab.plan.steps import Question, Step
 
 _NAMES = {
@@ -38,16 +39,22 @@ def share_text(share: float) -> str:
 
 def question_text(question: Question) -> str:
     model = question.model
-    bucket = "DDP's default buckets" if question.cap_mib is None else f"buckets of {question.cap_mib:g} MiB"
+    how = "DDP's default buckets" if question.cap_mib is None else f"buckets of {question.cap_mib:g} MiB"
+    if question.strategy == "fsdp":
+        how = f"FSDP with {question.blocks} block{'s' * (question.blocks > 1)} in a unit"
     width = {2: "bfloat16", 4: "float32"}[question.bytes_each]
-    return f"{model.name} ({model.elements / 1e9:.3g} G parameters, {width}), {question.samples} samples a worker, {bucket}"
+    return (
+        f"{model.name} ({model.elements / 1e9:.3g} G parameters, {width}), {question.samples} samples a worker, {how}"
+    )
 
 
 def plan_text(profile: Hardware, plan: Plan) -> str:
     """Lay out one point: the ways, what the sealed step is made of, and what to change."""
     lines = [wrap(f"{question_text(plan.question)}, {plan.question.workers:,} workers"), wrap(f"on {profile.title}")]
-    if plan.question.strategy != "table":
-        lines.append(wrap(f"schedule: {plan.question.strategy}, as asked; not built: the runtime's table chooses"))
+    if plan.question.schedule != "table":
+        lines.append(wrap(f"schedule: {plan.question.schedule}, as asked; not built: the runtime's table chooses"))
+    if plan.question.model.name not in models.names():
+        lines.append(wrap(f"model: {plan.question.model.source}"))
     lines += ["", _ways_text(plan.ways), "", wrap(_terms_text(plan.ways["ringfence"])), ""]
     what = "confidential mode and sealing cost" if profile["crossing", "rate"] else "sealing costs"
     lines.append(wrap(f"{what} {plan.overhead - 1:+.1%} over the same schedules in the clear"))
@@ -66,7 +73,7 @@ def _recommended(plan: Plan) -> list[str]:
         lines.append(
             wrap(
                 f"with it: {seconds_text(plan.tuned['ringfence'].seconds)} a step, sealing "
-                f"{plan.tuned_overhead - 1:+.1%} over plaintext with the bucket size that is best for it"
+                f"{plan.tuned_overhead - 1:+.1%} over plaintext with {_best(plan.question)}"
             )
         )
     else:
@@ -80,6 +87,14 @@ def _recommended(plan: Plan) -> list[str]:
             f"with all of it: {seconds_text(plan.all_levers.seconds)} a step",
         ]
     return lines
+
+
+def _short(advice: Advice) -> str:
+    return "no resharding" if advice.lever == "reshard_after_forward" else advice.value
+
+
+def _best(question: Question) -> str:
+    return f"the {'units' if question.strategy == 'fsdp' else 'bucket size'} best for it"
 
 
 def _assumed(profile: Hardware) -> list[str]:
@@ -113,7 +128,7 @@ def _terms_text(step: Step) -> str:
     """The sealed step by term, largest first."""
     parts = sorted(((value, term) for term, value in step.terms.items() if value > 0.001 * step.seconds), reverse=True)
     shown = ", ".join(f"{term} {share_text(value / step.seconds)}" for value, term in parts)
-    return f"the sealed step: {shown}; its all-reduces are bound by the {step.communication.bound}"
+    return f"the sealed step: {shown}; its collectives are bound by the {step.communication.bound}"
 
 
 def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
@@ -128,7 +143,7 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
             "dominated by",
             "tuned",
             "over it",
-            "best bucket",
+            "best setting" if plans[0].question.strategy == "fsdp" else "best bucket",
         ]
     ]
     for plan in plans:
@@ -143,13 +158,13 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
                 sealed.dominant,
                 seconds_text(plan.tuned["ringfence"].seconds),
                 f"{plan.tuned_overhead:.2f}",
-                ", ".join(each.value for each in plan.advice if each.built) or "as asked",
+                ", ".join(_short(each) for each in plan.advice if each.built) or "as asked",
             ]
         )
     head = f"{wrap(question_text(plans[0].question))}\n{wrap(f'on {profile.title}')}\n"
     foot = wrap(
-        "plain: plaintext over the same schedules. tuned: sealed and plaintext each with the bucket size that is best for "
-        "it. `ringfence plan --workers N` also "
+        f"plain: plaintext over the same schedules. tuned: sealed and plaintext each with {_best(plans[0].question)}. "
+        "`ringfence plan --workers N` also "
         "lists what would help and is not available yet."
     )
     return "\n".join([head, table(rows), "", foot, *_assumed(profile)])
@@ -163,6 +178,8 @@ def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
             {
                 "model": plan.question.model.name,
                 "workers": plan.question.workers,
+                "source": plan.question.model.source,
+                "strategy": plan.question.strategy,
                 "bucket_mib": plan.question.cap_mib,
                 "ways": {name: _step_json(step) for name, step in plan.ways.items()},
                 "sealing_over_plaintext": plan.overhead,

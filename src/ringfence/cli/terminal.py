@@ -151,7 +151,7 @@ def _least(cells: Sequence[Sequence[str]]) -> list[int]:
 
 def _is_number(cell: str) -> bool:
     """Whether a cell is a number, perhaps with a unit: "1.5 s", "+3 %", "14 of 24"."""
-    return len(cell) < 16 and _NUMBER.match(cell) is not None
+    return len(cell) < 16 and _NUMBER.match(cell) is not None and ", " not in cell
 
 
 def _longest_word(cell: str) -> int:

@@ -246,6 +246,12 @@ def crossing(hardware: Hardware, way: Way, whole: float, done: Load) -> Price:
     return Price(seconds, {"crossing": seconds}, "crossing", seconds)
 
 
+@lru_cache(maxsize=64)
+def without_device(hardware: Hardware) -> Hardware:
+    """The same hardware with tensors in host memory."""
+    return hardware.with_values(crossing_rate=0)
+
+
 def staging(hardware: Hardware, way: Way, size: int, whole: float, copies: float, per_node: int) -> Price:
     """What a call costs that works on memory of its own: getting as much as the whole, and copying it so many times."""
     spent = costs(hardware, way)

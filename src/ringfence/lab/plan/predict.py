@@ -6,30 +6,17 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import models
 from ringfence.lab.plan.cost import Price, price, staging
 from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.schedules import GLOO, STAGED, schedule_of
 from ringfence.lab.plan.steps import Question, replayed
 from ringfence.lab.plan.traces import Trace, as_replayed, trace
 from ringfence.lab.plan.work import WAYS
 
 BASELINE: Final = "gloo"  # the mean of the two Gloo runs of a cell
 VARIANTS: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
-_GLOOS: Final = {
-    "all_reduce": ScheduleId.ALL_REDUCE_RING,
-    "all_gather": ScheduleId.ALL_GATHER_RING,
-    "reduce_scatter": ScheduleId.ALL_REDUCE_RING,  # torch's Gloo reduces a copy of everything, and keeps its part
-    "broadcast": ScheduleId.BROADCAST_BINOMIAL,
-    "all_to_all": ScheduleId.ALL_TO_ALL_DIRECT,
-}
-_HOPS: Final = {  # it has two neighbours and nobody else
-    **_GLOOS,
-    "reduce_scatter": ScheduleId.REDUCE_SCATTER_RING,
-    "broadcast": ScheduleId.BROADCAST_CHAIN,
-}
-_STAGED: Final = ("all_gather", "reduce_scatter")  # which torch's Gloo does in a tensor that it makes for the call
 _EVERYTHING: Final = 1 << 62
 _SHARP: Final = 6
 
@@ -39,7 +26,7 @@ Case = Mapping[str, Any]
 def covered(case: Case) -> bool:
     """Whether the model says anything about such a cell: no callers busy in Python, and DDP only."""
     if case["kind"] == "collective":
-        return not case.get("busy") and case["operation"] in _GLOOS
+        return not case.get("busy") and case["operation"] in GLOO
     known = case["kind"] in ("training", "trace") and case.get("strategy") in (None, "ddp")
     return known and case["model"] in models.names()
 
@@ -56,7 +43,7 @@ def predict(hardware: Hardware, case: Case, variant: str, alone: float | None = 
     scale = case.get("scaled") or 1.0
     made = _trace(case["model"], case["kind"], case.get("bucket_mb"), case.get("device"), scale, alone)
     wire = 2 if case.get("wire") == "bfloat16" else 4
-    question = Question(models.load(case["model"]), workers, case.get("bucket_mb"), strategy="table", wire_bytes=wire)
+    question = Question(models.load(case["model"]), workers, case.get("bucket_mb"), wire_bytes=wire)
     way = WAYS[variant]
     return _over(hardware, case, alone, lambda here, per_node: replayed(here, way, made, question).seconds)
 
@@ -70,19 +57,11 @@ def _trace(name: str, kind: str, bucket: float | None, device: str | None, scale
 
 def _collective(hardware: Hardware, case: Case, variant: str, per_node: int) -> Price:
     operation, workers, size = case["operation"], int(case["workers"]), int(case["size"])
-    way, identifier = WAYS[variant], _schedule(variant, operation, workers, size)
+    way, identifier = WAYS[variant], schedule_of(variant, operation, workers, size)
     found = price(hardware, way, identifier, workers, size, per_node=per_node)
-    if variant == BASELINE and operation in _STAGED:
+    if variant == BASELINE and operation in STAGED:
         found = found.plus(staging(hardware, way, workers, size, 1 + 1 / workers, per_node))
     return found
-
-
-def _schedule(variant: str, operation: str, workers: int, size: int) -> ScheduleId:
-    if variant == BASELINE:
-        return _GLOOS[operation]
-    if variant == "hop-by-hop":
-        return _HOPS[operation]
-    return ScheduleId(choose(Collective[operation.upper()], workers, 0, 0, size, Table()).identifier)
 
 
 def _over(hardware: Hardware, case: Case, alone: float, seconds: Callable[[Hardware, int], float]) -> float:

@@ -1,6 +1,8 @@
 """Which settings to use, and what each is expected to gain: one lever after the other, cheapest to pull first.
 
-bucket    DDP's bucket_cap_mb                                 a number in the training script: the one that can be set today
+bucket    DDP's bucket_cap_mb                                 a number in the training script: can be set today
+unit      blocks that FSDP wraps together                     in the training script: can be set today
+reshard   FSDP's reshard_after_forward                        the same; without it, parameters stay in memory
 schedule  ring, tree, doubling, or two levels                 not built: the runtime's table chooses, and has no two levels
 threads   with which a worker seals and sends                 the runtime has one today
 every     synchronise once in H steps                         another training algorithm: what it does to learning is not priced
@@ -18,6 +20,7 @@ from ringfence.lab.plan.steps import FLAT, Question, Step, hierarchical_possible
 from ringfence.lab.plan.work import WAYS
 
 CAPS: Final = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 1000.0)
+BLOCKS: Final = (1, 2, 4, 8)  # of the model in a unit of FSDP
 THREADS: Final = (1, 2, 4, 8, 16, 32)
 WORKERS: Final = tuple(1 << power for power in range(1, 15))  # 2 to 16,384
 _WORTH: Final = 0.01  # a lever is pulled for no less than this
@@ -115,7 +118,7 @@ def _pulled(
         changed = [lever for lever, field in _FIELDS.items() if getattr(better, field) != getattr(question, field)]
         value = ", ".join(_value_text(lever, getattr(better, _FIELDS[lever])) for lever in changed)
         why = _why(now, priced)
-        if "schedule" in changed and better.strategy != "hierarchical":
+        if "schedule" in changed and better.schedule != "hierarchical":
             why += "; today the runtime's table chooses"
         needs = "" if built else _needs(changed, better)
         yield Advice(" and ".join(changed), value, 1 - priced.seconds / now.seconds, built, why, needs), better, priced
@@ -133,18 +136,29 @@ def _priced(hardware: Hardware, question: Question) -> dict[str, Step]:
     return {name: step(hardware, WAYS[name], question) for name in names}
 
 
-_FIELDS: Final = {"schedule": "strategy", "bucket": "cap_mib", "threads": "threads"}
+_FIELDS: Final = {
+    "schedule": "schedule",
+    "bucket": "cap_mib",
+    "unit": "blocks",
+    "reshard_after_forward": "reshard",
+    "threads": "threads",
+}
 
 
 def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list[dict[str, Any]]]]:
     """In turn: whether it can be set today, and its positions. Schedules are looked for together with bucket sizes."""
-    yield True, [{"cap_mib": cap} for cap in CAPS]
-    yield False, [{"strategy": name, "cap_mib": cap} for name in FLAT for cap in CAPS]
-    if hierarchical_possible(hardware, question.workers):
-        yield False, [{"strategy": "hierarchical", "cap_mib": cap} for cap in CAPS]
     per_worker = max(1.0, hardware["node", "cores"] / max(1.0, hardware["node", "workers"]))
-    # With more threads, other buckets may be best than those that were best with one.
     counts = [count for count in THREADS if count <= per_worker]
+    if question.strategy == "fsdp":
+        yield True, [{"blocks": count} for count in BLOCKS]
+        yield True, [{"reshard": reshard} for reshard in (True, False)]
+        yield False, [{"threads": count} for count in counts]
+        return
+    yield True, [{"cap_mib": cap} for cap in CAPS]
+    yield False, [{"schedule": name, "cap_mib": cap} for name in FLAT for cap in CAPS]
+    if hierarchical_possible(hardware, question.workers):
+        yield False, [{"schedule": "hierarchical", "cap_mib": cap} for cap in CAPS]
+    # With more threads, other buckets may be best than those that were best with one.
     yield False, [{"threads": count, "cap_mib": cap} for count in counts for cap in (question.cap_mib, *CAPS)]
 
 
@@ -164,7 +178,7 @@ def _better(
 
 def _spaced(hardware: Hardware, question: Question, now: Step) -> tuple[Question, Step] | None:
     """Fewer synchronisations, if communication adds much more than is bearable even so."""
-    if now.exposed <= 2 * _BEARABLE * now.compute:
+    if question.strategy == "fsdp" or now.exposed <= 2 * _BEARABLE * now.compute:  # FSDP gathers in every step
         return None
     wanted = now.communication.seconds / (_BEARABLE * now.compute)
     every = min(_MOST_STEPS, 1 << math.ceil(math.log2(max(2.0, wanted))))
@@ -176,7 +190,7 @@ def _needs(changed: list[str], better: Question) -> str:
     """What the runtime lacks for a lever."""
     found = []
     if "schedule" in changed:
-        two_levels = better.strategy == "hierarchical"
+        two_levels = better.schedule == "hierarchical"
         found.append("a schedule of two levels" if two_levels else "a setting for the schedule")
     if "threads" in changed:
         found.append(f"{better.threads} sealing threads in a worker")
@@ -186,14 +200,17 @@ def _needs(changed: list[str], better: Question) -> str:
 def _value_text(lever: str, value: object) -> str:
     if lever == "bucket":
         return "DDP's default" if value is None else f"{value:g} MiB"
+    if lever == "unit":
+        return f"{value} blocks" if value != 1 else "1 block"
     return str(value)
 
 
 def _why(before: Step, after: Step) -> str:
-    counts = f"{before.buckets} buckets become {after.buckets}; " if before.buckets != after.buckets else ""
+    what = "buckets" if before.of_buckets else "collectives"
+    counts = f"{before.buckets} {what} become {after.buckets}; " if before.buckets != after.buckets else ""
     return f"{counts}{before.communication.dominant} dominated, now {after.communication.dominant}"
 
 
-def sweep(hardware: Hardware, question: Question, workers: tuple[int, ...] = WORKERS) -> list[Plan]:
-    """The same question at other scales."""
-    return [plan(hardware, replace(question, workers=count)) for count in workers]
+def sweep(hardware: Hardware, question: Question, workers: tuple[int, ...] = WORKERS) -> Iterator[Plan]:
+    """Answer the same question at other scales, one after the other."""
+    return (plan(hardware, replace(question, workers=count)) for count in workers)

@@ -10,7 +10,8 @@ from typing import Final
 
 from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
-from ringfence.lab.plan.cost import FREE, Price, load, price
+from ringfence.lab.plan import fsdp
+from ringfence.lab.plan.cost import FREE, Price, load, price, without_device
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.models import Model
 from ringfence.lab.plan.traces import Trace, trace
@@ -21,7 +22,8 @@ FLAT: Final = {
     "tree": ScheduleId.ALL_REDUCE_TREE,
     "doubling": ScheduleId.ALL_REDUCE_DOUBLING,
 }
-STRATEGIES: Final = ("table", *FLAT, "hierarchical")
+SCHEDULES: Final = ("table", *FLAT, "hierarchical")
+STRATEGIES: Final = ("ddp", "fsdp")
 _EVERYTHING: Final = 1 << 62  # a trace that is not cut
 
 
@@ -34,11 +36,14 @@ class Question:
     cap_mib: float | None = None
     bytes_each: int = 4
     samples: int = 8  #       of the training data, for each worker and step
-    strategy: str = "table"
+    schedule: str = "table"  # of DDP's all-reduces
     threads: int = 1  #       with which a worker seals; the runtime has one today
     every: int = 1  #         synchronise once in so many steps
     wire_bytes: int = 4  #    of an element on the wire; buckets are cut by `bytes_each`
     compute_seconds: float | None = None  # what a step costs without communication, if known
+    strategy: str = "ddp"  #  or fsdp
+    blocks: int = 1  #        of the model that form one unit of FSDP
+    reshard: bool = True  #   FSDP frees parameters after the forward pass, and gathers them again
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,9 @@ class Step:
 
     seconds: float
     compute: float
-    communication: Price  # of all buckets, were nothing hidden
-    buckets: int
+    communication: Price  # of all collectives, were nothing hidden
+    buckets: int  # DDP's all-reduces, or FSDP's collectives
+    of_buckets: bool = True
 
     @property
     def exposed(self) -> float:
@@ -75,6 +81,8 @@ def step(hardware: Hardware, way: Way, question: Question) -> Step:
             hardware["compute", "flops"] * hardware["compute", "utilisation"]
         )
     busy = bool(hardware["compute", "busy"])
+    if question.strategy == "fsdp":
+        return _sharded(hardware, way, question, compute, busy)
     made = trace(question.model, question.cap_mib, question.bytes_each, compute, busy, most_bytes=_EVERYTHING)
     return replayed(hardware, way, made, question)
 
@@ -86,7 +94,7 @@ def replayed(hardware: Hardware, way: Way, made: Trace, question: Question) -> S
         size: all_reduce(
             hardware,
             way,
-            question.strategy,
+            question.schedule,
             question.workers,
             size * shrunk,
             question.threads,
@@ -104,10 +112,60 @@ def replayed(hardware: Hardware, way: Way, made: Trace, question: Question) -> S
     return Step(seconds, compute, total, len(made.steps))
 
 
+def _sharded(hardware: Hardware, way: Way, question: Question, compute: float, busy: bool) -> Step:
+    """The cost of a step with FSDP. Parameters and gradients travel as `wire_bytes` says."""
+    found = fsdp.units(question.model, question.blocks)
+
+    def costs_of(operation: str) -> list[Price]:
+        return [
+            fsdp.collective(
+                hardware,
+                way,
+                operation,
+                question.workers,
+                unit.elements * question.wire_bytes,
+                question.threads,
+                question.wire_bytes == 2 and operation == "reduce_scatter",
+            )
+            for unit in found
+        ]
+
+    made = fsdp.timeline(found, costs_of("all_gather"), costs_of("reduce_scatter"), compute, question.reshard)
+    total = FREE
+    for each in made.collectives:
+        total = total.plus(each)
+    seconds = made.finished
+    if _overlaps_nothing(hardware, way):
+        seconds = compute + total.seconds
+    elif busy:
+        seconds = _on_the_same_cores(hardware, way, made.finished, compute, total.cpu, question.workers)
+    else:
+        fitted = fitted_figures(hardware, way)
+        seconds = compute + (made.finished - compute) * (fitted["tail"] if fitted else 1.0)
+    return Step(seconds, compute, total, len(made.collectives), of_buckets=False)
+
+
+def _overlaps_nothing(hardware: Hardware, way: Way) -> bool:
+    confidential = bool(hardware["crossing", "rate"]) and not hardware["crossing", "overlap"]
+    return confidential and way.name not in ("plaintext", "gloo")
+
+
+def _on_the_same_cores(
+    hardware: Hardware, way: Way, finished: float, compute: float, cpu: float, workers: int
+) -> float:
+    """Computing and communication share the cores: their core seconds add up, and a step takes no less than that."""
+    fitted = fitted_figures(hardware, way)
+    together = min(workers, max(1, int(hardware["node", "workers"])))
+    cores = max(1.0, hardware["node", "cores"])
+    computing = compute * min(1.0, cores / together) * together  # core seconds of the node: `compute` is as it was met
+    talking = cpu * together
+    return max(finished, (computing + talking * (fitted["beside"] if fitted else 1.0)) / cores)
+
+
 def _overlapped(hardware: Hardware, way: Way, made: Trace, prices: Mapping[int, Price], workers: int) -> float:
     fitted = fitted_figures(hardware, way)
     compute = made.compute_seconds
-    if hardware["crossing", "rate"] and not hardware["crossing", "overlap"] and way.name not in ("plaintext", "gloo"):
+    if _overlaps_nothing(hardware, way):
         return compute + sum(prices[size].seconds for size, _ in made.steps)
     ends: list[float] = []
     ready = free = 0.0
@@ -119,30 +177,28 @@ def _overlapped(hardware: Hardware, way: Way, made: Trace, prices: Mapping[int, 
     finished = max(compute, ends[-1] if ends else 0.0)
     if not made.busy:
         return compute + (finished - compute) * (fitted["tail"] if fitted else 1.0)
-    together = min(workers, max(1, int(hardware["node", "workers"])))
-    cores = max(1.0, hardware["node", "cores"])
-    computing = compute * min(1.0, cores / together) * together  # core seconds of the node: `compute` is as it was met
-    talking = sum(prices[size].cpu for size, _ in made.steps) * together
-    return max(finished, (computing + talking * (fitted["beside"] if fitted else 1.0)) / cores)
+    return _on_the_same_cores(
+        hardware, way, finished, compute, sum(prices[size].cpu for size, _ in made.steps), workers
+    )
 
 
 @lru_cache(maxsize=4096)
 def all_reduce(
-    hardware: Hardware, way: Way, strategy: str, workers: int, whole: float, threads: int = 1, narrow: bool = False
+    hardware: Hardware, way: Way, schedule: str, workers: int, whole: float, threads: int = 1, narrow: bool = False
 ) -> Price:
     """One all-reduce of a step: by the runtime's own choice (`table`), by a named schedule, or in two levels."""
     if workers < 2:
         return FREE
     if way.name in ("gloo", "hop-by-hop"):
-        strategy = "ring"  # it is all they do
-    if strategy == "table":
+        schedule = "ring"  # their only one
+    if schedule == "table":
         found = choose(Collective.ALL_REDUCE, workers, 0, 0, int(whole), Table())
         return _of_a_step(hardware, way, ScheduleId(found.identifier), workers, whole, threads, narrow)
-    if strategy in FLAT:
-        return _of_a_step(hardware, way, FLAT[strategy], workers, whole, threads, narrow)
-    if strategy == "hierarchical":
+    if schedule in FLAT:
+        return _of_a_step(hardware, way, FLAT[schedule], workers, whole, threads, narrow)
+    if schedule == "hierarchical":
         return _hierarchical(hardware, way, workers, whole, threads, narrow)
-    raise ConfigurationError(f"no strategy is called {strategy!r}: {', '.join(STRATEGIES)}")
+    raise ConfigurationError(f"no schedule is called {schedule!r}: {', '.join(SCHEDULES)}")
 
 
 def _of_a_step(
@@ -183,7 +239,7 @@ def _hierarchical(hardware: Hardware, way: Way, workers: int, whole: float, thre
         latency = 2 * (together - 1) * hardware["inside", "latency"]
         within = Price(wire + latency, {"wire": wire, "latency": latency}, "network", wire)
     else:
-        local = _without_device(hardware)
+        local = without_device(hardware)
         scatter, gather = (
             _of_a_step(local, inside, identifier, together, whole, threads, narrow, per_node=together)
             for identifier in (ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
@@ -198,8 +254,3 @@ def _one_of(hardware: Hardware, together: int) -> Hardware:
     rate, cores = (hardware.figures[key].value / together for key in (("network", "rate"), ("node", "cores")))
     memory = hardware.figures["memory", "rate"].value / together
     return hardware.with_values(network_rate=rate, node_cores=max(1.0, cores), node_workers=1, memory_rate=memory)
-
-
-@lru_cache(maxsize=64)
-def _without_device(hardware: Hardware) -> Hardware:
-    return hardware.with_values(crossing_rate=0)
