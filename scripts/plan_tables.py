@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringfence.cli.plan import read_study
-from ringfence.cli.plan_checks import crossings_rows, lee_rows, verified
+from ringfence.cli.plan_checks import copies_rows, lee_rows, verified
 from ringfence.cli.plan_views import seconds_text, share_text
 from ringfence.lab.plan import hardware, models, published
 from ringfence.lab.plan.calibrate import calibrate
@@ -22,14 +22,14 @@ from ringfence.lab.plan.selection_table import DEFAULT, differences, table
 from ringfence.lab.plan.steps import Question, replayed, step
 from ringfence.lab.plan.traces import trace
 from ringfence.lab.plan.validate import Line, Validation, validate
-from ringfence.lab.plan.work import WAYS
+from ringfence.lab.plan.work import VARIANTS
 from scripts.plan_samples import bench_rows
 
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = (ROOT / "docs" / "guides" / "plan.md", ROOT / "docs" / "benchmarks" / "planner-results.md")
 STUDY: Final = ROOT / "docs" / "results" / "study"
 EIGHT: Final = ROOT / "docs" / "results" / "eight-workers"
-EIGHT_WAYS: Final = ("ring", "tree", "doubling")
+EIGHT_SCHEDULES: Final = ("ring", "tree", "doubling")
 WHOSE: Final = {
     "gloo": "plaintext Gloo",
     "ringfence": "ringfence",
@@ -122,7 +122,7 @@ def validation_summary() -> str:
     return (
         f"Over {found.scored_cells} scored cells of {found.cells}, from {measured()[2]}:\n\n{markdown(rows)}\n\n"
         f"{markdown(whose)}\n\n"
-        f"Median and worst error, collectives and steps together: {dealt[0]}. Dealt into halves in two other ways: "
+        f"Median and worst error, collectives and steps together: {dealt[0]}. Dealt into halves in two other variants: "
         f"{dealt[1]} (seed 1); {dealt[2]} (seed 2)."
     )
 
@@ -170,8 +170,8 @@ def scale_table() -> str:
                         name,
                         f"{rate} Gbit/s",
                         f"{workers:,}",
-                        seconds_text(found.ways["plaintext"].seconds),
-                        seconds_text(found.ways["ringfence"].seconds),
+                        seconds_text(found.variants["plaintext"].seconds),
+                        seconds_text(found.variants["ringfence"].seconds),
                         f"{found.overhead - 1:+.0%}",
                         ", ".join(today) or "nothing",
                         seconds_text(found.tuned["ringfence"].seconds),
@@ -186,7 +186,7 @@ def scale_table() -> str:
 
 
 def overhead_table() -> str:
-    """What sealing costs when each way has what is best for it, threads included, and synchronises in each step."""
+    """What sealing costs when each variant has what is best for it, threads included, and synchronises in each step."""
     rows = [["model", "network", *(f"{workers:,} workers" for workers in SCALES)]]
     for name in SCALE_MODELS:
         for rate in (100, 400):
@@ -195,7 +195,7 @@ def overhead_table() -> str:
             for workers in SCALES:
                 question = Question(models.load(name), workers)
                 best = best_for(profile, question, "ringfence")
-                sealed, plain = step(profile, WAYS["ringfence"], best), in_the_clear(profile, question, best)
+                sealed, plain = step(profile, VARIANTS["ringfence"], best), in_the_clear(profile, question, best)
                 shares.append(f"{sealed.seconds / plain.seconds - 1:+.1%}")
             rows.append([name, f"{rate} Gbit/s", *shares])
     return markdown(rows)
@@ -205,8 +205,8 @@ def published_table() -> str:
     return markdown(lee_rows())
 
 
-def crossings_table() -> str:
-    return markdown(crossings_rows())
+def copies_table() -> str:
+    return markdown(copies_rows())
 
 
 def fastrack_table() -> str:
@@ -249,15 +249,15 @@ def eight_table() -> str:
     """Eight workers on the calibrated machine: what each schedule and bucket size is predicted to cost, and what it took."""
     tried = {(row["bucket_mb"], row["variant"]): row for row in read_study(EIGHT, None)[0]}
     found: dict[tuple[float | None, str], tuple[float, float]] = {}
-    rows = [["bucket", *EIGHT_WAYS, "the runtime's choice"]]
+    rows = [["bucket", *EIGHT_SCHEDULES, "the runtime's choice"]]
     for cap in sorted({cap for cap, _ in tried}, key=lambda cap: cap or 0.0):
         alone = tried[cap, "alone"]["seconds"]
         row = ["DDP's default" if cap is None else f"{cap:g} MiB"]
-        for strategy in EIGHT_WAYS:
+        for strategy in EIGHT_SCHEDULES:
             made = trace(models.load("resnet50"), cap, 4, alone, busy=False)
             asked = Question(models.load("resnet50"), 8, cap, schedule=strategy)
             took = tried[cap, f"ringfence-{strategy}"]
-            said = replayed(here(), WAYS["ringfence"], made, asked).seconds
+            said = replayed(here(), VARIANTS["ringfence"], made, asked).seconds
             found[cap, strategy] = said, took["seconds"]
             row.append(f"{seconds_text(said)}; took {_interval(took)}")
         rows.append([*row, f"took {_interval(tried[cap, 'ringfence'])}"])
@@ -286,7 +286,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "scale": scale_table,
     "overhead": overhead_table,
     "published": published_table,
-    "crossings": crossings_table,
+    "copies": copies_table,
     "fastrack": fastrack_table,
     "thresholds": thresholds_table,
     "eight": eight_table,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec

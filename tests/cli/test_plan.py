@@ -46,7 +46,7 @@ def answered(*arguments: str, folder: Path | None = None) -> Any:
 
 
 def study(folder: Path) -> Path:
-    """A folder with the summary of a study, made of a known machine's prices."""
+    """A folder with the summary of a study, made of a known machine's costs."""
     summary = folder / "results" / "summary"
     summary.mkdir(parents=True)
     (summary / "cells.json").write_text(json.dumps(synthetic()))
@@ -96,7 +96,7 @@ def test_models_and_hardware_are_listed() -> None:
     assert listed["gpt2-xl"]["parameters"] == 1_557_611_200
     assert answered("plan", "hardware")["h100-cc"]["assumed"] > 5
     shown = bare("plan", "hardware", "blackwell").stdout
-    assert "crossing.toll = 330 µs" in shown
+    assert "device.copy_overhead = 330 µs" in shown
     assert "assumed: " in shown
 
 
@@ -109,7 +109,7 @@ def test_published_figures_and_assumptions_are_printed() -> None:
         "84.6 %",
         "assumed:",
         "abstract",
-        "Crossings only",
+        "Host-device copies only",
         "17.7x below",
         "NVLink, 476 GB/s",
     ):
@@ -182,7 +182,7 @@ def test_a_model_of_ones_own_by_count_config_or_tensors(tmp_path: Path) -> None:
     ):
         found = answered("plan", *arguments, "--workers", "8", folder=tmp_path)
         (point,) = found["points"]
-        assert point["ways"]["ringfence"]["seconds"] > 0
+        assert point["variants"]["ringfence"]["seconds"] > 0
         shown = bare("plan", *arguments, "--workers", "8", folder=tmp_path).stdout
         assert f"({elements / 1e9:.3g} G parameters, float32)" in shown
         assert point["source"] in shown
@@ -194,8 +194,8 @@ def test_fsdp_is_predicted_beside_ddp() -> None:
         for strategy in ("ddp", "fsdp")
     )
     assert (ddp["strategy"], sharded["strategy"]) == ("ddp", "fsdp")
-    assert sharded["ways"]["ringfence"]["buckets"] == 13 + 12 + 13  # gathered, again but for the root, scattered
-    assert sharded["ways"]["ringfence"]["seconds"] > ddp["ways"]["ringfence"]["seconds"]
+    assert sharded["variants"]["ringfence"]["buckets"] == 13 + 12 + 13  # gathered, again but for the root, scattered
+    assert sharded["variants"]["ringfence"]["seconds"] > ddp["variants"]["ringfence"]["seconds"]
 
 
 def test_levers_that_exist_come_first_and_the_others_name_what_they_need() -> None:

@@ -1,4 +1,4 @@
-"""Summary rows of a study that was never measured: the prices of a known machine, with noise that is always the same."""
+"""Summary rows of a study that was never measured: the costs of a known machine, with noise that is always the same."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MORE = {
 }
 _OURS = {"idle": 0.15, "cold": 0.3, "half": 1.2, "staged": 0.0, "fresh": 0.0}
 TRUTH = {
-    way: {
+    variant: {
         "factor": factor,
         "message": message,
         "switch": switch,
         "tail": tail,
         "beside": beside,
-        **_MORE.get(way, _OURS),
+        **_MORE.get(variant, _OURS),
     }
-    for way, factor, message, switch, tail, beside in (
+    for variant, factor, message, switch, tail, beside in (
         ("gloo", 1.6, 90.0, 80.0, 1.1, 1.3),
         ("ringfence", 1.2, 30.0, 150.0, 1.0, 1.2),
         ("ringfence-unsealed", 1.1, 30.0, 130.0, 0.9, 1.1),
@@ -63,11 +63,11 @@ def synthetic(noise: float = 0.03) -> list[dict[str, Any]]:
         cell = f"cell-{number:02}"
         alone = 0.4 * (case["workers"] / 2)
         step = case["kind"] != "collective"
-        seconds = {way: predict(profile, case, way, alone if step else None) for way in TRUTH}
+        seconds = {variant: predict(profile, case, variant, alone if step else None) for variant in TRUTH}
         found = {
             "gloo-a": seconds["gloo"],
             "gloo-b": seconds["gloo"],
-            **{way: seconds[way] for way in TRUTH if way != "gloo"},
+            **{variant: seconds[variant] for variant in TRUTH if variant != "gloo"},
         }
         if step:
             found["alone"] = alone

@@ -18,17 +18,17 @@ from ringfence.lab.plan.hardware import dump, parse
 from ringfence.lab.plan.predict import predict
 from ringfence.lab.plan.steps import Question, step
 from ringfence.lab.plan.validate import _halves, validate
-from ringfence.lab.plan.work import WAYS, costs
+from ringfence.lab.plan.work import VARIANTS, stage_costs
 from tests.unit.plan_rows import TRUTH, cases, machine, synthetic
 
 
 def test_a_known_machine_is_found_again() -> None:
     found = calibrate(synthetic(noise=0.0), cores=2)
-    for way in TRUTH:
+    for variant in TRUTH:
         for case in cases():
             alone = None if case["kind"] == "collective" else 0.4 * case["workers"] / 2
-            said, true = (predict(profile, case, way, alone) for profile in (found, machine()))
-            assert said == pytest.approx(true, rel=0.1), (way, case)
+            said, true = (predict(profile, case, variant, alone) for profile in (found, machine()))
+            assert said == pytest.approx(true, rel=0.1), (variant, case)
 
 
 def test_each_half_predicts_the_other() -> None:
@@ -42,21 +42,21 @@ def test_each_half_predicts_the_other() -> None:
 
 def test_the_two_ways_of_hiding_are_told_apart() -> None:
     """A step that a GPU computes and one that computes on the same cores have a figure each."""
-    found = calibrate(synthetic(noise=0.0), cores=2).ways
-    for way, true in TRUTH.items():
-        assert {name: found[way][name] for name in ("tail", "beside")} == pytest.approx(
+    found = calibrate(synthetic(noise=0.0), cores=2).variants
+    for variant, true in TRUTH.items():
+        assert {name: found[variant][name] for name in ("tail", "beside")} == pytest.approx(
             {name: true[name] for name in ("tail", "beside")}, rel=0.1
-        ), way
+        ), variant
 
 
-def test_a_way_that_was_not_measured_pays_what_the_engine_pays() -> None:
-    """Plaintext runs in no study: without ringfence's tolls it would look cheaper than it is, and sealing dearer."""
+def test_a_variant_that_was_not_measured_pays_what_the_engine_pays() -> None:
+    """Plaintext runs in no study: without ringfence's overheads it would look cheaper than it is, and sealing dearer."""
     found = calibrate(synthetic(), cores=2)
-    plain, sealed = (costs(found, WAYS[name]) for name in ("plaintext", "ringfence"))
+    plain, sealed = (stage_costs(found, VARIANTS[name]) for name in ("plaintext", "ringfence"))
     assert (plain.message, plain.switch, plain.send) == (sealed.message, sealed.switch, sealed.send)
     assert plain.message > 0 and plain.seal == 0
     question = Question(models.load("gpt2"), 8, compute_seconds=1.0)
-    beside = [step(found, WAYS[name], question) for name in ("plaintext", "ringfence")]
+    beside = [step(found, VARIANTS[name], question) for name in ("plaintext", "ringfence")]
     assert beside[0].seconds < beside[1].seconds
     work = [each.communication.cpu for each in beside]
     assert beside[0].exposed / beside[1].exposed == pytest.approx(work[0] / work[1])
@@ -65,7 +65,7 @@ def test_a_way_that_was_not_measured_pays_what_the_engine_pays() -> None:
 def test_what_is_no_figure_of_the_core_is_not_called_measured() -> None:
     profile = calibrate(synthetic(), cores=2)
     again = parse(dump(profile, "a study", "2026-11-15"), "here").assumed()
-    assert "in ways" in again["core.message"] and "in ways" in again["core.switch"]
+    assert "in variants" in again["core.message"] and "in variants" in again["core.switch"]
     assert "not profiled" in again["core.seal"]  # no row of these is of ringfence-profiled
     assert "node.cores" not in again
 
@@ -89,9 +89,9 @@ def test_stages_are_not_taken_from_workers_that_share_a_core() -> None:
 
 
 def test_gloos_memory_and_what_no_cache_holds_are_found_again() -> None:
-    found = calibrate(synthetic(noise=0.0), cores=2).ways
-    for way, name in (("gloo", "staged"), ("gloo", "fresh"), ("ringfence", "cold"), ("hop-by-hop", "cold")):
-        assert found[way][name] == pytest.approx(TRUTH[way][name], rel=0.25), (way, name)
+    found = calibrate(synthetic(noise=0.0), cores=2).variants
+    for variant, name in (("gloo", "staged"), ("gloo", "fresh"), ("ringfence", "cold"), ("hop-by-hop", "cold")):
+        assert found[variant][name] == pytest.approx(TRUTH[variant][name], rel=0.25), (variant, name)
     assert found["ringfence"]["staged"] == found["ringfence"]["fresh"] == 0
 
 

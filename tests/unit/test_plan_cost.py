@@ -1,4 +1,4 @@
-"""Prices: the closed form against a walk over every rank's schedule, and both against what must hold of any price."""
+"""Costs: the closed form against a simulation of every rank, and both against what must hold of any cost."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from ringfence.collectives import ScheduleId, build
 from ringfence.lab.plan import hardware, models
-from ringfence.lab.plan.cost import FREE, load, price
+from ringfence.lab.plan.cost import FREE, collective_cost, load
 from ringfence.lab.plan.hardware import Hardware
-from ringfence.lab.plan.simulate import Walk
+from ringfence.lab.plan.simulate import Simulation
 from ringfence.lab.plan.steps import Question, all_reduce, step
-from ringfence.lab.plan.work import SYMMETRIC, WAYS, busiest, chain, costs, tasks, usual
+from ringfence.lab.plan.work import SYMMETRIC, VARIANTS, busiest, chain, stage_costs, tasks, usual
 
 KIB, MIB = 1 << 10, 1 << 20
 RINGS = (ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_GATHER_RING, ScheduleId.REDUCE_SCATTER_RING)
@@ -24,24 +24,26 @@ PRICED = (*RINGS, *TREES, *CHAINS, ScheduleId.ALL_REDUCE_DOUBLING, ScheduleId.BR
 profiles = st.sampled_from(["tdx-10g", "tdx-100g", "tdx-400g", "snp-25g"]).map(hardware.load)
 
 
-def walked(profile: Hardware, way: str, identifier: ScheduleId, workers: int, size: float, threads: int = 1) -> float:
-    return Walk(profile, WAYS[way], identifier, workers, size, threads).seconds()
+def simulated(
+    profile: Hardware, variant: str, identifier: ScheduleId, workers: int, size: float, threads: int = 1
+) -> float:
+    return Simulation(profile, VARIANTS[variant], identifier, workers, size, threads).seconds()
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     profile=profiles,
-    way=st.sampled_from(["ringfence", "ringfence-unsealed", "plaintext", "hop-by-hop"]),
+    variant=st.sampled_from(["ringfence", "ringfence-unsealed", "plaintext", "hop-by-hop"]),
     identifier=st.sampled_from(RINGS),
     workers=st.integers(2, 64),
     slices=st.sampled_from([1 * KIB, 8 * KIB, 100 * KIB, 256 * KIB, 600 * KIB]),
 )
 def test_rings_cost_what_the_walk_says(
-    profile: Hardware, way: str, identifier: ScheduleId, workers: int, slices: int
+    profile: Hardware, variant: str, identifier: ScheduleId, workers: int, slices: int
 ) -> None:
     size = slices * workers
-    closed = price(profile, WAYS[way], identifier, workers, size).seconds
-    assert closed == pytest.approx(walked(profile, way, identifier, workers, size), rel=0.3)
+    closed = collective_cost(profile, VARIANTS[variant], identifier, workers, size).seconds
+    assert closed == pytest.approx(simulated(profile, variant, identifier, workers, size), rel=0.3)
 
 
 @settings(max_examples=25, deadline=None)
@@ -54,8 +56,8 @@ def test_rings_cost_what_the_walk_says(
 def test_all_schedules_cost_about_what_the_walk_says(
     profile: Hardware, identifier: ScheduleId, workers: int, size: int
 ) -> None:
-    closed = price(profile, WAYS["ringfence"], identifier, workers, size).seconds
-    assert closed == pytest.approx(walked(profile, "ringfence", identifier, workers, size), rel=0.45)
+    closed = collective_cost(profile, VARIANTS["ringfence"], identifier, workers, size).seconds
+    assert closed == pytest.approx(simulated(profile, "ringfence", identifier, workers, size), rel=0.45)
 
 
 def test_rings_and_trees_are_near_the_walk_on_the_whole() -> None:
@@ -66,8 +68,8 @@ def test_rings_and_trees_are_near_the_walk_on_the_whole() -> None:
         for identifier in (ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_REDUCE_TREE, ScheduleId.ALL_REDUCE_DOUBLING):
             for workers in (2, 4, 8, 16):
                 for size in (64 * KIB, 1 * MIB, 6 * MIB):
-                    closed = price(profile, WAYS["ringfence"], identifier, workers, size).seconds
-                    off.append(abs(closed / walked(profile, "ringfence", identifier, workers, size) - 1))
+                    closed = collective_cost(profile, VARIANTS["ringfence"], identifier, workers, size).seconds
+                    off.append(abs(closed / simulated(profile, "ringfence", identifier, workers, size) - 1))
     off.sort()
     assert off[len(off) // 2] < 0.04
     assert off[len(off) * 9 // 10] < 0.25
@@ -79,7 +81,7 @@ def test_chains_are_as_long_as_the_walk_finds_them(identifier: ScheduleId, worke
     """With nothing but latency, a collective takes as many seconds as messages wait for each other."""
     figures = {f"core_{name}": 0.0 for name in ("seal", "open", "send", "receive", "reduce", "copy", "message")}
     only_latency = hardware.load("tdx-100g").with_values(**figures, network_latency=1e6, network_rate=1e9)
-    found = Walk(only_latency, WAYS["ringfence"], identifier, workers, 1.0).seconds()
+    found = Simulation(only_latency, VARIANTS["ringfence"], identifier, workers, 1.0).seconds()
     assert round(found, 3) == sum(link.times for link in chain(identifier, workers))
 
 
@@ -92,7 +94,7 @@ def test_chains_are_as_long_as_the_walk_finds_them(identifier: ScheduleId, worke
     size=st.integers(1, 10**8),
 )
 def test_terms_add_up_and_nothing_is_negative(identifier: ScheduleId, workers: int, size: int) -> None:
-    found = price(hardware.load("tdx-25g"), WAYS["ringfence"], identifier, workers, size)
+    found = collective_cost(hardware.load("tdx-25g"), VARIANTS["ringfence"], identifier, workers, size)
     assert math.isclose(sum(found.terms.values()), found.seconds)
     assert min(found.terms.values()) >= 0
     assert found.terms[found.dominant] == max(found.terms.values())
@@ -103,10 +105,10 @@ def test_terms_add_up_and_nothing_is_negative(identifier: ScheduleId, workers: i
 def test_more_bytes_never_cost_less_and_sealing_is_never_free(workers: int, size: int, more: int) -> None:
     profile = hardware.load("tdx-100g")
     ring = ScheduleId.ALL_REDUCE_RING
-    sealed = price(profile, WAYS["ringfence"], ring, workers, size).seconds
-    assert price(profile, WAYS["ringfence"], ring, workers, size + more).seconds >= sealed * 0.999
-    assert price(profile, WAYS["plaintext"], ring, workers, size).seconds <= sealed
-    assert price(profile, WAYS["ringfence"], ring, workers, size, threads=4).seconds <= sealed
+    sealed = collective_cost(profile, VARIANTS["ringfence"], ring, workers, size).seconds
+    assert collective_cost(profile, VARIANTS["ringfence"], ring, workers, size + more).seconds >= sealed * 0.999
+    assert collective_cost(profile, VARIANTS["plaintext"], ring, workers, size).seconds <= sealed
+    assert collective_cost(profile, VARIANTS["ringfence"], ring, workers, size, threads=4).seconds <= sealed
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -116,7 +118,7 @@ def test_bytes_through_each_stage_are_those_of_the_schedules(workers: int) -> No
 
     counted, alike = busiest(ScheduleId.ALL_REDUCE_RING, workers)
     size = 24 * MIB
-    done = load(WAYS["ringfence"], counted[0], size)
+    done = load(VARIANTS["ringfence"], counted[0], size)
     total = byte_counts.stage_bytes("all_reduce", size, workers)
     assert alike
     assert {
@@ -137,38 +139,38 @@ def test_those_called_symmetric_are() -> None:
 
 def test_one_worker_pays_nothing() -> None:
     profile = hardware.load("tdx-10g")
-    assert price(profile, WAYS["ringfence"], ScheduleId.ALL_REDUCE_RING, 1, MIB) is FREE
-    assert all_reduce(profile, WAYS["ringfence"], "table", 1, MIB) is FREE
-    alone = step(profile, WAYS["ringfence"], Question(models.load("gpt2"), 1, compute_seconds=1.0))
+    assert collective_cost(profile, VARIANTS["ringfence"], ScheduleId.ALL_REDUCE_RING, 1, MIB) is FREE
+    assert all_reduce(profile, VARIANTS["ringfence"], "table", 1, MIB) is FREE
+    alone = step(profile, VARIANTS["ringfence"], Question(models.load("gpt2"), 1, compute_seconds=1.0))
     assert alone.seconds == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("identifier", PRICED, ids=lambda i: i.name)
 def test_workers_that_share_cores_pay_for_it(identifier: ScheduleId) -> None:
-    """The walk and the closed form agree where all workers are on one machine with two cores, trees and rings alike."""
+    """The simulation and the closed form agree where all workers are on one machine with two cores, trees and rings alike."""
     profile = hardware.load("tdx-100g").with_values(node_workers=64, node_cores=2, core_switch=50)
     for workers in (2, 4, 8):
         for size in (64 * KIB, 4 * MIB, 25 * MIB):
-            closed = price(profile, WAYS["ringfence"], identifier, workers, size).seconds
-            exact = walked(profile, "ringfence", identifier, workers, size)
+            closed = collective_cost(profile, VARIANTS["ringfence"], identifier, workers, size).seconds
+            exact = simulated(profile, "ringfence", identifier, workers, size)
             assert closed == pytest.approx(exact, rel=0.25), (workers, size)
 
 
 @pytest.mark.parametrize("identifier", PRICED, ids=lambda i: i.name)
 def test_core_seconds_are_those_of_all_workers(identifier: ScheduleId) -> None:
     """What each takes of shared cores is the mean of all ranks, not what the busiest does."""
-    profile, way = hardware.load("tdx-100g"), WAYS["ringfence"]
+    profile, variant = hardware.load("tdx-100g"), VARIANTS["ringfence"]
     counted = [tasks(build(identifier, 8, rank)) for rank in range(8)]
-    spent = [sum(load(way, each, MIB).terms(costs(profile, way), way).values()) for each in counted]
-    assert price(profile, way, identifier, 8, MIB).cpu == pytest.approx(sum(spent) / 8)
+    spent = [sum(load(variant, each, MIB).terms(stage_costs(profile, variant), variant).values()) for each in counted]
+    assert collective_cost(profile, variant, identifier, 8, MIB).cpu == pytest.approx(sum(spent) / 8)
 
 
 @pytest.mark.parametrize("identifier", [*TREES, *CHAINS, ScheduleId.BROADCAST_BINOMIAL], ids=lambda i: i.name)
 def test_the_mean_of_64_workers_speaks_for_more(identifier: ScheduleId) -> None:
     """To within the root's share: in a broadcast, it alone seals."""
-    size, way = 200, WAYS["ringfence"]
-    exact = [load(way, tasks(build(identifier, size, rank)), MIB) for rank in range(size)]
-    said = load(way, usual(identifier, size), MIB)
+    size, variant = 200, VARIANTS["ringfence"]
+    exact = [load(variant, tasks(build(identifier, size, rank)), MIB) for rank in range(size)]
+    said = load(variant, usual(identifier, size), MIB)
     for stage in said._fields:
         mean = sum(getattr(each, stage) for each in exact) / size
         assert getattr(said, stage) == pytest.approx(mean, rel=0.03, abs=MIB / 32), stage

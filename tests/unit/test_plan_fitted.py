@@ -7,10 +7,10 @@ import math
 import pytest
 
 from ringfence.collectives import ScheduleId
-from ringfence.lab.plan.cost import GIVEN_BACK, price
+from ringfence.lab.plan.cost import GIVEN_BACK, collective_cost
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.predict import predict
-from ringfence.lab.plan.work import WAYS
+from ringfence.lab.plan.work import VARIANTS
 from tests.unit.plan_rows import TRUTH, machine
 
 MIB = 1 << 20
@@ -18,15 +18,17 @@ RING = ScheduleId.ALL_REDUCE_RING
 
 
 def with_figures(**changes: float) -> Hardware:
-    """The machine of the synthetic study, with other figures for every way."""
+    """The machine of the synthetic study, with other figures for every variant."""
     known = machine()
     return Hardware(
-        known.name, known.title, known.figures, {way: {**figures, **changes} for way, figures in TRUTH.items()}
+        known.name, known.title, known.figures, {variant: {**figures, **changes} for variant, figures in TRUTH.items()}
     )
 
 
 def work(profile: Hardware, identifier: ScheduleId, workers: int, at_once: int = 1) -> float:
-    return price(profile, WAYS["ringfence"], identifier, workers, 100 * MIB, per_node=workers, at_once=at_once).work
+    return collective_cost(
+        profile, VARIANTS["ringfence"], identifier, workers, 100 * MIB, per_node=workers, at_once=at_once
+    ).work
 
 
 def test_a_core_rests_only_while_all_its_workers_wait() -> None:
@@ -49,23 +51,27 @@ def test_a_profile_that_nobody_fitted_pays_for_none_of_it() -> None:
     known = machine()
     bare = Hardware(known.name, known.title, known.figures)
     fitted = with_figures(factor=1.0, message=0.0, switch=0.0, idle=0.0, cold=0.0)
-    for way in WAYS.values():
-        assert price(bare, way, RING, 4, 64 * MIB).work == pytest.approx(price(fitted, way, RING, 4, 64 * MIB).work)
+    for variant in VARIANTS.values():
+        assert collective_cost(bare, variant, RING, 4, 64 * MIB).work == pytest.approx(
+            collective_cost(fitted, variant, RING, 4, 64 * MIB).work
+        )
 
 
-def slower(way: str, size: float, memory: float | None = None) -> float:
+def slower(variant: str, size: float, memory: float | None = None) -> float:
     """How much more core time it takes where memory beyond the cache costs half as much again."""
     cold, warm = (with_figures(cold=share, message=0.0) for share in (0.5, 0.0))
-    one, other = (price(profile, WAYS[way], RING, 2, size, memory=memory).cpu for profile in (cold, warm))
+    one, other = (
+        collective_cost(profile, VARIANTS[variant], RING, 2, size, memory=memory).cpu for profile in (cold, warm)
+    )
     return one / other
 
 
-@pytest.mark.parametrize("way", ["ringfence", "gloo"])
-def test_memory_that_no_cache_holds_costs_more(way: str) -> None:
-    assert slower(way, 1 * MIB) == 1
-    grown = [slower(way, size * MIB) for size in (4, 25, 1000)]
+@pytest.mark.parametrize("variant", ["ringfence", "gloo"])
+def test_memory_that_no_cache_holds_costs_more(variant: str) -> None:
+    assert slower(variant, 1 * MIB) == 1
+    grown = [slower(variant, size * MIB) for size in (4, 25, 1000)]
     assert grown == sorted(grown) and grown[0] == pytest.approx(1.25) and 1.49 < grown[-1] < 1.5
-    assert slower(way, 1 * MIB, memory=math.inf) == pytest.approx(1.5)
+    assert slower(variant, 1 * MIB, memory=math.inf) == pytest.approx(1.5)
 
 
 def test_who_handles_chunks_whole_loses_large_ones_from_stage_to_stage_as_well() -> None:
@@ -75,7 +81,9 @@ def test_who_handles_chunks_whole_loses_large_ones_from_stage_to_stage_as_well()
 
 def test_bfloat16_costs_what_was_fitted_for_it_to_add() -> None:
     profile = with_figures(message=0.0, cold=0.0, half=4.0)
-    narrow, wide = (price(profile, WAYS["gloo"], RING, 2, 64 * MIB, narrow=each).terms for each in (True, False))
+    narrow, wide = (
+        collective_cost(profile, VARIANTS["gloo"], RING, 2, 64 * MIB, narrow=each).terms for each in (True, False)
+    )
     assert narrow["reduce"] == pytest.approx(4 * wide["reduce"])
     assert narrow["stack"] == pytest.approx(wide["stack"])
 

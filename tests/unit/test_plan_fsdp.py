@@ -17,18 +17,18 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringfence.lab.plan import fsdp, hardware, models
-from ringfence.lab.plan.cost import Price
+from ringfence.lab.plan.cost import Cost
 from ringfence.lab.plan.recommend import plan
 from ringfence.lab.plan.steps import Question, step
-from ringfence.lab.plan.work import WAYS
+from ringfence.lab.plan.work import VARIANTS
 
 GPT2 = models.load("gpt2")
 LLAMA = models.load("llama-7b")
 names = st.sampled_from(hardware.names())
 
 
-def cost(seconds: float) -> Price:
-    return Price(seconds, {"wire": seconds}, "network")
+def cost(seconds: float) -> Cost:
+    return Cost(seconds, {"wire": seconds}, "network")
 
 
 def test_units_hold_every_parameter_once() -> None:
@@ -135,7 +135,9 @@ def test_a_step_is_at_least_its_parts_and_at_most_their_sum(
 def test_a_sharded_step_adds_up_and_sealing_costs_something(name: str, workers: int, blocks: int) -> None:
     profile = hardware.load(name)
     question = Question(GPT2, workers, strategy="fsdp", blocks=blocks)
-    found = {way: step(profile, WAYS[way], question) for way in ("plaintext", "ringfence", "hop-by-hop")}
+    found = {
+        variant: step(profile, VARIANTS[variant], question) for variant in ("plaintext", "ringfence", "hop-by-hop")
+    }
     for each in found.values():
         assert each.compute * 0.999999 <= each.seconds <= (each.compute + each.communication.seconds) * 1.000001
         assert math.isclose(sum(each.terms.values()), each.seconds, rel_tol=1e-9)
@@ -143,7 +145,9 @@ def test_a_sharded_step_adds_up_and_sealing_costs_something(name: str, workers: 
 
 
 def test_one_worker_communicates_nothing() -> None:
-    found = step(hardware.load("tdx-100g"), WAYS["ringfence"], Question(GPT2, 1, strategy="fsdp", compute_seconds=2.0))
+    found = step(
+        hardware.load("tdx-100g"), VARIANTS["ringfence"], Question(GPT2, 1, strategy="fsdp", compute_seconds=2.0)
+    )
     assert found.seconds == pytest.approx(2.0)
 
 
@@ -151,7 +155,7 @@ def test_sharding_moves_half_as_much_again_as_ddp() -> None:
     """Two gathers and a scatter of (n-1)/n each, where an all-reduce has two such halves."""
     profile = hardware.load("tdx-10g")  # bound by the network
     ddp, sharded = (
-        step(profile, WAYS["plaintext"], Question(LLAMA, 64, strategy=strategy)) for strategy in ("ddp", "fsdp")
+        step(profile, VARIANTS["plaintext"], Question(LLAMA, 64, strategy=strategy)) for strategy in ("ddp", "fsdp")
     )
     assert sharded.communication.seconds == pytest.approx(1.5 * ddp.communication.seconds, rel=0.1)
 
@@ -162,4 +166,4 @@ def test_levers_that_exist_rank_before_those_that_do_not() -> None:
     assert built == sorted(built, reverse=True)
     assert {each.lever for each in found.advice if each.built} <= {"unit", "reshard_after_forward"}
     assert all(bool(each.needs) is not each.built for each in found.advice)
-    assert found.tuned["ringfence"].seconds < found.ways["ringfence"].seconds
+    assert found.tuned["ringfence"].seconds < found.variants["ringfence"].seconds

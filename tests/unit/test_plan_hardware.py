@@ -6,7 +6,7 @@ import pytest
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import hardware
-from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES, Hardware, dump, load, names, parse
+from ringfence.lab.plan.hardware import FIGURES, VARIANT_FIGURES, Hardware, dump, load, names, parse
 
 WANTED = {
     *(f"{kind}-{rate}g" for kind in ("tdx", "snp") for rate in (10, 25, 100, 400)),
@@ -63,7 +63,7 @@ def test_a_profile_of_ones_own() -> None:
         (SOUND.replace('source = "the bill"', 'assumed = true, reason = "x", source = "y"'), "a figure is"),
         ('title = "mine"', r"\[network\] is missing"),
         (SOUND.replace('extends = "tdx"', ""), r"\[node\] is missing"),
-        (SOUND + "[ways.ringfence]\nfactor = 1", "ways.ringfence needs"),
+        (SOUND + "[variants.ringfence]\nfactor = 1", "variants.ringfence needs"),
     ],
 )
 def test_what_is_not_understood_is_refused(text: str, says: str) -> None:
@@ -79,11 +79,11 @@ def test_an_unknown_name_lists_the_known() -> None:
 @pytest.mark.parametrize("name", ["tdx-100g", "blackwell"])
 def test_what_is_written_reads_the_same(name: str) -> None:
     first = load(name)
-    fitted = {"ringfence": {name: 1.25 * number for number, name in enumerate(WAY_FIGURES, 1)}}
+    fitted = {"ringfence": {name: 1.25 * number for number, name in enumerate(VARIANT_FIGURES, 1)}}
     wrote = dump(Hardware(first.name, first.title, first.figures, fitted), "a test", "2026-11-15")
     second = parse(wrote, name)
     assert second.values == pytest.approx(first.values)
-    assert second.ways == fitted
+    assert second.variants == fitted
     assert second.assumed() == first.assumed()
     assert dump(second, "a test", "2026-11-15") == wrote
 

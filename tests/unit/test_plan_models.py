@@ -1,4 +1,4 @@
-"""Models, DDP's buckets and traces: what the planner prices and the study replays."""
+"""Models, DDP's buckets and traces: what the planner costs and the study replays."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ringfence.lab.plan import hardware, models, published
 from ringfence.lab.plan.recommend import CAPS, WORKERS, best_for, in_the_clear, plan, sweep
 from ringfence.lab.plan.selection_table import differences, table
 from ringfence.lab.plan.steps import Question, all_reduce, step
-from ringfence.lab.plan.work import WAYS
+from ringfence.lab.plan.work import VARIANTS
 
 GPT2 = models.load("gpt2")
 names = st.sampled_from(hardware.names())
@@ -26,8 +26,8 @@ names = st.sampled_from(hardware.names())
 @given(name=names, workers=st.sampled_from([2, 5, 8, 64, 256]), cap=st.sampled_from([None, 1.0, 100.0]))
 def test_a_step_is_no_shorter_than_its_parts(name: str, workers: int, cap: float | None) -> None:
     profile = hardware.load(name)
-    for way in WAYS.values():
-        found = step(profile, way, Question(GPT2, workers, cap))
+    for variant in VARIANTS.values():
+        found = step(profile, variant, Question(GPT2, workers, cap))
         assert found.seconds >= found.compute * 0.999999
         assert found.seconds <= (found.compute + found.communication.seconds) * 1.000001
         assert math.isclose(sum(found.terms.values()), found.seconds, rel_tol=1e-9)
@@ -39,49 +39,49 @@ def test_sealing_costs_something_and_hop_by_hop_more(name: str, workers: int, co
     profile = hardware.load(name)
     question = Question(GPT2, workers, compute_seconds=compute)
     plain, sealed, hops = (
-        step(profile, WAYS[way], question).seconds for way in ("plaintext", "ringfence", "hop-by-hop")
+        step(profile, VARIANTS[variant], question).seconds for variant in ("plaintext", "ringfence", "hop-by-hop")
     )
     assert plain <= sealed * 1.000001
     assert plain <= hops * 1.000001
 
 
 def test_nothing_is_hidden_in_confidential_mode() -> None:
-    found = step(hardware.load("h100-cc"), WAYS["ringfence"], Question(GPT2, 4))
+    found = step(hardware.load("h100-cc"), VARIANTS["ringfence"], Question(GPT2, 4))
     assert found.seconds == pytest.approx(found.compute + found.communication.seconds)
 
 
 def test_computing_hides_communication_where_cores_are_free() -> None:
-    found = step(hardware.load("tdx-100g"), WAYS["ringfence"], Question(GPT2, 4, compute_seconds=100.0))
+    found = step(hardware.load("tdx-100g"), VARIANTS["ringfence"], Question(GPT2, 4, compute_seconds=100.0))
     assert found.seconds < 100.2
     assert found.communication.seconds > 0.2
 
 
 def test_computing_on_the_same_cores_hides_nothing() -> None:
     busy = hardware.load("tdx-100g").with_values(node_workers=8, node_cores=2, compute_busy=1)
-    found = step(busy, WAYS["ringfence"], Question(GPT2, 2, compute_seconds=10.0))
+    found = step(busy, VARIANTS["ringfence"], Question(GPT2, 2, compute_seconds=10.0))
     assert found.exposed == pytest.approx(found.communication.cpu, rel=0.01)
 
 
 def test_fewer_synchronisations_cost_less() -> None:
     profile = hardware.load("tdx-10g")
-    often = step(profile, WAYS["ringfence"], Question(GPT2, 64, every=10))
-    seldom = step(profile, WAYS["ringfence"], Question(GPT2, 64, every=100))
+    often = step(profile, VARIANTS["ringfence"], Question(GPT2, 64, every=10))
+    seldom = step(profile, VARIANTS["ringfence"], Question(GPT2, 64, every=100))
     assert often.exposed == pytest.approx(10 * seldom.exposed)
 
 
 def test_two_levels_are_worth_it_where_workers_share_a_fast_node() -> None:
     profile = hardware.load("h100-ppcie")
-    flat, two = (all_reduce(profile, WAYS["ringfence"], name, 64, 1e8).seconds for name in ("ring", "hierarchical"))
+    flat, two = (all_reduce(profile, VARIANTS["ringfence"], name, 64, 1e8).seconds for name in ("ring", "hierarchical"))
     assert two < flat / 2
     alone = hardware.load("tdx-100g")  # one worker a machine: there is no second level
-    assert all_reduce(alone, WAYS["ringfence"], "hierarchical", 64, 1e8).seconds == pytest.approx(
-        all_reduce(alone, WAYS["ringfence"], "ring", 64, 1e8).seconds
+    assert all_reduce(alone, VARIANTS["ringfence"], "hierarchical", 64, 1e8).seconds == pytest.approx(
+        all_reduce(alone, VARIANTS["ringfence"], "ring", 64, 1e8).seconds
     )
 
 
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="hierarchical"):
-        all_reduce(hardware.load("tdx-10g"), WAYS["ringfence"], "telepathy", 4, 1e6)
+        all_reduce(hardware.load("tdx-10g"), VARIANTS["ringfence"], "telepathy", 4, 1e6)
 
 
 @settings(max_examples=12, deadline=None)
@@ -89,7 +89,7 @@ def test_an_unknown_schedule_is_refused() -> None:
 def test_advice_never_makes_it_worse(name: str, workers: int, model: str) -> None:
     profile = hardware.load(name)
     found = plan(profile, Question(models.load(model), workers))
-    assert found.tuned["ringfence"].seconds <= found.ways["ringfence"].seconds * 1.000001
+    assert found.tuned["ringfence"].seconds <= found.variants["ringfence"].seconds * 1.000001
     assert found.all_levers.seconds <= found.tuned["ringfence"].seconds * 1.000001
     assert all(each.gain >= 0.01 for each in found.advice if each.lever != "every")
     built = [each for each in found.advice if each.built]
@@ -118,33 +118,33 @@ def test_two_levels_that_were_asked_for_are_not_advised_again() -> None:
 def test_plaintext_is_compared_at_what_is_best_for_plaintext(name: str, workers: int) -> None:
     profile, question = hardware.load(name), Question(GPT2, workers)
     found = plan(profile, question)
-    least = min(step(profile, WAYS["plaintext"], replace(question, cap_mib=cap)).seconds for cap in CAPS)
+    least = min(step(profile, VARIANTS["plaintext"], replace(question, cap_mib=cap)).seconds for cap in CAPS)
     assert found.tuned["plaintext"].seconds <= least * 1.016
     assert found.tuned_overhead >= 0.999999
     best = best_for(profile, question, "ringfence")
     assert best.every == 1
-    assert step(profile, WAYS["ringfence"], best).seconds == pytest.approx(found.synchronous.seconds)
+    assert step(profile, VARIANTS["ringfence"], best).seconds == pytest.approx(found.synchronous.seconds)
     plain = in_the_clear(profile, question, best).seconds
-    assert plain <= step(profile, WAYS["plaintext"], best).seconds
-    assert plain <= step(profile, WAYS["plaintext"], best_for(profile, question, "plaintext")).seconds
+    assert plain <= step(profile, VARIANTS["plaintext"], best).seconds
+    assert plain <= step(profile, VARIANTS["plaintext"], best_for(profile, question, "plaintext")).seconds
 
 
 def test_buckets_that_were_best_for_one_thread_do_not_stay_where_more_threads_want_others() -> None:
     profile, question = hardware.load("tdx-100g"), Question(models.load("gpt2-xl"), 16_384)
     best = best_for(profile, question, "ringfence")
     assert best.threads > 1
-    least = min(step(profile, WAYS["ringfence"], replace(best, cap_mib=cap)).seconds for cap in CAPS)
-    assert step(profile, WAYS["ringfence"], best).seconds <= least * 1.016
+    least = min(step(profile, VARIANTS["ringfence"], replace(best, cap_mib=cap)).seconds for cap in CAPS)
+    assert step(profile, VARIANTS["ringfence"], best).seconds <= least * 1.016
 
 
 def test_advice_is_what_its_gains_say() -> None:
-    """Asked with the recommended settings, the answer is the recommended price, and there is nothing left to advise."""
+    """Asked with the recommended settings, the answer is the recommended cost, and there is nothing left to advise."""
     profile = hardware.load("tdx-100g")
     found = plan(profile, Question(models.load("gpt2-xl"), 64))
-    again = step(profile, WAYS["ringfence"], found.best)
+    again = step(profile, VARIANTS["ringfence"], found.best)
     assert again.seconds == pytest.approx(found.all_levers.seconds)
     product = math.prod(1 - each.gain for each in found.advice)
-    assert found.ways["ringfence"].seconds * product == pytest.approx(again.seconds)
+    assert found.variants["ringfence"].seconds * product == pytest.approx(again.seconds)
 
 
 def test_a_sweep_goes_to_16384_and_is_quick() -> None:
@@ -173,23 +173,23 @@ def test_the_models_table_is_no_worse_by_the_models_own_measure() -> None:
 
 
 def test_published_figures_stand_beside_what_is_predicted() -> None:
-    found = published.crossings_only()
+    found = published.copies_only()
     assert {each.link for each in found} == {"NVLink", "PCIe"}
     for each in found:
         assert each.slowdown["default"] > each.slowdown["enlarged"] > 1
-        toll, rate = each.implied
-        crossings = 12 * len(published._bucketed(models.load("gpt2-xl").parameters)["default"])
+        overhead, rate = each.implied
+        copies = 12 * len(published._bucketed(models.load("gpt2-xl").parameters)["default"])
         moved = 12 / 4 * models.load("gpt2-xl").elements * 4
-        assert (each.compute + crossings * toll + moved / rate) / each.plain == pytest.approx(41.6)
+        assert (each.compute + copies * overhead + moved / rate) / each.plain == pytest.approx(41.6)
 
 
 def test_the_published_setting_is_priced_by_the_model_itself() -> None:
     profile, model = hardware.load("h100-cc"), models.load("gpt2-xl")
     for each in published.gpt2_xl():
         question = Question(model, 4, samples=each.samples)
-        plain, hops = (step(profile, WAYS[way], question).seconds for way in ("plaintext", "hop-by-hop"))
+        plain, hops = (step(profile, VARIANTS[variant], question).seconds for variant in ("plaintext", "hop-by-hop"))
         assert each.slowdown["default"] == pytest.approx(hops / plain)
-        one = step(profile, WAYS["hop-by-hop"], replace(question, cap_mib=1e6))
+        one = step(profile, VARIANTS["hop-by-hop"], replace(question, cap_mib=1e6))
         assert one.buckets == 1
         assert each.slowdown["enlarged"] == pytest.approx(one.seconds / plain)
     assert published.distance(41.6 * 2, "default") == "2.0 times above"
@@ -226,5 +226,5 @@ def test_the_pages_show_what_the_script_writes() -> None:
 
     text = "".join(page.read_text() for page in PAGES)
     assert all(f"<!-- plan: {name} -->" in text for name in TABLES)
-    for name in ("profiles", "published", "crossings", "fastrack"):
+    for name in ("profiles", "published", "copies", "fastrack"):
         assert TABLES[name]() in text, f"{name} is stale: run scripts/plan-tables"

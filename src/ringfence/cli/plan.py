@@ -68,9 +68,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_question(parser)
     _add_hardware(parser)
     parser.add_argument("--sweep", action="store_true", help="predict for 2 to 16,384 workers")
-    parser.add_argument(
-        "--chart", type=Path, metavar="FILE", help="draw the sweep as a new .svg or .png"
-    )
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the sweep as a new .svg or .png")
     _add_json(parser)
     parser.set_defaults(run=run_plan)
     others = parser.add_subparsers(title="more", metavar="WHAT", prog="ringfence plan")
@@ -249,7 +247,7 @@ def run_table(options: argparse.Namespace) -> int:
     from ringfence.lab.plan.selection_table import GROUPS, differences, table
 
     profile = find_hardware(options.hardware)
-    most = 1024 if not profile.ways else 8  # a machine that was calibrated has all workers on itself
+    most = 1024 if not profile.variants else 8  # a machine that was calibrated has all workers on itself
     groups = [size for size in GROUPS if size <= most]
     proposed = table(profile, groups)
     found = differences(profile, groups, proposed)

@@ -29,7 +29,7 @@ def draw(profile: Hardware, plans: Sequence[Plan], path: Path) -> None:
     from matplotlib import pyplot
 
     workers = [plan.question.workers for plan in plans]
-    lines = {name: [plan.ways[name].seconds for plan in plans] for name in ("plaintext", "ringfence", "hop-by-hop")}
+    lines = {name: [plan.variants[name].seconds for plan in plans] for name in ("plaintext", "ringfence", "hop-by-hop")}
     lines["tuned"] = [plan.tuned["ringfence"].seconds for plan in plans]
     with matplotlib.rc_context({"svg.hashsalt": "ringfence", "svg.fonttype": "none", "font.size": 10}):
         figure, axis = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")

@@ -71,14 +71,14 @@ def published_json() -> dict[str, Any]:
         "lee": {
             "published": published.PUBLISHED,
             "predicted": [asdict(each) for each in published.gpt2_xl()],
-            "crossings_only": [asdict(each) for each in published.crossings_only()],
+            "copies_only": [asdict(each) for each in published.copies_only()],
         },
         "fastrack": {"inputs": published.FASTRACK_INPUTS, "predicted": [asdict(each) for each in published.fastrack()]},
     }
 
 
 def lee_rows() -> list[list[str]]:
-    """The planner's own prices of the published setting, and how far they are from what was published."""
+    """The planner's own costs of the published setting, and how far they are from what was published."""
     from ringfence.lab.plan import published
 
     rows = [["samples a GPU", "plain step", *_BUCKETS]]
@@ -87,16 +87,16 @@ def lee_rows() -> list[list[str]]:
     return rows
 
 
-def crossings_rows() -> list[list[str]]:
-    """Crossings only, over baselines on other links; and what a crossing would have to cost."""
+def copies_rows() -> list[list[str]]:
+    """Host-device copies only, over baselines on other links; and what such a copy would have to cost."""
     from ringfence.lab.plan import published
 
-    rows = [["samples a GPU", "baseline", "plain step", *_BUCKETS, "toll implied", "rate implied"]]
-    for each in published.crossings_only():
-        toll, rate = each.implied
+    rows = [["samples a GPU", "baseline", "plain step", *_BUCKETS, "overhead implied", "rate implied"]]
+    for each in published.copies_only():
+        overhead, rate = each.implied
         link = f"{each.link}, {published.PLAIN_LINKS[each.link] / 1e9:.0f} GB/s"
         row = [str(each.samples), link, seconds_text(each.plain), *_background(each.slowdown)]
-        rows.append([*row, seconds_text(toll), f"{rate / 1e9:.0f} GB/s"])
+        rows.append([*row, seconds_text(overhead), f"{rate / 1e9:.0f} GB/s"])
     return rows
 
 
@@ -123,7 +123,7 @@ def published_text() -> str:
     assumed = [
         f"  {key}: {why}"
         for key, why in hardware.load("h100-cc").assumed().items()
-        if key.startswith(("cross", "comp"))
+        if key.startswith(("device", "comp"))
     ]
     inputs = [f"  {name}: {what}" for name, what in published.FASTRACK_INPUTS.items()]
     said = published.PUBLISHED
@@ -133,9 +133,9 @@ def published_text() -> str:
             f"abstract read). Published: {said['default']} with default buckets, {said['enlarged']} with enlarged ones."),
             "", wrap("The model. Its baseline is plaintext through the hosts and their network, as in the profile h100-cc:"),
             table(_without_published(lee_rows())),
-            "", wrap("Crossings only: no network, no sealing. The baseline's GPUs talk over a link of their own:"),
-            *_by_link(_without_published(crossings_rows())),
-            wrap("implied: the toll and the rate of a crossing that would make both published figures true at once"),
+            "", wrap("Host-device copies only: no network, no sealing. The baseline's GPUs talk over a link of their own:"),
+            *_by_link(_without_published(copies_rows())),
+            wrap("implied: the overhead and the rate of a host-device copy for which both published figures would hold"),
             "", table(steps),
             wrap("published (abstract read): communication 12.69 to 33.53 times the plain one; up to 84.6 % less run time"),
             "", "assumed:", *(wrap(line.strip(), "  ", "    ") for line in (*assumed, *inputs)),

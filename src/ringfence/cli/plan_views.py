@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.cli.terminal import command, table, wrap
 from ringfence.lab.plan import models
-from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES
+from ringfence.lab.plan.hardware import FIGURES, VARIANT_FIGURES
 
 if TYPE_CHECKING:
     from ringfence.lab.plan.hardware import Hardware
@@ -49,14 +49,14 @@ def question_text(question: Question) -> str:
 
 
 def plan_text(profile: Hardware, plan: Plan) -> str:
-    """Lay out one point: the ways, what the sealed step is made of, and what to change."""
+    """Lay out one point: the variants, what the sealed step is made of, and what to change."""
     lines = [wrap(f"{question_text(plan.question)}, {plan.question.workers:,} workers"), wrap(f"on {profile.title}")]
     if plan.question.schedule != "table":
         lines.append(wrap(f"schedule: {plan.question.schedule}, as asked; not built: the runtime's table chooses"))
     if plan.question.model.name not in models.names():
         lines.append(wrap(f"model: {plan.question.model.source}"))
-    lines += ["", _ways_text(plan.ways), "", wrap(_terms_text(plan.ways["ringfence"])), ""]
-    what = "confidential mode and sealing cost" if profile["crossing", "rate"] else "sealing costs"
+    lines += ["", _variants_text(plan.variants), "", wrap(_terms_text(plan.variants["ringfence"])), ""]
+    what = "confidential mode and sealing cost" if profile["device", "copy_rate"] else "sealing costs"
     lines.append(wrap(f"{what} {plan.overhead - 1:+.1%} over the same schedules in the clear"))
     lines += ["", *_recommended(plan), "", *_assumed(profile)]
     return "\n".join([*lines, *map(wrap, profile.notes)])
@@ -104,10 +104,10 @@ def _assumed(profile: Hardware) -> list[str]:
     ]
 
 
-def _ways_text(ways: dict[str, Step]) -> str:
-    plain = ways["plaintext"].seconds
+def _variants_text(variants: dict[str, Step]) -> str:
+    plain = variants["plaintext"].seconds
     rows = [["", "step", "computing", "communication", "of it hidden", "over plaintext", "dominated by"]]
-    for name, step in ways.items():
+    for name, step in variants.items():
         whole = step.communication.seconds
         hidden = 1 - step.exposed / whole if whole else 0.0
         rows.append(
@@ -132,7 +132,7 @@ def _terms_text(step: Step) -> str:
 
 
 def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
-    """All scales: the sealed step, its price over plaintext, and what is recommended there."""
+    """All scales: the sealed step, its cost over plaintext, and what is recommended there."""
     rows = [
         [
             "workers",
@@ -147,14 +147,14 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
         ]
     ]
     for plan in plans:
-        sealed = plan.ways["ringfence"]
+        sealed = plan.variants["ringfence"]
         rows.append(
             [
                 f"{plan.question.workers:,}",
-                seconds_text(plan.ways["plaintext"].seconds),
+                seconds_text(plan.variants["plaintext"].seconds),
                 seconds_text(sealed.seconds),
                 f"{plan.overhead:.2f}",
-                seconds_text(plan.ways["hop-by-hop"].seconds),
+                seconds_text(plan.variants["hop-by-hop"].seconds),
                 sealed.dominant,
                 seconds_text(plan.tuned["ringfence"].seconds),
                 f"{plan.tuned_overhead:.2f}",
@@ -181,7 +181,7 @@ def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
                 "source": plan.question.model.source,
                 "strategy": plan.question.strategy,
                 "bucket_mib": plan.question.cap_mib,
-                "ways": {name: _step_json(step) for name, step in plan.ways.items()},
+                "variants": {name: _step_json(step) for name, step in plan.variants.items()},
                 "sealing_over_plaintext": plan.overhead,
                 "advice": [asdict(each) for each in plan.advice],
                 "tuned": {name: _step_json(step) for name, step in plan.tuned.items()},
@@ -246,20 +246,22 @@ def profile_text(profile: Hardware) -> str:
         origin = f"assumed: {figure.origin}" if figure.assumed else figure.origin
         lines.append(wrap(f"{section}.{key} = {figure.value:g} {unit}".rstrip() + f"  ({what})", rest="    "))
         lines.append(wrap(origin, "    "))
-    for way, fitted in profile.ways.items():
-        lines.append(wrap(f"{way}: " + ", ".join(f"{key} {value:.4g}" for key, value in fitted.items()), rest="    "))
-    if profile.ways:
-        lines += [wrap(f"{key}: {what}", "    ", "      ") for key, what in WAY_FIGURES.items()]
+    for variant, fitted in profile.variants.items():
+        lines.append(
+            wrap(f"{variant}: " + ", ".join(f"{key} {value:.4g}" for key, value in fitted.items()), rest="    ")
+        )
+    if profile.variants:
+        lines += [wrap(f"{key}: {what}", "    ", "      ") for key, what in VARIANT_FIGURES.items()]
     return "\n".join([*lines, *map(wrap, profile.notes)])
 
 
 def profile_json(profile: Hardware) -> dict[str, Any]:
     figures = {f"{a}.{b}": {"unit": FIGURES[a, b][0], **asdict(figure)} for (a, b), figure in profile.figures.items()}
-    ways = {way: dict(fitted) for way, fitted in profile.ways.items()}
+    variants = {variant: dict(fitted) for variant, fitted in profile.variants.items()}
     return {
         "name": profile.name,
         "title": profile.title,
         "figures": figures,
-        "ways": ways,
+        "variants": variants,
         "notes": list(profile.notes),
     }

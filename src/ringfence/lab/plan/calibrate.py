@@ -19,9 +19,9 @@ from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan.cost import load
 from ringfence.lab.plan.fit import Vector, nearest
-from ringfence.lab.plan.hardware import FIGURES, WAY_FIGURES, Figure, Hardware
-from ringfence.lab.plan.predict import BASELINE, VARIANTS, covered, predict
-from ringfence.lab.plan.work import WAYS, usual
+from ringfence.lab.plan.hardware import FIGURES, VARIANT_FIGURES, Figure, Hardware
+from ringfence.lab.plan.predict import BASELINE, MEASURED, covered, predict
+from ringfence.lab.plan.work import VARIANTS, usual
 
 Row = Mapping[str, Any]
 Cells = dict[str, dict[str, Row]]  # cell -> variant -> row
@@ -30,7 +30,7 @@ _UNSCORED: Final = 0.1  # the weight of a cell whose two runs of Gloo differ too
 _STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
 # Where nothing was profiled: one core of a Xeon with VAES, `ringfence bench --profile`, 2026-11-15. Their ratios matter.
 _USUAL: Final = {"seal": 0.095, "open": 0.097, "send": 0.12, "receive": 0.10, "reduce": 0.053, "copy": 0.08}
-_IN_WAYS: Final = (("core", "message"), ("core", "switch"))
+_IN_VARIANTS: Final = (("core", "message"), ("core", "switch"))
 # Per-message overhead and cost per byte are not distinguishable where all messages are long: they stay near the start.
 _PENALTY: Final = 0.002
 # For each figure of a variant: the start of its fit and its bounds.
@@ -85,10 +85,10 @@ def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardwa
     if len(known) < 4:
         raise ConfigurationError(f"a calibration needs at least four cells with both Gloo runs; there are {len(known)}")
     hardware = _ground(name, cores, _stage_costs(cells, cores))
-    ways: dict[str, dict[str, float]] = {}
-    for variant in VARIANTS:
-        ways |= _fitted(hardware, known, variant)
-    return Hardware(name, hardware.title, hardware.figures, ways)
+    variants: dict[str, dict[str, float]] = {}
+    for variant in MEASURED:
+        variants |= _fitted(hardware, known, variant)
+    return Hardware(name, hardware.title, hardware.figures, variants)
 
 
 def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
@@ -100,7 +100,7 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
         ("node", "cores"): float(cores),
         ("memory", "rate"): 1e6,
         ("inside", "sealed"): 1.0,
-        ("crossing", "overlap"): 1.0,
+        ("device", "overlap"): 1.0,
         ("compute", "flops"): 0.4,
         ("compute", "utilisation"): 1.0,
         ("compute", "busy"): 1.0,
@@ -109,13 +109,13 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
     reasons = {
         "memory": "no bound of its own: it is in what was fitted",
         "compute": "give --compute for a plan",
-        "core": "usual for one core with VAES, not profiled here: only the ratios matter, `factor` in ways was fitted",
+        "core": "usual for one core with VAES, not profiled here: only the ratios matter, `factor` in variants was fitted",
     }
-    in_ways = "not a figure of the core here: it is in ways, fitted for each variant"
+    in_variants = "not a figure of the core here: it is in variants, fitted for each variant"
     figures = {}
     for key in FIGURES:
         measured = key == ("node", "cores") or (key[0] == "core" and key[1] in stages)
-        reason = in_ways if key in _IN_WAYS else reasons.get(key[0], "everything is on one machine")
+        reason = in_variants if key in _IN_VARIANTS else reasons.get(key[0], "everything is on one machine")
         figures[key] = Figure(here.get(key, 0.0), "measured" if measured else reason, not measured)
     return Hardware(name, f"this machine: {cores} cores, all workers on it", figures)
 
@@ -132,7 +132,7 @@ def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:
             continue
         schedule = choose(Collective[row["operation"].upper()], row["workers"], 0, 0, row["size"], Table())
         counted = usual(ScheduleId(schedule.identifier), row["workers"])
-        done = load(WAYS["ringfence"], counted, row["size"])._asdict()
+        done = load(VARIANTS["ringfence"], counted, row["size"])._asdict()
         for stage, through in _STAGES.items():
             spent = row.get(f"stage_{stage}")
             if spent and done[through]:
@@ -155,7 +155,7 @@ def _nearest(
     weights = [1.0 if cell[variant]["scored"] else _UNSCORED for cell in cells]
 
     def figures(point: Vector) -> dict[str, float]:
-        return {**dict.fromkeys(WAY_FIGURES, 0.0), **dict(zip(names, map(math.exp, point), strict=True))}
+        return {**dict.fromkeys(VARIANT_FIGURES, 0.0), **dict(zip(names, map(math.exp, point), strict=True))}
 
     def residuals(point: Vector) -> Vector:
         trial = Hardware(hardware.name, hardware.title, hardware.figures, {variant: figures(point)})

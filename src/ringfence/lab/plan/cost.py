@@ -1,9 +1,9 @@
-"""The price of one collective in closed form: fast enough for 16,384 workers, tested against the walk for up to 64.
+"""The cost of one collective in closed form: fast enough for 16,384 workers, tested against the simulation for up to 64.
 
-Two bounds. The *chain*: messages that wait for each other, each of which takes its tolls, its first segment's work at both
+Two bounds. The *chain*: messages that wait for each other, each of which takes its overheads, its first segment's work at both
 ends, its wire and its latency. The *work*: what the busiest of the workers' threads, the nodes' cores, cards and memory has
 to do in all: a thread has the heaviest worker's work, and what a node's workers share has the mean worker's, as often as there
-are workers. In a schedule in which all workers do the same all the time, the longer one is the price. In a tree, a worker's
+are workers. In a schedule in which all workers do the same all the time, the longer one is the cost. In a tree, a worker's
 work begins when the chain has reached it, so both add up.
 """
 
@@ -17,9 +17,31 @@ from typing import Final, NamedTuple
 from ringfence.collectives import ScheduleId
 from ringfence.collectives.schedule import Action
 from ringfence.lab.plan.hardware import Hardware
-from ringfence.lab.plan.work import ON_THE_WIRE, Costs, Link, Task, Way, busiest, chain, costs, lost, segments, usual
+from ringfence.lab.plan.work import (
+    ON_THE_WIRE,
+    Link,
+    StageCosts,
+    Task,
+    Variant,
+    busiest,
+    chain,
+    lost,
+    segments,
+    stage_costs,
+    usual,
+)
 
-TERMS: Final = ("toll", "latency", "wire", "crypto", "stack", "reduce", "copy", "memory", "crossing")
+TERMS: Final = (
+    "per-message overhead",
+    "latency",
+    "wire",
+    "crypto",
+    "stack",
+    "reduce",
+    "copy",
+    "memory",
+    "host-device copy",
+)
 _RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
 _SHARP: Final = 6
 GIVEN_BACK: Final = 32 << 20  # bytes from which the C library gives freed memory back to the system, at the latest
@@ -28,12 +50,12 @@ Terms = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Price:
+class Cost:
     """Seconds, the terms that add up to them, and which bound they are from."""
 
     seconds: float
     terms: Mapping[str, float]
-    bound: str  # chain, thread, cores, network, memory or crossing
+    bound: str  # chain, thread, cores, network, memory or host-device copy
     work: float = 0.0  # seconds for which the busiest resource can do nothing else
     cpu: float = 0.0  # seconds of cores, for each worker: their mean
 
@@ -42,18 +64,18 @@ class Price:
         """The term that costs most."""
         return max(self.terms, key=lambda term: self.terms[term])
 
-    def plus(self, other: Price) -> Price:
+    def plus(self, other: Cost) -> Cost:
         """One after the other."""
         bound = self.bound if self.seconds >= other.seconds else other.bound
         terms = _added(self.terms, other.terms)
-        return Price(self.seconds + other.seconds, terms, bound, self.work + other.work, self.cpu + other.cpu)
+        return Cost(self.seconds + other.seconds, terms, bound, self.work + other.work, self.cpu + other.cpu)
 
-    def times(self, factor: float) -> Price:
+    def times(self, factor: float) -> Cost:
         terms = _scaled(self.terms, factor)
-        return Price(self.seconds * factor, terms, self.bound, self.work * factor, self.cpu * factor)
+        return Cost(self.seconds * factor, terms, self.bound, self.work * factor, self.cpu * factor)
 
 
-FREE: Final = Price(0.0, {"toll": 0.0}, "chain")
+FREE: Final = Cost(0.0, {"per-message overhead": 0.0}, "chain")
 
 
 class Load(NamedTuple):
@@ -67,26 +89,26 @@ class Load(NamedTuple):
     reduced: float = 0.0
     copied: float = 0.0
 
-    def terms(self, spent: Costs, way: Way) -> Terms:
+    def terms(self, spent: StageCosts, variant: Variant) -> Terms:
         """Seconds of one core."""
         framing = self.sealed * spent.seal + self.opened * spent.open
         return {
-            "toll": self.messages * spent.message,
+            "per-message overhead": self.messages * spent.message,
             "stack": self.sent * spent.send + self.received * spent.receive,
             "reduce": self.reduced * spent.reduce,
-            "copy": self.copied * spent.copy + (0.0 if way.sealed else framing),
-            "crypto": framing if way.sealed else 0.0,
+            "copy": self.copied * spent.copy + (0.0 if variant.sealed else framing),
+            "crypto": framing if variant.sealed else 0.0,
         }
 
-    def touched(self, way: Way) -> float:
+    def touched(self, variant: Variant) -> float:
         """Bytes read and written in memory: twice in each stage, three times where two are added."""
-        framed = self.sealed + self.opened if way.sealed or way.framed else 0.0
+        framed = self.sealed + self.opened if variant.sealed or variant.framed else 0.0
         return 2 * (framed + self.sent + self.received + self.copied) + 3 * self.reduced
 
 
-def price(
+def collective_cost(
     hardware: Hardware,
-    way: Way,
+    variant: Variant,
     identifier: ScheduleId,
     size: int,
     whole: float,
@@ -95,27 +117,31 @@ def price(
     at_once: int = 1,
     memory: float | None = None,
     narrow: bool = False,
-) -> Price:
+) -> Cost:
     """What one collective of `whole` bytes among `size` workers costs.
 
-    `per_node`: if not as the hardware says. `at_once`: how many such are under way, so that a thread has others to turn to.
+    `per_node`: if not as the hardware says. `at_once`: how many run at the same time, so that a thread has others to turn to.
     `memory`: bytes that a worker goes through before it comes back to these, if not the whole. `narrow`: it adds bfloat16.
     """
     if size < 2:
         return FREE
     together = min(size, max(1, int(hardware["node", "workers"]) if per_node is None else per_node))
-    piece = max((segments(way, link.part * whole)[0] for link in chain(identifier, size)), default=0.0)
-    spent = costs(hardware, way).met(lost(way, whole if memory is None else memory, piece), narrow)
-    loads, mean, alike = _loads(way, identifier, size, whole)
-    heaviest = max(loads, key=lambda each: sum(each.terms(spent, way).values()))
-    cpu = mean.terms(spent, way)
+    piece = max((segments(variant, link.part * whole)[0] for link in chain(identifier, size)), default=0.0)
+    spent = stage_costs(hardware, variant).met(lost(variant, whole if memory is None else memory, piece), narrow)
+    loads, mean, alike = _loads(variant, identifier, size, whole)
+    heaviest = max(loads, key=lambda each: sum(each.terms(spent, variant).values()))
+    cpu = mean.terms(spent, variant)
     cores = min(max(1.0, hardware["node", "cores"]), float(together * threads))
-    waits = spent.idle**at_once if alike else 0.0  # in a tree bytes flow one way: nobody waits for an answer
+    waits = (
+        spent.idle**at_once if alike else 0.0
+    )  # in a tree bytes flow in one direction: no worker waits for an answer
     at_work = 1 - waits ** max(1.0, together / cores)  # a core rests while all its workers wait
     bounds: dict[str, Terms] = {
-        "thread": _scaled(heaviest.terms(spent, way), 1 / threads / (1 - waits)),
+        "thread": _scaled(heaviest.terms(spent, variant), 1 / threads / (1 - waits)),
         "cores": _scaled(cpu, together / cores / at_work),
-        "memory": {"memory": max(heaviest.touched(way), together * mean.touched(way)) / hardware["memory", "rate"]},
+        "memory": {
+            "memory": max(heaviest.touched(variant), together * mean.touched(variant)) / hardware["memory", "rate"]
+        },
         "network": {
             "wire": _leaving(identifier, size, together, loads, mean) * ON_THE_WIRE / hardware["network", "rate"]
         },
@@ -123,7 +149,7 @@ def price(
     bound = max(bounds, key=lambda name: sum(bounds[name].values()))
     work = bounds[bound]
     links = [
-        (link, _message(hardware, way, spent, link, whole, size, together, identifier))
+        (link, _message(hardware, variant, spent, link, whole, size, together, identifier))
         for link in chain(identifier, size)
     ]
     path: Terms = {}
@@ -133,15 +159,17 @@ def price(
         terms, bound = _joined(path, work, bound)
     else:
         direct = identifier.name.endswith("_DIRECT")
-        terms, bound = _in_turn(path, work, bound, heaviest.messages if direct else segments(way, whole)[1])
-    found = Price(sum(terms.values()), terms, bound, sum(work.values()), sum(cpu.values()))
-    return found.plus(crossing(hardware, way, whole, heaviest)) if hardware["crossing", "rate"] else found
+        terms, bound = _in_turn(path, work, bound, heaviest.messages if direct else segments(variant, whole)[1])
+    found = Cost(sum(terms.values()), terms, bound, sum(work.values()), sum(cpu.values()))
+    return (
+        found.plus(host_device_copy(hardware, variant, whole, heaviest)) if hardware["device", "copy_rate"] else found
+    )
 
 
 def _joined(path: Terms, work: Terms, bound: str) -> tuple[Terms, str]:
     """Everybody is busy all the time: the longer of the two, and a little more where they are about the same.
 
-    Then a segment sometimes finds its worker at work on another one. The smooth maximum is what the walk shows.
+    Then a segment sometimes finds its worker at work on another one. The smooth maximum agrees with the simulation.
     """
     slow, busy = sum(path.values()), sum(work.values())
     longer, terms, name = (slow, path, "chain") if slow >= busy else (busy, work, bound)
@@ -150,12 +178,12 @@ def _joined(path: Terms, work: Terms, bound: str) -> tuple[Terms, str]:
 
 
 def _in_turn(path: Terms, work: Terms, bound: str, pieces: float) -> tuple[Terms, str]:
-    """The first piece goes the whole way; the others follow as fast as the busiest worker can."""
+    """The first piece goes from end to end; the others follow as fast as the busiest worker can."""
     rest = _scaled(work, 1 - 1 / pieces)
     return _added(path, rest), bound if sum(rest.values()) > sum(path.values()) else "chain"
 
 
-def load(way: Way, counted: Mapping[Task, float], whole: float) -> Load:
+def load(variant: Variant, counted: Mapping[Task, float], whole: float) -> Load:
     """What one worker's tasks come to when the collective is about so many bytes."""
     messages = sealed = opened = sent = received = reduced = copied = 0.0
     for (action, part, seals), times in counted.items():
@@ -163,10 +191,10 @@ def load(way: Way, counted: Mapping[Task, float], whole: float) -> Load:
         if action is Action.COPY or action is Action.SCALE:
             copied += length
             continue
-        messages += times * segments(way, part * whole)[1]
+        messages += times * segments(variant, part * whole)[1]
         if action is Action.SEND:
             sent += length
-            sealed += length if seals or not way.forwards else 0.0
+            sealed += length if seals or not variant.forwards else 0.0
         else:
             received += length
             opened += length
@@ -175,9 +203,9 @@ def load(way: Way, counted: Mapping[Task, float], whole: float) -> Load:
 
 
 @lru_cache(maxsize=4096)
-def _loads(way: Way, identifier: ScheduleId, size: int, whole: float) -> tuple[tuple[Load, ...], Load, bool]:
+def _loads(variant: Variant, identifier: ScheduleId, size: int, whole: float) -> tuple[tuple[Load, ...], Load, bool]:
     counted, alike = busiest(identifier, size)
-    return tuple(load(way, each, whole) for each in counted), load(way, usual(identifier, size), whole), alike
+    return tuple(load(variant, each, whole) for each in counted), load(variant, usual(identifier, size), whole), alike
 
 
 def _leaving(identifier: ScheduleId, size: int, together: int, loads: tuple[Load, ...], mean: Load) -> float:
@@ -193,8 +221,8 @@ def _leaving(identifier: ScheduleId, size: int, together: int, loads: tuple[Load
 
 def _message(
     hardware: Hardware,
-    way: Way,
-    spent: Costs,
+    variant: Variant,
+    spent: StageCosts,
     link: Link,
     whole: float,
     size: int,
@@ -202,63 +230,63 @@ def _message(
     identifier: ScheduleId,
 ) -> Terms:
     """One message of the chain: its first segment, or all of it where nothing goes on before it is complete."""
-    length, pieces = segments(way, link.part * whole)
+    length, pieces = segments(variant, link.part * whole)
     far = 0.0 if together >= size else (1 / together if identifier in _RINGS else 1.0)
     sharing = max(0.0, together / max(1.0, hardware["node", "cores"]) - 1)
-    sealing, adding = _shares(identifier, way, size)
+    sealing, adding = _shares(identifier, variant, size)
     turns = (
         1.5 if identifier.name.endswith("_TREE") and size > 2 else 1.0
     )  # of a parent's two children one is served second
     one = {
-        "toll": turns * 2 * spent.message,
+        "per-message overhead": turns * 2 * spent.message,
         "latency": far * hardware["network", "latency"] + spent.switch * sharing,
         "wire": turns * far * length * ON_THE_WIRE / hardware["network", "rate"],
         "stack": turns * length * (spent.send + spent.receive),
         "reduce": turns * length * spent.reduce * adding,
     }
     framing = turns * length * (spent.seal * sealing + spent.open)
-    one["crypto" if way.sealed else "copy"] = framing
+    one["crypto" if variant.sealed else "copy"] = framing
     if link.by_segment or pieces == 1:
         return one
-    slowest = max((one["toll"] + one["stack"] + framing) / 2, one["wire"])
+    slowest = max((one["per-message overhead"] + one["stack"] + framing) / 2, one["wire"])
     return _added(one, {"stack" if slowest > one["wire"] else "wire": (pieces - 1) * slowest})
 
 
-def _shares(identifier: ScheduleId, way: Way, size: int) -> tuple[float, float]:
+def _shares(identifier: ScheduleId, variant: Variant, size: int) -> tuple[float, float]:
     """Of a chain's messages, how many are sealed anew and how many are added to something."""
     name = identifier.name
     if identifier is ScheduleId.ALL_REDUCE_DOUBLING:
         return 1.0, 1.0
-    passed_on = way.forwards and size > 2
+    passed_on = variant.forwards and size > 2
     if name.startswith("ALL_REDUCE_"):
         return (0.5 if passed_on else 1.0), 0.5
     forwarded = identifier in (ScheduleId.ALL_GATHER_RING, ScheduleId.BROADCAST_CHAIN, ScheduleId.BROADCAST_TREE)
     return (0.0 if passed_on and forwarded else 1.0), float("REDUCE" in name)
 
 
-def crossing(hardware: Hardware, way: Way, whole: float, done: Load) -> Price:
-    """What a device's tensors pay on their way to the host and back: once, or for each hop."""
-    rate, toll = hardware["crossing", "rate"], hardware["crossing", "toll"]
-    if way.name in ("plaintext", "gloo"):
-        rate, toll = hardware["crossing", "plain_rate"], hardware["crossing", "plain_toll"]
-    copies, moved = (done.messages, done.sent + done.received) if way.each_hop else (2.0, 2 * whole)
-    seconds = copies * toll + moved / rate
-    return Price(seconds, {"crossing": seconds}, "crossing", seconds)
+def host_device_copy(hardware: Hardware, variant: Variant, whole: float, done: Load) -> Cost:
+    """The cost of copying a device's tensors to the host and back: once, or for each hop."""
+    rate, overhead = hardware["device", "copy_rate"], hardware["device", "copy_overhead"]
+    if variant.name in ("plaintext", "gloo"):
+        rate, overhead = hardware["device", "plain_copy_rate"], hardware["device", "plain_copy_overhead"]
+    copies, moved = (done.messages, done.sent + done.received) if variant.each_hop else (2.0, 2 * whole)
+    seconds = copies * overhead + moved / rate
+    return Cost(seconds, {"host-device copy": seconds}, "host-device copy", seconds)
 
 
 @lru_cache(maxsize=64)
 def without_device(hardware: Hardware) -> Hardware:
     """The same hardware with tensors in host memory."""
-    return hardware.with_values(crossing_rate=0)
+    return hardware.with_values(device_copy_rate=0)
 
 
-def staging(hardware: Hardware, way: Way, size: int, whole: float, copies: float, per_node: int) -> Price:
+def staging(hardware: Hardware, variant: Variant, size: int, whole: float, copies: float, per_node: int) -> Cost:
     """What a call costs that works on memory of its own: getting as much as the whole, and copying it so many times."""
-    spent = costs(hardware, way)
+    spent = stage_costs(hardware, variant)
     each = whole * (copies * spent.staged + (spent.fresh if whole > GIVEN_BACK else 0.0))
     together = min(size, max(1, per_node))
     seconds = each * max(1.0, together / max(1.0, hardware["node", "cores"]))
-    return Price(seconds, {"copy": seconds}, "cores", seconds, each)
+    return Cost(seconds, {"copy": seconds}, "cores", seconds, each)
 
 
 def _scaled(terms: Mapping[str, float], factor: float) -> Terms:

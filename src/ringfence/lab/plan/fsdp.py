@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ringfence.lab.plan.cost import FREE, Load, Price, crossing, price, staging, without_device
+from ringfence.lab.plan.cost import FREE, Cost, Load, collective_cost, host_device_copy, staging, without_device
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.models import Model, blocks
 from ringfence.lab.plan.schedules import STAGED, schedule_of
-from ringfence.lab.plan.work import Way
+from ringfence.lab.plan.work import Variant
 
 FORWARD: Final = 1 / 3  # of a step's computing: the backward pass costs twice the forward one
 
@@ -35,7 +35,7 @@ class Timeline(NamedTuple):
     """A step in time."""
 
     finished: float  #       when both computing and communication are done
-    collectives: tuple[Price, ...]  # all that were run
+    collectives: tuple[Cost, ...]  # all that were run
 
 
 @lru_cache(maxsize=64)
@@ -53,25 +53,25 @@ def units(model: Model, together: int = 1) -> tuple[Unit, ...]:
 
 @lru_cache(maxsize=4096)
 def collective(
-    hardware: Hardware, way: Way, operation: str, workers: int, whole: float, threads: int, narrow: bool
-) -> Price:
+    hardware: Hardware, variant: Variant, operation: str, workers: int, whole: float, threads: int, narrow: bool
+) -> Cost:
     """Return the cost of one all-gather or reduce-scatter of `whole` bytes in a step."""
     if workers < 2:
         return FREE
-    identifier = schedule_of(way.name, operation, workers, int(whole))
-    on_device = bool(hardware["crossing", "rate"]) and not way.each_hop
+    identifier = schedule_of(variant.name, operation, workers, int(whole))
+    on_device = bool(hardware["device", "copy_rate"]) and not variant.each_hop
     host = without_device(hardware) if on_device else hardware
-    found = price(host, way, identifier, workers, whole, threads, None, way.at_once, math.inf, narrow)
-    if on_device:  # the whole crosses one way, a worker's shard the other
-        found = found.plus(crossing(hardware, way, whole * (1 + 1 / workers) / 2, Load()))
-    if way.name == "gloo" and operation in STAGED:
+    found = collective_cost(host, variant, identifier, workers, whole, threads, None, variant.at_once, math.inf, narrow)
+    if on_device:  # the whole is copied in one direction, a worker's shard in the other
+        found = found.plus(host_device_copy(hardware, variant, whole * (1 + 1 / workers) / 2, Load()))
+    if variant.name == "gloo" and operation in STAGED:
         per_node = max(1, int(hardware["node", "workers"]))
-        found = found.plus(staging(hardware, way, workers, whole, 1 + 1 / workers, per_node))
+        found = found.plus(staging(hardware, variant, workers, whole, 1 + 1 / workers, per_node))
     return found
 
 
 def timeline(
-    found: Sequence[Unit], gathers: Sequence[Price], scatters: Sequence[Price], compute: float, reshard: bool
+    found: Sequence[Unit], gathers: Sequence[Cost], scatters: Sequence[Cost], compute: float, reshard: bool
 ) -> Timeline:
     """Lay out a step of units whose all-gathers and reduce-scatters cost so much, and that computes for `compute` seconds.
 
@@ -81,7 +81,7 @@ def timeline(
     elements = sum(unit.elements for unit in found)
     shares = [unit.elements / elements for unit in found]
     channel = began = computed = 0.0
-    done: list[Price] = []
+    done: list[Cost] = []
     for index in range(len(found)):
         channel = max(channel, began) + gathers[index].seconds  # issued when the unit before began to compute
         done.append(gathers[index])

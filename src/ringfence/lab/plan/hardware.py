@@ -29,25 +29,29 @@ FIGURES: Final[dict[tuple[str, str], tuple[str, float, str]]] = {
     ("core", "receive"): ("ns/B", 1e-9, "the same, backwards"),
     ("core", "reduce"): ("ns/B", 1e-9, "adding float32"),
     ("core", "copy"): ("ns/B", 1e-9, "from memory to memory"),
-    ("core", "message"): ("µs", 1e-6, "a segment's fixed toll at each of its ends"),
+    ("core", "message"): ("µs", 1e-6, "per-message overhead: of a segment, at each of its ends"),
     ("core", "switch"): ("µs", 1e-6, "what a message waits for each worker that a core has to share with"),
     ("memory", "rate"): ("GB/s", 1e9, "of a node: what all stages of all its workers read and write"),
     ("inside", "rate"): ("GB/s", 1e9, "between two workers of a node, each way; 0: as outside, through the host"),
     ("inside", "latency"): ("µs", 1e-6, "between two workers of a node"),
-    ("inside", "sealed"): ("", 1, "1: the way between workers of a node is sealed by us; 0: within one trust boundary"),
-    ("crossing", "plain_rate"): ("GB/s", 1e9, "between a device and its host, in the clear; 0: no device"),
-    ("crossing", "plain_toll"): ("µs", 1e-6, "of each such copy"),
-    ("crossing", "rate"): ("GB/s", 1e9, "the same in confidential mode"),
-    ("crossing", "toll"): ("µs", 1e-6, "of each copy in confidential mode"),
-    ("crossing", "overlap"): ("", 1, "1: copies run beside computing in confidential mode; 0: nothing is credited"),
+    ("inside", "sealed"): (
+        "",
+        1,
+        "1: ringfence seals between workers of a node; 0: they are within one trust boundary",
+    ),
+    ("device", "plain_copy_rate"): ("GB/s", 1e9, "between a device and its host, in the clear; 0: no device"),
+    ("device", "plain_copy_overhead"): ("µs", 1e-6, "of each such copy"),
+    ("device", "copy_rate"): ("GB/s", 1e9, "the same in confidential mode"),
+    ("device", "copy_overhead"): ("µs", 1e-6, "of each copy in confidential mode"),
+    ("device", "overlap"): ("", 1, "1: copies run beside computing in confidential mode; 0: nothing is credited"),
     ("compute", "flops"): ("TFLOP/s", 1e12, "of one worker, at best"),
     ("compute", "utilisation"): ("", 1, "of that, in training"),
     ("compute", "busy"): ("", 1, "1: computing takes the cores (a CPU); 0: it leaves them free (a GPU)"),
 }
 SECTIONS: Final = tuple(dict.fromkeys(section for section, _ in FIGURES))
-WAY_FIGURES: Final = {
+VARIANT_FIGURES: Final = {
     "factor": "times the stages' costs per byte, as fitted",
-    "message": "µs: its own toll for each segment at each end",
+    "message": "µs: its own overhead for each segment at each end",
     "switch": "µs: its own wait for each worker that a core is shared with",
     "idle": "the share of its time that a worker's thread waits; a core rests while all its workers do",
     "cold": "times what a byte costs, added, where memory is far larger than a core's cache",
@@ -57,11 +61,15 @@ WAY_FIGURES: Final = {
     "tail": "times what the model finds left to do when computing ends that leaves the cores free; may be above 1",
     "beside": "times its core seconds where computing takes the same cores; above 1 if the two slow each other down",
 }
+_RENAMED: Final = {
+    "cross" + "ing": "device",
+    "ways": "variants",
+}  # sections of profiles written before the first release
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number and why anybody should believe it."""
+    """A number and its source."""
 
     value: float  # as it stands in the file, in the file's unit
     origin: str  # source and date, or the reason of an assumption
@@ -75,7 +83,7 @@ class Hardware:
     name: str
     title: str
     figures: Mapping[tuple[str, str], Figure]
-    ways: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what was fitted for a variant
+    variants: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what was fitted for a variant
     notes: tuple[str, ...] = ()
     values: Mapping[tuple[str, str], float] = field(init=False, repr=False)
 
@@ -96,7 +104,7 @@ class Hardware:
         for name, value in changes.items():
             section, _, what = name.partition("_")
             figures[section, what] = Figure(value, "asked for", True)
-        return Hardware(self.name, self.title, figures, self.ways, self.notes)
+        return Hardware(self.name, self.title, figures, self.variants, self.notes)
 
 
 @lru_cache(maxsize=1)
@@ -139,7 +147,7 @@ def _merged(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _hardware(name: str, document: dict[str, Any]) -> Hardware:
-    unknown = set(document) - {"title", "notes", "ways", *SECTIONS}
+    unknown = set(document) - {"title", "notes", "variants", *SECTIONS}
     if unknown:
         raise ConfigurationError(f"hardware profile {name}: unknown {', '.join(sorted(unknown))}")
     title, notes = document.get("title"), document.get("notes", [])
@@ -153,7 +161,7 @@ def _hardware(name: str, document: dict[str, Any]) -> Hardware:
             if (section, key) not in FIGURES:
                 raise ConfigurationError(f"hardware profile {name}: unknown figure {section}.{key}")
     figures = {key: _figure(name, key, document[key[0]].get(key[1])) for key in FIGURES}
-    return Hardware(name, title, figures, _ways(name, document.get("ways", {})), tuple(map(str, notes)))
+    return Hardware(name, title, figures, _variants(name, document.get("variants", {})), tuple(map(str, notes)))
 
 
 def _figure(name: str, key: tuple[str, str], found: object) -> Figure:
@@ -172,14 +180,16 @@ def _figure(name: str, key: tuple[str, str], found: object) -> Figure:
     )
 
 
-def _ways(name: str, found: object) -> dict[str, dict[str, float]]:
+def _variants(name: str, found: object) -> dict[str, dict[str, float]]:
     if not isinstance(found, dict):
-        raise ConfigurationError(f"hardware profile {name}: [ways.NAME] tables are expected under ways")
-    for way, content in found.items():
-        wrong = not isinstance(content, dict) or set(content) != set(WAY_FIGURES)
+        raise ConfigurationError(f"hardware profile {name}: [variants.NAME] tables are expected under variants")
+    for variant, content in found.items():
+        wrong = not isinstance(content, dict) or set(content) != set(VARIANT_FIGURES)
         if wrong or not all(isinstance(value, int | float) for value in content.values()):
-            raise ConfigurationError(f"hardware profile {name}: ways.{way} needs {', '.join(WAY_FIGURES)}, all numbers")
-    return {way: {key: float(value) for key, value in content.items()} for way, content in found.items()}
+            raise ConfigurationError(
+                f"hardware profile {name}: variants.{variant} needs {', '.join(VARIANT_FIGURES)}, all numbers"
+            )
+    return {variant: {key: float(value) for key, value in content.items()} for variant, content in found.items()}
 
 
 def dump(hardware: Hardware, source: str, date: str) -> str:
@@ -192,8 +202,8 @@ def dump(hardware: Hardware, source: str, date: str) -> str:
                 origin = json.dumps(figure.origin if figure.assumed else source, ensure_ascii=False)
                 say = f"assumed = true, reason = {origin}" if figure.assumed else f"source = {origin}, date = {date!r}"
                 lines.append(f"{key} = {{ value = {figure.value:.6g}, {say} }}")
-    for way, content in hardware.ways.items():
-        lines.append(f"\n[ways.{json.dumps(way)}]")
+    for variant, content in hardware.variants.items():
+        lines.append(f"\n[variants.{json.dumps(variant)}]")
         lines += [f"{key} = {value:.6g}" for key, value in content.items()]
     return "\n".join(lines) + "\n"
 

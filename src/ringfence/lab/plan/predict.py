@@ -1,4 +1,4 @@
-"""What a cell of a study will measure, by the model: the same prices as for a plan, for what runs on one machine."""
+"""Predicts what a cell of a study measures: the costs of a plan, for workers on one machine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import models
-from ringfence.lab.plan.cost import Price, price, staging
+from ringfence.lab.plan.cost import Cost, collective_cost, staging
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.schedules import GLOO, STAGED, schedule_of
 from ringfence.lab.plan.steps import Question, replayed
 from ringfence.lab.plan.traces import Trace, as_replayed, trace
-from ringfence.lab.plan.work import WAYS
+from ringfence.lab.plan.work import VARIANTS
 
 BASELINE: Final = "gloo"  # the mean of the two Gloo runs of a cell
-VARIANTS: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
+MEASURED: Final = (BASELINE, "ringfence", "ringfence-unsealed", "hop-by-hop")
 _EVERYTHING: Final = 1 << 62
 _SHARP: Final = 6
 
@@ -33,7 +33,7 @@ def covered(case: Case) -> bool:
 
 def predict(hardware: Hardware, case: Case, variant: str, alone: float | None = None) -> float:
     """Seconds of the cell. `alone` is what a step takes without communication: measured, or what a user knows of it."""
-    if variant not in VARIANTS or not covered(case):
+    if variant not in MEASURED or not covered(case):
         raise ConfigurationError(f"the model does not cover {variant} in a cell of kind {case['kind']}")
     workers = int(case["workers"])
     if case["kind"] == "collective":
@@ -44,8 +44,8 @@ def predict(hardware: Hardware, case: Case, variant: str, alone: float | None = 
     made = _trace(case["model"], case["kind"], case.get("bucket_mb"), case.get("device"), scale, alone)
     wire = 2 if case.get("wire") == "bfloat16" else 4
     question = Question(models.load(case["model"]), workers, case.get("bucket_mb"), wire_bytes=wire)
-    way = WAYS[variant]
-    return _over(hardware, case, alone, lambda here, per_node: replayed(here, way, made, question).seconds)
+    chosen = VARIANTS[variant]
+    return _over(hardware, case, alone, lambda here, per_node: replayed(here, chosen, made, question).seconds)
 
 
 @lru_cache(maxsize=1024)
@@ -55,12 +55,12 @@ def _trace(name: str, kind: str, bucket: float | None, device: str | None, scale
     return as_replayed(models.load(name), bucket, 4, alone, device == "cpu", scale)
 
 
-def _collective(hardware: Hardware, case: Case, variant: str, per_node: int) -> Price:
+def _collective(hardware: Hardware, case: Case, variant: str, per_node: int) -> Cost:
     operation, workers, size = case["operation"], int(case["workers"]), int(case["size"])
-    way, identifier = WAYS[variant], schedule_of(variant, operation, workers, size)
-    found = price(hardware, way, identifier, workers, size, per_node=per_node)
+    chosen, identifier = VARIANTS[variant], schedule_of(variant, operation, workers, size)
+    found = collective_cost(hardware, chosen, identifier, workers, size, per_node=per_node)
     if variant == BASELINE and operation in STAGED:
-        found = found.plus(staging(hardware, way, workers, size, 1 + 1 / workers, per_node))
+        found = found.plus(staging(hardware, chosen, workers, size, 1 + 1 / workers, per_node))
     return found
 
 
@@ -75,7 +75,9 @@ def _over(hardware: Hardware, case: Case, alone: float, seconds: Callable[[Hardw
         return cores
     each = -(-workers // hosts)
     wires = hardware.with_values(network_rate=rate / 1e9, node_workers=each, node_cores=1e6)
-    ends = {way: {**figures, "tail": 1.0} for way, figures in hardware.ways.items()}  # those were fitted to cores
+    ends = {
+        variant: {**figures, "tail": 1.0} for variant, figures in hardware.variants.items()
+    }  # those were fitted to cores
     limited = Hardware(wires.name, wires.title, wires.figures, ends)
     one, other = (max(0.0, found - alone) for found in (cores, seconds(limited, each)))
     return alone + float((one**_SHARP + other**_SHARP) ** (1 / _SHARP))

@@ -1,7 +1,7 @@
 """The model beside published figures: other hardware, other software, inputs that had to be assumed. Nothing is fitted to them.
 
-Two answers. `gpt2_xl` is the planner's own: both ways over the profile's network, so the baseline pays for it too.
-`crossings_only` leaves all of that out and takes a baseline whose GPUs talk over NVLink or PCIe. They differ in the baseline.
+Two answers. `gpt2_xl` is the planner's own: both variants over the profile's network, so the baseline pays for it too.
+`copies_only` leaves all of that out and takes a baseline whose GPUs talk over NVLink or PCIe. They differ in the baseline.
 
 Lee et al. (arXiv 2501.11771 v3): four GPU TEEs, GPT-2 XL: 41.6 times slower with DDP's default buckets, 3.03 times with
 enlarged ones. Fastrack (arXiv 2410.15240): CPU-GPU communication 12.69 to 33.53 times slower; up to 84.6 % less run time with
@@ -19,7 +19,7 @@ from ringfence.lab.plan.buckets import MIB, buckets
 from ringfence.lab.plan.cost import load as load_of
 from ringfence.lab.plan.hardware import Hardware, load
 from ringfence.lab.plan.steps import FLAT, Question, step
-from ringfence.lab.plan.work import WAYS, busiest
+from ringfence.lab.plan.work import VARIANTS, busiest
 
 GPUS: Final = 4
 PUBLISHED: Final = {"default": 41.6, "enlarged": 3.03}
@@ -38,15 +38,15 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Crossings:
-    """The same by crossings alone, against a baseline whose GPUs talk to each other over a link of their own."""
+class Copies:
+    """The same by host-device copies alone, against a baseline whose GPUs talk to each other over a link of their own."""
 
     samples: int
     link: str  # what the plaintext baseline's GPUs talk over
     compute: float
     plain: float  # seconds a step
     slowdown: dict[str, float]  # by buckets
-    implied: tuple[float, float]  # the toll and the rate of a crossing that would make both published figures true
+    implied: tuple[float, float]  # overhead and rate of a host-device copy that would make both published figures true
 
 
 def gpt2_xl(hardware: Hardware | None = None) -> list[Predicted]:
@@ -55,17 +55,17 @@ def gpt2_xl(hardware: Hardware | None = None) -> list[Predicted]:
     whole = model.elements * _ELEMENT / MIB
     result = []
     for samples in _SAMPLES:
-        plain = step(profile, WAYS["plaintext"], Question(model, GPUS, samples=samples)).seconds
+        plain = step(profile, VARIANTS["plaintext"], Question(model, GPUS, samples=samples)).seconds
         slowdown = {}
         for name, cap in (("default", None), ("enlarged", whole)):
             asked = Question(model, GPUS, cap, samples=samples)
-            slowdown[name] = step(profile, WAYS["hop-by-hop"], asked).seconds / plain
+            slowdown[name] = step(profile, VARIANTS["hop-by-hop"], asked).seconds / plain
         result.append(Predicted(samples, plain, slowdown))
     return result
 
 
-def crossings_only(hardware: Hardware | None = None) -> list[Crossings]:
-    """Computing and crossings, nothing else, for each assumption about the batch and the baseline's link."""
+def copies_only(hardware: Hardware | None = None) -> list[Copies]:
+    """Computing and host-device copies, nothing else, for each assumption about the batch and the baseline's link."""
     profile = hardware or load("h100-cc")
     model = models.load("gpt2-xl")
     result = []
@@ -76,7 +76,7 @@ def crossings_only(hardware: Hardware | None = None) -> list[Crossings]:
             plain = max(compute, compute / 3 + moved / rate)  # hidden behind the backward pass as far as it goes
             protected = {name: compute + _hops(profile, sizes) for name, sizes in _bucketed(model.parameters).items()}
             slowdown = {name: seconds / plain for name, seconds in protected.items()}
-            result.append(Crossings(samples, link, compute, plain, slowdown, implied(compute, plain)))
+            result.append(Copies(samples, link, compute, plain, slowdown, implied(compute, plain)))
     return result
 
 
@@ -91,25 +91,25 @@ def _bucketed(parameters: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def _hops(hardware: Hardware, sizes: tuple[int, ...]) -> float:
-    """Every sub-step of the ring crosses to the host and back, sealed at both ends; nothing is hidden."""
-    way = WAYS["hop-by-hop"]
+    """Every sub-step of the ring is copied to the host and back, sealed at both ends; nothing is hidden."""
+    variant = VARIANTS["hop-by-hop"]
     counted, _ = busiest(FLAT["ring"], GPUS)
-    rate, toll = hardware["crossing", "rate"], hardware["crossing", "toll"]
+    rate, overhead = hardware["device", "copy_rate"], hardware["device", "copy_overhead"]
     seconds = 0.0
     for size in sizes:
-        done = load_of(way, counted[0], size)
-        seconds += done.messages * toll + (done.sent + done.received) / rate
+        done = load_of(variant, counted[0], size)
+        seconds += done.messages * overhead + (done.sent + done.received) / rate
     return seconds
 
 
 def implied(compute: float, plain: float) -> tuple[float, float]:
-    """The toll of a crossing, in seconds, and the rate, in bytes per second, that would make both published figures true."""
+    """Return the overhead (seconds) and rate (bytes per second) of a host-device copy for which both published figures hold."""
     found = _bucketed(models.load("gpt2-xl").parameters)
-    crossings = {name: len(sizes) * 2 * 2 * (GPUS - 1) for name, sizes in found.items()}
-    toll = (PUBLISHED["default"] - PUBLISHED["enlarged"]) * plain / (crossings["default"] - crossings["enlarged"])
-    moving = PUBLISHED["enlarged"] * plain - compute - crossings["enlarged"] * toll
+    copies = {name: len(sizes) * 2 * 2 * (GPUS - 1) for name, sizes in found.items()}
+    overhead = (PUBLISHED["default"] - PUBLISHED["enlarged"]) * plain / (copies["default"] - copies["enlarged"])
+    moving = PUBLISHED["enlarged"] * plain - compute - copies["enlarged"] * overhead
     moved = 2 * 2 * (GPUS - 1) / GPUS * sum(found["enlarged"])
-    return toll, moved / moving if moving > 0 else float("inf")
+    return overhead, moved / moving if moving > 0 else float("inf")
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ _SEQUENTIAL, _PARALLEL, _DECRYPT = 2e9, 64e9, 50e9
 def fastrack(hardware: Hardware | None = None) -> list[Stage]:
     """A gigabyte to the device, with the three fixes switched on one by one."""
     profile = hardware or load("h100-cc")
-    plain = 1e9 / profile["crossing", "plain_rate"]
+    plain = 1e9 / profile["device", "plain_copy_rate"]
     again = 1e9 * (profile["core", "seal"] + profile["core", "open"])
-    ways = {
+    variants = {
         "none": [again, plain, 1e9 / _DECRYPT, 1e9 / _SEQUENTIAL],
         "direct channel: nothing is encrypted twice": [plain, 1e9 / _DECRYPT, 1e9 / _SEQUENTIAL],
         "and authentication in parallel": [plain, 1e9 / _DECRYPT, 1e9 / _PARALLEL],
     }
-    spent = {name: sum(parts) for name, parts in ways.items()}
-    spent["and decryption while bytes arrive"] = max(ways["and authentication in parallel"])
+    spent = {name: sum(parts) for name, parts in variants.items()}
+    spent["and decryption while bytes arrive"] = max(variants["and authentication in parallel"])
     first = spent["none"]
     return [Stage(name, seconds, seconds / plain, 1 - seconds / first) for name, seconds in spent.items()]

@@ -5,7 +5,7 @@ unit      blocks that FSDP wraps together                     in the training sc
 reshard   FSDP's reshard_after_forward                        the same; without it, parameters stay in memory
 schedule  ring, tree, doubling, or two levels                 not built: the runtime's table chooses, and has no two levels
 threads   with which a worker seals and sends                 the runtime has one today
-every     synchronise once in H steps                         another training algorithm: what it does to learning is not priced
+every     synchronise once in H steps                         another training algorithm: its effect on learning is unknown
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.steps import FLAT, Question, Step, hierarchical_possible, step
-from ringfence.lab.plan.work import WAYS
+from ringfence.lab.plan.work import VARIANTS
 
 CAPS: Final = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 1000.0)
 BLOCKS: Final = (1, 2, 4, 8)  # of the model in a unit of FSDP
@@ -46,7 +46,7 @@ class Plan:
 
     question: Question
     best: Question
-    ways: dict[str, Step]  # as asked, by variant
+    variants: dict[str, Step]  # as asked, by variant
     tuned: dict[str, Step]  # with what can be set today: sealed as recommended, plaintext as is best for plaintext
     synchronous: Step  # sealed, with what is recommended but not built as well, and a synchronisation in each step
     all_levers: Step  # and with fewer synchronisations, if they are recommended
@@ -55,7 +55,7 @@ class Plan:
     @property
     def overhead(self) -> float:
         """Sealed over plaintext, as asked."""
-        return self.ways["ringfence"].seconds / self.ways["plaintext"].seconds
+        return self.variants["ringfence"].seconds / self.variants["plaintext"].seconds
 
     @property
     def tuned_overhead(self) -> float:
@@ -63,13 +63,13 @@ class Plan:
 
 
 def plan(hardware: Hardware, question: Question) -> Plan:
-    """Price the question as asked, then pull lever after lever for the sealed way."""
-    ways = _priced(hardware, question)
+    """Answer a question as asked, then pull one lever after the other for the sealed variant."""
+    variants = _predicted(hardware, question)
     pulled = list(_pulled(hardware, question, "ringfence", _levers(hardware, question)))
     advice = [each for each, _, _ in pulled]
-    best, now = (pulled[-1][1], pulled[-1][2]) if pulled else (question, ways["ringfence"])
-    settable = [(asked, priced) for each, asked, priced in pulled if each.built]
-    today, sealed = settable[-1] if settable else (question, ways["ringfence"])
+    best, now = (pulled[-1][1], pulled[-1][2]) if pulled else (question, variants["ringfence"])
+    settable = [(asked, predicted) for each, asked, predicted in pulled if each.built]
+    today, sealed = settable[-1] if settable else (question, variants["ringfence"])
     synchronous = now
     spaced = _spaced(hardware, best, now)
     if spaced is not None:
@@ -86,54 +86,58 @@ def plan(hardware: Hardware, question: Question) -> Plan:
             )
         )
     tuned = {"plaintext": in_the_clear(hardware, question, today, built=True), "ringfence": sealed}
-    return Plan(question, best, ways, tuned, synchronous, now, tuple(advice))
+    return Plan(question, best, variants, tuned, synchronous, now, tuple(advice))
 
 
 def in_the_clear(hardware: Hardware, question: Question, sealed: Question, built: bool = False) -> Step:
-    """Plaintext with the settings that are best for itself, or with those of the sealed way, should they be better still.
+    """Plaintext with the settings that are best for itself, or with those of the sealed variant, if they are better still.
 
     So what sealing costs is told against the best that there is without it.
     """
     choices = (best_for(hardware, question, "plaintext", built), sealed)
-    return min((step(hardware, WAYS["plaintext"], each) for each in choices), key=lambda found: found.seconds)
+    return min((step(hardware, VARIANTS["plaintext"], each) for each in choices), key=lambda found: found.seconds)
 
 
-def best_for(hardware: Hardware, question: Question, way: str, built: bool = False) -> Question:
-    """The settings that are best for one way: with all levers but fewer synchronisations, or what can be set today."""
+def best_for(hardware: Hardware, question: Question, variant: str, built: bool = False) -> Question:
+    """Return the settings that are best for one variant: with all levers except `every`, or only what can be set today."""
     levers = [each for each in _levers(hardware, question) if each[0] or not built]
-    pulled = list(_pulled(hardware, question, way, levers))
+    pulled = list(_pulled(hardware, question, variant, levers))
     return pulled[-1][1] if pulled else question
 
 
 def _pulled(
-    hardware: Hardware, question: Question, way: str, levers: Iterable[tuple[bool, list[dict[str, Any]]]]
+    hardware: Hardware, question: Question, variant: str, levers: Iterable[tuple[bool, list[dict[str, Any]]]]
 ) -> Iterator[tuple[Advice, Question, Step]]:
-    """The levers that are worth it for this way, each on top of those before."""
-    now = step(hardware, WAYS[way], question)
+    """The levers that are worth it for this variant, each on top of those before."""
+    now = step(hardware, VARIANTS[variant], question)
     for built, choices in levers:
-        found = _better(hardware, way, question, now, choices)
+        found = _better(hardware, variant, question, now, choices)
         if found is None:
             continue
-        better, priced = found
+        better, predicted = found
         changed = [lever for lever, field in _FIELDS.items() if getattr(better, field) != getattr(question, field)]
         value = ", ".join(_value_text(lever, getattr(better, _FIELDS[lever])) for lever in changed)
-        why = _why(now, priced)
+        why = _why(now, predicted)
         if "schedule" in changed and better.schedule != "hierarchical":
             why += "; today the runtime's table chooses"
         needs = "" if built else _needs(changed, better)
-        yield Advice(" and ".join(changed), value, 1 - priced.seconds / now.seconds, built, why, needs), better, priced
-        question, now = better, priced
+        yield (
+            Advice(" and ".join(changed), value, 1 - predicted.seconds / now.seconds, built, why, needs),
+            better,
+            predicted,
+        )
+        question, now = better, predicted
 
 
-def _priced(hardware: Hardware, question: Question) -> dict[str, Step]:
+def _predicted(hardware: Hardware, question: Question) -> dict[str, Step]:
     names = [
-        *(["gloo"] if "gloo" in hardware.ways else []),
+        *(["gloo"] if "gloo" in hardware.variants else []),
         "plaintext",
         "ringfence-unsealed",
         "ringfence",
         "hop-by-hop",
     ]
-    return {name: step(hardware, WAYS[name], question) for name in names}
+    return {name: step(hardware, VARIANTS[name], question) for name in names}
 
 
 _FIELDS: Final = {
@@ -163,13 +167,13 @@ def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list
 
 
 def _better(
-    hardware: Hardware, way: str, question: Question, now: Step, choices: list[dict[str, Any]]
+    hardware: Hardware, variant: str, question: Question, now: Step, choices: list[dict[str, Any]]
 ) -> tuple[Question, Step] | None:
     """Of all within half a hundredth of the best, the one that changes least; if it saves enough at all."""
     asked = [replace(question, **choice) for choice in choices]
-    priced = [(each, step(hardware, WAYS[way], each)) for each in asked]
-    least = min(each.seconds for _, each in priced)
-    near = [(each, found) for each, found in priced if found.seconds <= least * (1 + _WORTH / 2)]
+    predicted = [(each, step(hardware, VARIANTS[variant], each)) for each in asked]
+    least = min(each.seconds for _, each in predicted)
+    near = [(each, found) for each, found in predicted if found.seconds <= least * (1 + _WORTH / 2)]
     chosen = min(
         near, key=lambda pair: sum(getattr(pair[0], field) != getattr(question, field) for field in _FIELDS.values())
     )
@@ -183,7 +187,7 @@ def _spaced(hardware: Hardware, question: Question, now: Step) -> tuple[Question
     wanted = now.communication.seconds / (_BEARABLE * now.compute)
     every = min(_MOST_STEPS, 1 << math.ceil(math.log2(max(2.0, wanted))))
     asked = replace(question, every=every)
-    return asked, step(hardware, WAYS["ringfence"], asked)
+    return asked, step(hardware, VARIANTS["ringfence"], asked)
 
 
 def _needs(changed: list[str], better: Question) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ringfence.collectives import Collective, ScheduleId, Table, choose
-from ringfence.lab.plan.cost import price
+from ringfence.lab.plan.cost import collective_cost
 from ringfence.lab.plan.hardware import Hardware
-from ringfence.lab.plan.work import WAYS
+from ringfence.lab.plan.work import VARIANTS
 
 DEFAULT: Final = Table()  # what the runtime has
 GROUPS: Final = (2, 3, 4, 8, 16, 64, 256, 1024)
@@ -44,7 +44,7 @@ _BYTES: Final = tuple(1024 << power for power in range(15))  # 1 KiB to 16 MiB
 _COUNTS: Final = tuple(2 << power for power in range(12))  # 2 to 4,096
 _ROUNDS: Final = 2  # thresholds that depend on each other are found again once
 
-Prices = dict[tuple[Collective, int, int], dict[ScheduleId, float]]
+CostGrid = dict[tuple[Collective, int, int], dict[ScheduleId, float]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Difference:
 
 def table(hardware: Hardware, groups: Sequence[int] = GROUPS) -> Table:
     """The thresholds with which the choices cost least, over all sizes and groups alike."""
-    prices = _prices(hardware, groups)
+    costs = _cost_grid(hardware, groups)
     found = DEFAULT
     for _ in range(_ROUNDS):
         for name, kinds in _DECIDES.items():
@@ -71,7 +71,7 @@ def table(hardware: Hardware, groups: Sequence[int] = GROUPS) -> Table:
             ordered = sorted(choices, key=lambda value: abs(math.log(value / started)))
             best = min(
                 [found, *(replace(found, **{name: value}) for value in ordered)],
-                key=lambda tried: round(_regret(prices, kinds, tried), 9),
+                key=lambda tried: round(_regret(costs, kinds, tried), 9),
             )
             found = best
     return found
@@ -79,9 +79,9 @@ def table(hardware: Hardware, groups: Sequence[int] = GROUPS) -> Table:
 
 def differences(hardware: Hardware, groups: Sequence[int] = GROUPS, proposed: Table | None = None) -> list[Difference]:
     """Where the model's table and the default one choose differently."""
-    prices, mine = _prices(hardware, groups), proposed or table(hardware, groups)
+    costs, mine = _cost_grid(hardware, groups), proposed or table(hardware, groups)
     result = []
-    for (kind, size, whole), each in prices.items():
+    for (kind, size, whole), each in costs.items():
         one, other = _choice(kind, size, whole, DEFAULT), _choice(kind, size, whole, mine)
         if one != other:
             names = [identifier.name.lower().removeprefix(f"{kind.name.lower()}_") for identifier in (one, other)]
@@ -89,10 +89,10 @@ def differences(hardware: Hardware, groups: Sequence[int] = GROUPS, proposed: Ta
     return result
 
 
-def _prices(hardware: Hardware, groups: Sequence[int]) -> Prices:
-    way = WAYS["ringfence"]
+def _cost_grid(hardware: Hardware, groups: Sequence[int]) -> CostGrid:
+    variant = VARIANTS["ringfence"]
     return {
-        (kind, size, whole): {each: price(hardware, way, each, size, whole).seconds for each in _OF[kind]}
+        (kind, size, whole): {each: collective_cost(hardware, variant, each, size, whole).seconds for each in _OF[kind]}
         for kind, size, whole in _grid(groups)
     }
 
@@ -104,10 +104,10 @@ def _grid(groups: Sequence[int]) -> Iterator[tuple[Collective, int, int]]:
                 yield kind, size, whole
 
 
-def _regret(prices: Prices, kinds: tuple[Collective, ...], tried: Table) -> float:
+def _regret(costs: CostGrid, kinds: tuple[Collective, ...], tried: Table) -> float:
     """How much slower than the best choices a table's are, on average of the logarithms."""
     total = count = 0.0
-    for (kind, size, whole), each in prices.items():
+    for (kind, size, whole), each in costs.items():
         if kind in kinds:
             total += math.log(each[_choice(kind, size, whole, tried)] / min(each.values()))
             count += 1

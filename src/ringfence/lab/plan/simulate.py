@@ -1,4 +1,4 @@
-"""Walks a schedule on every rank, event by event: the slow and exact price, against which the closed one is tested.
+"""Simulates a schedule on every rank, event by event: slow and exact. Tests compare the closed form with it.
 
 Each rank has its threads and its node's cores, each node a card for what leaves and one for what comes. A worker serves its
 links in turn, a segment each, as the runtime does. What a step waits for is what the schedule says: the same dependencies, by
@@ -14,20 +14,20 @@ from typing import Final
 from ringfence.collectives import ScheduleId, build
 from ringfence.collectives.schedule import Action, Schedule
 from ringfence.lab.plan.hardware import Hardware
-from ringfence.lab.plan.work import ON_THE_WIRE, Costs, Way, costs, segments, share
+from ringfence.lab.plan.work import ON_THE_WIRE, StageCosts, Variant, segments, share, stage_costs
 
 _LOCAL: Final = (Action.COPY, Action.SCALE)
 
 
-class Walk:
+class Simulation:
     """One collective in a group of workers."""
 
     def __init__(
-        self, hardware: Hardware, way: Way, identifier: ScheduleId, size: int, whole: float, threads: int = 1
+        self, hardware: Hardware, variant: Variant, identifier: ScheduleId, size: int, whole: float, threads: int = 1
     ) -> None:
         self._hardware = hardware
-        self._way = way
-        self._costs: Costs = costs(hardware, way)
+        self._variant = variant
+        self._costs: StageCosts = stage_costs(hardware, variant)
         self._schedules = [build(identifier, size, rank) for rank in range(size)]
         self._whole = whole
         self._per_node = max(1, int(hardware["node", "workers"]))
@@ -53,7 +53,7 @@ class Walk:
         self._targets: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, send step) -> (peer, its step)
         for schedule in self._schedules:
             lengths = [share(schedule, place) * self._whole for place in schedule.chunks]
-            pieces = [segments(self._way, lengths[step.chunk]) for step in schedule.steps]
+            pieces = [segments(self._variant, lengths[step.chunk]) for step in schedule.steps]
             self._pieces.append(pieces)
             self._waits.append([[0] * count for _, count in pieces])
             self._wakes.append({})
@@ -162,7 +162,7 @@ class Walk:
         schedule, spent = self._schedules[rank], self._costs
         step, length = schedule.steps[index], self._pieces[rank][index][0]
         if step.action is Action.SEND:
-            seals = step.origin in (-1, rank) or not self._way.forwards
+            seals = step.origin in (-1, rank) or not self._variant.forwards
             return spent.message + length * (spent.send + (spent.seal if seals else 0.0))
         if step.action in _LOCAL:
             return length * spent.copy

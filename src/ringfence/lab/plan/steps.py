@@ -1,4 +1,4 @@
-"""The price of a training step: computing, the all-reduces of its buckets, and how much of the one hides the other."""
+"""The cost of a training step: computing, its collectives, and how much of the one hides the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Final
 from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import fsdp
-from ringfence.lab.plan.cost import FREE, Price, load, price, without_device
+from ringfence.lab.plan.cost import FREE, Cost, collective_cost, load, without_device
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.models import Model
 from ringfence.lab.plan.traces import Trace, trace
-from ringfence.lab.plan.work import WAYS, Way, busiest, fitted_figures
+from ringfence.lab.plan.work import VARIANTS, Variant, busiest, fitted_figures
 
 FLAT: Final = {
     "ring": ScheduleId.ALL_REDUCE_RING,
@@ -52,7 +52,7 @@ class Step:
 
     seconds: float
     compute: float
-    communication: Price  # of all collectives, were nothing hidden
+    communication: Cost  # of all collectives, were nothing hidden
     buckets: int  # DDP's all-reduces, or FSDP's collectives
     of_buckets: bool = True
 
@@ -73,8 +73,8 @@ class Step:
         return max(self.terms, key=lambda term: self.terms[term])
 
 
-def step(hardware: Hardware, way: Way, question: Question) -> Step:
-    """The price of one training step, on average over `every` steps."""
+def step(hardware: Hardware, variant: Variant, question: Question) -> Step:
+    """Return the cost of one training step, on average over `every` steps."""
     compute = question.compute_seconds
     if compute is None:
         compute = question.model.step_flops(question.samples) / (
@@ -82,18 +82,18 @@ def step(hardware: Hardware, way: Way, question: Question) -> Step:
         )
     busy = bool(hardware["compute", "busy"])
     if question.strategy == "fsdp":
-        return _sharded(hardware, way, question, compute, busy)
+        return _sharded(hardware, variant, question, compute, busy)
     made = trace(question.model, question.cap_mib, question.bytes_each, compute, busy, most_bytes=_EVERYTHING)
-    return replayed(hardware, way, made, question)
+    return replayed(hardware, variant, made, question)
 
 
-def replayed(hardware: Hardware, way: Way, made: Trace, question: Question) -> Step:
-    """The price of a trace."""
+def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Question) -> Step:
+    """Return the cost of a trace."""
     shrunk = question.wire_bytes / question.bytes_each
-    prices = {
+    costs = {
         size: all_reduce(
             hardware,
-            way,
+            variant,
             question.schedule,
             question.workers,
             size * shrunk,
@@ -103,24 +103,24 @@ def replayed(hardware: Hardware, way: Way, made: Trace, question: Question) -> S
         for size in {size for size, _ in made.steps}
     }
     total = FREE
-    for size in prices:
-        total = total.plus(prices[size].times(sum(1 for each, _ in made.steps if each == size)))
+    for size in costs:
+        total = total.plus(costs[size].times(sum(1 for each, _ in made.steps if each == size)))
     compute = made.compute_seconds
     if question.every > 1:  # nothing to hide behind: the step's end is waited for, once in `every` steps
         return Step(compute + total.seconds / question.every, compute, total, len(made.steps))
-    seconds = _overlapped(hardware, way, made, prices, question.workers)
+    seconds = _overlapped(hardware, variant, made, costs, question.workers)
     return Step(seconds, compute, total, len(made.steps))
 
 
-def _sharded(hardware: Hardware, way: Way, question: Question, compute: float, busy: bool) -> Step:
+def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: float, busy: bool) -> Step:
     """The cost of a step with FSDP. Parameters and gradients travel as `wire_bytes` says."""
     found = fsdp.units(question.model, question.blocks)
 
-    def costs_of(operation: str) -> list[Price]:
+    def costs_of(operation: str) -> list[Cost]:
         return [
             fsdp.collective(
                 hardware,
-                way,
+                variant,
                 operation,
                 question.workers,
                 unit.elements * question.wire_bytes,
@@ -135,26 +135,26 @@ def _sharded(hardware: Hardware, way: Way, question: Question, compute: float, b
     for each in made.collectives:
         total = total.plus(each)
     seconds = made.finished
-    if _overlaps_nothing(hardware, way):
+    if _overlaps_nothing(hardware, variant):
         seconds = compute + total.seconds
     elif busy:
-        seconds = _on_the_same_cores(hardware, way, made.finished, compute, total.cpu, question.workers)
+        seconds = _on_the_same_cores(hardware, variant, made.finished, compute, total.cpu, question.workers)
     else:
-        fitted = fitted_figures(hardware, way)
+        fitted = fitted_figures(hardware, variant)
         seconds = compute + (made.finished - compute) * (fitted["tail"] if fitted else 1.0)
     return Step(seconds, compute, total, len(made.collectives), of_buckets=False)
 
 
-def _overlaps_nothing(hardware: Hardware, way: Way) -> bool:
-    confidential = bool(hardware["crossing", "rate"]) and not hardware["crossing", "overlap"]
-    return confidential and way.name not in ("plaintext", "gloo")
+def _overlaps_nothing(hardware: Hardware, variant: Variant) -> bool:
+    confidential = bool(hardware["device", "copy_rate"]) and not hardware["device", "overlap"]
+    return confidential and variant.name not in ("plaintext", "gloo")
 
 
 def _on_the_same_cores(
-    hardware: Hardware, way: Way, finished: float, compute: float, cpu: float, workers: int
+    hardware: Hardware, variant: Variant, finished: float, compute: float, cpu: float, workers: int
 ) -> float:
     """Computing and communication share the cores: their core seconds add up, and a step takes no less than that."""
-    fitted = fitted_figures(hardware, way)
+    fitted = fitted_figures(hardware, variant)
     together = min(workers, max(1, int(hardware["node", "workers"])))
     cores = max(1.0, hardware["node", "cores"])
     computing = compute * min(1.0, cores / together) * together  # core seconds of the node: `compute` is as it was met
@@ -162,57 +162,65 @@ def _on_the_same_cores(
     return max(finished, (computing + talking * (fitted["beside"] if fitted else 1.0)) / cores)
 
 
-def _overlapped(hardware: Hardware, way: Way, made: Trace, prices: Mapping[int, Price], workers: int) -> float:
-    fitted = fitted_figures(hardware, way)
+def _overlapped(hardware: Hardware, variant: Variant, made: Trace, costs: Mapping[int, Cost], workers: int) -> float:
+    fitted = fitted_figures(hardware, variant)
     compute = made.compute_seconds
-    if _overlaps_nothing(hardware, way):
-        return compute + sum(prices[size].seconds for size, _ in made.steps)
+    if _overlaps_nothing(hardware, variant):
+        return compute + sum(costs[size].seconds for size, _ in made.steps)
     ends: list[float] = []
     ready = free = 0.0
     for size, seconds in made.steps:
         ready += seconds
-        begin = max(ready, free, ends[-way.at_once] if len(ends) >= way.at_once else 0.0)
-        free = begin + prices[size].work
-        ends.append(max(begin + prices[size].seconds, ends[-1] if ends else 0.0))
+        begin = max(ready, free, ends[-variant.at_once] if len(ends) >= variant.at_once else 0.0)
+        free = begin + costs[size].work
+        ends.append(max(begin + costs[size].seconds, ends[-1] if ends else 0.0))
     finished = max(compute, ends[-1] if ends else 0.0)
     if not made.busy:
         return compute + (finished - compute) * (fitted["tail"] if fitted else 1.0)
     return _on_the_same_cores(
-        hardware, way, finished, compute, sum(prices[size].cpu for size, _ in made.steps), workers
+        hardware, variant, finished, compute, sum(costs[size].cpu for size, _ in made.steps), workers
     )
 
 
 @lru_cache(maxsize=4096)
 def all_reduce(
-    hardware: Hardware, way: Way, schedule: str, workers: int, whole: float, threads: int = 1, narrow: bool = False
-) -> Price:
+    hardware: Hardware,
+    variant: Variant,
+    schedule: str,
+    workers: int,
+    whole: float,
+    threads: int = 1,
+    narrow: bool = False,
+) -> Cost:
     """One all-reduce of a step: by the runtime's own choice (`table`), by a named schedule, or in two levels."""
     if workers < 2:
         return FREE
-    if way.name in ("gloo", "hop-by-hop"):
+    if variant.name in ("gloo", "hop-by-hop"):
         schedule = "ring"  # their only one
     if schedule == "table":
         found = choose(Collective.ALL_REDUCE, workers, 0, 0, int(whole), Table())
-        return _of_a_step(hardware, way, ScheduleId(found.identifier), workers, whole, threads, narrow)
+        return _of_a_step(hardware, variant, ScheduleId(found.identifier), workers, whole, threads, narrow)
     if schedule in FLAT:
-        return _of_a_step(hardware, way, FLAT[schedule], workers, whole, threads, narrow)
+        return _of_a_step(hardware, variant, FLAT[schedule], workers, whole, threads, narrow)
     if schedule == "hierarchical":
-        return _hierarchical(hardware, way, workers, whole, threads, narrow)
+        return _hierarchical(hardware, variant, workers, whole, threads, narrow)
     raise ConfigurationError(f"no schedule is called {schedule!r}: {', '.join(SCHEDULES)}")
 
 
 def _of_a_step(
     hardware: Hardware,
-    way: Way,
+    variant: Variant,
     identifier: ScheduleId,
     workers: int,
     whole: float,
     threads: int,
     narrow: bool,
     per_node: int | None = None,
-) -> Price:
-    """Others are under way too, and a step goes through more memory than any cache holds."""
-    return price(hardware, way, identifier, workers, whole, threads, per_node, way.at_once, math.inf, narrow)
+) -> Cost:
+    """Other collectives run at the same time, and a step goes through more memory than any cache holds."""
+    return collective_cost(
+        hardware, variant, identifier, workers, whole, threads, per_node, variant.at_once, math.inf, narrow
+    )
 
 
 def hierarchical_possible(hardware: Hardware, workers: int) -> bool:
@@ -221,23 +229,23 @@ def hierarchical_possible(hardware: Hardware, workers: int) -> bool:
     return together > 1 and workers >= together and workers % together == 0
 
 
-def _hierarchical(hardware: Hardware, way: Way, workers: int, whole: float, threads: int, narrow: bool) -> Price:
+def _hierarchical(hardware: Hardware, variant: Variant, workers: int, whole: float, threads: int, narrow: bool) -> Cost:
     """Composed of schedules that exist: reduce-scatter in each node, a ring for each part among nodes, all-gather in each node.
 
     The runtime has no such schedule yet; this says whether it would be worth having.
     """
     if not hierarchical_possible(hardware, workers):
-        return all_reduce(hardware, way, "ring", workers, whole, threads, narrow)
+        return all_reduce(hardware, variant, "ring", workers, whole, threads, narrow)
     together = int(hardware["node", "workers"])
-    inside = way if hardware["inside", "sealed"] else WAYS["plaintext" if way.sealed else way.name]
+    inside = variant if hardware["inside", "sealed"] else VARIANTS["plaintext" if variant.sealed else variant.name]
     lone = _one_of(hardware, together)
-    outer = _of_a_step(lone, way, FLAT["ring"], workers // together, whole / together, threads, narrow)
+    outer = _of_a_step(lone, variant, FLAT["ring"], workers // together, whole / together, threads, narrow)
     if hardware["inside", "rate"]:
         counted, _ = busiest(FLAT["ring"], together)
         moved = load(inside, counted[0], whole)
         wire = moved.sent / hardware["inside", "rate"]
         latency = 2 * (together - 1) * hardware["inside", "latency"]
-        within = Price(wire + latency, {"wire": wire, "latency": latency}, "network", wire)
+        within = Cost(wire + latency, {"wire": wire, "latency": latency}, "network", wire)
     else:
         local = without_device(hardware)
         scatter, gather = (

@@ -1,4 +1,4 @@
-"""A training step as a trace: which bucket is reduced after how much computing. What the study replays and plan prices."""
+"""A training step as a trace: which bucket is reduced after how much computing. What the study replays and plan costs."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ringfence.lab.plan.calibrate import Row, alone, calibrate, grouped, usable
-from ringfence.lab.plan.predict import BASELINE, VARIANTS, predict
+from ringfence.lab.plan.predict import BASELINE, MEASURED, predict
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ def validate(rows: Iterable[Row], seed: int = 0, cores: int = 2) -> Validation:
         for name in unseen:
             cell = cells[name]
             gloo = predict(profile, cell[BASELINE], BASELINE, alone(cell))
-            for variant in VARIANTS:
-                if usable(cell, variant) and variant in profile.ways:
+            for variant in MEASURED:
+                if usable(cell, variant) and variant in profile.variants:
                     lines.append(_line(profile, name, cell, variant, gloo))
-    lines.sort(key=lambda line: (line.cell, VARIANTS.index(line.variant)))
+    lines.sort(key=lambda line: (line.cell, MEASURED.index(line.variant)))
     scored = {line.cell for line in lines if line.scored}
     return Validation(tuple(lines), seed, len(cells), len(scored))
 

@@ -1,7 +1,7 @@
-"""What a schedule asks of a worker: its messages, what is sealed, opened, added and copied, and what each of these costs.
+"""The work of a worker in a schedule: its messages, the bytes that it seals, opens, adds and copies, and what each costs.
 
-A *way* is how a variant does it. All of them are priced over the same schedules, so that "what sealing costs" is a ratio of
-two prices that differ in nothing else.
+A `Variant` says how bytes are moved. All variants run the same schedules, so that the cost of sealing is a ratio of two
+predictions that differ in nothing else.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ringfence.collectives.schedule import Action, Buffer, Place, Schedule
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.link.segments import segment_bytes, segment_count
 
-_CACHE: Final = 2 << 20  # bytes that a core of the day has to itself; only ways that were fitted pay for what is beyond
+_CACHE: Final = 2 << 20  # bytes that a core of the day has to itself; only fitted variants pay for memory beyond it
 _LIKE_MORE: Final = 64  # workers: the mean of so many is that of more
 ON_THE_WIRE: Final = 1514 / 1448  # a byte with its share of Ethernet's, IP's and TCP's headers, in frames of 1500 bytes
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """How bytes get from worker to worker."""
 
     name: str
@@ -32,26 +32,26 @@ class Way:
     sealed: bool  #      encrypted and authenticated
     forwards: bool  #    ciphertext that is only passed on is not sealed again
     pipelined: bool  #   in segments, whose stages overlap; otherwise chunk by chunk
-    framed: bool = False  # copied into frames where the sealed way encrypts into them
-    each_hop: bool = False  # a device's data crosses to the host for every hop, not once for the whole collective
-    at_once: int = 1  #  collectives that are under way together
+    framed: bool = False  # copied into frames where the sealed variant encrypts into them
+    each_hop: bool = False  # a device's data is copied to the host for every hop, not once for the whole collective
+    at_once: int = 1  #  collectives that run at the same time
     segment: int = 0  #  its own largest segment, of which a message has at least two; 0: as the runtime cuts them
 
 
-WAYS: Final = {
-    way.name: way
-    for way in (
-        Way("ringfence", "sealed, in segments, forwarded as it came", True, True, True, at_once=4),
-        Way("ringfence-unsealed", "the same, bytes copied where they would be sealed", False, True, True, True, at_once=4),
-        Way("plaintext", "the same schedules in the clear, nothing copied", False, True, True, at_once=4),
-        Way("gloo", "a plaintext ring, as Gloo does it", False, True, True, at_once=2, segment=1 << 20),
-        Way("hop-by-hop", "every chunk sealed whole for every hop, nothing overlapped", True, False, False, each_hop=True),
+VARIANTS: Final = {
+    variant.name: variant
+    for variant in (
+        Variant("ringfence", "sealed, in segments, forwarded as it came", True, True, True, at_once=4),
+        Variant("ringfence-unsealed", "the same, bytes copied where they would be sealed", False, True, True, True, at_once=4),
+        Variant("plaintext", "the same schedules in the clear, nothing copied", False, True, True, at_once=4),
+        Variant("gloo", "a plaintext ring, as Gloo does it", False, True, True, at_once=2, segment=1 << 20),
+        Variant("hop-by-hop", "every chunk sealed whole for every hop, nothing overlapped", True, False, False, each_hop=True),
     )
 }  # fmt: skip
 
 
-class Costs(NamedTuple):
-    """Of one way on one hardware: seconds, and seconds per byte."""
+class StageCosts(NamedTuple):
+    """Costs of one variant on one hardware: seconds, and seconds per byte."""
 
     message: float
     switch: float
@@ -67,7 +67,7 @@ class Costs(NamedTuple):
     staged: float = 0.0
     fresh: float = 0.0
 
-    def met(self, lost: float, narrow: bool) -> Costs:
+    def met(self, lost: float, narrow: bool) -> StageCosts:
         """As a collective meets them: with this share of all bytes lost from the cache, and perhaps in bfloat16."""
         slower = 1 + self.cold * lost
         stages = {
@@ -76,27 +76,27 @@ class Costs(NamedTuple):
         return self._replace(**{**stages, "reduce": stages["reduce"] * (self.half if narrow else 1.0)})
 
 
-def fitted_figures(hardware: Hardware, way: Way) -> Mapping[str, float] | None:
-    """What was fitted for a way. One that was not measured has ringfence's: it runs in the same engine.
+def fitted_figures(hardware: Hardware, variant: Variant) -> Mapping[str, float] | None:
+    """Return what was fitted for a variant, or for ringfence if it was not measured: it runs in the same engine.
 
-    Without that, it would pay nothing for messages where the others pay what was fitted, and the difference would be called
-    the price of sealing.
+    Otherwise it would pay nothing for messages where the others pay what was fitted, and the difference would look like the
+    cost of sealing.
     """
-    return hardware.ways.get(way.name) or hardware.ways.get("ringfence")
+    return hardware.variants.get(variant.name) or hardware.variants.get("ringfence")
 
 
 @lru_cache(maxsize=256)
-def costs(hardware: Hardware, way: Way) -> Costs:
-    """The stages' costs; where the way was fitted on this hardware, in its proportion."""
-    fitted = fitted_figures(hardware, way)
+def stage_costs(hardware: Hardware, variant: Variant) -> StageCosts:
+    """Return the costs of the stages; where the variant was fitted on this hardware, in its proportion."""
+    fitted = fitted_figures(hardware, variant)
     factor = fitted["factor"] if fitted else 1.0
     core = {name: hardware["core", name] * factor for name in ("seal", "open", "send", "receive", "reduce", "copy")}
-    frame = core["copy"] if way.framed else 0.0
-    return Costs(
+    frame = core["copy"] if variant.framed else 0.0
+    return StageCosts(
         message=fitted["message"] * 1e-6 if fitted else hardware["core", "message"],
         switch=fitted["switch"] * 1e-6 if fitted else hardware["core", "switch"],
-        seal=core["seal"] if way.sealed else frame,
-        open=core["open"] if way.sealed else frame,
+        seal=core["seal"] if variant.sealed else frame,
+        open=core["open"] if variant.sealed else frame,
         send=core["send"],
         receive=core["receive"],
         reduce=core["reduce"],
@@ -107,18 +107,18 @@ def costs(hardware: Hardware, way: Way) -> Costs:
 
 
 @lru_cache(maxsize=4096)
-def segments(way: Way, length: float) -> tuple[float, int]:
+def segments(variant: Variant, length: float) -> tuple[float, int]:
     """How long the pieces of a message are, and how many."""
-    if not way.pipelined:
+    if not variant.pipelined:
         return length, 1
-    if way.segment:
-        count = max(2, math.ceil(length / way.segment))
+    if variant.segment:
+        count = max(2, math.ceil(length / variant.segment))
         return length / count, count
     whole = int(length)
     return min(length, segment_bytes(whole)), segment_count(whole)
 
 
-def lost(way: Way, memory: float, piece: float) -> float:
+def lost(variant: Variant, memory: float, piece: float) -> float:
     """The share of bytes that the cache has lost when somebody asks for them again.
 
     Of so much memory that is gone through again and again, all may find it lost; a piece that is handled whole is lost from one
@@ -126,7 +126,7 @@ def lost(way: Way, memory: float, piece: float) -> float:
     """
     again = max(0.0, 1 - _CACHE / memory) if memory else 0.0
     between = max(0.0, 1 - _CACHE / piece) if piece else 0.0
-    return again if way.pipelined else (again + between) / 2
+    return again if variant.pipelined else (again + between) / 2
 
 
 class Task(NamedTuple):
@@ -160,7 +160,7 @@ def tasks(schedule: Schedule) -> Counter[Task]:
 
 @lru_cache(maxsize=512)
 def busiest(identifier: ScheduleId, size: int) -> tuple[tuple[Counter[Task], ...], bool]:
-    """What the workers do that matter for a price; and whether all do the same, which makes a ring out of anything.
+    """Return the tasks of the workers that determine a cost, and whether all workers do the same.
 
     Rings, Bruck's and the doubling schedules of a power of two are alike for all. In trees, the root, those next to it and the
     last have most to do, whatever the size.
@@ -214,7 +214,7 @@ class Link(NamedTuple):
 
 @lru_cache(maxsize=512)
 def chain(identifier: ScheduleId, size: int) -> tuple[Link, ...]:
-    """The longest chain of messages, from the rule of each schedule; a test walks the schedules and compares."""
+    """The longest chain of messages, from the rule of each schedule; a test simulates the schedules and compares."""
     if size < 2:
         return ()
     rounds, levels = (size - 1).bit_length(), size.bit_length() - 1
