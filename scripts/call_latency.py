@@ -38,7 +38,9 @@ def worker(rank: int, port: int, into: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
-    samples = {size: {name: {"single": [], "batch": []} for name in BACKENDS} for size in CALLS}
+    samples: dict[int, dict[str, dict[str, list[float]]]] = {
+        size: {name: {"single": [], "batch": []} for name in BACKENDS} for size in CALLS
+    }
     for size, calls in CALLS.items():
         tensor = torch.ones(size // 4)
         for count in range(ROUNDS):

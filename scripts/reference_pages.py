@@ -78,7 +78,8 @@ def error_classes() -> str:
 def classes(base: type, depth: int) -> Iterator[tuple[type, int]]:
     """A class and those that derive from it, in the order in which the module defines them."""
     yield base, depth
-    for each in base.__subclasses__():
+    derived: list[type] = base.__subclasses__()
+    for each in derived:
         if each.__module__ == errors.__name__:
             yield from classes(each, depth + 1)
 

@@ -14,7 +14,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ringfence.policy.toml_table import RENAMED
+from ringfence.policy import toml_table
+from ringfence.settings import FORMER_NAMES
 
 ROOT = Path(__file__).parents[1]
 BEFORE = "8a7ec5b"
@@ -66,7 +67,10 @@ def main() -> None:
         for old, new in table[kind].items():
             print(f"  {old} -> {new}")
     print("policy keys")
-    for old, new in RENAMED.items():
+    for new, old in toml_table.FORMER_NAMES.items():
+        print(f"  {old} -> {new}")
+    print("settings")
+    for old, new in FORMER_NAMES.items():
         print(f"  {old} -> {new}")
     pairs = list(files_since(commit))
     print("files")

@@ -151,7 +151,7 @@ def run_trial(scenario: Scenario, seed: int, plan: AttackPlan = NO_ATTACK, sessi
     for number, call in enumerate(scenario.calls):
         checked += submit(call, communicators[call.communicator], random)
         if not scenario.concurrent or number == len(scenario.calls) - 1:
-            world.run([each.request for each in checked], attacker.change)
+            world.run([each.request for each in checked], attacker.change)  # type: ignore[misc]
     _advance_time(world, attacker, checked)
     return _check(world, attacker, checked, plan.attack)
 
@@ -161,7 +161,7 @@ def _advance_time(world: World, attacker: MemoryAttacker, checked: list[CheckedR
     requests = [each.request for each in checked]
     while world.now < TIME_LIMIT and not all(request.done for request in requests):
         world.wait(1.0)
-        world.run(requests, attacker.change)
+        world.run(requests, attacker.change)  # type: ignore[arg-type]
     world.wait(2.0)  # a suspicion may still be waiting
     for engine in world.engines:
         engine.run_ready()

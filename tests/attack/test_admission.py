@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -87,7 +88,7 @@ def test_a_guessed_proof_is_refused(guess: bytes) -> None:
 @pytest.mark.promise("Runs with different ids or generations cannot be spliced, even with one secret.")
 @pytest.mark.parametrize("change", [{"run_id": "run-8"}, {"generation": "2"}, {"world_size": 5}])
 def test_another_run_generation_or_world_size_is_refused(
-    change: dict[str, object],
+    change: dict[str, Any],
 ) -> None:
     parent, child = worker(0), worker(1, **change)
     two = parent.handshake(Role.PARENT)
@@ -149,7 +150,7 @@ def test_the_role_alone_tells_two_bindings_apart() -> None:
 @pytest.mark.parametrize("field", ["public_key", "host", "port"])
 def test_an_entry_changed_in_transit_breaks_the_proof(field: str) -> None:
     """Even an attacker inside the TLS channel cannot swap the key that goes into the roster."""
-    other = {"public_key": fixed_bytes("attacker"), "host": "203.0.113.9", "port": 1}[field]
+    other: Any = {"public_key": fixed_bytes("attacker"), "host": "203.0.113.9", "port": 1}[field]
     child, parent = worker(1), worker(0)
 
     def swap(role: Role, message: Message) -> Message:

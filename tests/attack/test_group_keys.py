@@ -25,7 +25,7 @@ def draw_of(worker: int) -> Callable[[int], bytes]:
 def repeat_draws(world: World, workers: range | list[int]) -> None:
     """Make these workers draw the same bytes in every session."""
     for worker in workers:
-        world.randoms[worker] = lambda length, worker=worker: bytes([worker + 1]) * length
+        world.randoms[worker] = draw_of(worker)
 
 
 def instance_secret(world: World) -> bytes:
@@ -36,7 +36,11 @@ def instance_secret(world: World) -> bytes:
     ]
     world.run(requests)
     assert all(request.done and request.error is None for request in requests)
-    (secret,) = {communicator.origin._instance.reveal() for communicator in world.communicators.values()}
+    (secret,) = {
+        held.reveal()
+        for communicator in world.communicators.values()
+        if (held := communicator.origin._instance) is not None
+    }
     return secret
 
 

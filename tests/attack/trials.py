@@ -53,7 +53,7 @@ class GroupCall:
 
 
 class Completion(Protocol):
-    """An request that may have ended, with or without an error."""
+    """A request that may have ended, with or without an error."""
 
     done: bool
     error: Any

@@ -7,7 +7,7 @@ from functools import cache
 
 from cryptography import x509
 
-from ringfence.admission.proofs import certificate, nvidia, nvidia_chain, snp, spdm, tdx, tdx_quote, token
+from ringfence.admission.proofs import certificate, nvidia, nvidia_chain, snp, snp_report, spdm, tdx, tdx_quote, token
 from ringfence.errors import AdmissionError
 from tests.certificates import Authority, now, spiffe
 from tests.fuzz.target import Target
@@ -69,7 +69,7 @@ def _verify_quote(data: bytes) -> None:
 @cache
 def _snp_terms() -> tuple[snp.Rules, float, bytes]:
     one = snp_records.RECORDS["trustee"]
-    return snp_records.rules_for(one), one.now, Report.decode(one.report).report_data
+    return snp_records.rules_for(one), one.now, snp_report.Report.decode(one.report).report_data
 
 
 def _reports() -> list[bytes]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -56,7 +56,8 @@ def train(signal_path: str, stop: str, steps: int) -> list[tuple[float, float]]:
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.25)  # four buckets
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     draw = torch.Generator().manual_seed(dist.get_rank())
-    done, ended = [], torch.zeros(1)
+    done: list[Any] = []
+    ended = torch.zeros(1)
     with ProcessSignal(signal_path) as step_made:
         while len(done) < steps or (not steps and not ended.item()):
             inputs = torch.randn(8, 256, generator=draw)

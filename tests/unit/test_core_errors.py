@@ -190,7 +190,7 @@ def test_a_pool_that_rejects_a_size_keeps_its_size() -> None:
     assert pool.take() not in taken
 
 
-@pytest.mark.parametrize("kind", [_core.Segment, _core.Piece, _core.Program], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [_core.Segment, _core.SegmentSlice, _core.Program], ids=lambda kind: kind.__name__)
 def test_types_with_memory_cannot_be_instantiated(kind: Any) -> None:
     for make in (kind, lambda: object.__new__(kind), lambda: kind.__new__(kind)):
         with pytest.raises(TypeError):

@@ -45,7 +45,7 @@ def drive_until_answered(world: World, acceptor: int = 1) -> None:
     world.wires.deliver()
 
 
-def answered() -> tuple[World, list[Request], torch.Tensor]:
+def answered() -> tuple[World, list[CollectiveRequest], torch.Tensor]:
     """Start a broadcast on both workers and deliver so often; return the requests and the result tensors."""
     world = World(2)
     requests = [begin(world, rank) for rank in range(2)]

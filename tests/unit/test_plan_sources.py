@@ -59,7 +59,7 @@ def test_a_config_gives_the_tensors_and_flops_of_the_real_model(config: str, kin
     tokens = torch.zeros(1, 32, dtype=torch.long, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(input_ids=tokens)
-    assert found.forward_flops == counter.get_total_flops()
+    assert found is not None and found.forward_flops == counter.get_total_flops()
 
 
 def test_every_exact_architecture_is_compared_with_transformers() -> None:
@@ -99,14 +99,14 @@ def test_another_architecture_is_built_on_the_meta_device(tmp_path: Path) -> Non
 def test_a_number_of_parameters_is_kept_exactly(count: int) -> None:
     found = models.of_count(count, 128)
     assert found.elements == count
-    assert found.forward_flops == 2 * count * 128
+    assert found is not None and found.forward_flops == 2 * count * 128
     assert min(found.parameters) > 0
 
 
 def test_seven_billion_parameters_are_about_a_llama_of_that_size() -> None:
     found, known = chosen("--parameters", "6738415616"), models.load("llama-7b")
     assert found.elements == known.elements
-    assert found.forward_flops == pytest.approx(known.forward_flops, rel=0.1)
+    assert found is not None and found.forward_flops == pytest.approx(known.forward_flops, rel=0.1)
     assert 0.5 < len(models.blocks(found.parameters)) / 32 < 2
 
 

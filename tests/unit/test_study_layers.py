@@ -241,7 +241,7 @@ def test_half_a_file_never_takes_the_place_of_a_whole_one(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def peak_of(rows: int) -> dict[str, object]:
+def peak_of(rows: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.unit.study_samples", str(rows)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=280)
     result: dict[str, Any] = json.loads(done.stdout)
