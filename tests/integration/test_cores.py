@@ -1,4 +1,4 @@
-"""Workers with the compiled data plane and workers with the Python one in one run: the bytes are the same."""
+"""Workers with the compiled data plane and workers with the one in Python in the same run: they interoperate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZES = (0, 1, 1000, 262_145, 2_000_003)  # elements: one segment, several, and 
 
 
 def in_company() -> bool:
-    """Every kind of collective, and a transfer each way; what this worker's data plane is."""
+    """Run every kind of collective and a transfer in each direction; return whether this data plane is compiled."""
     from ringfence.dataplane import native
 
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -45,7 +45,7 @@ def in_company() -> bool:
     return native.COMPILED
 
 
-def test_the_two_data_planes_work_together(pool: Pool) -> None:
+def test_both_data_planes_interoperate(pool: Pool) -> None:
     kinds = ["python", "compiled", "compiled", "python"]
     with pool.fresh([["env", f"RINGFENCE_DATAPLANE={kind}"] for kind in kinds]) as mixed:
         assert mixed.check(in_company, world=4, timeout=120) == [kind == "compiled" for kind in kinds]

@@ -1,4 +1,4 @@
-"""What a worker counts for each other one, as numbers and as a file that Prometheus collects."""
+"""The counters of a worker for each peer, as numbers and as a file for Prometheus."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def counted() -> dict[str, Any]:
 
 
 def move() -> dict[str, Any]:
-    """Three workers gather 12,000 bytes from each; worker 0 sends 4,000 to worker 1; ten groups come and go."""
+    """Three workers gather 12,000 bytes from each; worker 0 sends 4,000 to worker 1; ten groups are created and destroyed."""
     rank = dist.get_rank()
     dist.all_gather_single(torch.empty(9000), torch.ones(3000))
     if rank < 2:
@@ -59,7 +59,7 @@ def total(counters: dict[str, Any], name: str) -> int:
     return sum(peer[name] for peer in counters["peers"])
 
 
-def test_bytes_are_counted_at_both_ends(workers: Pool) -> None:
+def test_bytes_are_counted_at_both_endpoints(workers: Pool) -> None:
     results = workers.check(move, 3, renew=True)
     for result in results:
         assert result["operations"]["all_gather"] == 11 and result["operations"]["barrier"] == 1
@@ -75,7 +75,7 @@ def test_bytes_are_counted_at_both_ends(workers: Pool) -> None:
 
 
 def late() -> list[tuple[int, float]]:
-    """How often and how long this worker has waited for the other, while that one comes late."""
+    """Return how often and how long this worker has waited for the other one, which calls late."""
     dist.barrier()
     before = ringfence.counters()
     if dist.get_rank() == 1:
@@ -86,13 +86,13 @@ def late() -> list[tuple[int, float]]:
     return [(new.waits - old.waits, new.waited_seconds - old.waited_seconds) for old, new in pairs]
 
 
-def test_a_wait_counts_for_the_worker_that_was_late(workers: Pool) -> None:
+def test_a_wait_is_attributed_to_the_late_worker(workers: Pool) -> None:
     ((often, long),), ((_, short),) = workers.check(late, 2, renew=True)
     assert often >= 1 and long > 0.9 * LATE > short
 
 
 def under_way() -> float:
-    """How long an operation has waited, while the other worker does not come."""
+    """Return how long an operation has waited while the other worker does not call."""
     dist.barrier()
     seconds = 0.0
     if dist.get_rank() == 0:
@@ -108,7 +108,7 @@ def under_way() -> float:
     return seconds
 
 
-def test_the_oldest_wait_is_that_of_what_has_not_ended(workers: Pool) -> None:
+def test_the_oldest_wait_is_that_of_an_unfinished_operation(workers: Pool) -> None:
     assert workers.check(under_way, 2, renew=True)[0] > 0.15
 
 
@@ -117,7 +117,7 @@ def stage_times() -> list[dict[str, float]]:
     return [peer.stage_seconds for peer in ringfence.counters().peers]
 
 
-def test_stages_are_timed_if_asked(pool: Pool) -> None:
+def test_stages_are_timed_if_enabled(pool: Pool) -> None:
     with pool.fresh() as fresh:
         assert fresh.check(stage_times, 2) == [[{}], [{}]]
         for (stages,) in fresh.check(stage_times, 2, env={"RINGFENCE_STAGE_TIMES": "1"}):
@@ -134,7 +134,7 @@ def write_often() -> None:
 
 
 def written(directory: str) -> str:
-    """Wait until the file shows what was done since it was made."""
+    """Wait until the file contains what was done since it was created."""
     for _ in range(3):
         dist.all_reduce(torch.ones(1000))
     path = Path(directory, f"run-{dist.get_rank()}.prom")
@@ -146,7 +146,7 @@ def written(directory: str) -> str:
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """By name and labels, as both parsers see them."""
+    """Return the samples by name and labels, as both parsers read them."""
     families = list(openmetrics_parser.text_string_to_metric_families(text))
     found = {
         (each.name, tuple(sorted(each.labels.items()))): each.value for family in families for each in family.samples
@@ -177,7 +177,7 @@ def test_the_file_is_written_at_intervals_and_at_the_end(pool: Pool, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-0.prom", "run-1.prom"]
 
 
-def test_the_text_says_all_that_was_counted() -> None:
+def test_the_text_contains_all_counters() -> None:
     peer = PeerCounters(1, 10, 20, 30, 40, 5, 1.5, {"seal": 0.25})
     worker = Worker(1, "spiffe://example.org/b", "[fd00::1]:4000", "certificate", "00", "11")
     found = samples(openmetrics(Counters(0, {"all_reduce": 7}, 2.5, (peer,)), SPECIAL, [worker]))
@@ -206,14 +206,14 @@ def test_the_text_says_all_that_was_counted() -> None:
     }
 
 
-def test_a_file_that_workers_would_share_is_refused() -> None:
+def test_a_metrics_file_shared_by_workers_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"needs \{rank\} in it"):
         Settings.without_credentials({"RINGFENCE_METRICS_FILE": "/run/metrics.prom"})
     with pytest.raises(ConfigurationError, match="may be 0 or 1"):
         Settings.without_credentials({"RINGFENCE_STAGE_TIMES": "yes"})
 
 
-def test_a_file_that_cannot_be_written_ends_the_start(pool: Pool, tmp_path: Path) -> None:
+def test_an_unwritable_metrics_file_fails_the_start(pool: Pool, tmp_path: Path) -> None:
     env = {"RINGFENCE_METRICS_FILE": str(tmp_path / "nowhere" / "{rank}.prom")}
     with pool.fresh() as fresh:
         for result in fresh.run(counted, 2, env=env):

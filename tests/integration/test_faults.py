@@ -1,4 +1,4 @@
-"""Faults: whatever happens to one worker, every other one raises soon, and says whom it was about."""
+"""Faults of one worker: every other worker soon raises an error that names it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOON = 5.0  # seconds from a death to the last survivor's error
 
 
 def raised(results: list[Any], kinds: set[str]) -> list[Failure]:
-    """All results as failures of these kinds."""
+    """Return the results, all of which must be failures of these kinds."""
     for result in results:
         assert isinstance(result, Failure), result
         assert result.type in kinds, result
@@ -35,7 +35,7 @@ def raised(results: list[Any], kinds: set[str]) -> list[Failure]:
 
 
 def hurry(seconds: float) -> None:
-    """A short timeout for collectives; the join keeps a long one, because workers may first have to start."""
+    """Set a short timeout for collectives. The join keeps a long one, because workers may have to start first."""
     dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
 
 
@@ -56,7 +56,7 @@ def different_collectives() -> None:
 
 
 def broadcast_against_all_reduce() -> None:
-    """The root of a broadcast only sends, so it is done before anybody could object: its next collective raises."""
+    """The root of a broadcast only sends and completes before a peer can object, so its next collective raises."""
     if dist.get_rank() == 0:
         dist.broadcast(torch.ones(10), src=0)
         dist.barrier()
@@ -78,7 +78,7 @@ def test_ranks_in_different_collectives_get_an_error_that_names_both(pool: Pool,
         assert "all_reduce #1 (10 x float32, sum)" in result.message
 
 
-def test_a_root_that_only_sends_learns_of_different_collectives_at_its_next_one(pool: Pool) -> None:
+def test_a_sending_root_gets_the_mismatch_at_its_next_call(pool: Pool) -> None:
     for result in raised(pool.run(broadcast_against_all_reduce, 3), {"MismatchError", "AbortedError"}):
         assert (
             "broadcast #1 (10 x float32, root 0)" in result.message or "barrier #2" in result.message
@@ -86,19 +86,19 @@ def test_a_root_that_only_sends_learns_of_different_collectives_at_its_next_one(
         assert "all_reduce #1 (10 x float32, sum)" in result.message
 
 
-def test_ranks_with_different_sizes_get_an_error_that_names_both(pool: Pool) -> None:
+def test_different_sizes_raise_an_error_naming_both(pool: Pool) -> None:
     for result in raised(pool.run(different_sizes, 2), {"MismatchError", "AbortedError"}):
         assert "all_reduce #1 (10 x float32, sum)" in result.message
         assert "all_reduce #1 (11 x float32, sum)" in result.message
 
 
 def waiting_for_each_other() -> None:
-    """Nobody sends anything that could be recognised: each waits for a message of the other."""
+    """Each rank waits for a message of the other, so no frame reveals the mismatch."""
     hurry(2)
     dist.recv(torch.ones(1), src=1 - dist.get_rank())
 
 
-def test_ranks_that_all_wait_are_told_what_the_others_wait_for(pool: Pool) -> None:
+def test_a_timeout_names_what_the_other_ranks_wait_for(pool: Pool) -> None:
     results = raised(pool.run(waiting_for_each_other, 2), {"CollectiveTimeoutError", "AbortedError"})
     for result in results:
         assert "send/recv #0 with tag 0" in result.message
@@ -112,7 +112,7 @@ def receive_against_all_reduce() -> tuple[str, str]:
 
 
 def all_reduce_in_two_groups() -> tuple[str, str]:
-    """Both have both workers; each waits in another."""
+    """Both groups have both workers as members; each worker waits in another group."""
     groups = [dist.new_group([0, 1], timeout=timedelta(seconds=2)) for _ in range(2)]
     return how_it_ends(lambda: dist.all_reduce(torch.ones(10 + dist.get_rank()), group=groups[dist.get_rank()]))
 
@@ -152,7 +152,7 @@ def test_calls_that_do_not_meet_end_at_their_timeout_and_say_whom_they_wait_for(
 
 
 def one_never_calls(absent: int, path: str) -> tuple[str, str, float]:
-    """The absent one comes when the others have given up, and learns of it at once."""
+    """The absent worker calls after the others have timed out, and its call fails at once."""
     hurry(2)
     with ProcessSignal(path) as ready:
         if dist.get_rank() == absent:
@@ -169,7 +169,7 @@ def one_never_calls(absent: int, path: str) -> tuple[str, str, float]:
 
 
 @pytest.mark.parametrize("absent", [0, 1])
-def test_a_deadline_names_whom_it_waited_for(pool: Pool, tmp_path: Path, absent: int) -> None:
+def test_a_timeout_names_the_absent_worker(pool: Pool, tmp_path: Path, absent: int) -> None:
     with ProcessSignal(tmp_path / "signal") as ready:
         results = pool.check(one_never_calls, 2, args=(absent, ready.path), renew=True)
     kind, message, seconds = results[1 - absent]
@@ -183,7 +183,7 @@ def test_a_deadline_names_whom_it_waited_for(pool: Pool, tmp_path: Path, absent:
 
 
 def send_to_nobody() -> tuple[str, str]:
-    """Rank 1 never receives; it waits for a message of its own."""
+    """Rank 1 never receives; it waits for another message."""
     hurry(2 if dist.get_rank() == 0 else 60)
     try:
         if dist.get_rank() == 0:
@@ -195,7 +195,7 @@ def send_to_nobody() -> tuple[str, str]:
     return "", ""
 
 
-def test_a_send_that_nobody_receives_names_who_did_not(pool: Pool) -> None:
+def test_an_unmatched_send_names_its_receiver(pool: Pool) -> None:
     sender, receiver = pool.check(send_to_nobody, 2, renew=True)
     assert sender[0] == "CollectiveTimeoutError"
     assert "send/recv #0 with tag 0 (10 x float32)" in sender[1] and "waits for worker 1" in sender[1]
@@ -207,7 +207,7 @@ def test_a_send_that_nobody_receives_names_who_did_not(pool: Pool) -> None:
 
 
 def resize_under_way(change: str, path: str) -> tuple[str, str, float]:
-    """Rank 0's call is under way, and rank 1 has not joined it, when rank 0 changes the tensor."""
+    """Rank 0 resizes the tensor during its call, before rank 1 has called."""
     hurry(30)
     all_reduce()
     tensor = torch.ones(1 << 20)
@@ -251,7 +251,7 @@ def test_a_tensor_resized_under_a_collective_fails_it_everywhere(pool: Pool, tmp
 
 
 class Busy(IterableDataset[int]):
-    """Keeps a loader's worker computing, so that it notices late that its parent is gone."""
+    """Keeps a worker of a data loader busy, so that it notices the death of its parent late."""
 
     def __iter__(self) -> Iterator[int]:
         yield 0
@@ -260,7 +260,7 @@ class Busy(IterableDataset[int]):
 
 
 def loaders(wanted: bool) -> Any:
-    """A loader whose forked workers are busy from now on."""
+    """Return a data loader whose forked workers are busy."""
     if not wanted:
         return None
     batches = iter(DataLoader(Busy(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
@@ -269,7 +269,7 @@ def loaders(wanted: bool) -> Any:
 
 
 def die_in_a_collective(victim: int, note: str, with_children: bool) -> tuple[str, str, float]:
-    """Survivors are in an all-reduce that the victim never joins; when did each learn why?
+    """Survivors are in an all-reduce that the victim never calls; return when each of them raised.
 
     The victim leaves a note: when it died, and a process that outlives it.
     """
@@ -302,7 +302,7 @@ def test_every_survivor_names_a_killed_worker_soon(
 @pytest.mark.promise("A killed worker makes every other worker raise, and the error names it.")
 @pytest.mark.parametrize("victim", [1, 6], ids=["between the levels", "on the second level"])
 def test_a_death_is_told_over_two_levels_of_the_tree(pool: Pool, tmp_path: Path, victim: int) -> None:
-    """In a world of seven, workers 5 and 6 are children of worker 1: they and the others hear of it through the tree."""
+    """In a world of seven, workers 5 and 6 are children of worker 1. The abort reaches all workers through the tree."""
     assert list(children_of(1, DEEP)) == [5, 6]
     kill_and_look(pool, tmp_path, DEEP, victim, with_children=False)
 
@@ -333,7 +333,7 @@ def next_collective(victim: int) -> tuple[str, str, float]:
     return "", "", 0.0
 
 
-def test_after_a_death_among_idle_workers_the_next_collective_raises_at_once(pool: Pool) -> None:
+def test_the_next_collective_raises_after_an_idle_worker_died(pool: Pool) -> None:
     victim = WORLD - 1
     results = pool.run(die_at_once, WORLD, args=(victim,), renew=True)
     assert results[victim].message == "killed by SIGKILL"
@@ -356,7 +356,7 @@ def leave_early(leaver: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("leaver", [0, 2])
-def test_a_worker_that_leaves_while_it_is_needed_is_named(pool: Pool, leaver: int) -> None:
+def test_a_worker_that_leaves_while_needed_is_named(pool: Pool, leaver: int) -> None:
     results = pool.check(leave_early, 3, args=(leaver,), renew=True)
     pool.leave()
     assert results.pop(leaver) == ("", "left")
@@ -369,7 +369,7 @@ def test_a_worker_that_leaves_while_it_is_needed_is_named(pool: Pool, leaver: in
 
 
 def be_late(seconds: float) -> float:
-    """One worker computes for long, holding the interpreter, while the others wait for it."""
+    """One worker computes for a long time, holding the interpreter's lock, while the others wait for it."""
     all_reduce()
     if dist.get_rank() == 1:
         end = time.monotonic() + seconds / 2
@@ -380,8 +380,8 @@ def be_late(seconds: float) -> float:
 
 
 @pytest.mark.long
-def test_a_worker_that_is_late_kills_nobody(pool: Pool, full: bool) -> None:
-    """Its machine answers, so that it may be late by more than the outage timeout."""
+def test_a_late_worker_causes_no_failure(pool: Pool, full: bool) -> None:
+    """Its machine answers, so it may be late by more than the outage timeout."""
     late, outage = (60.0, "20") if full else (12.0, "4")
     env = {"RINGFENCE_OUTAGE_TIMEOUT": outage}
     assert pool.check(be_late, 3, args=(late,), seconds=120, timeout=110, renew=True, env=env) == [3.0] * 3

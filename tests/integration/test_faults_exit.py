@@ -1,4 +1,4 @@
-"""Scripts that end without destroying their process group: cleanly if nobody needs them, and named if somebody does."""
+"""Scripts that exit without destroying their process group: cleanly, or named by the workers that still need them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("exit_script.py")
 
 
 def run_scripts(tmp_path: Path, way: str, world: int) -> list[tuple[int, str]]:
-    """Exit status and standard error of each rank."""
+    """Return exit status and standard error of each rank."""
     environment = dict(
         os.environ,
         OMP_NUM_THREADS="1",
@@ -49,20 +49,20 @@ def run_scripts(tmp_path: Path, way: str, world: int) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("way", ["falls off the end", "sys.exit"])
-def test_a_script_that_does_not_destroy_its_group_ends_cleanly(tmp_path: Path, way: str) -> None:
+def test_a_script_that_does_not_destroy_its_group_exits_cleanly(tmp_path: Path, way: str) -> None:
     for status, words in run_scripts(tmp_path, way, world=2):
         assert status == 0, words
         assert "Traceback" not in words
         assert "Error" not in words
 
 
-def test_a_script_with_work_outstanding_ends(tmp_path: Path) -> None:
+def test_a_script_with_outstanding_work_exits(tmp_path: Path) -> None:
     for status, words in run_scripts(tmp_path, "with work outstanding", world=2):
         assert status == 0, words
         assert "Traceback" not in words
 
 
-def test_an_exception_with_work_under_way_is_heard_of_at_once(tmp_path: Path) -> None:
+def test_an_exception_during_a_collective_is_reported_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     (_, mine), (status, words) = run_scripts(tmp_path, "an exception with work under way", world=2)
     assert time.monotonic() - began < DRAIN_SECONDS / 2
@@ -71,7 +71,7 @@ def test_an_exception_with_work_under_way_is_heard_of_at_once(tmp_path: Path) ->
 
 
 def abort() -> tuple[str, float]:
-    """Worker 1 does not read what worker 0 has under way. How long that one's `abort` took, or what the other one heard."""
+    """Abort on worker 0 while worker 1 does not read; return the error of this worker and the duration of `abort`."""
     tensor = torch.ones(LARGE)
     dist.all_reduce(tensor[:10])
     if dist.get_rank() == 1:
@@ -88,13 +88,13 @@ def abort() -> tuple[str, float]:
     return str(work.exception()), time.monotonic() - began
 
 
-def test_abort_waits_for_nothing(pool: Pool) -> None:
+def test_abort_does_not_wait(pool: Pool) -> None:
     (mine, seconds), (theirs, _) = pool.check(abort, 2, renew=True, timeout=90)
     assert seconds < 10 and "left the run" in mine
     assert "worker 0 left the run" in theirs
 
 
-def test_an_exit_while_others_still_need_the_worker_is_named_by_them(tmp_path: Path) -> None:
+def test_other_workers_name_a_worker_that_exits_too_early(tmp_path: Path) -> None:
     results = run_scripts(tmp_path, "one leaves early", world=3)
     status, words = results.pop(1)
     assert (status, "Traceback" in words) == (0, False)

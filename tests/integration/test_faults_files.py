@@ -1,4 +1,4 @@
-"""A worker that may open no more files: it says so, and so do the others, at once."""
+"""A worker that has reached its limit of open files: all workers report it at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT = 1  # the worker that is short of descriptors
 
 @contextmanager
 def no_more_files() -> Iterator[None]:
-    """Not one: the limit stands behind the highest number in use, and the gaps below it are filled."""
+    """Leave no free descriptor: lower the limit to the highest number in use and fill the gaps below it."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     filling: list[int] = []
@@ -39,7 +39,7 @@ def no_more_files() -> Iterator[None]:
 
 
 def be_dialled() -> None:
-    """Worker 0 opens a link to the one that has no descriptor for it."""
+    """Worker 0 dials a worker that has no free descriptor."""
     dist.barrier()
     group = dist.new_group()
     if dist.get_rank() == SHORT:
@@ -53,7 +53,7 @@ def be_dialled() -> None:
 
 
 def dial() -> None:
-    """The one that has no descriptor for it is to open a link."""
+    """The worker without a free descriptor dials a link."""
     dist.barrier()
     if dist.get_rank() == SHORT:
         with no_more_files():
@@ -65,8 +65,8 @@ def dial() -> None:
 
 
 @pytest.mark.parametrize("function", [be_dialled, dial])
-def test_a_worker_that_may_open_no_more_files_says_so_to_all(pool: Pool, function: Callable[..., Any]) -> None:
-    """Long before the timeout of the group."""
+def test_all_workers_report_that_one_has_too_many_open_files(pool: Pool, function: Callable[..., Any]) -> None:
+    """The error comes long before the timeout of the group."""
     results = pool.run(function, 2, "ringfence", renew=True, timeout=20)
     for result in results:
         assert isinstance(result, Failure)
@@ -75,7 +75,7 @@ def test_a_worker_that_may_open_no_more_files_says_so_to_all(pool: Pool, functio
 
 
 def join_and_be_dialled() -> tuple[str, float]:
-    """Rank 0 has no descriptor for whoever comes. How it ends, and after how many seconds."""
+    """Join while rank 0 has no free descriptor; return the error and the seconds until it."""
     world = World(2)
     world.start([0])
     _, address = world.store.wait_for_address()
@@ -85,8 +85,8 @@ def join_and_be_dialled() -> tuple[str, float]:
         return world.error(0), time.monotonic() - started
 
 
-def test_a_joining_parent_that_may_open_no_more_files_says_so_at_once(pool: Pool) -> None:
-    """Not at the deadline, after it has spent it on asking again."""
+def test_a_joining_parent_reports_too_many_open_files_at_once(pool: Pool) -> None:
+    """It does not retry until the deadline."""
     ((error, seconds),) = pool.check(join_and_be_dialled, 1, backend=None)
     assert (
         error == "ConfigurationError: rank 0, joining: Too many open files. Raise the limit of open files (ulimit -n)"
@@ -95,7 +95,7 @@ def test_a_joining_parent_that_may_open_no_more_files_says_so_at_once(pool: Pool
 
 
 def limits_in_a_worker() -> tuple[int, int, int]:
-    """What a worker began with, what its group made of it, and what the system allows."""
+    """Return the limit before and after the group was created, and the hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
     dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=1)
@@ -103,7 +103,7 @@ def limits_in_a_worker() -> tuple[int, int, int]:
     return min(1024, hard), resource.getrlimit(resource.RLIMIT_NOFILE)[0], hard
 
 
-def test_a_worker_takes_as_many_as_the_system_allows() -> None:
+def test_a_worker_raises_its_limit_of_open_files() -> None:
     with Pool() as fresh:
         ((before, after, hard),) = fresh.check(limits_in_a_worker, 1, None)
     assert after == min(1 << 16, hard) >= before

@@ -1,4 +1,4 @@
-"""Forked children: they hold no connection of their parent's, cannot use its keys, and do not disturb it."""
+"""Forked children: they hold no connection of their parent, cannot use its keys, and do not disturb it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORLD = 3
 
 
 def sockets() -> set[str]:
-    """The sockets this process holds, by inode."""
+    """Return the inodes of the sockets of this process."""
     held = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
@@ -43,7 +43,7 @@ def sockets() -> set[str]:
 
 
 def in_a_child(function: Callable[[], Any]) -> Any:
-    """What a forked child of this process returns."""
+    """Run a function in a forked child and return its result."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -59,7 +59,7 @@ def in_a_child(function: Callable[[], Any]) -> Any:
 
 
 def connected() -> None:
-    """Links of both lanes and of two groups."""
+    """Open links of both lanes and of two groups."""
     tensor = torch.ones(10)
     dist.all_reduce(tensor)
     dist.all_reduce(tensor, group=dist.new_group())
@@ -70,7 +70,7 @@ def connected() -> None:
 
 
 def compare_sockets() -> tuple[int, set[str]]:
-    """How many sockets the group opened in this worker, and which of them a child holds."""
+    """Return the number of sockets that the group opened, and those that a child holds."""
     connected()
     links = [link for each in dist.group.WORLD._session.engine.communicators.active.values() for link in each.links()]
     ours = {os.readlink(f"/proc/self/fd/{link.stream.fileno()}") for link in links if link.stream is not None}
@@ -86,7 +86,7 @@ def test_a_forked_child_holds_no_socket_of_the_group(pool: Pool) -> None:
 
 
 def compare_keys() -> tuple[Counter[str], Counter[str]]:
-    """What this worker holds, and what a child of it does, that has all that a script has: groups, works, operations."""
+    """Return the keys in this worker and in a child, while groups, works and requests are referenced."""
     connected()
     removed = dist.new_group()
     dist.all_reduce(torch.ones(10), group=removed)
@@ -106,7 +106,7 @@ def test_a_forked_child_holds_no_key(pool: Pool) -> None:
 
 @contextmanager
 def attaching() -> Iterator[threading.Event]:
-    """Set when a worker has been let in by its parent, and so has a connection, and keys, and waits for the others."""
+    """Return an event that is set once a worker has been admitted by its parent and waits for the others."""
     event, attach = threading.Event(), Tree.attach_parent
 
     def attached(tree: Tree, *arguments: Any) -> Any:
@@ -118,7 +118,7 @@ def attaching() -> Iterator[threading.Event]:
 
 
 def fork_while_joining(environment: dict[str, str]) -> tuple[set[str], Counter[str], set[str], Counter[str], int]:
-    """Two of three workers have met, in threads of this process. What it holds, what its child does, how many join."""
+    """Join two of three workers in threads; return the keys here, those in a child, and the number of joining workers."""
     before = sockets()
     with World(3) as world, listen(Settings()), attaching() as event:
         world.start([0, 1], {rank: Settings.from_environment(environment) for rank in (0, 1)})
@@ -147,7 +147,7 @@ def test_a_child_that_is_forked_while_its_parent_joins_holds_nothing_of_it(
 
 
 def fail_to_join(environment: dict[str, str]) -> tuple[list[str], Counter[str]]:
-    """Two of three workers meet and wait for the third until their deadline. How they end; the keys that their errors keep."""
+    """Join two of three workers until the deadline; return their errors and the keys that the errors keep."""
     settings = {rank: Settings.from_environment(environment) for rank in (0, 1)}
     world = World(3, timeout=2.0)
     with attaching() as event:
@@ -160,7 +160,7 @@ def fail_to_join(environment: dict[str, str]) -> tuple[list[str], Counter[str]]:
 
 
 def fail_to_make_a_group(environment: dict[str, str]) -> tuple[str, Counter[str], Counter[str]]:
-    """As a script does. The error; the keys that it keeps, and those that a child has."""
+    """Initialise a group as a script does; return the error, the keys that it keeps, and those in a child."""
     with patch.dict(os.environ, environment):
         try:
             seconds = timedelta(seconds=0.5)
@@ -172,7 +172,7 @@ def fail_to_make_a_group(environment: dict[str, str]) -> tuple[str, Counter[str]
 
 @pytest.mark.promise("The error of an initialisation that failed keeps no key.")
 def test_the_error_of_a_failed_join_keeps_no_key(pool: Pool, tmp_path: Path) -> None:
-    """Its frames have all that the join had, for as long as somebody keeps it: here a secret and a certificate."""
+    """The frames of its traceback would keep the credentials alive: here a secret and a certificate."""
     environment = environments(Site(tmp_path), "both")[:1]
     ((ends, kept),) = pool.check(fail_to_join, 1, backend=None, args=environment)
     assert all("AdmissionError" in end for end in ends)
@@ -185,7 +185,7 @@ def test_the_error_of_a_failed_join_keeps_no_key(pool: Pool, tmp_path: Path) -> 
 
 
 def what_could_verify() -> tuple[int, bool, bool]:
-    """Keys of the secret that this worker holds; whether it, and a child of it, hold anything of the policy."""
+    """Return the keys of the secret in this worker, and whether it or a child holds a part of the policy."""
     engine = dist.group.WORLD._session.engine
     gc.collect()
     keys = sum(isinstance(each, SharedSecret) for each in gc.get_objects())
@@ -224,7 +224,7 @@ def test_a_collective_in_a_forked_child_raises(pool: Pool) -> None:
 
 
 def seal_in_a_child() -> list[str]:
-    """Past everything that forgets at fork: the keys themselves, as an object that a child got hold of."""
+    """Seal in a child with sealers that were taken before the fork, so that the cleanup at fork does not apply."""
     connected()
     (communicator, *_) = dist.group.WORLD._session.engine.communicators.active.values()
     outbox = next(iter(communicator.outboxes.values()))
@@ -270,7 +270,7 @@ def test_forks_do_not_disturb_the_parent(pool: Pool) -> None:
 
 
 def meet(path: str, rank: int) -> list[float]:
-    """A group of two: what it adds up, waited for in both ways."""
+    """Create a group of two and return its sums, waited for in both ways."""
     store = dist.FileStore(path, 2)
     dist.init_process_group("ringfence", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
     tensors = [torch.ones(10), torch.ones(10)]
@@ -281,7 +281,7 @@ def meet(path: str, rank: int) -> list[float]:
 
 
 def meet_a_child(path: str) -> list[list[float]]:
-    """A group of its own first, as in a notebook; then one together with a forked child."""
+    """Create a group of one worker, as in a notebook, then a group with a forked child."""
     dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
     dist.destroy_process_group()
@@ -301,7 +301,7 @@ def meet_a_child(path: str) -> list[list[float]]:
 
 
 def replace_the_parents_groups() -> float:
-    """A child of a worker that has groups, as FSDP and meshes make them, wants its own instead."""
+    """Create groups, as FSDP and device meshes do, then other groups in a forked child."""
     dist.init_process_group("ringfence", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
 
@@ -318,12 +318,12 @@ def replace_the_parents_groups() -> float:
     return found
 
 
-def test_a_forked_child_can_destroy_what_its_parent_has() -> None:
+def test_a_forked_child_can_destroy_the_groups_of_its_parent() -> None:
     with Pool() as fresh:
         assert fresh.check(replace_the_parents_groups, 1, None) == [1.0]
 
 
-def test_a_forked_child_can_join_a_run_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_can_join_another_run(tmp_path: Path) -> None:
     with Pool() as fresh:
         ((mine, theirs),) = fresh.check(meet_a_child, 1, None, (str(tmp_path / "store"),))
     assert mine == theirs == [2.0, 2.0]

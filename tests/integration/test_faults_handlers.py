@@ -1,4 +1,4 @@
-"""Signal handlers of a script: one that destroys the group leaves at once, wherever the signal comes, and says goodbye."""
+"""Signal handlers of a script that destroy the group: the worker leaves at once, wherever the signal arrives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Left(Exception):
 
 
 class Rings:
-    """A lock; the signal arrives when the main thread has taken it to drive."""
+    """A lock that raises the signal when the main thread has acquired it to drive."""
 
     def __init__(self, lock: Any, ring: Callable[[], None]) -> None:
         self.release, self._acquire, self._ring = lock.release, lock.acquire, ring
@@ -45,7 +45,7 @@ class Rings:
 
 
 def ring_at(moment: str) -> None:
-    """Have SIGALRM come once, at such a moment of the next collective. Handlers run as soon as the call has returned."""
+    """Raise SIGALRM once, at this moment of the next collective. The handler runs as soon as the call has returned."""
     loop = dist.group.WORLD._loop  # type: ignore[union-attr]
     rung = False
 
@@ -79,7 +79,7 @@ def until_it_ends() -> None:
 
 
 def interrupted(moment: str, handler: Callable[[], None]) -> End:
-    """What becomes of the one whose handler is called, and of the other."""
+    """Return the outcome of the worker whose handler is called, or of the other one."""
     dist.all_reduce(torch.ones(4))
     seconds = 0.0
 
@@ -114,7 +114,7 @@ def wait(moment: str) -> End:
 
 
 def interrupt(moment: str) -> End:
-    """Whoever goes on after Ctrl-C, and another thread, find that the loop can be driven."""
+    """After Ctrl-C, this thread and another one can drive the progress loop."""
 
     def handler() -> None:
         raise KeyboardInterrupt
@@ -128,14 +128,14 @@ def interrupt(moment: str) -> End:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_handler_that_destroys_the_group_leaves_at_once_and_says_goodbye(pool: Pool, moment: str) -> None:
+def test_destroying_the_group_in_a_handler_leaves_at_once(pool: Pool, moment: str) -> None:
     mine, theirs = pool.check(leave, WORLD, args=(moment,), renew=True, timeout=90)
     assert mine.kind == "Left" and mine.seconds < SOON
     assert theirs.kind == "PeerLostError" and f"worker {VICTIM} left the run" in theirs.message
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_handler_that_waits_for_a_collective_is_told_that_it_cannot(pool: Pool, moment: str) -> None:
+def test_waiting_for_a_collective_in_a_handler_raises(pool: Pool, moment: str) -> None:
     mine, theirs = pool.check(wait, WORLD, args=(moment,), renew=True)
     assert mine.kind == "ProtocolError" and "a signal handler cannot wait for a collective" in mine.message
     assert mine.seconds < SOON
@@ -143,7 +143,7 @@ def test_a_handler_that_waits_for_a_collective_is_told_that_it_cannot(pool: Pool
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_ctrl_c_at_any_moment_leaves_a_loop_that_can_be_driven(pool: Pool, moment: str) -> None:
+def test_the_progress_loop_can_be_driven_after_ctrl_c(pool: Pool, moment: str) -> None:
     mine, theirs = pool.check(interrupt, WORLD, args=(moment,), renew=True, timeout=90)
     assert mine.kind == "KeyboardInterrupt" and mine.seconds < SOON
     assert theirs.kind == "AbortedError" and f"worker {VICTIM} was interrupted" in theirs.message

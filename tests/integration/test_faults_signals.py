@@ -1,4 +1,4 @@
-"""Ctrl-C: the worker that gets it stops at once, whatever it is doing, and no other worker waits for it."""
+"""Ctrl-C: the interrupted worker stops at once, whatever it does, and no other worker waits for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class End(NamedTuple):
 
 
 def interrupt_soon() -> threading.Timer:
-    """Ctrl-C for this process, half a second from now; by then the main thread waits or computes."""
+    """Send SIGINT to this process in half a second, when the main thread waits or computes."""
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     return timer
@@ -38,7 +38,7 @@ def shared_clock() -> float:
 
 
 def in_a_collective(asynchronous: bool) -> End:
-    """All wait for rank 0, which waits for the end of the session; the victim is interrupted meanwhile."""
+    """All workers wait for rank 0, which waits for the end of the session, while the victim is interrupted."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tensor = torch.ones(10)
     dist.all_reduce(tensor)
@@ -87,11 +87,11 @@ def verify(ends: list[End]) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
-def test_ctrl_c_in_a_collective_ends_it_there_and_raises_elsewhere(pool: Pool, asynchronous: bool) -> None:
+def test_ctrl_c_in_a_collective_raises_on_every_worker(pool: Pool, asynchronous: bool) -> None:
     verify(pool.check(in_a_collective, WORLD, args=(asynchronous,), renew=True))
 
 
-def test_ctrl_c_outside_of_a_collective_raises_in_those_that_wait(pool: Pool) -> None:
+def test_ctrl_c_outside_a_collective_raises_on_waiting_workers(pool: Pool) -> None:
     verify(pool.check(while_computing, WORLD, renew=True))
 
 
@@ -101,6 +101,6 @@ def again() -> float:
     return tensor.item()
 
 
-def test_interrupted_workers_join_again(pool: Pool) -> None:
+def test_interrupted_workers_can_join_again(pool: Pool) -> None:
     pool.check(in_a_collective, WORLD, args=(False,), renew=True)
     assert pool.check(again, WORLD, renew=True) == [3.0] * WORLD

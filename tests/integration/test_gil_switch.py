@@ -1,4 +1,4 @@
-"""While asynchronous work is in flight the interpreter switches threads often; afterwards as the user had it."""
+"""The switch interval is short while asynchronous requests are in progress, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USUAL = 0.004
 
 
 def from_two_threads() -> list[float]:
-    """Asynchronous collectives of two threads at once, some of them waited for by driving: the interval before and after."""
+    """Run asynchronous collectives in two threads; return the switch interval before and after."""
     sys.setswitchinterval(_USUAL)
     groups = [dist.new_group(), dist.new_group()]
 
@@ -35,7 +35,7 @@ def from_two_threads() -> list[float]:
 
 
 def in_flight() -> float:
-    """What it is right after something was begun: the loop must get the lock while this thread computes."""
+    """Return the interval right after a submission: the progress loop needs the lock while this thread computes."""
     sys.setswitchinterval(_USUAL)
     work = dist.all_reduce(torch.ones(3_000_000), async_op=True)
     interval = sys.getswitchinterval()
@@ -45,7 +45,7 @@ def in_flight() -> float:
 
 
 def _settled() -> float:
-    """The loop's thread ends it when nothing is left to do, which may be a moment after the last wait."""
+    """Wait until the background thread has restored the interval, which may be after the last wait."""
     limit = time.monotonic() + 10
     idle = threading.Event()
     while sys.getswitchinterval() < _SHORT and time.monotonic() < limit:
@@ -53,10 +53,10 @@ def _settled() -> float:
     return sys.getswitchinterval()
 
 
-def test_it_is_as_before_when_all_is_done(pool: Pool) -> None:
+def test_the_switch_interval_is_restored_when_all_is_done(pool: Pool) -> None:
     for before, after in pool.check(from_two_threads, world=2):
         assert abs(after - before) < 1e-6
 
 
-def test_it_is_short_from_the_moment_work_is_handed_over(pool: Pool) -> None:
+def test_the_switch_interval_is_short_once_work_is_submitted(pool: Pool) -> None:
     assert all(interval < _SHORT for interval in pool.check(in_flight, world=2))

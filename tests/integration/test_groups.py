@@ -1,4 +1,4 @@
-"""ringfence.init() makes the default group or refuses another's; ringfence.assert_sealed() names a group that is not ours."""
+"""ringfence.init() creates the default group or refuses an existing other one; assert_sealed() names unsealed groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ask_twice() -> list[str]:
     return [answer(ringfence.init), answer(ringfence.assert_sealed)]
 
 
-def test_init_leaves_a_group_of_ringfence_as_it_is(pool: Pool) -> None:
+def test_init_keeps_an_existing_ringfence_group(pool: Pool) -> None:
     assert pool.check(ask_twice, 2, "ringfence") == [["", ""]] * 2
 
 
@@ -56,27 +56,27 @@ ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MAST
 
 
 @pytest.mark.parametrize("autoload", ["0", "1"])
-def test_init_needs_neither_torch_imported_nor_its_autoload(pool: Pool, autoload: str) -> None:
+def test_init_works_without_torch_imported_or_autoload(pool: Pool, autoload: str) -> None:
     environment = os.environ | ENVIRONMENT | {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
     environment |= {"RINGFENCE_SECRET_FILE": str(pool.secret_file)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "RingfenceProcessGroup 77.0 1\n", done.stderr
 
 
-def test_init_says_which_variables_torchrun_would_have_set() -> None:
+def test_init_names_the_missing_torchrun_variables() -> None:
     bare = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT} | {"RANK": "0"}
     with patch.dict(os.environ, bare, clear=True), pytest.raises(ConfigurationError) as caught:
         ringfence.init()
     assert str(caught.value) == "WORLD_SIZE, MASTER_ADDR, MASTER_PORT must be set: start the script with torchrun"
 
 
-def test_without_any_group_nothing_is_sealed() -> None:
+def test_assert_sealed_raises_without_a_group() -> None:
     with pytest.raises(ConfigurationError, match="there is no process group"):
         ringfence.assert_sealed()
 
 
 def beside() -> tuple[str, str, str]:
-    """Groups that torch makes in ours are ours. One that a library makes by torch's inner function need not be."""
+    """Groups that torch creates in ours are sealed. One that a library creates by an internal function need not be."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     dist.new_group(backend="gloo")
     before = answer(ringfence.assert_sealed)

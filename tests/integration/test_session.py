@@ -1,4 +1,4 @@
-"""What a worker says when a run has formed: which run it is, by which roster, and that a run needs a name of its own."""
+"""What workers log when a session has formed: run, roster, and a warning about the default run id."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def speak_up() -> None:
 
 
 def said(pair: Pool, *each: Mapping[str, str | None]) -> list[str]:
-    """What each worker writes while a run of them forms."""
+    """Return what each worker writes while they form a session."""
     before = [pair.workers[rank].log.stat().st_size for rank in range(2)]
     values(pair.join("ringfence", 2, env=each, renew=True))
     return [pair.workers[rank].log.read_bytes()[start:].decode() for rank, start in enumerate(before)]
 
 
-def test_rank_0_names_run_and_generation(pair: Pool) -> None:
+def test_rank_0_prints_run_and_generation(pair: Pool) -> None:
     name = {"RINGFENCE_RUN_ID": "ablation 7", "RINGFENCE_GENERATION": "3"}
     first, second = said(pair, {**HERE, **name}, {**THERE, **name})
     assert re.search(r"ringfence: 2 workers, run ablation 7, generation 3, session [0-9a-f]{8}, AES-256-GCM, ", first)
@@ -46,7 +46,7 @@ def test_rank_0_names_run_and_generation(pair: Pool) -> None:
     assert WARNING not in first + second
 
 
-def test_rank_0_says_how_many_were_admitted_by_which_proof(pair: Pool, tmp_path: Path) -> None:
+def test_rank_0_prints_how_many_workers_each_proof_admitted(pair: Pool, tmp_path: Path) -> None:
     either = environments(Site(tmp_path), "either")
     first, _ = said(pair, either[0], either[1])
     assert "X25519MLKEM768, admitted 1 by certificate, 1 by shared secret" in first
@@ -54,7 +54,7 @@ def test_rank_0_says_how_many_were_admitted_by_which_proof(pair: Pool, tmp_path:
     assert "X25519MLKEM768, admitted by certificate" in first
 
 
-def test_a_world_of_one_claims_no_proof(pair: Pool) -> None:
+def test_a_world_of_one_reports_no_proof(pair: Pool) -> None:
     before = pair.workers[0].log.stat().st_size
     values(pair.join("ringfence", 1, renew=True))
     text = pair.workers[0].log.read_bytes()[before:].decode()
@@ -69,14 +69,14 @@ def test_rank_0_warns_of_a_run_without_a_name_that_spans_machines(pair: Pool) ->
     assert WARNING not in second
 
 
-def test_a_run_without_a_name_on_one_machine_is_not_warned_of(pair: Pool) -> None:
+def test_a_default_run_id_on_one_machine_causes_no_warning(pair: Pool) -> None:
     first, _ = said(pair, {**HERE, **NO_NAME}, {**HERE, **NO_NAME})
     assert "run none, generation" in first
     assert WARNING not in first
 
 
-def test_every_worker_says_its_whole_roster_for_people_to_compare(pair: Pool) -> None:
-    """In full: whoever shows two rosters makes both, and could make a few digits of them agree."""
+def test_every_worker_logs_the_whole_roster_digest(pair: Pool) -> None:
+    """In full: an attacker that makes two rosters could make a few digits of their digests agree."""
     digests = []
     for rank, text in enumerate(said(pair, HERE, HERE)):
         digests += re.findall(rf"worker {rank} of 2 holds the roster ([0-9a-f]{{64}})\b", text)
@@ -84,7 +84,7 @@ def test_every_worker_says_its_whole_roster_for_people_to_compare(pair: Pool) ->
     assert len(set(digests)) == 1
 
 
-def test_rank_0_logs_who_was_admitted(pair: Pool) -> None:
+def test_rank_0_logs_the_admitted_workers(pair: Pool) -> None:
     first, second = said(pair, HERE, THERE)
     assert re.search(r"worker 0 was admitted by shared secret: shared secret, 127\.0\.0\.1:\d+", first)
     assert re.search(r"worker 1 was admitted by shared secret: shared secret, 127\.0\.0\.2:\d+", first)

@@ -1,4 +1,4 @@
-"""Sessions on processes: one ends everywhere when its age is reached; a change of membership is a new one with new keys."""
+"""The lifetime of sessions: the age limit ends one on every worker; a change of membership needs a new one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICY = f'version = 1\nmax_session_age = "{AGE}s"\n\n[[admit]]\n[admit.secret]\
 
 @pytest.fixture
 def aged(tmp_path: Path) -> dict[str, str]:
-    """The environment of workers whose policy limits the age of a session."""
+    """Return the environment of workers whose policy limits the age of a session."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
     return {"RINGFENCE_POLICY": str(policy)}
@@ -64,7 +64,7 @@ def leave_and_look_for_threads() -> tuple[list[str], list[str]]:
 
 
 def session_and_sum() -> tuple[str, float]:
-    """What tells sessions apart, and that this one works."""
+    """Check that the session works, and return what distinguishes it from others."""
     key = session().engine.keys.session_key.reveal()
     return hashlib.sha256(key).hexdigest(), all_reduce()
 
@@ -92,13 +92,13 @@ def test_a_session_that_is_too_old_ends_on_every_worker_and_says_what_to_do(
 
 @pytest.mark.promise("A session that reaches `max_session_age` ends on every worker.")
 def test_the_age_is_counted_by_a_clock_that_goes_on_in_suspend(pool: Pool, aged: dict[str, str]) -> None:
-    """A suspended machine cannot be had here: the kernel is asked which clock each worker's timer runs on."""
+    """Suspending a machine is not possible here, so the test reads from the kernel which clock each timer uses."""
     for left in values(pool.run(boot_time_timers, 2, env=aged, renew=True)):
         assert len(left) == 1 and 0 <= left[0] <= AGE
 
 
 def boot_time_timers() -> list[float]:
-    """Seconds left on this process's timers of CLOCK_BOOTTIME, as the kernel lists them."""
+    """Return the seconds left on this process's timers of CLOCK_BOOTTIME, as listed by the kernel."""
     left = []
     for file in Path("/proc/self/fdinfo").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing
@@ -109,7 +109,7 @@ def boot_time_timers() -> list[float]:
     return left
 
 
-def test_after_it_ended_the_same_workers_form_a_new_session(pool: Pool, aged: dict[str, str]) -> None:
+def test_the_same_workers_form_a_new_session_after_expiry(pool: Pool, aged: dict[str, str]) -> None:
     old = values(pool.run(session_and_sum, 3, env=aged, renew=True))
     assert all(isinstance(result, Failure) for result in pool.start(all_reduce_for_ever, 3).wait(60))
     new = values(pool.run(session_and_sum, 3, env=aged, renew=True))
@@ -118,13 +118,13 @@ def test_after_it_ended_the_same_workers_form_a_new_session(pool: Pool, aged: di
     assert old[0][1] == new[0][1] == 3
 
 
-def test_a_session_that_ends_in_time_leaves_no_clock_behind(pool: Pool, aged: dict[str, str]) -> None:
+def test_a_session_that_ends_in_time_leaves_no_timer(pool: Pool, aged: dict[str, str]) -> None:
     for before, after in values(pool.run(leave_and_look_for_threads, 2, env=aged, renew=True)):
         assert "ringfence age" in before
         assert "ringfence age" not in after
 
 
-def test_a_policy_without_an_age_sets_no_clock(pool: Pool) -> None:
+def test_a_policy_without_max_session_age_sets_no_timer(pool: Pool) -> None:
     pool.join("ringfence", 2, renew=True)
     assert values(pool.start(has_no_clock, 2).wait(60)) == [True, True]
 
@@ -137,7 +137,7 @@ def has_no_clock() -> bool:
 
 
 def busy_links() -> list[Any]:
-    """Links of both lanes and of two groups, and what a script may keep of them."""
+    """Open links of both lanes and of two groups; return what a script may keep of them."""
     tensor = torch.ones(1000)
     rank, size = dist.get_rank(), dist.get_world_size()
     kept = [dist.group.WORLD, dist.new_group(), dist.isend(tensor, (rank + 1) % size)]
@@ -149,7 +149,7 @@ def busy_links() -> list[Any]:
 
 
 def roots() -> frozenset[int]:
-    """Fingerprints of what all links of this session derive from."""
+    """Return fingerprints of the secrets that all links of this session derive from."""
     engine = session().engine
     return fingerprints([engine.keys.session_key.reveal(), *engine.keys._shared.values()])
 
@@ -164,7 +164,7 @@ def leave_and_look_for_keys() -> tuple[set[str], set[str]]:
 
 
 def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
-    """What the failure was; the keys after it; how each operation ends that was pending or comes late; the keys at the end."""
+    """Fail the session; return the error, the keys after it, the errors of pending and later requests, and the final keys."""
     kept, known = busy_links(), roots()
     pending = dist.irecv(torch.empty(3), (dist.get_rank() + 1) % dist.get_world_size(), tag=9)
     try:
@@ -212,7 +212,7 @@ def test_a_failed_session_keeps_control_keys_only(pool: Pool) -> None:
 
 @pytest.mark.promise("A change of membership is a new session with new keys.")
 def test_a_change_of_membership_is_a_new_session(pool: Pool) -> None:
-    """Four workers, one dies, three go on in the next generation, and four again in the one after."""
+    """Of four workers one dies; three continue in the next generation, and four in the one after."""
     with pool.fresh() as own:
         found = [values(own.run(session_and_sum, 4))]
         for result in own.start(wait_for_the_death_of, 4, (3,)).wait(60):
@@ -226,7 +226,7 @@ def test_a_change_of_membership_is_a_new_session(pool: Pool) -> None:
 
 @pytest.mark.promise("A worker of an older generation does not come back.")
 def test_a_worker_of_an_older_generation_does_not_come_back(pool: Pool) -> None:
-    """It looks where its own generation met, finds nobody, and the new session does not wait for it to be let in."""
+    """It looks for its own generation and finds no worker; the new session does not wait for it."""
     with pool.fresh() as own:
         values(own.run(session_and_sum, 2))
         stale = {"RINGFENCE_GENERATION": str(own.generation)}
