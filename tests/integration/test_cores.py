@@ -50,4 +50,4 @@ def test_both_data_planes_interoperate(pool: Pool) -> None:
     with pool.fresh([["env", f"RINGFENCE_DATAPLANE={kind}"] for kind in kinds]) as mixed:
         assert mixed.check(in_company, world=4, timeout=120) == [kind == "compiled" for kind in kinds]
         said = ["the data plane is not the compiled one" in mixed.workers[rank].read_log() for rank in range(4)]
-    assert said == [True, False, False, False]  # by rank 0, which is the one that says how the run began
+    assert said == [True, False, False, False]  # rank 0 prints the summary of the session

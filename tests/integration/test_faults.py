@@ -82,7 +82,7 @@ def test_a_sending_root_gets_the_mismatch_at_its_next_call(pool: Pool) -> None:
     for result in raised(pool.run(broadcast_against_all_reduce, 3), {"MismatchError", "AbortedError"}):
         assert (
             "broadcast #1 (10 x float32, root 0)" in result.message or "barrier #2" in result.message
-        )  # who saw it first
+        )  # the worker that noticed it first
         assert "all_reduce #1 (10 x float32, sum)" in result.message
 
 

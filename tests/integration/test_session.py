@@ -31,7 +31,7 @@ def speak_up() -> None:
     logger.addHandler(logging.StreamHandler(sys.stderr))
 
 
-def said(pair: Pool, *each: Mapping[str, str | None]) -> list[str]:
+def logged(pair: Pool, *each: Mapping[str, str | None]) -> list[str]:
     """Return what each worker writes while they form a session."""
     before = [pair.workers[rank].log.stat().st_size for rank in range(2)]
     values(pair.join("ringfence", 2, env=each, renew=True))
@@ -40,7 +40,7 @@ def said(pair: Pool, *each: Mapping[str, str | None]) -> list[str]:
 
 def test_rank_0_prints_run_and_generation(pair: Pool) -> None:
     name = {"RINGFENCE_RUN_ID": "ablation 7", "RINGFENCE_GENERATION": "3"}
-    first, second = said(pair, {**HERE, **name}, {**THERE, **name})
+    first, second = logged(pair, {**HERE, **name}, {**THERE, **name})
     assert re.search(r"ringfence: 2 workers, run ablation 7, generation 3, session [0-9a-f]{8}, AES-256-GCM, ", first)
     assert "ringfence: 2 workers" not in second
     assert WARNING not in first + second
@@ -48,9 +48,9 @@ def test_rank_0_prints_run_and_generation(pair: Pool) -> None:
 
 def test_rank_0_prints_how_many_workers_each_proof_admitted(pair: Pool, tmp_path: Path) -> None:
     either = environments(Site(tmp_path), "either")
-    first, _ = said(pair, either[0], either[1])
+    first, _ = logged(pair, either[0], either[1])
     assert "X25519MLKEM768, admitted 1 by certificate, 1 by shared secret" in first
-    first, _ = said(pair, either[1], either[2])
+    first, _ = logged(pair, either[1], either[2])
     assert "X25519MLKEM768, admitted by certificate" in first
 
 
@@ -63,14 +63,14 @@ def test_a_world_of_one_reports_no_proof(pair: Pool) -> None:
 
 @pytest.mark.promise("Runs with different ids or generations cannot be spliced, even with one secret.")
 def test_rank_0_warns_of_a_run_without_a_name_that_spans_machines(pair: Pool) -> None:
-    first, second = said(pair, {**HERE, **NO_NAME}, {**THERE, **NO_NAME})
+    first, second = logged(pair, {**HERE, **NO_NAME}, {**THERE, **NO_NAME})
     assert first.count(WARNING) == 1
     assert "Set RINGFENCE_RUN_ID, or torchrun's --rdzv-id" in first
     assert WARNING not in second
 
 
 def test_a_default_run_id_on_one_machine_causes_no_warning(pair: Pool) -> None:
-    first, _ = said(pair, {**HERE, **NO_NAME}, {**HERE, **NO_NAME})
+    first, _ = logged(pair, {**HERE, **NO_NAME}, {**HERE, **NO_NAME})
     assert "run none, generation" in first
     assert WARNING not in first
 
@@ -78,14 +78,14 @@ def test_a_default_run_id_on_one_machine_causes_no_warning(pair: Pool) -> None:
 def test_every_worker_logs_the_whole_roster_digest(pair: Pool) -> None:
     """In full: an attacker that makes two rosters could make a few digits of their digests agree."""
     digests = []
-    for rank, text in enumerate(said(pair, HERE, HERE)):
+    for rank, text in enumerate(logged(pair, HERE, HERE)):
         digests += re.findall(rf"worker {rank} of 2 holds the roster ([0-9a-f]{{64}})\b", text)
     assert len(digests) == 2
     assert len(set(digests)) == 1
 
 
 def test_rank_0_logs_the_admitted_workers(pair: Pool) -> None:
-    first, second = said(pair, HERE, THERE)
+    first, second = logged(pair, HERE, THERE)
     assert re.search(r"worker 0 was admitted by shared secret: shared secret, 127\.0\.0\.1:\d+", first)
     assert re.search(r"worker 1 was admitted by shared secret: shared secret, 127\.0\.0\.2:\d+", first)
     assert "was admitted by shared secret" not in second  # it would say the same; it does so when it debugs

@@ -168,7 +168,7 @@ def fail_and_look_for_keys() -> tuple[str, set[str], list[str], set[str]]:
     kept, known = busy_links(), roots()
     pending = dist.irecv(torch.empty(3), (dist.get_rank() + 1) % dist.get_world_size(), tag=9)
     try:
-        dist.barrier()  # nobody fails before everybody has come so far
+        dist.barrier()  # no worker fails before all have reached this point
         if dist.get_rank():
             dist.all_reduce(torch.ones(3))
         else:

@@ -1,4 +1,4 @@
-"""Every collective bound for one rank of a world in memory, with what plain arithmetic expects of it."""
+"""Every collective, bound for one rank of a memory cluster, with its expected result."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ _SHAPES: dict[Collective, Callable[[Communicator, int, int], Shape]] = {
 KINDS = tuple(_SHAPES)
 
 
-def everybody(world: World, kind: Collective, count: int, root: int = 0) -> list[Bound]:
-    """The same collective on every rank, submitted."""
+def submit_everywhere(world: World, kind: Collective, count: int, root: int = 0) -> list[Bound]:
+    """Submit the same collective on every rank; return it as bound for each rank."""
     bound = [bind(kind, world.communicators[rank], count, root) for rank in range(world.size)]
     for rank, each in enumerate(bound):
         world.submit(world.communicators[rank], each.request)

@@ -1,6 +1,6 @@
-"""Memory that goes away: tensors that are resized under a call, and views that outlive what they show.
+"""Memory that is freed or replaced: tensors that are resized during a call, and views that outlive their segment.
 
-Under scripts/sanitize the address sanitizer stops every test here that reads or writes freed memory.
+Under scripts/sanitize, the address sanitizer fails every test that reads or writes freed memory.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def assert_blamed(world: World, requests: list[Any], culprit: int, what: str, on
     """
     settle(world)
     for rank, request in enumerate(requests):
-        assert request.done, f"rank {rank} waits for ever"
+        assert request.done, f"rank {rank} hangs"
         if rank == only_sends != culprit and request.error is None:
             continue
         if rank == culprit:
@@ -348,7 +348,7 @@ def test_whoever_keeps_a_view_keeps_its_memory_or_nothing(profiler: Profiler) ->
         except ValueError:
             released += 1  # with the call that it was for
             continue
-        assert owner is not None, "a view of memory that nobody keeps alive"
+        assert owner is not None, "a view of memory without an owner"
         if len(view):
             assert view[0] == view[0] and view[-1] == view[-1]  # the address sanitizer looks at this
             if not view.readonly:

@@ -24,7 +24,7 @@ def test_dialling_a_leaving_worker_fails_at_once(deliveries: int) -> None:
             engine.run_ready()
         world.wires.deliver()
     world.engines[LEAVER].leave()
-    for _ in range(20):  # from now on nobody drives the leaver
+    for _ in range(20):  # the leaver is not driven any more
         for rank in others:
             world.engines[rank].run_ready()
         world.wires.deliver()

@@ -92,7 +92,7 @@ def begun_in_a_group_that_the_other_lacks() -> tuple[World, CollectiveRequest]:
 def test_a_stopped_acceptor_reads_what_arrived_in_time() -> None:
     world, requests, result = answered()
     world.engines[0].run_ready()
-    world.wires.deliver()  # the confirmation is there, and nobody reads it
+    world.wires.deliver()  # the confirmation has arrived and is not read
     world.now += LINK_HELLO_SECONDS + 1
     world.engines[1].expire()
     world.run(requests)
@@ -104,7 +104,7 @@ def test_a_dialler_that_was_stopped_dials_again() -> None:
     world.engines[1].run_ready()  # it was not stopped, and has confirmed the link that it dialled itself
     world.now += LINK_HELLO_SECONDS + 1
     world.engines[1].expire()
-    world.wires.deliver()  # now it finds the answer, and that nobody waited for it
+    world.wires.deliver()  # now it reads the answer, and that the peer has closed
     world.engines[0].run_ready()
     world.wait(LINK_REDIAL_SECONDS * 4)
     world.run(requests)
@@ -206,7 +206,7 @@ def test_dialling_a_destroyed_group_gets_a_bye(lane: Lane) -> None:
     assert all(stream.closing for stream in world.wires.streams)
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
+@pytest.mark.parametrize("waits", [True, False], ids=["waiting call", "later call"])
 def test_a_bye_on_one_link_ends_the_wait_for_another_link(waits: bool) -> None:
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])
@@ -295,7 +295,7 @@ def test_a_bye_must_authenticate() -> None:
     assert isinstance(failure, AuthenticationError) and "worker 1" in str(failure)
 
 
-# -- the end of who wrote before anybody read -------------------------------------------------------------------------------
+# -- workers that leave before their data is read ---------------------------------------------------------------------
 
 
 def test_data_on_a_new_link_arrives_after_its_sender_left() -> None:
@@ -311,7 +311,7 @@ def test_data_on_a_new_link_arrives_after_its_sender_left() -> None:
     assert isinstance(more.error, PeerLostError) and "worker 1 left the run" in str(more.error)
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who calls later"])
+@pytest.mark.parametrize("waits", [True, False], ids=["waiting call", "later call"])
 def test_a_bye_that_overtakes_the_confirmation_is_no_failure(waits: bool) -> None:
     """It arrives on another connection."""
     world = opened()

@@ -19,7 +19,7 @@ from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello,
 from ringfence.runtime.communicator import group_digest
 from ringfence.transport.in_memory import MemoryStream, Pipe
 from tests.memory_cluster import World
-from tests.unit.runtime_calls import everybody
+from tests.unit.runtime_calls import submit_everywhere
 
 NONCE = bytes(range(NONCE_BYTES))
 WORLD = group_digest("world", (0, 1, 2))
@@ -30,7 +30,7 @@ def settle(world: World) -> None:
     world.run([Request(Call(0), float("inf"))])
 
 
-def knock(world: World, data: bytes, address: int = 0) -> MemoryStream:
+def dial(world: World, data: bytes, address: int = 0) -> MemoryStream:
     """Dial worker 1 and send some bytes."""
     stream = world.wires.connect(address, 1)
     if data:
@@ -51,7 +51,7 @@ def answer(stream: MemoryStream) -> bytes | None:
 
 def still_works(world: World) -> None:
     assert all(engine.failure is None for engine in world.engines)
-    bound = everybody(world, Collective.ALL_REDUCE, 100)
+    bound = submit_everywhere(world, Collective.ALL_REDUCE, 100)
     world.run([each.request for each in bound])
     assert all(each.request.done and each.right() for each in bound)
 
@@ -64,7 +64,7 @@ def hello(world: World, **changes: object) -> bytes:
 @pytest.mark.parametrize("data", [b"\0" * HELLO_BYTES, b"GET / HTTP/1.1\r\n" * 100, b"\xff" * 100_000], ids=len)
 def test_garbage_is_refused_without_an_answer(data: bytes) -> None:
     world = World(3)
-    stream = knock(world, data)
+    stream = dial(world, data)
     assert answer(stream) is None and not world.engines[1].acceptor.pending
     still_works(world)
 
@@ -72,7 +72,7 @@ def test_garbage_is_refused_without_an_answer(data: bytes) -> None:
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 def test_no_more_is_read_from_an_unauthenticated_peer_than_a_hello() -> None:
     world = World(3)
-    stream = knock(world, hello(world) + bytes(1000))
+    stream = dial(world, hello(world) + bytes(1000))
     assert len(answer(stream) or b"") == REPLY_BYTES
     left = len(stream.outgoing.delivered) + len(stream.outgoing.written)
     assert left >= 1000 - CONFIRM_BYTES
@@ -84,7 +84,7 @@ def test_no_more_is_read_from_an_unauthenticated_peer_than_a_hello() -> None:
 def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
     world = World(3)
     data = {"none": b"", "half a hello": hello(world)[:50], "a hello": hello(world)}[words]
-    stream = knock(world, data)
+    stream = dial(world, data)
     answer(stream)
     assert world.engines[1].next_deadline() == LINK_HELLO_SECONDS
     world.wait(LINK_HELLO_SECONDS - 0.1)
@@ -100,7 +100,7 @@ def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
     [{"receiver": 2}, {"sender": 3}, {"sender": 2**32 - 1}, {"lane": 3}, {"lane": 2}],
     ids=[
         "for another worker",
-        "from nobody",
+        "from a rank outside the world",
         "from far beyond",
         "in no lane",
         "a peer verification that is not needed",
@@ -108,14 +108,14 @@ def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
 )
 def test_a_hello_with_wrong_fields_is_refused(changes: dict[str, int]) -> None:
     world = World(3)
-    stream = knock(world, hello(world, **changes))
+    stream = dial(world, hello(world, **changes))
     assert answer(stream) is None and not world.engines[1].acceptor.pending
     still_works(world)
 
 
 def test_a_hello_of_another_session_is_refused() -> None:
     world = World(3)
-    stream = knock(world, write_hello(Secret(bytes(32)), Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)))
+    stream = dial(world, write_hello(Secret(bytes(32)), Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)))
     assert answer(stream) is None
     still_works(world)
 
@@ -129,12 +129,12 @@ def test_a_replayed_hello_gets_a_fresh_reply_and_no_further() -> None:
         heard[pipe.sender, pipe.receiver] = heard.get((pipe.sender, pipe.receiver), b"") + data
         return data
 
-    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    bound = submit_everywhere(world, Collective.ALL_REDUCE, 10)
     world.run([each.request for each in bound], listen)
     forth, back = heard[0, 1], heard[1, 0]
     greeting, confirm = forth[:HELLO_BYTES], forth[HELLO_BYTES : HELLO_BYTES + CONFIRM_BYTES]
     links = {rank: len(communicator.inboxes) for rank, communicator in world.communicators.items()}
-    stream = knock(world, greeting)
+    stream = dial(world, greeting)
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES and reply not in back
     stream.send(memoryview(confirm))  # the confirmation of then, for the reply of now
@@ -168,17 +168,19 @@ def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> No
     streams = []
     for number in range(LINK_PENDING + 20):
         world.now = number / 1000  # each is a moment younger than the last
-        streams.append(knock(world, greeting, 100 + number % 7))
+        streams.append(dial(world, greeting, 100 + number % 7))
         assert len(engine.acceptor.pending) <= LINK_PENDING
     assert all(connection.known for connection in engine.acceptor.pending)
     heard = [answer(stream) for stream in streams]
     assert all(len(reply or b"") == REPLY_BYTES for reply in heard), "a replayed hello is answered, once"
     open_now = [answer(stream) == b"" for stream in streams]
     assert sorted(open_now) == open_now and sum(open_now) == LINK_PENDING, "the oldest were displaced"
-    knock(world, b"", 100)
+    dial(world, b"", 100)
     assert sum(not connection.known for connection in engine.acceptor.pending) == 1
-    newest = knock(world, greeting, 100)
-    assert all(connection.known for connection in engine.acceptor.pending), "whoever has said no hello goes first"
+    newest = dial(world, greeting, 100)
+    assert all(connection.known for connection in engine.acceptor.pending), (
+        "connections without a hello are closed first"
+    )
     assert len(answer(newest) or b"") == REPLY_BYTES
     still_works(world)
     world.wait(LINK_HELLO_SECONDS)
@@ -188,7 +190,7 @@ def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> No
 def shake_hands(world: World, sender: int, communicator: bytes) -> MemoryStream:
     """Connect `sender`, which holds its keys, to worker 1."""
     greeting = Hello(sender, 1, Lane.COLLECTIVE, communicator, NONCE)
-    stream = knock(world, world.engines[sender].keys.hello_bytes(greeting), sender)
+    stream = dial(world, world.engines[sender].keys.hello_bytes(greeting), sender)
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES
     secrets = world.engines[sender].keys.link_secrets(1, greeting, reply[:NONCE_BYTES])
@@ -210,7 +212,7 @@ def test_the_session_key_alone_does_not_authenticate_a_dialler() -> None:
     """Worker 2 claims to be worker 0: it can make the hello, but not the confirmation."""
     world = World(3)
     greeting = Hello(0, 1, Lane.COLLECTIVE, WORLD, NONCE)
-    stream = knock(world, hello(world), 2)
+    stream = dial(world, hello(world), 2)
     reply = answer(stream)
     assert reply is not None
     guess = world.engines[2].keys.link_secrets(1, greeting, reply[:NONCE_BYTES])
@@ -231,7 +233,7 @@ def test_a_second_dial_of_one_link_aborts_the_session() -> None:
 
 def test_an_acceptor_must_hold_the_key_of_its_worker() -> None:
     world = World(2)
-    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    bound = submit_everywhere(world, Collective.ALL_REDUCE, 10)
 
     def answer_falsely(pipe: Pipe, data: bytes) -> bytes:
         return data if pipe.sender == 0 else data[:-1] + bytes([data[-1] ^ 1])
@@ -246,6 +248,6 @@ def test_who_dials_with_a_key_of_low_order_is_shown_the_door() -> None:
     """The shared secret would be zero, which any attacker knows."""
     world = World(3)
     world.engines[1].keys._public_keys = [bytes(32), *world.engines[1].keys._public_keys[1:]]
-    stream = knock(world, hello(world))
+    stream = dial(world, hello(world))
     assert answer(stream) is None
     assert world.engines[1].failure is None and not world.engines[1].acceptor.pending

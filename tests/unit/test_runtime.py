@@ -9,7 +9,7 @@ from ringfence.collectives import Buffer, Collective
 from ringfence.dataplane.request import PASS_BYTES
 from ringfence.keys import KEY_PHASE_SHIFT, SEGMENT_BYTES
 from tests.memory_cluster import World, all_reduce
-from tests.unit.runtime_calls import KINDS, TABLES, bind, everybody, request
+from tests.unit.runtime_calls import KINDS, TABLES, bind, request, submit_everywhere
 
 TURN = 1 << KEY_PHASE_SHIFT
 ONE_PASS = PASS_BYTES // 8  # elements of int64
@@ -20,7 +20,7 @@ def name_of(kind: Collective) -> str:
 
 
 def check(world: World, kind: Collective, count: int, root: int = 0) -> None:
-    bound = everybody(world, kind, count, root)
+    bound = submit_everywhere(world, kind, count, root)
     world.run([each.request for each in bound])
     for rank, each in enumerate(bound):
         assert each.request.done and each.request.error is None, each.request.error
@@ -57,7 +57,7 @@ def test_frames_may_be_split_anywhere_in_the_stream(capacity: int) -> None:
 
 def test_many_requests_may_be_outstanding() -> None:
     world = World(3)
-    bound = [each for _ in range(60) for kind in KINDS for each in everybody(world, kind, 5)]
+    bound = [each for _ in range(60) for kind in KINDS for each in submit_everywhere(world, kind, 5)]
     world.run([each.request for each in bound])
     assert all(each.request.done and each.request.error is None and each.right() for each in bound)
 

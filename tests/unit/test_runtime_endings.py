@@ -59,7 +59,7 @@ def test_no_link_is_dialled_after_the_session_failed() -> None:
         for rank in range(3)
     ]
     drive(world)
-    world.engines[2].edges = []  # nobody hears of it
+    world.engines[2].edges = []  # no neighbour receives the abort
     world.now = 5.001
     world.engines[2].expire()  # the next dial and the deadline are due in the same moment
     assert isinstance(calls[2].error, CollectiveTimeoutError)
@@ -212,7 +212,7 @@ def test_a_closed_waker_writes_nothing(tmp_path: Any) -> None:
     file = os.open(tmp_path / "checkpoint", os.O_CREAT | os.O_WRONLY)
     if file != number:
         os.dup2(file, number)
-    waker.wake()  # the number is somebody else's now
+    waker.wake()  # the descriptor number has been reused
     assert (tmp_path / "checkpoint").read_bytes() == b""
     for descriptor in {file, number}:
         os.close(descriptor)

@@ -21,7 +21,7 @@ from ringfence.keys import LINK_DIALS, SUSPICION_SECONDS
 from ringfence.link.frames import Call
 from ringfence.transport.in_memory import Pipe
 from tests.memory_cluster import World, all_reduce, broadcast
-from tests.unit.runtime_calls import TABLES, Bound, bind, everybody
+from tests.unit.runtime_calls import TABLES, Bound, bind, submit_everywhere
 
 
 def settle(world: World) -> None:
@@ -60,7 +60,7 @@ def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
 @pytest.mark.parametrize("kind", [Collective.ALL_REDUCE, Collective.BROADCAST], ids=["all_reduce", "broadcast"])
 def test_a_flipped_bit_is_reported_to_every_worker(kind: Collective, table: str) -> None:
     world = World(3, table=TABLES[table])
-    warm = everybody(world, kind, 10)
+    warm = submit_everywhere(world, kind, 10)
     world.run([each.request for each in warm])
     bound = [bind(kind, world.communicators[rank], 5000) for rank in range(3)]
     for rank, each in enumerate(bound):
@@ -182,7 +182,7 @@ def test_the_next_deadline_is_the_earliest() -> None:
 
 def test_leaving_after_all_collectives_is_not_a_failure() -> None:
     world = World(3)
-    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    bound = submit_everywhere(world, Collective.ALL_REDUCE, 10)
     world.run([each.request for each in bound])
     for engine in world.engines:
         engine.leave()
@@ -197,7 +197,7 @@ def test_leaving_after_all_collectives_is_not_a_failure() -> None:
 @pytest.mark.parametrize("when", ["before the others begin", "while they wait"])
 def test_a_worker_that_leaves_while_needed_is_named(when: str) -> None:
     world = World(3)
-    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    bound = submit_everywhere(world, Collective.ALL_REDUCE, 10)
     world.run([each.request for each in bound])
     waiting = [begin(world, rank) for rank in (0, 2)] if when == "while they wait" else []
     settle(world)
@@ -223,7 +223,7 @@ def test_a_worker_that_left_before_its_first_link_is_named() -> None:
 
 def test_a_connection_that_ends_without_bye_is_a_lost_worker() -> None:
     world = World(2)
-    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    bound = submit_everywhere(world, Collective.ALL_REDUCE, 10)
     world.run([each.request for each in bound])
     waiting = begin(world, 0)
     for link in world.communicators[1].links():
@@ -236,7 +236,7 @@ def test_a_connection_that_ends_without_bye_is_a_lost_worker() -> None:
 
 def test_an_abort_takes_precedence_over_a_closed_connection() -> None:
     world = World(2)
-    bound = everybody(world, Collective.ALL_REDUCE, 10)
+    bound = submit_everywhere(world, Collective.ALL_REDUCE, 10)
     world.run([each.request for each in bound])
     waiting = begin(world, 0)
     world.engines[1].fail(AuthenticationError("a made-up reason"), 0)
@@ -273,7 +273,7 @@ def test_a_late_frame_is_not_written_into_a_failed_call() -> None:
     given_up = begin(world, 0, deadline=5.0)
     settle(world)
     mine = given_up.results[0].clone()
-    world.engines[0].edges = []  # nobody hears of it
+    world.engines[0].edges = []  # no neighbour receives the abort
     world.now = 6.0
     world.engines[0].expire()
     assert isinstance(error_of(given_up.request), CollectiveTimeoutError)
