@@ -78,7 +78,7 @@ def test_a_flipped_bit_is_reported_to_every_worker(kind: Collective, table: str)
     victim = struck[0].receiver
     for rank, each in enumerate(bound):
         if each.request.error is None:
-            assert each.right(), "it ended before the blow, with the right number"
+            assert each.right(), "it ended before the attack, with the right number"
         elif rank == victim:
             assert isinstance(each.request.error, AuthenticationError)
             assert f"worker {struck[0].sender}" in str(each.request.error)
