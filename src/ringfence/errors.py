@@ -47,16 +47,16 @@ class TensorChangedError(RingfenceError):
 class AdmissionError(RingfenceError):
     """A worker was not admitted to the run.
 
-    `told` is the reason that is sent to the refused worker; it contains no values of the policy.
+    `to_peer` is the reason that is sent to the refused worker; it contains no values of the policy.
     """
 
-    def __init__(self, text: str, *, told: str | None = None) -> None:
+    def __init__(self, text: str, *, to_peer: str | None = None) -> None:
         super().__init__(text)
-        self.told = text if told is None else told
+        self.to_peer = text if to_peer is None else to_peer
 
-    def within(self, prefix: str) -> AdmissionError:
+    def with_prefix(self, prefix: str) -> AdmissionError:
         """The same error with a prefix that names the worker."""
-        return AdmissionError(f"{prefix}{self}", told=f"{prefix}{self.told}")
+        return AdmissionError(f"{prefix}{self}", to_peer=f"{prefix}{self.to_peer}")
 
 
 class ProtocolError(RingfenceError):

@@ -216,7 +216,7 @@ def _how_admitted(member: Membership) -> str:
     """Return the key agreement of rank 0, and how many workers were admitted by which proof."""
     if member.world_size == 1:
         return "no other worker, so no proof"
-    counts = Counter(admitted.how for admitted in member.roster.admitted)
+    counts = Counter(admitted.proof_name for admitted in member.roster.admitted)
     if len(counts) == 1:
         return f"{member.key_agreement}, admitted by {next(iter(counts))}"
     each = ", ".join(f"{count} by {how}" for how, count in sorted(counts.items()))

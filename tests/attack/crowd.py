@@ -115,7 +115,7 @@ class Crowd:
         handshake.begin(channel_of(tls))
         handshake.receive(theirs)
         assert handshake.state is State.COLLECT
-        return encode(hello) + encode(Proof(self._number, self.kind.hostile(handshake.wanted)))
+        return encode(hello) + encode(Proof(self._number, self.kind.hostile(handshake.own_binding)))
 
     def attack(self, sources: tuple[str, ...], pipe: Connection) -> None:
         """Attack until a message arrives on the pipe."""

@@ -123,8 +123,8 @@ def combined() -> Kind:
     def hostile(binding: Binding) -> bytes:
         return bundle.encode([(certified.kind, forged), (quoted.kind, recorded(binding))])
 
-    policy = Policy((bundle.All([certified, quoted]),))
-    return Kind(lambda rank: (policy, bundle.Together([signer(rank), quoter])), hostile)
+    policy = Policy((bundle.BundleVerifier([certified, quoted]),))
+    return Kind(lambda rank: (policy, bundle.BundleProver([signer(rank), quoter])), hostile)
 
 
 KINDS: dict[str, Callable[[], Kind]] = {

@@ -175,7 +175,7 @@ def test_a_parent_that_swaps_the_key_of_its_child_is_detected() -> None:
     world.trees[5].attach_parent(world.workers[1].entry, digest)
     forged = Listing(swapped.entry, 1, digest, swapped.shared.endorse(swapped.entry, digest))
     world.send(5, [Outgoing(1, Entries((forged,)))])
-    with pytest.raises(AdmissionError, match="does not show rank 5 as it showed itself"):
+    with pytest.raises(AdmissionError, match="lists rank 5 with another entry than it presented"):
         world.settle()
     assert not any(tree.phase is Phase.GO for tree in world.trees)
 
@@ -193,7 +193,7 @@ def test_a_relay_that_ends_tls_is_detected_by_its_key() -> None:
     assert refused(one, Reason.KEY)
     assert refused(two, Reason.KEY)
     assert one.refusal is not None
-    assert "someone is in between" in one.refusal.text
+    assert "the connection may be intercepted" in one.refusal.text
 
 
 @pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")

@@ -51,7 +51,7 @@ class Child:
         assert self.handshake.state is State.COLLECT
 
     def send_proof(self) -> None:
-        shown = SlowlyShown(SECRET, RUN).prove(self.handshake.wanted)
+        shown = SlowlyShown(SECRET, RUN).prove(self.handshake.own_binding)
         self.peer.send(*self.handshake.present(Proof(SlowlyShown.kind, shown)))
 
 

@@ -168,7 +168,7 @@ def test_an_unauthenticated_peer_that_stalls_is_dropped_in_every_state(
         (0, Phase.GATHER, "; 1 of 2 workers are missing: rank 1"),
         (0, Phase.ACKED, "rank 0 waits for rank 1 to acknowledge the roster"),
         (1, Phase.GATHER, "rank 1 waits for the roster from its parent, rank 0"),
-        (1, Phase.SEALED, "rank 1 waits for the go from its parent, rank 0"),
+        (1, Phase.SEALED, "rank 1 waits for GO from its parent, rank 0"),
     ],
     ids=["a child gathers", "a child acknowledges", "a parent gathers", "a parent seals"],
 )

@@ -69,7 +69,7 @@ def test_two_attested_workers_admit_each_other(name: str) -> None:
     for each in meet(party(1, name), party(0, name)):
         assert each.state is State.DONE
         assert each.admitted is not None
-        assert each.admitted.how == technology(name).how
+        assert each.admitted.proof_name == technology(name).how
 
 
 # -- genuine evidence in the wrong place ----------------------------------------------------------------------------
@@ -221,7 +221,7 @@ WRONG: dict[str, tuple[str, Callable[[], Make], str]] = {
     "another chip's VCEK": (
         "snp",
         lambda: snp_proof_with(key=ec.generate_private_key(ec.SECP384R1())),
-        "VCEK of another chip",
+        "VCEK is of another chip",
     ),
     "a VCEK that names another chip": (
         "snp",

@@ -75,13 +75,16 @@ def test_two_workers_with_certificates_admit_each_other() -> None:
     for each in meet(party(1), party(0)):
         assert each.state is State.DONE
         assert each.admitted is not None
-        assert each.admitted.how == "certificate"
+        assert each.admitted.proof_name == "certificate"
 
 
 BAD: dict[str, tuple[Callable[[], Credential], str]] = {
     "two names": (lambda: AUTHORITY.issue(spiffe("worker/1"), spiffe("worker/2")), "2 URIs"),
     "a foreign trust domain": (lambda: AUTHORITY.issue(spiffe("worker/1", "example.com")), "trust domain example.com"),
-    "a foreign authority": (lambda: Authority().issue(spiffe("worker/1")), "no authority of the policy"),
+    "a foreign authority": (
+        lambda: Authority().issue(spiffe("worker/1")),
+        "not issued under an authority of the policy",
+    ),
     "expired": (lambda: AUTHORITY.issue(spiffe("worker/1"), start=NOW - 3 * HOUR, end=NOW - HOUR), "expired at"),
     "not yet valid": (lambda: AUTHORITY.issue(spiffe("worker/1"), start=NOW + HOUR, end=NOW + 3 * HOUR), "valid from"),
     "another name": (lambda: AUTHORITY.issue(spiffe("viewer/1")), "the policy admits"),
@@ -89,7 +92,7 @@ BAD: dict[str, tuple[Callable[[], Credential], str]] = {
     "only a common name": (lambda: AUTHORITY.issue(), "no subject alternative name"),
     "an extension that the library raises on": (
         lambda: AUTHORITY.issue(spiffe("worker/1"), extra=[ODD_FEATURE]),
-        "a certificate that cannot be read",
+        "a certificate is malformed or not supported",
     ),
     "a DNS name": (lambda: AUTHORITY.issue(x509.DNSName("worker.example.org")), "no URI"),
 }
@@ -141,7 +144,7 @@ def test_a_certificate_without_its_key_is_refused() -> None:
     victim = AUTHORITY.issue(spiffe("worker/1"))
     thief = replace(victim, key=AUTHORITY.issue(spiffe("worker/9")).key)
     _, two = meet(party(1, thief), party(0))
-    assert "made elsewhere, or with another key" in refusal_of(two)
+    assert "made for another connection, or with another key" in refusal_of(two)
 
 
 @pytest.mark.promise("A proof is valid on one connection only.")
@@ -171,7 +174,7 @@ def test_a_proof_reflected_to_its_maker_is_refused() -> None:
     one.begin(channel_of(near))
     (proof,) = one.receive(mirror.hello)
     one.receive(proof)
-    assert "made elsewhere" in refusal_of(one)
+    assert "made for another connection" in refusal_of(one)
 
 
 @pytest.mark.promise("A proof made in one role is rejected in the other.")
@@ -182,12 +185,12 @@ def test_a_proof_made_in_one_role_is_refused_in_the_other() -> None:
     wrong = child.handshake(Role.PARENT, 0)  # makes its proof as a parent would
     wrong.begin(channel_of(near))
     wrong.receive(parent.hello)
-    proof = Proof(child.prover.kind, child.prover.prove(wrong.wanted))
+    proof = Proof(child.prover.kind, child.prover.prove(wrong.own_binding))
     victim = parent.handshake(Role.PARENT, 1)
     victim.begin(channel_of(far))
     victim.receive(child.hello)
     victim.receive(proof)
-    assert "made elsewhere" in refusal_of(victim)
+    assert "made for another connection" in refusal_of(victim)
 
 
 @pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
@@ -204,7 +207,7 @@ def test_a_relay_cannot_pass_on_a_certificate() -> None:
 
     one, two = child.handshake(Role.CHILD, 0), parent.handshake(Role.PARENT, 1)
     converse(one, two, (channel_of(near), channel_of(far)), rename)
-    assert "made elsewhere" in refusal_of(two)
+    assert "made for another connection" in refusal_of(two)
     assert one.admitted is None
 
 
@@ -215,7 +218,7 @@ def test_a_key_swapped_in_the_entry_breaks_the_proof() -> None:
         return message
 
     _, two = meet(party(1), party(0), swap)
-    assert "made elsewhere" in refusal_of(two)
+    assert "made for another connection" in refusal_of(two)
 
 
 @pytest.mark.promise("A parent that swaps its child's key is detected, if all workers hold one roster.")
@@ -226,7 +229,7 @@ def test_a_certificate_endorses_no_other_key_for_a_child() -> None:
     honest = Listing(entry, 2, digest, CertificateProver(child).endorse(entry, digest))
     assert verify(POLICY, honest)
     swapped = replace(honest, entry=replace(entry, public_key=fixed_bytes("attacker")))
-    with pytest.raises(AdmissionError, match=r"rank 5: .*made elsewhere"):
+    with pytest.raises(AdmissionError, match=r"rank 5: .*made for another connection"):
         verify(POLICY, swapped)
     own = replace(swapped, endorsement=CertificateProver(parent).endorse(swapped.entry, digest))
     assert verify(POLICY, own).entry == swapped.entry, "an admitted worker that lies can still claim another's rank"
@@ -241,21 +244,21 @@ def test_a_proof_over_the_binding_is_no_endorsement() -> None:
     (proof,) = one.receive(parent.hello)
     assert isinstance(proof, Proof)
     listing = Listing(child.hello.entry, 2, bytes(32), proof.proof)
-    with pytest.raises(AdmissionError, match="made elsewhere"):
+    with pytest.raises(AdmissionError, match="made for another connection"):
         verify(POLICY, listing)
 
 
 def test_proofs_of_two_workers_do_not_combine() -> None:
     """One holds the secret, another the certificate, and each presents its proof on its own connection."""
     shared, other = SharedSecret(SECRET, "run-7"), SharedSecret(keys.Secret(bytes(range(50, 82))), "run-7")
-    policy = Policy((bundle.All([shared, CertificateVerifier(RULES, now)]),))
+    policy = Policy((bundle.BundleVerifier([shared, CertificateVerifier(RULES, now)]),))
     certificate = CertificateProver(AUTHORITY.issue(spiffe("worker/1")))
     tls = Credentials()
     holder, parent = (
-        Party(1, tls, bundle.Together([other, certificate]), policy),
+        Party(1, tls, bundle.BundleProver([other, certificate]), policy),
         Party(0, Credentials(), shared, policy),
     )
-    accomplice = Party(1, tls, bundle.Together([shared, certificate]), policy)
+    accomplice = Party(1, tls, bundle.BundleProver([shared, certificate]), policy)
     shown: list[Proof] = []
     ends: list[Channel] = []
     for each in (holder, accomplice):

@@ -67,7 +67,7 @@ def test_a_lie_in_the_tree_is_detected_at_peer_verification(lie: Lie) -> None:
     assert all(isinstance(error, AdmissionError | AbortedError) for error in errors), errors
     assert any(isinstance(error, AdmissionError) for error in errors)
     named = [str(error) for error in errors]
-    assert all("worker 5, which worker 1 let in, does not belong to this run" in text for text in named), named
+    assert all("worker 5, which worker 1 admitted, failed peer verification" in text for text in named), named
 
 
 @pytest.mark.promise("A worker listed by evidence or a token is verified again by each worker that links with it.")

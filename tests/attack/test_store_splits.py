@@ -45,7 +45,7 @@ def test_a_job_split_in_two_is_refused_by_every_worker() -> None:
     for world in halves(least=4):
         for rank in range(world.size):
             error = world.error(rank)
-            assert "was told that the run has 2 workers; its policy asks for at least 4 (min_workers)" in error
+            assert "was started in a run of 2 workers; its policy asks for at least 4 (min_workers)" in error
         assert world.store.lookups == 0, "the worker asked the store first"
     assert time.monotonic() - started < 5
 

@@ -21,7 +21,7 @@ from ringfence.cli import main
 from ringfence.cli.evidence import collect
 from ringfence.errors import ConfigurationError
 from ringfence.evidence import collateral
-from ringfence.evidence.evidence_file import FILE_BYTES, Held, read
+from ringfence.evidence.evidence_file import FILE_BYTES, StoredEvidence, read
 from ringfence.keys import PROOF_LIMIT_BYTES
 from tests.cli.command import ringfence
 from tests.fake_tsm import Kernel
@@ -59,7 +59,7 @@ def test_recorded_evidence_is_genuine_at_its_time() -> None:
     ("arguments", "code", "text"),
     [
         ((*TURIN[:3], "--at", "2040-01-01"), 1, "and it is 2040-01-01"),
-        ((TURIN[0], "--certificate", f"{SNP}/oak-genoa_vcek.der", "--at", "2026-01-01"), 1, "VCEK of another chip"),
+        ((TURIN[0], "--certificate", f"{SNP}/oak-genoa_vcek.der", "--at", "2026-01-01"), 1, "VCEK is of another chip"),
         ((TURIN[0],), 1, "its endorsement certificate cannot be read"),
         ((QUOTE[0], *COLLATERAL), 1, "its collateral must be of this month: `ringfence evidence collateral`"),
         (QUOTE, 2, "name it with --collateral"),
@@ -148,7 +148,7 @@ def test_what_is_measured_from_gpus_is_a_file_of_reference_values_values(
     assert (code, "no worker could present it" in output) == (2, True)
 
 
-def read_held(path: str) -> Held:
+def read_held(path: str) -> StoredEvidence:
     return read(Path(path).read_bytes())
 
 
@@ -231,12 +231,12 @@ def test_collect_names_what_is_missing_and_overwrites_nothing(tmp_path: Path) ->
         b"0x0",
         b"00ff",
         bytes(FILE_BYTES + 1),
-        Held("tdx", b"", bytes(63)).text().encode(),
-        Held("tdx", bytes(PROOF_LIMIT_BYTES + 1), bytes(64)).text().encode(),
-        Held("token", b"", bytes(64)).text().encode(),
-        Held("tdx", b"", bytes(64)).text().replace('"kind"', '"more": 1, "kind"').encode(),
-        Held("tdx", b"", bytes(64)).text().replace('"proof": ""', '"proof": "*"').encode(),
-        Held("tdx", b"", bytes(64)).text().replace('"proof": ""', '"proof": 1').encode(),
+        StoredEvidence("tdx", b"", bytes(63)).text().encode(),
+        StoredEvidence("tdx", bytes(PROOF_LIMIT_BYTES + 1), bytes(64)).text().encode(),
+        StoredEvidence("token", b"", bytes(64)).text().encode(),
+        StoredEvidence("tdx", b"", bytes(64)).text().replace('"kind"', '"more": 1, "kind"').encode(),
+        StoredEvidence("tdx", b"", bytes(64)).text().replace('"proof": ""', '"proof": "*"').encode(),
+        StoredEvidence("tdx", b"", bytes(64)).text().replace('"proof": ""', '"proof": 1').encode(),
     ],
 )
 def test_what_is_no_evidence_is_an_error_of_the_user(content: bytes) -> None:
@@ -400,7 +400,7 @@ def test_the_threads_of_a_fetch_are_not_in_the_commands_process(tmp_path: Path) 
 def test_a_service_that_never_answers_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ConfigurationError, match=f"{address} gave no collateral within 2 s"):
+        with pytest.raises(ConfigurationError, match=f"{address} returned no collateral within 2 s"):
             collateral.fetch(Path(QUOTE[0]).read_bytes(), address, seconds=2)
 
 

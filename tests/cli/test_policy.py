@@ -179,12 +179,12 @@ def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
     lines = ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout.splitlines()
     assert lines[0] == "A worker is admitted if it meets any of 2 rules:"
     assert "1. the cluster in Turin" in lines
-    assert "     holds the run's shared secret (RINGFENCE_SECRET_FILE)" in lines
+    assert "     has the run's shared secret (RINGFENCE_SECRET_FILE)" in lines
     assert "     shows a certificate named *.nodes.example.org" in lines
     assert "2. secret" in lines
     assert lines[-3:] == [
-        "Nobody else is.",
-        "A run has at least 8 workers, or it does not begin.",
+        "No other worker is admitted.",
+        "A run with fewer than 8 workers does not begin.",
         "After 36 hours all workers must be verified again.",
     ]
 

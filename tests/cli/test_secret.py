@@ -136,7 +136,7 @@ def test_a_rotated_secret_and_the_old_one_refuse_each_other(tmp_path: Path) -> N
     ringfence("secret", "rotate", "run.secret", folder=tmp_path)
     world = World(2, timeout=4.5)
     world.start([0, 1], {0: Settings(old), 1: Settings(load_secret(tmp_path / "run.secret"))})
-    assert "does not hold the shared secret" in world.error(1)
+    assert "does not have the shared secret" in world.error(1)
 
 
 def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def _certified() -> tuple[certificate.Rules, bytes, certificate.Statement]:
     statement = certificate.Statement(b"fuzz", (b"what a worker signs",))
     found = certificate.Rules((authority.der,), ("spiffe://example.org/trainer/*",), "example.org")
     between = Authority("between", issuer=authority)
-    return found, certificate.make(between.issue(spiffe("trainer/7")), statement), statement
+    return found, certificate.sign_statement(between.issue(spiffe("trainer/7")), statement), statement
 
 
 def _certificate(data: bytes) -> None:

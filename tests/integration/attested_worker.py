@@ -84,7 +84,7 @@ def work(pipe: Connection, folder: str, rank: int, size: int, plan: Plan, timeou
     except RingfenceError as error:
         pipe.send(("error", f"{type(error).__name__}: {error}"))
         return
-    how = sorted({each.how for each in member.roster.admitted})
+    how = sorted({each.proof_name for each in member.roster.admitted})
     key = keys.digest(b"test", member.session_key.reveal()).hex()
     pipe.send(("joined", member.roster.digest.hex(), key, how, time.monotonic() - began))
     pipe.recv()

@@ -31,7 +31,7 @@ def test_the_commands_on_recorded_evidence_do_what_the_guide_says(tmp_path: Path
     assert "SEV-SNP report from Turin: genuine" in done.stdout
     assert "TDX quote: genuine" in done.stdout
     assert done.stdout.count("refused") == 2
-    assert "VCEK of another chip" in done.stdout
+    assert "VCEK is of another chip" in done.stdout
     assert "its collateral must be of this month" in done.stdout
     measured = done.stdout[done.stdout.index("[admit.snp]") : done.stdout.index("!!")]
     shown = policies()[0]["admit"][0]["snp"]

@@ -28,7 +28,10 @@ def test_the_same_commands_with_a_certificate_of_another_authority_are_refused(t
     other = "ringfence certificate new other node-0\n" + COMMANDS.replace("$PWD/site/node-0", "$PWD/other/node-0")
     done = shell(other, tmp_path)
     assert done.returncode != 0
-    assert "this worker's own certificate would be refused: no authority of the policy vouches" in done.stderr
+    assert (
+        "this worker's own certificate would be refused: the certificate was not issued under an authority of the policy"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("document", ["reference/policy.md", "guides/admit-by-certificate.md"])

@@ -41,7 +41,7 @@ def policy() -> Policy:
     td = tdx_mint.foundry()
     return Policy(
         (
-            bundle.All(
+            bundle.BundleVerifier(
                 [
                     CertificateVerifier(rules, time.time),
                     tdx.TdxVerifier(td.rules, time.time, root=td.root),
@@ -79,28 +79,28 @@ class Elsewhere:
 def test_workers_with_all_three_admit_each_other() -> None:
     with World(6) as world:
         for rank in range(6):
-            world.start([rank], {rank: Settings()}, {rank: (policy(), bundle.together(proofs(str(rank))))})
+            world.start([rank], {rank: Settings()}, {rank: (policy(), bundle.prover_for(proofs(str(rank))))})
         members = world.members()
-        assert {each.how for member in members for each in member.roster.admitted} == {BY_ALL}
+        assert {each.proof_name for member in members for each in member.roster.admitted} == {BY_ALL}
         assert len({member.roster.digest for member in members}) == 1
 
 
 def without_gpus() -> Prover:
-    return bundle.together(proofs("1")[:2])
+    return bundle.prover_for(proofs("1")[:2])
 
 
 def with_gpus_of_another_machine() -> Prover:
     own, quote, gpu = proofs("1")
-    return bundle.together([own, quote, Elsewhere(gpu)])
+    return bundle.prover_for([own, quote, Elsewhere(gpu)])
 
 
 def with_a_quote_of_another_machine() -> Prover:
     own, quote, gpu = proofs("1")
-    return bundle.together([own, Elsewhere(quote), gpu])
+    return bundle.prover_for([own, Elsewhere(quote), gpu])
 
 
 def with_a_certificate_of_another_authority() -> Prover:
-    return bundle.together(proofs("1", Authority(start=TODAY - HOUR, end=TODAY + HOUR)))
+    return bundle.prover_for(proofs("1", Authority(start=TODAY - HOUR, end=TODAY + HOUR)))
 
 
 def with_a_certificate_alone() -> Prover:
@@ -110,17 +110,21 @@ def with_a_certificate_alone() -> Prover:
 @pytest.mark.parametrize(
     ("show", "heard", "logged"),
     [
-        (without_gpus, "rank 1 shows proofs of kinds [2, 3]", "; " + BY_ALL + " together are kinds [2, 3, 5]"),
+        (
+            without_gpus,
+            "rank 1 presents proofs of kinds [2, 3]",
+            "; this rule asks for " + BY_ALL + ", kinds [2, 3, 5]",
+        ),
         (with_gpus_of_another_machine, "nonce", ""),
         (with_a_quote_of_another_machine, "REPORTDATA differs", ""),
-        (with_a_certificate_of_another_authority, "no authority of the policy vouches", ""),
-        (with_a_certificate_alone, "rank 1 shows a proof of kind 2", "; this worker's policy accepts: " + BY_ALL),
+        (with_a_certificate_of_another_authority, "not issued under an authority of the policy", ""),
+        (with_a_certificate_alone, "rank 1 presents a proof of kind 2", "; this worker's policy accepts: " + BY_ALL),
     ],
 )
 def test_a_worker_that_lacks_one_of_them_is_refused(show: Callable[[], Prover], heard: str, logged: str) -> None:
     """The one that is refused hears what is about itself; what the policy asks for stays with its verifier."""
     world = World(2, timeout=6.0)
-    good = bundle.together(proofs("0"))
+    good = bundle.prover_for(proofs("0"))
     world.start([0, 1], dict.fromkeys((0, 1), Settings()), {0: (policy(), good), 1: (policy(), show())})
     assert heard in world.error(1)
     assert not logged or logged not in world.error(1)

@@ -129,7 +129,7 @@ def test_a_world_deeper_than_one_edge_checks_the_certificates_of_those_it_never_
             world.start([rank], {rank: settings})
         members = world.members()
         assert len({member.roster.digest for member in members}) == 1
-        assert {each.how for member in members for each in member.roster.admitted} == {"certificate"}
+        assert {each.proof_name for member in members for each in member.roster.admitted} == {"certificate"}
 
 
 def settings_of(*parts: Mapping[str, str]) -> Settings:
@@ -152,7 +152,7 @@ def test_different_policies_are_refused_and_both_sides_are_named(site: Site) -> 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("foreign authority", "no authority of the policy vouches"),
+        ("foreign authority", "not issued under an authority of the policy"),
         ("foreign trust domain", "is of trust domain example.com, and this rule is for example.org"),
         ("two names", "2 URIs, and exactly one is allowed"),
         ("expired", "expired at"),
@@ -168,7 +168,7 @@ def test_a_worker_whose_certificate_does_not_fit_learns_it_before_it_dials(site:
         "expired": lambda: site.certificate("x", end=TODAY - HOUR),
         "another name": lambda: site.certificate("x", spiffe("viewer/x")),
     }[wrong]()
-    with pytest.raises(ConfigurationError, match="this worker has nothing that its own policy admits") as caught:
+    with pytest.raises(ConfigurationError, match="this worker has no credential that its own policy admits") as caught:
         policy_of(settings_of(policy, bad))
     assert says in str(caught.value)
 
@@ -201,7 +201,7 @@ def test_a_worker_that_dials_all_the_same_is_refused(site: Site, wrong: str) -> 
     else:
         unauthenticated_peer = Authority(start=TODAY - HOUR, end=TODAY + HOUR)
         bad = settings_of(site.policy(BY_CERTIFICATE), site.certificate("w1", authority=unauthenticated_peer))
-        says = "no authority of the policy vouches"
+        says = "not issued under an authority of the policy"
     policy, _ = policy_of(good)
     assert bad.certificate is not None
     world = World(2, timeout=6.0)
@@ -233,7 +233,7 @@ def test_each_kind_of_evidence_says_what_it_misses() -> None:
         ("secret", bare, "RINGFENCE_SECRET_FILE"),
         ("certificate", bare, "RINGFENCE_CERTIFICATE_FILE"),
         ("tdx", bare, "no attestation by the kernel"),
-        ("tdx", other, "the kernel attests by sev_guest, and this rule asks for tdx_guest"),
+        ("tdx", other, "the kernel provides sev_guest, and this rule asks for tdx_guest"),
         ("snp", bare, "no attestation by the kernel"),
         ("nvidia", bare, "no GPU"),
         ("token", bare, "RINGFENCE_TOKEN_COMMAND"),
@@ -305,7 +305,7 @@ def test_files_that_do_not_fit_together_are_named(site: Site) -> None:
     chain = one["RINGFENCE_CERTIFICATE_FILE"]
     with pytest.raises(ConfigurationError, match=r"w1\.key: the key is not that of the first certificate"):
         load_credential(chain, other)
-    with pytest.raises(ConfigurationError, match="not a file of certificates in PEM form"):
+    with pytest.raises(ConfigurationError, match="not a PEM file with certificates"):
         load_credential(key, key)
     (site.folder / "w0.key").write_bytes(b"nothing")
     with pytest.raises(ConfigurationError, match="not a private key in PEM form"):

@@ -79,8 +79,8 @@ def test_a_run_by_secret_and_hardware_keeps_no_key_that_admits(together: bool) -
     vm, shared = snp_mint.foundry(), SharedSecret(SECRET, "none")
     hardware = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
     prover: Prover = snp.SnpProver(lambda data: (vm.report(data), vm.certificate()))
-    policy = Policy((bundle.All([shared, hardware]),)) if together else Policy((shared, hardware))
-    shown: Prover = bundle.Together([shared, prover]) if together else prover
+    policy = Policy((bundle.BundleVerifier([shared, hardware]),)) if together else Policy((shared, hardware))
+    shown: Prover = bundle.BundleProver([shared, prover]) if together else prover
     admission = {rank: (policy, shown if together or rank not in (1, 5) else shared) for rank in range(SIZE)}
     assert any(isinstance(each, keys.Secret) for each in held_by(policy)), "the search finds what there is"
     with World(SIZE) as world:

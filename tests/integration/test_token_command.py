@@ -37,7 +37,7 @@ def test_the_command_gets_the_nonce_and_its_answer_admits() -> None:
     ("command", "reason"),
     [
         (["/no/such/command"], "does not start: No such file"),
-        (python("import sys; sys.exit('password')"), "ended with 1; what it said is in this worker's log$"),
+        (python("import sys; sys.exit('password')"), "ended with 1; its error output is in this worker's log$"),
         (python(""), "printed 0 bytes"),
         (python(f"print('x' * {PROOF_LIMIT_BYTES})"), f"printed {PROOF_LIMIT_BYTES + 1} bytes"),
     ],
@@ -48,7 +48,7 @@ def test_what_goes_wrong_is_named(command: list[str], reason: str) -> None:
 
 
 def test_a_command_that_never_ends_is_ended() -> None:
-    with pytest.raises(ConfigurationError, match="gave no token within"):
+    with pytest.raises(ConfigurationError, match="printed no token within"):
         fetch_with(python("import threading; threading.Event().wait()"), seconds=0.3)("00")
 
 

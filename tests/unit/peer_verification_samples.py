@@ -154,7 +154,7 @@ def a_guest_that_runs_something_else(made: Circle) -> Presentation:
 
 
 LIES: Mapping[Lie, str] = {
-    a_parent_that_lists_an_unauthenticated_peer: "not signed by the key of its certificate",
+    a_parent_that_lists_an_unauthenticated_peer: "not signed with the key of its certificate",
     an_unauthenticated_peer_that_shows_anothers_proof: "made by rank 4 as a child, for rank 0",
     a_parent_that_swaps_the_key_of_its_child: "another entry than the one in the roster",
     a_guest_that_runs_something_else: "measurement",

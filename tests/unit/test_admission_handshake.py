@@ -33,7 +33,7 @@ def test_two_workers_admit_each_other() -> None:
     assert two.admitted is not None
     assert one.admitted.entry == parent.entry
     assert two.admitted.entry == child.entry
-    assert two.admitted.how == "shared secret"
+    assert two.admitted.proof_name == "shared secret"
     assert one.child_proof_digest == two.child_proof_digest
 
 
@@ -55,7 +55,7 @@ def test_the_child_proves_first() -> None:
     [
         ({"run_id": "run-8"}, Reason.RUN, ("'run-7'", "'run-8'")),
         ({"generation": "2"}, Reason.GENERATION, ("generation 3", "generation 2")),
-        ({"world_size": 5}, Reason.WORLD_SIZE, ("4 and 5 workers", "5 and 4 workers")),
+        ({"world_size": 5}, Reason.WORLD_SIZE, ("world sizes: 4 and 5", "world sizes: 5 and 4")),
     ],
 )
 def test_what_differs_is_refused_by_both_and_both_values_are_named(
@@ -189,7 +189,7 @@ def test_a_message_that_the_table_does_not_list_is_an_error(role: Role, state: S
         handshake.receive(message)
         assert handshake.state is not state
     else:
-        with pytest.raises(ProtocolError, match=f"{type(message).__name__} where this worker"):
+        with pytest.raises(ProtocolError, match=f"{type(message).__name__} while this worker"):
             handshake.receive(message)
         assert handshake.state is state
 
@@ -205,12 +205,12 @@ def test_the_table_lists_one_message_and_a_refusal_for_each_waiting_state() -> N
 def test_a_proof_is_shown_once_and_only_where_it_is_wanted(role: Role) -> None:
     proof = Proof(1, bytes(32))
     for state in set(State) - {State.COLLECT}:
-        with pytest.raises(ProtocolError, match="a proof to show, where this worker"):
+        with pytest.raises(ProtocolError, match="a proof was presented while this worker"):
             in_state(role, state).present(proof)
     handshake = in_state(role, State.COLLECT)
     assert handshake.present(proof)[0] is proof
-    assert handshake.presented == (proof, handshake.wanted)
-    with pytest.raises(ProtocolError, match="a proof to show"):
+    assert handshake.presented == (proof, handshake.own_binding)
+    with pytest.raises(ProtocolError, match="a proof was presented"):
         handshake.present(proof)
 
 
@@ -218,7 +218,7 @@ def test_a_proof_is_shown_once_and_only_where_it_is_wanted(role: Role) -> None:
 def test_a_proof_is_decided_on_once_and_for_its_own_entry(role: Role) -> None:
     refusal = AdmissionError("no")
     for state in set(State) - {State.VERIFY}:
-        with pytest.raises(ProtocolError, match="a verdict, where this worker"):
+        with pytest.raises(ProtocolError, match="there was a verdict while this worker"):
             in_state(role, state).decide(refusal)
     handshake, other = in_state(role, State.VERIFY), in_state(Role(1 - role), State.VERIFY)
     assert handshake.unverified is not None and other.unverified is not None
@@ -239,5 +239,5 @@ def test_a_handshake_begins_once_and_with_its_own_key() -> None:
     with pytest.raises(ProtocolError, match="own TLS key"):
         handshake.begin(Channel(bytes(32), own.peer_key_digest, own.exporter))
     handshake.begin(own)
-    with pytest.raises(ProtocolError, match="begins once"):
+    with pytest.raises(ProtocolError, match="starts once"):
         handshake.begin(own)

@@ -53,7 +53,7 @@ def proof_of(own: Worker, role: Role, peer: Worker, exporter: bytes = b"e" * 32)
     handshake = own.handshake(role)
     handshake.begin(ends[0])
     handshake.receive(peer.hello)
-    return Proof(own.shared.kind, own.shared.prove(handshake.wanted))
+    return Proof(own.shared.kind, own.shared.prove(handshake.own_binding))
 
 
 def alphabet(role: Role, own: Worker, peer: Worker) -> dict[str, Message]:
@@ -117,7 +117,7 @@ def receive(handshake: Handshake, message: Message | str, policy: Policy) -> lis
     if handshake.state is not State.COLLECT:
         raise ProtocolError("nothing was asked for")
     shared = SharedSecret(SECRET, "run-7")
-    return handshake.present(Proof(shared.kind, shared.prove(handshake.wanted)))
+    return handshake.present(Proof(shared.kind, shared.prove(handshake.own_binding)))
 
 
 def explore(role: Role) -> tuple[list[Branch], int]:

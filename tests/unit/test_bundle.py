@@ -29,8 +29,8 @@ SHARED = SharedSecret(SECRET, "run-7")
 OTHER = SharedSecret(keys.Secret(bytes(range(50, 82))), "run-7")
 CERTIFICATE = CertificateProver(AUTHORITY.issue(spiffe("a")))
 FOREIGN = CertificateProver(Authority().issue(spiffe("a")))
-POLICY = Policy((bundle.All([CertificateVerifier(RULES, now), SHARED]),))
-GOOD = bundle.Together([CERTIFICATE, SHARED])
+POLICY = Policy((bundle.BundleVerifier([CertificateVerifier(RULES, now), SHARED]),))
+GOOD = bundle.BundleProver([CERTIFICATE, SHARED])
 
 
 def side(one: Worker, role: Role, peer: int, prover: Prover, policy: Policy = POLICY) -> Handshake:
@@ -56,14 +56,14 @@ def objection(handshake: Handshake) -> str:
 def test_all_proofs_together_admit() -> None:
     admitted = meet(GOOD).admitted
     assert admitted is not None
-    assert admitted.how == "shared secret and certificate"
+    assert admitted.proof_name == "shared secret and certificate"
 
 
 def test_each_missing_or_wrong_part_is_refused() -> None:
     assert "accepts: shared secret and certificate" in objection(meet(SHARED))
     assert "accepts: shared secret and certificate" in objection(meet(CERTIFICATE))
-    assert "does not hold the shared secret" in objection(meet(bundle.Together([CERTIFICATE, OTHER])))
-    assert "no authority of the policy" in objection(meet(bundle.Together([FOREIGN, SHARED])))
+    assert "does not have the shared secret" in objection(meet(bundle.BundleProver([CERTIFICATE, OTHER])))
+    assert "not issued under an authority of the policy" in objection(meet(bundle.BundleProver([FOREIGN, SHARED])))
 
 
 def test_either_of_two_rules_is_enough_and_both_objections_are_told() -> None:
@@ -71,7 +71,7 @@ def test_either_of_two_rules_is_enough_and_both_objections_are_told() -> None:
     policy = Policy((CertificateVerifier(second, now), CertificateVerifier(RULES, now)))
     assert meet(CERTIFICATE, policy).admitted is not None
     told = objection(meet(CertificateProver(AUTHORITY.issue(spiffe("a", "example.net"))), policy))
-    assert "its signature is not by the key of its issuer; or: " in told
+    assert "its signature was not made with its issuer's key; or: " in told
     assert "this rule is for example.org" in told
 
 
@@ -84,8 +84,10 @@ def test_another_combination_than_the_rules_is_named() -> None:
 
         endorse = None
 
-    told = objection(meet(bundle.Together([CERTIFICATE, Quote()])))  # type: ignore[list-item]
-    assert "rank 1 shows proofs of kinds [2, 3]; shared secret and certificate together are kinds [1, 2]" in told
+    told = objection(meet(bundle.BundleProver([CERTIFICATE, Quote()])))  # type: ignore[list-item]
+    assert (
+        "rank 1 presents proofs of kinds [2, 3]; this rule asks for shared secret and certificate, kinds [1, 2]" in told
+    )
 
 
 def bound_to(role: Role, one: Worker, two: Worker, exporter: bytes = b"e" * 32) -> Proof:
@@ -115,8 +117,8 @@ def test_a_bundle_that_was_made_elsewhere_is_refused_with_all_its_parts(misuse: 
     here = dict(bundle.decode(bound_to(Role.CHILD, worker(1), worker(0)).proof, keys.PROOF_LIMIT_BYTES))
     elsewhere = dict(bundle.decode(MISUSED[misuse]().proof, keys.PROOF_LIMIT_BYTES))
     for used, reasons in (
-        (elsewhere, ("does not hold the shared secret", "is not over this connection")),
-        (here | {1: elsewhere[1]}, ("does not hold the shared secret",)),
+        (elsewhere, ("does not have the shared secret", "is not over this connection")),
+        (here | {1: elsewhere[1]}, ("does not have the shared secret",)),
         (here | {2: elsewhere[2]}, ("is not over this connection",)),
     ):
 
@@ -144,18 +146,18 @@ def test_a_bundle_that_cannot_be_read_is_refused(data: bytes) -> None:
     def tamper(role: Role, message: Message) -> Message:
         return Proof(bundle.KIND, data) if role is Role.CHILD and isinstance(message, Proof) else message
 
-    assert "cannot be read" in objection(meet(GOOD, tamper=tamper))
+    assert "malformed" in objection(meet(GOOD, tamper=tamper))
 
 
 def test_a_listing_needs_every_endorsement() -> None:
     entry = worker(1).entry
     good = Listing(entry, bundle.KIND, bytes(32), GOOD.endorse(entry, bytes(32)))
-    assert verify(POLICY, good).how == "shared secret and certificate"
+    assert verify(POLICY, good).proof_name == "shared secret and certificate"
     for bad in (
         replace(good, proof_digest=b"\1" * 32),
         replace(good, endorsement=b""),
-        replace(good, endorsement=bundle.Together([CERTIFICATE, OTHER]).endorse(entry, bytes(32))),
-        replace(good, endorsement=bundle.Together([FOREIGN, SHARED]).endorse(entry, bytes(32))),
+        replace(good, endorsement=bundle.BundleProver([CERTIFICATE, OTHER]).endorse(entry, bytes(32))),
+        replace(good, endorsement=bundle.BundleProver([FOREIGN, SHARED]).endorse(entry, bytes(32))),
         replace(good, kind=1, endorsement=SHARED.endorse(entry, bytes(32))),
     ):
         with pytest.raises(AdmissionError):
@@ -204,7 +206,7 @@ def test_a_certificate_a_quote_and_sixteen_gpus_fit_together() -> None:
 
 def test_a_rule_has_each_kind_once_and_holds_no_bundle() -> None:
     for wrong in ([SHARED], [SHARED, OTHER], [SHARED, POLICY.verifiers[0]]):
-        with pytest.raises(ConfigurationError, match="a rule that asks for"):
-            bundle.All(wrong)
-    assert bundle.all_of([SHARED]) is SHARED
-    assert bundle.together([SHARED]) is SHARED
+        with pytest.raises(ConfigurationError, match="a rule must ask for"):
+            bundle.BundleVerifier(wrong)
+    assert bundle.verifier_for([SHARED]) is SHARED
+    assert bundle.prover_for([SHARED]) is SHARED

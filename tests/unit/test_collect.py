@@ -94,7 +94,7 @@ def test_a_report_is_asked_for_at_the_level_that_is_wanted(floor: int, level: in
 
 
 def test_a_level_that_the_guest_does_not_have_is_refused_before_anything_is_asked() -> None:
-    with pytest.raises(ConfigurationError, match="runs at VMPL 2 and cannot ask for a report of VMPL 0"):
+    with pytest.raises(ConfigurationError, match="runs at VMPL 2 and cannot request a report of VMPL 0"):
         guest.snp(DATA, snp_kernel(level_floor=2), level=0)
 
 
@@ -126,7 +126,7 @@ def test_what_passes_is_tried_again(attribute: str, code: int) -> None:
 @pytest.mark.parametrize(
     ("attribute", "code", "reason"),
     [
-        ("make", errno.ENOENT, "no confidential VM"),
+        ("make", errno.ENOENT, "not a confidential VM"),
         ("make", errno.ENXIO, "modprobe"),
         ("make", errno.EACCES, "only root"),
         ("outblob", errno.ETIMEDOUT, "quoting service runs"),
@@ -154,7 +154,7 @@ def test_what_never_passes_ends_after_a_few_attempts(attribute: str) -> None:
 def test_a_stale_report_is_never_taken_for_ours() -> None:
     """A provider that hands out what it made for somebody else."""
     kernel = Kernel(tsm.TDX, lambda data, level: tdx_foundry().quote(bytes(64)))
-    with pytest.raises(ConfigurationError, match="carries other bytes than it was asked for"):
+    with pytest.raises(ConfigurationError, match="has other report data than requested"):
         guest.tdx(DATA, kernel)
 
 
@@ -179,7 +179,7 @@ def test_somebody_who_writes_our_own_bytes_is_noticed_too() -> None:
         if name == "provider":
             instance.written += 1
 
-    with pytest.raises(ConfigurationError, match="somebody else wrote while the report was read"):
+    with pytest.raises(ConfigurationError, match="another process wrote while the report was read"):
         guest.tdx(DATA, tdx_kernel(before_read=intrude))
 
 
@@ -201,9 +201,9 @@ def test_a_report_is_about_64_bytes(length: int) -> None:
 
 
 def test_a_guest_of_another_kind_says_so() -> None:
-    with pytest.raises(ConfigurationError, match="a guest of SEV-SNP, not of TDX"):
+    with pytest.raises(ConfigurationError, match="a SEV-SNP guest, not a TDX guest"):
         guest.tdx(DATA, snp_kernel())
-    with pytest.raises(ConfigurationError, match="a guest of TDX, not of SEV-SNP"):
+    with pytest.raises(ConfigurationError, match="a TDX guest, not a SEV-SNP guest"):
         guest.snp(DATA, tdx_kernel())
     with pytest.raises(ConfigurationError, match="'arm_cca_guest' is neither"):
         guest.tdx(DATA, Kernel("arm_cca_guest", lambda data, level: data))
@@ -272,5 +272,5 @@ def test_a_machine_without_a_tee_says_so() -> None:
     if tsm.KernelFiles().exists(tsm.FOLDER):
         assert tsm.provider(tsm.KernelFiles()) in (tsm.TDX, tsm.SNP)
         return
-    with pytest.raises(ConfigurationError, match="no confidential VM"):
+    with pytest.raises(ConfigurationError, match="not a confidential VM"):
         guest.tdx(DATA, tsm.KernelFiles())

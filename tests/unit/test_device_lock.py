@@ -77,7 +77,7 @@ def check_that_who_hung_up_is_passed_over(device: threading.Lock, prover: Asks, 
 def test_the_kernel_is_not_asked_for_who_has_hung_up() -> None:
     kernel = snp_kernel()
     prover = Asks(lambda data: guest.snp(data, kernel))
-    check_that_who_hung_up_is_passed_over(tsm._asking, prover, lambda: len(kernel.made))
+    check_that_who_hung_up_is_passed_over(tsm._device_lock, prover, lambda: len(kernel.made))
 
 
 def test_gpus_are_not_asked_for_who_has_hung_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -90,7 +90,7 @@ def test_gpus_are_not_asked_for_who_has_hung_up(driver: Driver, monkeypatch: pyt
 
     monkeypatch.setattr(driver, "nvmlDeviceGetConfComputeGpuAttestationReport", report)
     prover = Asks(lambda data: nvml.collect(nvidia.nonce_of(data), nvml.load(), root=ROOT.certificate))
-    check_that_who_hung_up_is_passed_over(nvml._asking, prover, lambda: len(asked) // len(driver.devices))
+    check_that_who_hung_up_is_passed_over(nvml._device_lock, prover, lambda: len(asked) // len(driver.devices))
 
 
 def test_the_kernel_is_asked_for_one_connection_after_the_other() -> None:

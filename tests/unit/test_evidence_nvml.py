@@ -73,7 +73,7 @@ def test_bytes_that_a_driver_leaves_behind_do_not_travel(driver: Driver) -> None
 
 def test_another_processes_answer_is_not_taken_for_ours(driver: Driver) -> None:
     driver.nonce = bytes(32)
-    with pytest.raises(ConfigurationError, match="somebody else asked: try again"):
+    with pytest.raises(ConfigurationError, match="of another request: try again"):
         collect()
 
 
@@ -82,10 +82,10 @@ def test_another_processes_answer_is_not_taken_for_ours(driver: Driver) -> None:
     [
         ("init", NO_DRIVER, "does not start: .*confidential computing"),
         ("count", NO_DRIVER, "fails: .*confidential computing"),
-        ("report", NOT_SUPPORTED, "GPU 0 gives no attestation report: Not Supported; .*nvidia-smi conf-compute"),
-        ("size", 0, "wrote 0 bytes into 8192"),
-        ("size", 8193, "wrote 8193 bytes into 8192"),
-        ("size", 100, "cannot be read: the GPU report ends early"),
+        ("report", NOT_SUPPORTED, "GPU 0 returned no attestation report: Not Supported; .*nvidia-smi conf-compute"),
+        ("size", 0, "0 bytes in a buffer of 8192"),
+        ("size", 8193, "8193 bytes in a buffer of 8192"),
+        ("size", 100, "malformed report: the GPU report is truncated"),
         ("devices", (), "this machine has 0 GPUs"),
         ("devices", (None,) * 17, "this machine has 17 GPUs"),
     ],

@@ -32,9 +32,9 @@ def from_code(key: bytes, leaf: bytes, authority: bytes) -> dict[str, Any]:
     credential = Credential((leaf,), Ed25519PrivateKey.from_private_bytes(key))
     rules = Rules((authority,), PATTERNS, "example.org")
     prover, shared, entry = CertificateProver(credential), SharedSecret(SECRET, "run-7"), worker(1).entry
-    both = bundle.Together([prover, shared])
+    both = bundle.BundleProver([prover, shared])
     verifier = CertificateVerifier(rules, now)
-    limited = Policy((verifier, bundle.All([verifier, shared])), min_workers=8, max_session_age=86400)
+    limited = Policy((verifier, bundle.BundleVerifier([verifier, shared])), min_workers=8, max_session_age=86400)
     return {
         "key": key.hex(),
         "certificate": leaf.hex(),

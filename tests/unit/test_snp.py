@@ -64,10 +64,10 @@ def test_a_recorded_guest_that_its_host_may_debug_is_refused() -> None:
     [
         ("trustee-test-vcek-invalid-legacy.der", "not signed by"),
         ("trustee-test-vcek-invalid-new.der", "not signed by"),
-        ("virtee-vcek_milan.der", "not signed by the key of its certificate: the VCEK of another chip"),
-        ("virtee-vcek_turin.der", "not signed by the key"),
-        ("trustee-test-vlek.der", "not signed by the key"),
-        ("oak-genoa_vcek.der", "not signed by the key"),
+        ("virtee-vcek_milan.der", "not signed with the key of its certificate: the VCEK is of another chip"),
+        ("virtee-vcek_turin.der", "not signed with the key"),
+        ("trustee-test-vlek.der", "not signed with the key"),
+        ("oak-genoa_vcek.der", "not signed with the key"),
     ],
 )
 def test_a_report_with_the_certificate_of_another_chip_is_refused(file: str, reason: str) -> None:
@@ -79,7 +79,7 @@ def test_a_report_with_the_certificate_of_another_chip_is_refused(file: str, rea
 def test_a_chain_of_another_product_line_is_refused() -> None:
     record = RECORDS["oak genoa"]
     for name in ("milan", "turin"):
-        with pytest.raises(AdmissionError, match="does not lead to a pinned root"):
+        with pytest.raises(AdmissionError, match="was not issued under a pinned root"):
             authenticate(record, known={name: pinned()[name]})
 
 
@@ -125,7 +125,7 @@ def test_bytes_that_nothing_signs_must_be_zero(place: int) -> None:
     report = bytearray(RECORDS["trustee"].report)
     assert place >= SIGNED_BYTES and report[place] == 0
     report[place] = 1
-    with pytest.raises(AdmissionError, match="must be zeros"):
+    with pytest.raises(AdmissionError, match="bytes other than zero"):
         authenticate(RECORDS["trustee"], report=bytes(report))
 
 
@@ -148,7 +148,7 @@ def test_versions_that_were_never_tested_are_refused(version: int) -> None:
 @pytest.mark.parametrize("bit", range(5, 32))
 def test_flags_that_nobody_has_given_a_meaning_are_refused(bit: int) -> None:
     report = foundry().report(DATA, changes={0x48: (1 << bit).to_bytes(4, "little")})
-    with pytest.raises(AdmissionError, match="some of which this release does not know"):
+    with pytest.raises(AdmissionError, match="some of which this release does not support"):
         Report.decode(report)
 
 
@@ -170,18 +170,18 @@ def test_a_proof_decodes_to_what_was_encoded_and_nothing_may_follow() -> None:
     proof = snp.encode(b"report", b"certificate")
     assert snp.decode(proof) == (b"report", b"certificate")
     for wrong in (proof + b"\0", proof[:-1], b"", proof[4:]):
-        with pytest.raises(AdmissionError, match="wrong form"):
+        with pytest.raises(AdmissionError, match="malformed"):
             snp.decode(wrong)
 
 
 def test_a_certificate_with_bytes_behind_it_is_refused() -> None:
-    with pytest.raises(AdmissionError, match="cannot be read"):
+    with pytest.raises(AdmissionError, match="malformed"):
         authenticate(RECORDS["trustee"], certificate=RECORDS["trustee"].certificate + b"\0")
 
 
 def test_a_report_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
     proof = snp.encode(foundry().report(DATA), b"not a certificate")
-    with pytest.raises(AdmissionError, match="cannot be read"):
+    with pytest.raises(AdmissionError, match="malformed"):
         snp.verify(proof, DATA, foundry().rules, time.time(), known=foundry().roots)
     with pytest.raises(AdmissionError, match="REPORT_DATA differs"):
         snp.verify(proof, bytes(64), foundry().rules, time.time(), known=foundry().roots)
@@ -200,7 +200,7 @@ def test_a_guest_that_is_refused_hears_nothing_of_the_policy() -> None:
         with pytest.raises(AdmissionError) as caught:
             verify(mint, mint.report(DATA), mint.certificate("vcek"), rules)
         assert secret in str(caught.value)
-        assert secret not in caught.value.told
+        assert secret not in caught.value.to_peer
 
 
 # -- minted under a test root ---------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_a_minted_report_is_admitted_under_the_test_root_only(product: str, kind
     report, certificate = mint.report(DATA, changes=changes), mint.certificate(kind)
     rules = replace(mint.rules, vlek_providers=("test",))
     assert verify(mint, report, certificate, rules).product.name == product
-    with pytest.raises(AdmissionError, match="does not lead to a pinned root of AMD"):
+    with pytest.raises(AdmissionError, match="was not issued under a pinned root of AMD"):
         snp.verify(snp.encode(report, certificate), DATA, rules, time.time())
 
 
@@ -233,10 +233,10 @@ def number(value: int, width: int = 4) -> bytes:
         ({0x08: number(0xB0000, 8)}, "may debug the guest"),
         ({0x08: number(0x70000, 8)}, "allows a migration agent"),
         ({0x08: number(0x230000, 8)}, "allows CXL memory"),
-        ({0x08: number(0x10000, 8)}, "bits that this release does not know"),
-        ({0x08: number(1 << 40 | 0x30000, 8)}, "bits that this release does not know"),
+        ({0x08: number(0x10000, 8)}, "bits that this release does not support"),
+        ({0x08: number(1 << 40 | 0x30000, 8)}, "bits that this release does not support"),
         ({0x30: number(1)}, "at VMPL 1, the policy wants 0"),
-        ({0x34: number(2)}, "signed by algorithm 2"),
+        ({0x34: number(2)}, "signature algorithm 2"),
         ({0x48: number(1 << 1)}, "masks the chip's key"),
         ({0x48: number(1 << 2)}, "another kind of key"),
         ({0x48: number(7 << 2)}, "another kind of key"),
@@ -244,8 +244,8 @@ def number(value: int, width: int = 4) -> bytes:
         ({0x90: bytes(48)}, "its measurement is 0000.*does not list"),
         ({0x188: bytes((0x1A, 0x02))}, "family 0x1a, model 0x2; its certificate is for Milan"),
         ({0x188: bytes((0x19, 0x11))}, "model 0x11; its certificate is for Milan"),
-        ({0x182: b"\1"}, "TCB version of the wrong form"),
-        ({0x1A0: bytes(64)}, "report is of chip 0000000000000000, its VCEK of 0102"),
+        ({0x182: b"\1"}, "malformed TCB version"),
+        ({0x1A0: bytes(64)}, "report is from chip 0000000000000000, its VCEK for 0102"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -274,7 +274,7 @@ def test_newer_firmware_than_the_policy_wants_is_admitted() -> None:
 
 def test_a_certificate_for_another_tcb_is_refused() -> None:
     mint = foundry()
-    with pytest.raises(AdmissionError, match="its certificate of bootloader 4, tee 0, snp 25"):
+    with pytest.raises(AdmissionError, match="its certificate for bootloader 4, tee 0, snp 25"):
         verify(mint, mint.report(DATA), mint.certificate(versions={**VERSIONS, "snp": 25}))
 
 
@@ -282,9 +282,9 @@ def test_a_certificate_for_another_tcb_is_refused() -> None:
 def test_the_vcek_of_another_chip_is_refused_though_amd_signed_it() -> None:
     mint = foundry()
     other = ec.generate_private_key(ec.SECP384R1())
-    with pytest.raises(AdmissionError, match="VCEK of another chip"):
+    with pytest.raises(AdmissionError, match="VCEK is of another chip"):
         verify(mint, mint.report(DATA, key=other), mint.certificate())
-    with pytest.raises(AdmissionError, match="its VCEK of 0909"):
+    with pytest.raises(AdmissionError, match="its VCEK for 0909"):
         verify(mint, mint.report(DATA), mint.certificate(chip=b"\x09" * 64))
 
 
@@ -317,7 +317,7 @@ def test_a_turin_report_must_say_that_it_is_one() -> None:
         ({"chip_ids": (b"\1" * 64,)}, "its chip_id is 0102"),
         ({"allow_smt": False}, "allows simultaneous multithreading"),
         ({"require_single_socket": True}, "not kept to a single socket"),
-        ({"require_ciphertext_hiding": True}, "does not ask for ciphertext hiding"),
+        ({"require_ciphertext_hiding": True}, "does not require ciphertext hiding"),
     ],
 )
 def test_each_rule_refuses_what_does_not_meet_it(rule: dict[str, object], reason: str) -> None:

@@ -44,13 +44,13 @@ def test_with_any_list_each_product_line_needs_one() -> None:
         AdmissionError, match="there is no list of revoked certificates for Turin: name it in crl"
     ) as caught:
         verify(foundry("milan").revoked(), product="turin")
-    assert caught.value.told == "there is no list of revoked certificates for Turin"
+    assert caught.value.to_peer == "there is no list of revoked certificates for Turin"
     assert verify(foundry("milan").revoked(1), foundry("turin").revoked(), product="turin")
 
 
 @pytest.mark.parametrize("days", [(-30, -1), (1, 30)], ids=["expired", "of tomorrow"])
 def test_a_list_counts_within_its_time_only(days: tuple[int, int]) -> None:
-    with pytest.raises(AdmissionError, match=r"for Milan is good from .* fetch a new one"):
+    with pytest.raises(AdmissionError, match=r"for Milan is valid from .* fetch a new one"):
         verify(foundry("milan").revoked(days=days))
 
 
@@ -77,7 +77,7 @@ def test_what_is_wrong_with_a_list_is_known_before_anybody_is_verified_by_it() -
     forged = mint.revoked(key=rsa.generate_private_key(65537, 2048))
     assert "was not signed by AMD" in str(objection(forged, roots, now))
     assert "none of AMD's roots issued it" in str(objection(foundry("turin").revoked(), roots, now))
-    assert "it begins on" in str(objection(mint.revoked(days=(2, 30)), roots, now))
+    assert "it is valid from" in str(objection(mint.revoked(days=(2, 30)), roots, now))
 
 
 def policy(folder: Path, crl: str) -> bytes:
@@ -96,12 +96,12 @@ def test_a_policy_names_lists_as_files_in_either_form(tmp_path: Path) -> None:
     assert [each.list for each in rules.revoked] == [found.list, found.list]  # type: ignore[attr-defined]
     without = kinds.read(policy(tmp_path, '["a.crl"]'), lambda name, limit: files[name])
     assert kinds.digest_of(read) != kinds.digest_of(without), "all workers must verify by the same lists"
-    assert any("not revoked by AMD's list, good until" in line for line in rules.explain())
+    assert any("not revoked by AMD's list, which is valid until" in line for line in rules.explain())
 
 
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN X509 CRL-----", b"\x30\x03\x02\x01\x00", b"x" * 10_000])
 def test_a_file_that_is_no_list_is_an_error_of_the_policy(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(PolicyError, match=r"crl: not a list of revoked certificates.*kdsintf") as caught:
+    with pytest.raises(PolicyError, match=r"crl: not a certificate revocation list.*kdsintf") as caught:
         kinds.read(policy(tmp_path, '"a.crl"'), lambda name, limit: content)
     assert len(str(caught.value)) < 500
 

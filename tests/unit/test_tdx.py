@@ -134,7 +134,7 @@ def test_a_recorded_td_that_its_host_may_debug_is_refused() -> None:
 
 
 def test_text_behind_a_recorded_quote_is_refused() -> None:
-    with pytest.raises(AdmissionError, match="bytes behind the end"):
+    with pytest.raises(AdmissionError, match="trailing data after the quote"):
         tdx_quote.trim(load("google-tdx_prod_quote_SPR_E4.dat"))
 
 
@@ -173,10 +173,10 @@ def test_a_flipped_bit_behind_what_is_signed_is_refused_or_changes_no_claim(exha
 def test_padding_must_be_zeros_and_is_no_part_of_a_proof(record: Record) -> None:
     padded = load(record.file)
     assert len(padded) > len(record.quote)
-    with pytest.raises(AdmissionError, match="70 bytes behind the end"):
+    with pytest.raises(AdmissionError, match="70 bytes of trailing data after the quote"):
         tdx.authenticate(padded, record.collateral, record.now)
     for changed in flips(padded[len(record.quote) :]):
-        with pytest.raises(AdmissionError, match="bytes behind the end"):
+        with pytest.raises(AdmissionError, match="trailing data after the quote"):
             tdx_quote.trim(record.quote + changed)
 
 
@@ -229,7 +229,7 @@ def test_headers_that_are_not_known_are_refused(place: int, value: bytes, reason
 
 
 def test_a_quote_that_is_too_long_is_refused_before_it_is_read() -> None:
-    with pytest.raises(AdmissionError, match="where 16384 are allowed"):
+    with pytest.raises(AdmissionError, match="where at most 16384 are allowed"):
         tdx_quote.read(foundry().quote(DATA).ljust(tdx_quote.QUOTE_BYTES + 1, b"\0"))
 
 
@@ -329,9 +329,7 @@ def test_a_module_that_is_older_than_at_the_launch_is_refused(now: bytes, is_old
     """Intel's levels are compared with the SVN at the launch; a module that was replaced since must not be below it."""
     quote = foundry().quote(DATA, changes={584: now}, service_td=bytes(48))
     if is_older:
-        with pytest.raises(
-            AdmissionError, match=r"TDX module is older than when the TD was launched .*update the host"
-        ):
+        with pytest.raises(AdmissionError, match=r"TDX module is older than at the TD.s launch .*update the host"):
             verify(quote)
     else:
         assert verify(quote).status == "UpToDate"
@@ -481,7 +479,7 @@ def test_a_panic_of_the_library_is_a_refusal_and_an_interrupt_is_not() -> None:
     def fail(error: BaseException) -> None:
         raise error
 
-    with pytest.raises(ValueError, match="gave up: index out of bounds"):
+    with pytest.raises(ValueError, match="failed: index out of bounds"):
         tdx.asked(fail, panic("index out of bounds"))
     with pytest.raises(KeyboardInterrupt):
         tdx.asked(fail, KeyboardInterrupt())

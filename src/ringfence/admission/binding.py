@@ -1,4 +1,7 @@
-"""The binding: what a proof is about, so that it is good for one worker, on one connection, in one direction, once."""
+"""The binding: what a proof covers, so that it is valid for one worker, on one connection, in one direction, once.
+
+See spec/admission.md.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ringfence.errors import ProtocolError
 
 
 class Role(IntEnum):
-    """Which end of an edge a worker is. In the binding it stops a proof from being reflected to its maker."""
+    """Which end of an edge a worker is. In the binding it prevents that a proof is reflected to its prover."""
 
     CHILD = 0  #  dials
     PARENT = 1  # accepts
@@ -22,7 +25,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Channel:
-    """What TLS says of one connection; no message can change it."""
+    """Values that TLS provides for one connection; no message can change them."""
 
     own_key_digest: bytes  # SHA-256 of the SubjectPublicKeyInfo
     peer_key_digest: bytes
@@ -31,19 +34,19 @@ class Channel:
 
 @dataclass(frozen=True)
 class Binding:
-    """The preimage is kept beside the proof, so that third parties can check all but the channel."""
+    """The preimage of a binding. It is kept with the proof, so that third parties can check all but the channel."""
 
     preimage: bytes
 
     @property
     def digest(self) -> bytes:
-        """64 bytes: as many as a quote's report data holds."""
+        """64 bytes, the size of a quote's report data."""
         return hashlib.sha512(self.preimage).digest()
 
 
 @dataclass(frozen=True)
-class Bound:
-    """What a preimage says that others than its two workers can check: all but the hellos and the channel."""
+class BindingFields:
+    """The fields of a preimage that a third party can check: all but the hellos and the channel."""
 
     role: Role
     prover: int
@@ -53,17 +56,24 @@ class Bound:
     verifier_key: bytes
 
 
-def read_preimage(preimage: bytes) -> Bound:
-    """The fields of a binding's preimage. ProtocolError if it is none."""
+def parse_preimage(preimage: bytes) -> BindingFields:
+    """Parse a binding's preimage. Raises ProtocolError if it is malformed."""
     reader = encoding.Reader(preimage)
     if reader.take(len(keys.BINDING)) != keys.BINDING:
-        raise ProtocolError("what a proof is said to cover is no binding")
+        raise ProtocolError("not the preimage of a binding")
     role, prover, verifier = reader.number(1), reader.number(4), reader.number(4)
     if role not in tuple(Role):
-        raise ProtocolError(f"a binding in role {role}")
+        raise ProtocolError(f"a binding with unknown role {role}")
     entry, prover_key, verifier_key, _, _, _ = (reader.take(keys.DIGEST_BYTES) for _ in range(6))
     reader.end()
-    return Bound(Role(role), prover, verifier, entry, prover_key, verifier_key)
+    return BindingFields(
+        role=Role(role),
+        prover=prover,
+        verifier=verifier,
+        entry_digest=entry,
+        prover_key=prover_key,
+        verifier_key=verifier_key,
+    )
 
 
 PREIMAGE_BYTES: Final = len(keys.BINDING) + 1 + 2 * 4 + 6 * keys.DIGEST_BYTES
@@ -72,10 +82,10 @@ PREIMAGE_BYTES: Final = len(keys.BINDING) + 1 + 2 * 4 + 6 * keys.DIGEST_BYTES
 def bind(
     role: Role, prover: Hello, verifier: Hello, prover_key: bytes, verifier_key: bytes, exporter: bytes
 ) -> Binding:
-    """The binding of the proof that `prover`, in `role`, shows to `verifier`.
+    """Return the binding of the proof that `prover`, in `role`, presents to `verifier`.
 
-    The exporter alone exists before the client's certificate has arrived, and the TLS key alone would let a parent swap
-    the key that goes into the roster; so both are here, with both hellos and the prover's entry.
+    The exporter alone exists before the client's certificate has arrived, and the TLS key alone would let a parent replace
+    the key that goes into the roster. So the binding covers both, with both hellos and the prover's entry.
     """
     return Binding(
         b"".join(
@@ -96,5 +106,5 @@ def bind(
 
 
 def proof_digest(kind: int, binding: Binding, proof: bytes) -> bytes:
-    """What stands for a proof in the roster."""
+    """Return the digest that represents a proof in the roster."""
     return keys.digest(keys.PROOF_DIGEST, encoding.number(kind, 1), binding.preimage, proof)

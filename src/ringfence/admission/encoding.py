@@ -1,4 +1,4 @@
-"""Strict byte codecs: whatever is parsed re-encodes to identical bytes, or is refused."""
+"""Strict binary encoding: bytes that are accepted re-encode to identical bytes."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from ringfence.errors import ProtocolError
 
 
 def number(value: int, width: int) -> bytes:
-    """An unsigned big-endian integer."""
+    """Encode an unsigned big-endian integer."""
     return value.to_bytes(width, "big")
 
 
 def text(value: str) -> bytes:
-    """Printable ASCII after its 16-bit length."""
+    """Encode printable ASCII after its 16-bit length."""
     encoded = value.encode("ascii")
     return number(len(encoded), 2) + encoded
 
 
 def blob(value: bytes) -> bytes:
-    """Bytes after their 32-bit length."""
+    """Encode bytes after their 32-bit length."""
     return number(len(value), 4) + value
 
 
 def is_printable(value: str) -> bool:
-    """Whether every character is printable ASCII: what text on the wire may hold."""
+    """Whether every character is printable ASCII, as text on the wire must be."""
     return value.isascii() and value.isprintable()
 
 
 def escape(value: str, limit: int) -> str:
-    """`value` as at most `limit` printable ASCII characters. Text that already is comes back unchanged."""
+    """Return `value` as at most `limit` printable ASCII characters; text that already is one is unchanged."""
     escaped = value
     if not is_printable(value):
         escaped = "".join(c if is_printable(c) else c.encode("unicode_escape").decode("ascii") for c in value[:limit])
@@ -35,7 +35,10 @@ def escape(value: str, limit: int) -> str:
 
 
 class Reader:
-    """Takes fields off the front of one message body. Nothing is allocated from a length that the body cannot hold."""
+    """Reads the fields of one message in order. All methods raise ProtocolError.
+
+    No memory is allocated for a length that exceeds the message.
+    """
 
     __slots__ = ("_at", "_data")
 
@@ -48,7 +51,7 @@ class Reader:
         self._at = end = at + count
         part = self._data[at:end]
         if len(part) != count:
-            raise ProtocolError(f"message ends early: {count} bytes wanted, {len(part)} left")
+            raise ProtocolError(f"truncated message: {count} bytes expected, {len(part)} left")
         return part
 
     def number(self, width: int) -> int:
@@ -57,19 +60,19 @@ class Reader:
     def text(self, limit: int) -> str:
         length = self.number(2)
         if length > limit:
-            raise ProtocolError(f"text of {length} bytes where {limit} are allowed")
-        value = self.take(length).decode("latin-1")  # one character a byte, so that none is lost before it is looked at
+            raise ProtocolError(f"a text of {length} bytes, where at most {limit} are allowed")
+        value = self.take(length).decode("latin-1")  # one character for each byte; checked below
         if not is_printable(value):
-            raise ProtocolError("text that is not printable ASCII")
+            raise ProtocolError("a text that is not printable ASCII")
         return value
 
     def blob(self, limit: int) -> bytes:
         length = self.number(4)
         if length > limit:
-            raise ProtocolError(f"field of {length} bytes where {limit} are allowed")
+            raise ProtocolError(f"a field of {length} bytes, where at most {limit} are allowed")
         return self.take(length)
 
     def end(self) -> None:
-        """Nothing may follow the last field."""
+        """Check that nothing follows."""
         if self._at != len(self._data):
-            raise ProtocolError(f"{len(self._data) - self._at} bytes after the end of a message")
+            raise ProtocolError(f"{len(self._data) - self._at} bytes of trailing data after a message")

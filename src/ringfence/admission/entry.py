@@ -1,4 +1,4 @@
-"""An entry: what a worker is known by for one session; and a listing: an entry as it stands in the roster."""
+"""An entry identifies a worker for one session; a listing is an entry in the roster with its endorsement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfence.errors import ProtocolError
 RUN_ID_BYTES: Final = 128
 GENERATION_BYTES: Final = 64
 HOST_BYTES: Final = 255
-ENDORSEMENT_BYTES: Final = 4096  # an HMAC is 32; certificates' signatures, later, are longer
+ENDORSEMENT_BYTES: Final = 4096  # an HMAC is 32; certificates with a signature are longer
 ENTRY_BYTES: Final = RUN_ID_BYTES + GENERATION_BYTES + HOST_BYTES + 3 * 2 + 2 * 4 + 2 * keys.DIGEST_BYTES + 2
 LISTING_BYTES: Final = 4 + ENTRY_BYTES + 1 + keys.DIGEST_BYTES + 4 + ENDORSEMENT_BYTES
 WORLD_LIMIT: Final = 1 << 20
@@ -23,14 +23,17 @@ _MIDDLE: Final = struct.Struct(f">II{keys.KEY_BYTES}s{keys.DIGEST_BYTES}s")  # r
 
 
 def format_address(address: tuple[str, int]) -> str:
-    """ "host:port" or "[v6]:port"."""
+    """Format "host:port" or "[v6]:port"."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One worker. Run id and generation come from its own environment, never from the store."""
+    """One worker. Run id and generation come from its own environment, never from the store.
+
+    Raises ProtocolError if a field is out of range.
+    """
 
     run_id: str
     generation: str
@@ -46,18 +49,18 @@ class Entry:
         _check_text("generation", self.generation, GENERATION_BYTES)
         _check_text("host", self.host, HOST_BYTES)
         if not 1 <= self.world_size <= WORLD_LIMIT or not 0 <= self.rank < self.world_size:
-            raise ProtocolError(f"rank {self.rank} in a world of {self.world_size}")
+            raise ProtocolError(f"an invalid rank: {self.rank} of {self.world_size}")
         if not 0 <= self.port <= 0xFFFF:
-            raise ProtocolError(f"port {self.port}")
+            raise ProtocolError(f"an invalid port: {self.port}")
         if len(self.public_key) != keys.KEY_BYTES or len(self.tls_key_digest) != keys.DIGEST_BYTES:
-            raise ProtocolError("a key of the wrong length")
+            raise ProtocolError("a key or digest of the wrong length")
 
     def encode(self) -> bytes:
         return self._encoded
 
     @cached_property
     def _encoded(self) -> bytes:
-        """Made once: a roster's entries are checked, digested and passed on, in every worker."""
+        """Cached: every worker checks, digests and passes on all entries of the roster."""
         return b"".join(
             (
                 encoding.text(self.run_id),
@@ -73,7 +76,16 @@ class Entry:
         run_id, generation = reader.text(RUN_ID_BYTES), reader.text(GENERATION_BYTES)
         rank, world_size, public_key, tls_key_digest = _MIDDLE.unpack(reader.take(_MIDDLE.size))
         host, port = reader.text(HOST_BYTES), reader.number(2)
-        return cls(run_id, generation, rank, world_size, public_key, tls_key_digest, host, port)
+        return cls(
+            run_id=run_id,
+            generation=generation,
+            rank=rank,
+            world_size=world_size,
+            public_key=public_key,
+            tls_key_digest=tls_key_digest,
+            host=host,
+            port=port,
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> Entry:
@@ -92,7 +104,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """An entry, the digest of the proof its worker showed to its parent, and what lets others check that it did."""
+    """An entry, the digest of the proof that its worker presented to its parent, and the worker's endorsement of both.
+
+    Raises ProtocolError if a field is malformed.
+    """
 
     entry: Entry
     kind: int  #           of proof
@@ -101,9 +116,11 @@ class Listing:
 
     def __post_init__(self) -> None:
         if not 0 < self.kind <= 0xFF or len(self.proof_digest) != keys.DIGEST_BYTES:
-            raise ProtocolError("a listing of the wrong form")
+            raise ProtocolError("a malformed listing")
         if len(self.endorsement) > ENDORSEMENT_BYTES:
-            raise ProtocolError(f"an endorsement of {len(self.endorsement)} bytes")
+            raise ProtocolError(
+                f"an endorsement of {len(self.endorsement)} bytes, where at most {ENDORSEMENT_BYTES} are allowed"
+            )
 
     def encode(self) -> bytes:
         return b"".join(

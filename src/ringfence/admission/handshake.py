@@ -1,19 +1,19 @@
-"""Two workers admit each other over one TLS connection: a table of states, no I/O.
+"""Two workers admit each other over one TLS connection: a state machine without I/O (spec/admission.md).
 
     child                                   parent
       Hello ───────────────────────────────►
       ◄─────────────────────────────── Hello        same run, generation, world, policy?
       Proof ───────────────────────────────►        the child proves first: an unauthenticated child gets no proof
-      ◄──────────────────────── Proof, Admit        the parent verifies, then proves
-      Admit ───────────────────────────────►        the child verifies; both are in
+      ◄──────────────────────── Proof, Admit        the parent verifies, then presents its own
+      Admit ───────────────────────────────►        the child verifies; both are admitted
 
-Either side may answer with Refuse, which ends it. A message that the table does not list is the peer's error.
+Either side may answer with Refuse, which ends the handshake. A message that the table does not list is a protocol error.
 
-A worker's own proof may take seconds to collect (a quote, a GPU's report, a token). Where no prover was handed in, the
-handshake stops in COLLECT and says in `wanted` what the proof must cover; whoever drives it calls `present` when it is there.
+A worker's own proof (a quote, a GPU's report, a token) may take seconds to collect. Without a prover, the handshake stops
+in COLLECT; `own_binding` is what the proof must cover, and the caller passes the proof to `present`.
 
-A peer's proof takes CPU time to verify, and whoever sent it is not authenticated yet. Where no policy was handed in, the
-handshake stops in VERIFY with the proof in `unverified`; whoever drives it verifies that beside its loop and calls `decide`.
+A peer's proof takes CPU time to verify, before the peer is authenticated. Without a policy, the handshake stops in VERIFY with
+the proof in `unverified`; the caller verifies it in the background and passes the verdict to `decide`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringfence.errors import AdmissionError, ProtocolError
 
 
 class State(Enum):
-    IDLE = "has not begun"
+    IDLE = "has not started the handshake"
     HELLO = "waits for a hello"
     COLLECT = "collects its own proof"
     PROOF = "waits for a proof"
@@ -42,9 +42,10 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a handshake failed. `same_run`: the peer claimed this run, this generation and a rank that belongs here.
+    """How a handshake failed.
 
-    `proven`: the peer refuses after its proof was verified, so it is the worker that it claims to be.
+    `same_run`: the peer claimed this run, this generation and an expected rank. `proven`: the peer refused after its own proof
+    was verified, so it is the worker that it claims to be.
     """
 
     reason: Reason
@@ -55,7 +56,10 @@ class Refusal:
 
 
 class Handshake:
-    """One edge. Feed it the peer's messages; send what it returns; look at `state` after each."""
+    """The handshake on one edge. Pass it the peer's messages, send what it returns, and check `state` after each.
+
+    `ranks` are those that the peer may claim. Methods raise ProtocolError for a message or a call out of order.
+    """
 
     def __init__(
         self, role: Role, hello: Hello, ranks: frozenset[int], policy: Policy | None, prover: Prover | None
@@ -64,50 +68,50 @@ class Handshake:
         self.state = State.IDLE
         self.refusal: Refusal | None = None
         self.admitted: Admitted | None = None
-        self.child_proof_digest: bytes | None = None  # stands for the child's proof in the roster
+        self.child_proof_digest: bytes | None = None  # represents the child's proof in the roster
         self.child_kind: int | None = None  # the kind of that proof
-        self.presented: tuple[Proof, Binding] | None = None  # this worker's own
-        self.unverified: Evidence | None = None  # the peer's proof, until it is decided on
+        self.presented: tuple[Proof, Binding] | None = None  # this worker's own proof
+        self.unverified: Evidence | None = None  # the peer's proof, until there is a verdict
         self._hello = hello
-        self._ranks = ranks  # that the peer may hold: the one dialled, or our children
+        self._ranks = ranks  # that the peer may claim: the dialled one, or this worker's children
         self._policy = policy
         self._prover = prover
         self._channel: Channel | None = None
         self._peer: Hello | None = None
 
     def begin(self, channel: Channel) -> list[Message]:
-        """TLS is up, and this is what it says of the connection."""
+        """Start the handshake once TLS is established; `channel` has its values for the connection."""
         if self.state is not State.IDLE or channel.own_key_digest != self._hello.entry.tls_key_digest:
-            raise ProtocolError("a handshake begins once, on a connection made with this worker's own TLS key")
+            raise ProtocolError("a handshake starts once, on a connection with this worker's own TLS key")
         self._channel = channel
         self.state = State.HELLO
         return [self._hello]
 
     def receive(self, message: Message) -> list[Message]:
-        """The answer to the peer's message."""
+        """Handle a message from the peer and return the answers."""
         step = TABLE.get((self.role, self.state, type(message)))
         if step is None:
             name = type(message).__name__
             raise ProtocolError(
-                f"the peer sent {name} where this worker, the {self.role.name.lower()}, {self.state.value}"
+                f"the peer sent {name} while this worker, the {self.role.name.lower()}, {self.state.value}"
             )
         answers = step(self, message)
         if self._policy is not None and self.unverified is not None:
             answers += self.decide(verdict(self._policy, self.unverified))
         if self._prover is not None and self.state is State.COLLECT:
-            answers += self.present(Proof(self._prover.kind, self._prover.prove(self.wanted)))
+            answers += self.present(Proof(self._prover.kind, self._prover.prove(self.own_binding)))
         return answers
 
     @property
-    def wanted(self) -> Binding:
-        """What this worker's own proof must cover."""
+    def own_binding(self) -> Binding:
+        """The binding that this worker's own proof must cover."""
         return self._binding(of_peer=False)
 
     def present(self, proof: Proof) -> list[Message]:
-        """This worker's own proof has been collected."""
+        """Present this worker's own proof, which covers `own_binding`, and return the messages to send."""
         if self.state is not State.COLLECT:
-            raise ProtocolError(f"a proof to show, where this worker {self.state.value}")
-        binding = self.wanted
+            raise ProtocolError(f"a proof was presented while this worker {self.state.value}")
+        binding = self.own_binding
         self.presented = proof, binding
         if self.role is Role.PARENT:
             self.state = State.ADMIT
@@ -118,14 +122,14 @@ class Handshake:
         return [proof]
 
     def decide(self, found: Verdict) -> list[Message]:
-        """The peer's proof has been verified."""
+        """Continue with the verdict on the peer's proof and return the messages to send."""
         evidence, self.unverified = self.unverified, None
         if self.state is not State.VERIFY or evidence is None:
-            raise ProtocolError(f"a verdict, where this worker {self.state.value}")
+            raise ProtocolError(f"there was a verdict while this worker {self.state.value}")
         if isinstance(found, AdmissionError):
-            return self._refuse(Reason.PROOF, str(found), found.told)
+            return self._refuse(Reason.PROOF, str(found), found.to_peer)
         if found.entry != evidence.entry:
-            raise ValueError("a verdict on another entry than the peer's")
+            raise ValueError("the verdict is about another entry than the peer's")
         self.admitted = found
         if self.role is Role.CHILD:
             self.state = State.ADMIT
@@ -137,7 +141,7 @@ class Handshake:
 
     @property
     def peer(self) -> Hello | None:
-        """What the peer claims, if it has said so."""
+        """The peer's hello, if it has arrived. It is a claim."""
         return self._peer
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -181,10 +185,10 @@ class Handshake:
             return bind(Role(1 - self.role), peer, self._hello, peer_key, own_key, exporter)
         return bind(self.role, self._hello, peer, own_key, peer_key, exporter)
 
-    def _refuse(self, reason: Reason, text: str, told: str | None = None) -> list[Message]:
-        """`text` is for this worker's own log; `told`, if it differs, for a peer that is still an unauthenticated peer."""
+    def _refuse(self, reason: Reason, text: str, to_peer: str | None = None) -> list[Message]:
+        """`text` goes to this worker's own log; `to_peer`, if it differs, to the unauthenticated peer."""
         self._end(Refusal(reason, text, by_peer=False, same_run=self._same_run()))
-        return [Refuse(reason, text if told is None else told)]
+        return [Refuse(reason, text if to_peer is None else to_peer)]
 
     def _end(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -219,25 +223,31 @@ TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Messag
 
 
 def compare(own: Hello, peer: Hello, ranks: frozenset[int], channel: Channel) -> tuple[Reason, str] | None:
-    """What stands between two hellos, with both values named; None if they may go on to proofs."""
+    """Return why two hellos do not match, naming both values, or None if they match."""
     here, there = own.entry, peer.entry
-    who = f"rank {here.rank}"
+    own_name = f"rank {here.rank}"
     if there.run_id != here.run_id:
-        return Reason.RUN, f"{who} is of run '{here.run_id}', its peer of run '{there.run_id}'"
+        return Reason.RUN, f"{own_name} is of run '{here.run_id}', its peer of run '{there.run_id}'"
     if there.generation != here.generation:
-        return Reason.GENERATION, f"{who} is of generation {here.generation}, its peer of generation {there.generation}"
+        return (
+            Reason.GENERATION,
+            f"{own_name} is of generation {here.generation}, its peer of generation {there.generation}",
+        )
     if there.rank not in ranks:
         expected = " or ".join(str(rank) for rank in sorted(ranks)) or "none"
-        return Reason.RANK, f"{who} expects rank {expected} on this connection, its peer is rank {there.rank}"
-    who = f"rank {here.rank} and rank {there.rank}"
+        return Reason.RANK, f"{own_name} expects rank {expected} on this connection, its peer is rank {there.rank}"
+    both = f"rank {here.rank} and rank {there.rank}"
     if there.world_size != here.world_size:
-        return Reason.WORLD_SIZE, f"{who} count {here.world_size} and {there.world_size} workers"
+        return Reason.WORLD_SIZE, f"{both} have different world sizes: {here.world_size} and {there.world_size}"
     if peer.policy_digest != own.policy_digest:
         one, two = own.policy_digest[:8].hex(), peer.policy_digest[:8].hex()
-        return Reason.POLICY, f"{who} have different policies: {one} and {two}"
+        return Reason.POLICY, f"{both} have different policies: {one} and {two}"
     if not set(own.suites) & set(peer.suites):
-        return Reason.SUITE, f"{who} share no cipher suite: {own.suites} and {peer.suites}"
+        return Reason.SUITE, f"{both} share no cipher suite: {own.suites} and {peer.suites}"
     if there.tls_key_digest != channel.peer_key_digest:
         one, two = there.tls_key_digest[:8].hex(), channel.peer_key_digest[:8].hex()
-        return Reason.KEY, f"rank {there.rank} names TLS key {one} in its entry and shows {two}: someone is in between"
+        return (
+            Reason.KEY,
+            f"rank {there.rank} names TLS key {one} in its entry and uses {two}: the connection may be intercepted",
+        )
     return None

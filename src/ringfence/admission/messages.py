@@ -24,7 +24,7 @@ WAITING_NAMED: Final = 16
 
 
 class Message(Protocol):
-    """What a frame carries."""
+    """The content of a frame."""
 
     TYPE: ClassVar[int]
 
@@ -52,7 +52,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True)
 class Hello:
-    """Who the sender claims to be and what it speaks. Believed only once a proof that covers it has passed."""
+    """The sender's claimed entry and what it supports. It is trusted only after a proof that covers it was verified."""
 
     TYPE: ClassVar[int] = 1
 
@@ -64,7 +64,7 @@ class Hello:
 
     def __post_init__(self) -> None:
         if len(self.policy_digest) != keys.DIGEST_BYTES:
-            raise ProtocolError("a policy digest of the wrong length")
+            raise ProtocolError("a policy digest has the wrong length")
         _check_set("suites", self.suites)
         _check_set("kinds of proof", self.kinds)
 
@@ -86,7 +86,9 @@ class Hello:
             raise ProtocolError("not a ringfence hello")
         version = reader.number(1)
         if version != keys.VERSION:
-            raise ProtocolError(f"the peer speaks version {version} of the admission protocol, this is {keys.VERSION}")
+            raise ProtocolError(
+                f"the peer uses version {version} of the admission protocol, this worker version {keys.VERSION}"
+            )
         return cls(
             entry=Entry.read(reader),
             policy_digest=reader.take(keys.DIGEST_BYTES),
@@ -101,7 +103,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Proof:
-    """What the sender shows, over the binding of this very connection."""
+    """The sender's proof, over the binding of this connection."""
 
     TYPE: ClassVar[int] = 2
 
@@ -132,7 +134,7 @@ class Admit:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The sender does not admit the receiver. Shown to people, and believed only of a peer whose proof was verified."""
+    """The sender does not admit the receiver. The text is for people; it is trusted only from a peer with a verified proof."""
 
     TYPE: ClassVar[int] = 4
 
@@ -158,7 +160,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Entries:
-    """Up: workers that were admitted below the sender, itself included."""
+    """Up: the workers admitted in the sender's subtree, itself included."""
 
     TYPE: ClassVar[int] = 16
 
@@ -181,7 +183,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Down, while the roster is incomplete: who is missing, so that any worker can say so at its deadline."""
+    """Down, while the roster is incomplete: the missing ranks, so that any worker can name them at its deadline."""
 
     TYPE: ClassVar[int] = 17
 
@@ -190,7 +192,7 @@ class Waiting:
 
     def __post_init__(self) -> None:
         if len(self.ranks) > WAITING_NAMED or len(self.ranks) > self.missing or self.missing > WORLD_LIMIT:
-            raise ProtocolError("a report of missing ranks of the wrong form")
+            raise ProtocolError("a malformed report of missing ranks")
 
     def body(self) -> bytes:
         ranks = b"".join(encoding.number(rank, 4) for rank in self.ranks)
@@ -219,7 +221,7 @@ class Welcome:
 
     @cached_property
     def _encoded(self) -> bytes:
-        """Made once for all children: the roster is the one message that grows with the world."""
+        """Cached for all children: the roster is the only message that grows with the world."""
         return b"".join(
             (
                 encoding.number(self.suite, 1),
@@ -243,7 +245,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """Up: the sender and everyone below it hold the roster with this digest."""
+    """Up: the sender and all workers below it have the roster with this digest."""
 
     TYPE: ClassVar[int] = 19
 
@@ -259,14 +261,14 @@ class Acknowledge:
 
 @dataclass(frozen=True)
 class Go(Acknowledge):
-    """Down: everyone holds the roster with this digest; the session has begun."""
+    """Down: all workers have the roster with this digest; the session has begun."""
 
     TYPE: ClassVar[int] = 20
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Either way: the session will not begin, and why. From an admitted worker, so it is believed."""
+    """Up or down: the session will not begin, and why. It comes from an admitted worker and is trusted."""
 
     TYPE: ClassVar[int] = 21
 
@@ -291,7 +293,7 @@ TREE: Final[Mapping[int, type[Message]]] = {
 
 
 def tree_frame_limit(world_size: int) -> int:
-    """The longest body that an admitted peer may send: a roster of this world."""
+    """Return the longest body that an admitted peer may send: a roster of this world."""
     return 1 + keys.SECRET_BYTES + 4 + keys.TABLE_LIMIT_BYTES + 4 + world_size * LISTING_BYTES
 
 
@@ -299,15 +301,15 @@ def tree_frame_limit(world_size: int) -> int:
 
 
 def encode(message: Message) -> bytes:
-    """The frame of one message."""
+    """Encode a message as a frame."""
     body = message.body()
     return encoding.number(message.TYPE, 1) + encoding.number(len(body), 4) + body
 
 
 def decode(types: Mapping[int, type[Message]], kind: int, body: bytes) -> Message:
-    """The message of one frame, of one of the types that are allowed here."""
+    """Decode a frame of one of the given types. Raises ProtocolError."""
     if kind not in types:
-        raise ProtocolError(f"message of type {kind}, which has no place here")
+        raise ProtocolError(f"a message of type {kind}, which is not allowed here")
     reader = encoding.Reader(body)
     message = types[kind].read(reader)
     reader.end()
@@ -315,7 +317,7 @@ def decode(types: Mapping[int, type[Message]], kind: int, body: bytes) -> Messag
 
 
 class Frames:
-    """Cuts a stream of bytes into messages. Holds what was received and no more, whatever a length field claims."""
+    """Splits a byte stream into messages. Buffers only what was received, whatever a length field claims."""
 
     def __init__(self, types: Mapping[int, type[Message]], limit: int) -> None:
         self._types = types
@@ -323,7 +325,7 @@ class Frames:
         self._buffer = bytearray()
 
     def allow(self, types: Mapping[int, type[Message]], limit: int) -> None:
-        """What may follow from here on: the protocol has moved on."""
+        """Change the message types and the length limit for what follows."""
         self._types = types
         self._limit = limit
 
@@ -331,15 +333,15 @@ class Frames:
         self._buffer += data
 
     def next(self) -> Message | None:
-        """The next whole message, or None until more bytes come."""
+        """Return the next complete message, or None if more bytes are needed. Raises ProtocolError."""
         if len(self._buffer) < HEADER_BYTES:
             return None
         kind = self._buffer[0]
         length = int.from_bytes(self._buffer[1:HEADER_BYTES], "big")
         if kind not in self._types:
-            raise ProtocolError(f"message of type {kind}, which has no place here")
+            raise ProtocolError(f"a message of type {kind}, which is not allowed here")
         if length > self._limit:
-            raise ProtocolError(f"message of {length} bytes where {self._limit} are allowed")
+            raise ProtocolError(f"a message of {length} bytes, where at most {self._limit} are allowed")
         if len(self._buffer) < HEADER_BYTES + length:
             return None
         body = bytes(self._buffer[HEADER_BYTES : HEADER_BYTES + length])
@@ -347,14 +349,14 @@ class Frames:
         return decode(self._types, kind, body)
 
     def rest(self) -> bytes:
-        """Takes what has not been cut yet, for whoever goes on reading this stream."""
+        """Remove and return the bytes that were not consumed, for the next reader of this stream."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
 
 
 def _check_set(name: str, values: tuple[int, ...]) -> None:
-    """A set on the wire has one form: ascending, each once, at least one."""
+    """Check that a set has its only encoding: ascending, without duplicates, not empty."""
     ordered = all(a < b for a, b in itertools.pairwise(values))
     if not values or not ordered or not all(0 < value <= 0xFF for value in values):
-        raise ProtocolError(f"{name} are not an ascending list")
+        raise ProtocolError(f"the {name} are not an ascending list")

@@ -1,9 +1,9 @@
-"""Peer verification: two workers of one roster that never met in the tree verify each other by what each showed to its parent.
+"""Peer verification: two workers that did not meet in the admission tree verify each other's proofs when they first connect.
 
-A key that can sign endorses its own entry, and everybody has verified that with the roster. Hardware and services sign
-nothing but what they were made for, so an entry by such a proof stood on the word of the parent that passed it on. Here it
-stands on the proof itself: it covers the entry, and with it the key that the link was opened with. What nobody but the
-parent could check is the connection on which it was first shown.
+A prover with a key endorses its own entry, and every worker has verified that endorsement with the roster. Hardware and
+services cannot endorse an entry, so a worker admitted by them is listed because its parent says so. Here each worker presents
+the proof that it presented to its parent. The proof covers the entry, and with it the key that the link was opened with. Only
+the parent could check the connection on which the proof was first presented.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Final
 
 from ringfence import keys
 from ringfence.admission import encoding
-from ringfence.admission.binding import PREIMAGE_BYTES, Binding, Bound, Role, proof_digest, read_preimage
+from ringfence.admission.binding import PREIMAGE_BYTES, Binding, BindingFields, Role, parse_preimage, proof_digest
 from ringfence.admission.messages import Proof
 from ringfence.admission.policy import SIGNING_KINDS, Evidence, Policy, verify
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import children_of, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 
-_CLOCKS_DIFFER: Final = 300  # seconds; nobody gains more by it than that much of a credential
+_CLOCKS_DIFFER: Final = 300  # seconds between workers' clocks; an expired credential gains at most that much
 
 
 @dataclass(frozen=True)
 class Presentation:
-    """A worker's own proof, as it was shown to its parent (rank 0: to a child), what it covers, and when that was."""
+    """A worker's own proof as presented to its parent (rank 0: to a child), with its binding and time."""
 
     kind: int
-    at: int  # seconds since 1970, by its maker's clock
+    at: int  # seconds since 1970, by the prover's clock
     binding: Binding
     proof: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, shown: tuple[Proof, Binding], at: float) -> Presentation:
-        proof, binding = shown
+    def of(cls, presented: tuple[Proof, Binding], at: float) -> Presentation:
+        proof, binding = presented
         return cls(proof.kind, int(at), binding, proof.proof)
 
     def encode(self) -> bytes:
@@ -52,17 +52,17 @@ class Presentation:
 
 
 def all_sign(roster: Roster) -> bool:
-    """Whether nobody of this roster is to be verified at peer verification."""
+    """Whether every worker of the roster has endorsed its own entry, so that no peer verification is needed."""
     return all(kind in SIGNING_KINDS for kind, _ in roster.proofs)
 
 
 class PeerVerifier:
-    """Whom this worker has yet to verify at peer verification, and what it shows them itself.
+    """Verifies the proofs of other workers at their first connection, and holds this worker's own presentation.
 
-    It lives as long as the run, so it keeps no key of the policy.
+    It lives as long as the session, so it keeps no key of the policy.
 
-    Credentials are verified once a session: a proof counts as of when it was shown, and that was while the run formed. So
-    `formed` says when that ended, and `join_timeout` how long it may have taken, in seconds.
+    Credentials are verified once in a session, as of the time when the proof was presented, which was while the run formed.
+    `formed` is when that ended, in seconds since 1970, and `join_timeout` how many seconds it may have taken.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class PeerVerifier:
         self._roster = roster
         self._own = own
         self._begin, self._end = formed - join_timeout - _CLOCKS_DIFFER, formed + _CLOCKS_DIFFER
-        self._verified: dict[int, bytes] = {}  # rank: the digest of what it showed
+        self._verified: dict[int, bytes] = {}  # rank: the digest of its presentation
         self.presentation = b"" if presentation is None else presentation.encode()
 
     def due(self, rank: int) -> bool:
-        """Whether these two must show each other their proofs. Both read it off the same roster, so both say the same."""
+        """Whether this worker and `rank` must verify each other. Both decide from the same roster, so they agree."""
         if rank == self._own or self._own == parent_of(rank) or rank == parent_of(self._own):
             return False
         return not {self._roster.proofs[self._own][0], self._roster.proofs[rank][0]} <= SIGNING_KINDS
@@ -90,51 +90,49 @@ class PeerVerifier:
     def verified(self, rank: int) -> bool:
         return rank in self._verified
 
-    def verify(self, rank: int, shown: bytes) -> None:
-        """`rank`, which has opened a link with its rostered key, shows this. AdmissionError: it does not belong here."""
-        digest = hashlib.sha256(shown).digest()
+    def verify(self, rank: int, presented: bytes) -> None:
+        """Verify what `rank` presents on a link opened with its key in the roster. Raises AdmissionError."""
+        digest = hashlib.sha256(presented).digest()
         if self._verified.get(rank) == digest:
-            return  # each of two workers dials the other one day
+            return  # verified already, on a link that the other side opened
         try:
-            self._verify(rank, Presentation.decode(shown))
+            self._verify(rank, Presentation.decode(presented))
         except ProtocolError as error:
-            raise self._refusal(rank, AdmissionError(f"it cannot be read: {error}")) from error
+            raise self._refusal(rank, AdmissionError(f"its proof is malformed: {error}")) from error
         except AdmissionError as error:
             raise self._refusal(rank, error) from error
         self._verified[rank] = digest
 
     def _refusal(self, rank: int, error: AdmissionError) -> AdmissionError:
         parent = parent_of(rank)
-        who = "worker 0" if parent is None else f"worker {rank}, which worker {parent} let in,"
-        return error.within(
-            f"{who} does not belong to this run: at peer verification with worker {self._own} it shows a proof, and "
-        )
+        name = "worker 0" if parent is None else f"worker {rank}, which worker {parent} admitted,"
+        return error.with_prefix(f"{name} failed peer verification by worker {self._own}: ")
 
     def _verify(self, rank: int, presentation: Presentation) -> None:
         entry, (kind, digest) = self._roster.entries[rank], self._roster.proofs[rank]
-        bound = read_preimage(presentation.binding.preimage)
+        fields = parse_preimage(presentation.binding.preimage)
         if presentation.kind != kind:
-            raise AdmissionError(f"it is of kind {presentation.kind}, where the roster says {kind}")
+            raise AdmissionError(f"its proof is of kind {presentation.kind}, where the roster says {kind}")
         if rank and proof_digest(kind, presentation.binding, presentation.proof) != digest:
-            raise AdmissionError("it is not the one that the roster lists")
-        self._check_place(rank, bound)
-        if (bound.entry_digest, bound.prover_key) != (entry.digest, entry.tls_key_digest):
-            raise AdmissionError("it was made for another entry than the one in the roster")
-        if bound.verifier_key != self._roster.entries[bound.verifier].tls_key_digest:
-            raise AdmissionError(f"it was shown to another worker than rank {bound.verifier} in the roster")
+            raise AdmissionError("its proof is not the one in the roster")
+        self._check_roles(rank, fields)
+        if (fields.entry_digest, fields.prover_key) != (entry.digest, entry.tls_key_digest):
+            raise AdmissionError("its proof was made for another entry than the one in the roster")
+        if fields.verifier_key != self._roster.entries[fields.verifier].tls_key_digest:
+            raise AdmissionError(f"its proof was presented to another worker than rank {fields.verifier} in the roster")
         if not self._begin <= presentation.at <= self._end:
-            raise AdmissionError("it was not shown while this run formed: compare the clocks")
+            raise AdmissionError("its proof was not presented while this run formed: compare the clocks")
         verify(self._policy, Evidence(entry, kind, presentation.proof, presentation.binding, at=presentation.at))
 
-    def _check_place(self, rank: int, bound: Bound) -> None:
-        """Everybody shows what it showed to its parent; rank 0, which has none, what it showed to a child."""
+    def _check_roles(self, rank: int, fields: BindingFields) -> None:
+        """Check that the proof was presented to the parent; by rank 0, which has none, to a child."""
         parent = parent_of(rank)
         if parent is not None:
-            right = (bound.role, bound.prover, bound.verifier) == (Role.CHILD, rank, parent)
+            right = (fields.role, fields.prover, fields.verifier) == (Role.CHILD, rank, parent)
         else:
             children = children_of(0, len(self._roster.entries))
-            right = (bound.role, bound.prover) == (Role.PARENT, 0) and bound.verifier in children
+            right = (fields.role, fields.prover) == (Role.PARENT, 0) and fields.verifier in children
         if not right:
             raise AdmissionError(
-                f"it was made by rank {bound.prover} as a {bound.role.name.lower()}, for rank {bound.verifier}"
+                f"its proof was made by rank {fields.prover} as a {fields.role.name.lower()}, for rank {fields.verifier}"
             )

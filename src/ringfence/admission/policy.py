@@ -1,4 +1,4 @@
-"""Who may join: `verify()` is the only maker of an `Admitted`, and nothing but an `Admitted` gets into a roster."""
+"""Policies and proofs: only `verify()` creates an `Admitted`, and a roster consists of `Admitted` workers only."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.errors import AdmissionError
 
-# Kinds whose prover holds a key: they are shown at once, and an endorsement by that key says of an entry all that the proof
-# says of it. The others come from a device or a service: they take time, and can sign nothing but what they were made for.
+# Kinds whose prover holds a key: presented without delay, and an endorsement with that key proves as much about an entry as
+# the proof. The others come from a device or a service: they take time, and cannot endorse an entry.
 SIGNING_KINDS: Final = frozenset({1, 2})
 
-# Kinds that take one HMAC to verify, whatever was sent: not worth another thread.
+# Kinds that are verified with one HMAC, whatever was sent: not worth a background thread.
 INSTANT_KINDS: Final = frozenset({1})
 
-Clock = Callable[[], float]  # seconds since 1970; a verifier is handed one, for nothing here reads a clock
+Clock = Callable[[], float]  # seconds since 1970; passed to verifiers, because this package reads no clock
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A proof as it was shown on a connection; `at`: not now but then, in seconds since 1970."""
+    """A proof presented on a connection. `at`: when it was presented, in seconds since 1970; None: now."""
 
     entry: Entry
     kind: int
@@ -33,42 +33,42 @@ class Evidence:
     at: float | None = None
 
     def moment(self, clock: Clock) -> float:
-        """The time to verify by."""
+        """Return the time as of which to verify."""
         return clock() if self.at is None else self.at
 
 
 class Verifier(Protocol):
-    """One kind of proof, as its verifier sees it. Raises AdmissionError; a return means yes.
+    """The verifier of one kind of proof.
 
-    What is returned is the name that the proof proves, where it proves one.
+    Its methods raise AdmissionError if the worker is not admitted. They return the name that the proof proves, if any.
     """
 
     @property
-    def kind(self) -> int: ...  #     on the wire
+    def kind(self) -> int: ...  #     in messages
 
     @property
-    def name(self) -> str: ...  #     for people
+    def name(self) -> str: ...  #     for messages to people
 
     def content(self) -> bytes:
-        """All that decides the verdict and may be shown: goes into the policy digest, which all workers compare."""
+        """Return all that decides the verdict, without secrets. It goes into the policy digest, which workers compare."""
 
     def verify(self, evidence: Evidence) -> str | None:
-        """The worker holds what this policy asks for, on this connection."""
+        """Verify that the worker on this connection has what the policy asks for."""
 
     def verify_listing(self, listing: Listing) -> str | None:
-        """Whoever cannot see the connection checks this: the entry was endorsed by someone this policy admits."""
+        """Verify that a prover admitted by this policy endorsed the entry; for workers that do not see the connection."""
 
 
 @runtime_checkable
 class HoldsKey(Protocol):
-    """A verifier whose key could also make proofs. It is needed until the roster is verified, not longer."""
+    """A verifier whose key could also make proofs. The key is needed only until the roster is verified."""
 
     def without_key(self) -> Verifier:
-        """Verifies at peer verification, where the roster's endorsements have been verified."""
+        """Return a verifier for peer verification, after the roster's endorsements were verified."""
 
 
 class Prover(Protocol):
-    """One kind of proof, as its maker sees it."""
+    """The prover of one kind of proof."""
 
     @property
     def kind(self) -> int: ...
@@ -80,11 +80,11 @@ class Prover(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """What admits a worker: any one of the verifiers does (one that asks for several proofs is a `bundle.All`)."""
+    """The verifiers, any one of which admits a worker. A rule with several proofs is a `bundle.BundleVerifier`."""
 
     verifiers: tuple[Verifier, ...]
-    min_workers: int = 1  # a store that lies must not split a job into smaller worlds
-    max_session_age: int | None = None  # seconds until everyone must be admitted anew
+    min_workers: int = 1  # a hostile store must not split a job into smaller worlds
+    max_session_age: int | None = None  # seconds until all workers must be admitted again
     key_agreement: str = keys.KEY_AGREEMENTS[0]  # how TLS may agree on keys
 
     @property
@@ -93,12 +93,12 @@ class Policy:
 
     @property
     def digest(self) -> bytes:
-        """Equal on two workers only if they would verify alike."""
+        """Equal on two workers only if their policies give the same verdicts."""
         rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
         return policy_digest(rules, self.min_workers, self.max_session_age, self.key_agreement)
 
     def without_keys(self) -> Policy:
-        """What is left to verify by when the session has begun: a run of days must not hold what admits to the next one."""
+        """Return the policy without keys, for use during the session: a long run must not hold what admits to the next one."""
         return replace(self, verifiers=tuple(without_key(verifier) for verifier in self.verifiers))
 
 
@@ -109,7 +109,7 @@ def without_key(verifier: Verifier) -> Verifier:
 def policy_digest(
     rules: Iterable[tuple[int, bytes]], min_workers: int, max_session_age: int | None, key_agreement: str
 ) -> bytes:
-    """Over the kind and the content of each rule. Their order does not matter to anybody, so it is not in it."""
+    """Return the digest over the kind and the content of each rule, regardless of their order."""
     parts = [encoding.number(min_workers, 4), encoding.number(max_session_age or 0, 8), encoding.text(key_agreement)]
     for kind, content in sorted(set(rules)):
         parts += [encoding.number(kind, 1), content]
@@ -120,69 +120,70 @@ _TOKEN: Final = object()
 
 
 class Admitted:
-    """A worker that was verified and admitted. Holding one is the proof of it: only `verify()` can make one."""
+    """A worker that was verified and admitted. Only `verify()` can create one."""
 
-    __slots__ = ("entry", "how", "identity")
+    __slots__ = ("entry", "identity", "proof_name")
 
     entry: Entry
-    how: str
+    proof_name: str
     identity: str  # the name in its certificate; "" where none was asked for
 
-    def __init__(self, entry: Entry, how: str, token: object, identity: str = "") -> None:
+    def __init__(self, entry: Entry, proof_name: str, token: object, identity: str = "") -> None:
         if token is not _TOKEN:
-            raise TypeError("only policy.verify() admits")
+            raise TypeError("only policy.verify() creates an Admitted")
         object.__setattr__(self, "entry", entry)
-        object.__setattr__(self, "how", how)
+        object.__setattr__(self, "proof_name", proof_name)
         object.__setattr__(self, "identity", identity)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError("an Admitted does not change")
+        raise AttributeError("an Admitted is immutable")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an Admitted is never pickled or copied: it would be admission without a verifier")
+        raise TypeError("an Admitted cannot be pickled or copied: that would be admission without verification")
 
     def __repr__(self) -> str:
-        return f"Admitted({self.entry}, {self.how})"
+        return f"Admitted({self.entry}, {self.proof_name})"
 
 
-def verify(policy: Policy, shown: Evidence | Listing) -> Admitted:
-    """Admit a worker, or raise an AdmissionError that says why not."""
+def verify(policy: Policy, presented: Evidence | Listing) -> Admitted:
+    """Admit a worker by its evidence or its listing. Raises AdmissionError, which says why it is not admitted."""
     objections: list[AdmissionError] = []
     for verifier in policy.verifiers:
-        if verifier.kind != shown.kind:
+        if verifier.kind != presented.kind:
             continue
         try:
-            name = verifier.verify(shown) if isinstance(shown, Evidence) else verifier.verify_listing(shown)
+            name = verifier.verify(presented) if isinstance(presented, Evidence) else verifier.verify_listing(presented)
         except AdmissionError as error:
             objections.append(error)
             continue
         except BaseException as error:
-            # Libraries raise what they do not announce, over bytes that a peer chose. Whoever shows such bytes is
-            # refused, and nobody else pays. A panic inside a library is no Exception in Python.
+            # Libraries raise undocumented exceptions for bytes that a peer chose. That peer is refused, and no other is
+            # affected. A panic inside a library is not an Exception in Python.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            text = f"rank {shown.entry.rank} shows evidence that cannot be verified ({type(error).__name__})"
+            text = f"rank {presented.entry.rank} presents evidence that cannot be verified ({type(error).__name__})"
             objections.append(AdmissionError(text))
             continue
-        return Admitted(shown.entry, verifier.name, _TOKEN, name or "")
+        return Admitted(presented.entry, verifier.name, _TOKEN, name or "")
     if objections:
         raise AdmissionError(
             "; or: ".join(dict.fromkeys(str(each) for each in objections)),
-            told="; or: ".join(dict.fromkeys(each.told for each in objections)),
+            to_peer="; or: ".join(dict.fromkeys(each.to_peer for each in objections)),
         )
     accepted = ", or ".join(dict.fromkeys(verifier.name for verifier in policy.verifiers))
-    told = f"rank {shown.entry.rank} shows a proof of kind {shown.kind}"
+    to_peer = f"rank {presented.entry.rank} presents a proof of kind {presented.kind}"
     raise AdmissionError(
-        f"{told}; this worker's policy accepts: {accepted}", told=f"{told}, which this worker's policy does not accept"
+        f"{to_peer}; this worker's policy accepts: {accepted}",
+        to_peer=f"{to_peer}, which this worker's policy does not accept",
     )
 
 
 Verdict = Admitted | AdmissionError
 
 
-def verdict(policy: Policy, shown: Evidence) -> Verdict:
-    """The same, where a refusal is an answer and not an exception: for those who ask in another thread."""
+def verdict(policy: Policy, presented: Evidence) -> Verdict:
+    """Like `verify`, but return the AdmissionError of a refusal instead of raising it."""
     try:
-        return verify(policy, shown)
+        return verify(policy, presented)
     except AdmissionError as error:
         return error

@@ -1,4 +1,4 @@
-"""The roster: the admitted workers of one session, complete, in order, under one digest."""
+"""The roster: all admitted workers of one session in the order of ranks, with one digest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringfence.errors import AdmissionError
 
 @dataclass(frozen=True)
 class Worker:
-    """An admitted worker, for people and programs that ask who is in the run."""
+    """An admitted worker, as reported to users of the library."""
 
     rank: int
     identity: str  #     the name in its certificate; "" where none was asked for
@@ -33,18 +33,18 @@ class Roster:
     """Worker r is `entries[r]`. The digest covers the policy, every listing, the cipher suite and the schedule table."""
 
     admitted: tuple[Admitted, ...]
-    proofs: tuple[tuple[int, bytes], ...]  # kind and digest of what each showed to its parent
+    proofs: tuple[tuple[int, bytes], ...]  # kind and digest of the proof that each presented to its parent
     digest: bytes
 
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
-        """Who is in the run, in the order of ranks."""
+        """The workers of the run in the order of ranks."""
         return tuple(
             Worker(
                 rank=entry.rank,
                 identity=admitted.identity,
                 address=format_address((entry.host, entry.port)),
-                admitted_by=admitted.how,
+                admitted_by=admitted.proof_name,
                 proof_digest=digest.hex(),
                 public_key=entry.public_key.hex(),
             )
@@ -60,12 +60,12 @@ class Roster:
 
 
 def check_size(policy: Policy, own: Entry) -> None:
-    """A world that is smaller than the policy allows is no world: a store that lies may have cut it out of a larger one."""
+    """Raise AdmissionError if the world is smaller than the policy allows: a hostile store may have split the job."""
     if own.world_size < policy.min_workers:
         raise AdmissionError(
-            f"rank {own.rank} was told that the run has {_workers(own.world_size)}; its policy asks for at least "
+            f"rank {own.rank} was started in a run of {_workers(own.world_size)}; its policy asks for at least "
             f"{policy.min_workers} (min_workers). If the run is meant to be that small, lower min_workers on every worker; "
-            "if not, whoever hands out ranks has split it"
+            "if not, the launcher or the store has split the run"
         )
 
 
@@ -74,10 +74,10 @@ def _workers(count: int) -> str:
 
 
 def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, table: bytes) -> Roster:
-    """Verify every listing of a complete world; `own` says which world."""
+    """Verify every listing of a complete world, and return its roster. Raises AdmissionError."""
     check_size(policy, own)
     if [listing.entry.rank for listing in listings] != list(range(own.world_size)):
-        raise AdmissionError(f"a roster that does not hold ranks 0 to {own.world_size - 1}, each once and in order")
+        raise AdmissionError(f"the roster does not list ranks 0 to {own.world_size - 1}, each once and in order")
     for listing in listings:
         entry = listing.entry
         if (entry.run_id, entry.generation, entry.world_size) != (own.run_id, own.generation, own.world_size):
@@ -88,6 +88,6 @@ def seal(policy: Policy, own: Entry, listings: Sequence[Listing], suite: int, ta
 
 
 def roster_digest(policy_digest: bytes, listings: Sequence[Listing], suite: int, table: bytes) -> bytes:
-    """One value that two workers share only if they verify alike and agree on everything they were told."""
+    """Return a digest that is equal on two workers only if policy, listings, suite and table are equal."""
     encoded = (listing.encode() for listing in listings)
     return keys.digest(keys.ROSTER, policy_digest, encoding.number(suite, 1), table, *encoded)

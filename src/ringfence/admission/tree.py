@@ -1,17 +1,17 @@
-"""The tree that admits: entries travel up, the roster and the session's secret travel down. One worker's part, no I/O.
+"""The admission tree: entries travel up, the roster and the session secret travel down. One worker's part, without I/O.
 
-    GATHER   entries come up and are passed on; rank 0 says now and then who is missing
-    CHECK    the roster has come from above (rank 0: is complete) and was sent down; now this worker verifies it
-    SEALED   it is in order; acknowledgements come up
-    ACKED    everyone below holds it; waiting for rank 0's go
+    GATHER   entries arrive and are passed up; rank 0 reports the missing ranks from time to time
+    CHECK    the roster arrived (rank 0: is complete) and was sent down; this worker verifies it
+    SEALED   the roster is verified; acknowledgements travel up
+    ACKED    all workers below have it; waiting for rank 0's GO
     GO       the session has begun
 
-A worker has at most TREE_FANOUT children and the tree is logarithmically deep, so nobody pays for the
-size of the world. The roster is the exception: everybody verifies all of it. So it is passed on first, and a whole tree
-verifies it at the same time, not level after level. Nothing is acknowledged that was not verified.
+A worker has at most TREE_FANOUT children and the depth is logarithmic, so the cost for one worker does not grow with the
+world. The exception is the roster, which every worker verifies completely. A worker therefore passes it on before it verifies
+it, so that all levels verify at the same time. A roster is acknowledged only after it was verified.
 
-Digests are compared along the edges only, so a worker that lies can show two rosters to its two sides: SECURITY.md says what
-that is worth, tests/attack/test_two_rosters.py does it.
+Digests are compared along the edges only, so a malicious worker can send different rosters to its neighbours: SECURITY.md
+describes the consequences, tests/attack/test_two_rosters.py shows them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ringfence.admission.policy import Policy, Prover, verify
 from ringfence.admission.roster import Roster, check_size, seal
 from ringfence.errors import AdmissionError, ProtocolError
 
-_NO_PROOF: Final = bytes(keys.DIGEST_BYTES)  # rank 0 has no parent to show one to
+_NO_PROOF: Final = bytes(keys.DIGEST_BYTES)  # rank 0 has no parent to present one to
 
 
 def parent_of(rank: int) -> int | None:
@@ -61,7 +61,7 @@ class Phase(Enum):
     GATHER = "gathers entries"
     CHECK = "checks the roster"
     SEALED = "waits for acknowledgements"
-    ACKED = "waits for the go"
+    ACKED = "waits for GO"
     GO = "has begun its session"
 
 
@@ -77,7 +77,7 @@ class Outgoing(NamedTuple):
 
 @dataclass(frozen=True)
 class Terms:
-    """What rank 0 decides for everyone; another worker's are not used."""
+    """What rank 0 decides for all workers; those of other ranks are not used."""
 
     session_secret: keys.Secret
     table: bytes
@@ -86,7 +86,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class AgreedSession:
-    """What a worker comes back with."""
+    """The result: what all workers of the session agree on."""
 
     roster: Roster
     suite: int
@@ -95,7 +95,10 @@ class AgreedSession:
 
 
 class Tree:
-    """Feed it admitted edges and their messages; send what it returns. AdmissionError means that the session is lost."""
+    """One worker's part of the tree. Pass it admitted neighbours and their messages, and send what it returns.
+
+    Methods raise ProtocolError for a message out of order, and AdmissionError if the session cannot begin.
+    """
 
     def __init__(self, own: Entry, policy: Policy, prover: Prover, terms: Terms) -> None:
         self.phase = Phase.GATHER
@@ -106,53 +109,53 @@ class Tree:
         self._terms = terms
         self._parent = parent_of(own.rank)
         self._attached = False
-        self._children: dict[int, tuple[Entry, int, bytes]] = {}  # rank: what it showed us on its own connection
+        self._children: dict[int, tuple[Entry, int, bytes]] = {}  # rank: entry, kind and digest of its proof
         self._parent_entry: Entry | None = None
         self._listings: dict[int, Listing] = {}
         self._acknowledged: set[int] = set()
-        self._waiting: Waiting | None = None  # rank 0's last word on who is missing
+        self._waiting: Waiting | None = None  # rank 0's last report
         self._unchecked: Welcome | None = None
 
     # -- events -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> list[Outgoing]:
-        """Before anything else: is this world large enough? Rank 0 lists itself; a world of one is complete at once."""
+        """Start: check the size of the world. Rank 0 lists itself; a world of one worker is complete at once."""
         check_size(self._policy, self._own)
         if self._parent is None:
-            self._listings[0] = self._endorsed(_NO_PROOF)
+            self._listings[0] = self._own_listing(_NO_PROOF)
         return [*self._complete(), *self.check()]
 
     def attach_parent(self, entry: Entry, own_proof_digest: bytes) -> list[Outgoing]:
-        """The parent and this worker have admitted each other."""
+        """Record that the parent and this worker have admitted each other."""
         if self._parent is None or self._attached:
             raise ProtocolError("a second parent")
         self._attached = True
         self._parent_entry = entry
-        self._listings[self._own.rank] = self._endorsed(own_proof_digest)
+        self._listings[self._own.rank] = self._own_listing(own_proof_digest)
         return self._pass_up(list(self._listings.values()))
 
     def attach_child(self, entry: Entry, its_proof_digest: bytes, kind: int) -> None:
-        """A child and this worker have admitted each other, by a proof of this kind. Two that hold one rank end the session."""
+        """Record that a child and this worker have admitted each other. Raises AdmissionError for two workers with one rank."""
         if self.phase is not Phase.GATHER and entry.rank not in self._children:
-            raise ProtocolError(f"rank {entry.rank} came to rank {self._own.rank}, which {self.phase.value}")
+            raise ProtocolError(f"rank {entry.rank} connected to rank {self._own.rank}, which {self.phase.value}")
         known = self._children.setdefault(entry.rank, (entry, kind, its_proof_digest))
         if known[0] != entry:
             raise AdmissionError(
                 f"two workers claim rank {entry.rank}: {known[0]} and {entry}. Start each rank once, and end workers "
-                "that are left over from an earlier start"
+                "left over from an earlier start"
             )
         if known[1:] != (kind, its_proof_digest):
             raise ProtocolError(f"rank {entry.rank} was attached twice")
 
     def receive(self, peer: int, message: Message) -> list[Outgoing]:
-        """`take` and `check` in one, for those who need not send what comes of the first before they do the second."""
+        """Call `take` and `check`, for callers that need not send the result of the first before the second."""
         return [*self.take(peer, message), *self.check()]
 
     def take(self, peer: int, message: Message) -> list[Outgoing]:
-        """The answer to an admitted worker's message. If it leaves this worker in CHECK: send, then call `check()`."""
+        """Handle a message of an admitted worker. If this leaves the phase CHECK, send the result, then call `check()`."""
         side = Side.PARENT if peer == self._parent else Side.CHILD
         if not (self._attached if side is Side.PARENT else peer in self._children):
-            raise ProtocolError(f"rank {peer} speaks to rank {self._own.rank}, which has not admitted it")
+            raise ProtocolError(f"rank {peer} sent a message to rank {self._own.rank}, which has not admitted it")
         if isinstance(message, Failure):
             raise AdmissionError(f"rank {message.reporter} ended the join: {message.text}")
         step = TABLE.get((self.phase, side, type(message)))
@@ -164,18 +167,18 @@ class Tree:
         return step(self, peer, message)
 
     def check(self) -> list[Outgoing]:
-        """Verify the roster that was passed on, if there is one."""
+        """Verify the roster that was passed on, if there is one. Raises AdmissionError."""
         welcome, self._unchecked = self._unchecked, None
         if welcome is None:
             return []
         roster = self._seal(welcome)
-        self._find_neighbours(roster)
+        self._check_neighbours(roster)
         self.session = AgreedSession(roster, welcome.suite, welcome.table, welcome.session_secret)
         self.phase = Phase.SEALED
         return self._acknowledge_if_all()
 
     def report(self) -> list[Outgoing]:
-        """Rank 0, every now and then: tell everyone who is missing."""
+        """On rank 0: return a report of the missing ranks for all workers. Called periodically."""
         if self._parent is not None or self.phase is not Phase.GATHER:
             return []
         missing = self.missing()
@@ -183,30 +186,30 @@ class Tree:
         return self._down(self._waiting)
 
     def missing(self) -> list[int]:
-        """Ranks of this worker's own subtree that it has not heard of."""
+        """Return the ranks of this worker's own subtree that are not listed yet."""
         ranks = range(self._own.world_size)
         if self._parent is not None:
             return [rank for rank in _subtree(self._own.rank, len(ranks)) if rank not in self._known()]
         return [rank for rank in ranks if rank not in self._listings]
 
     def awaited(self) -> str:
-        """For people: what a worker whose own subtree is complete still waits for, and from whom."""
+        """Describe what a worker whose subtree is complete still waits for."""
         own = f"rank {self._own.rank}"
         if self.phase is Phase.CHECK:
-            return f"{own} waits for its children to take the roster"
+            return f"{own} waits for its children to receive the roster"
         if self.phase is Phase.SEALED:
             silent = [rank for rank in sorted(self._children) if rank not in self._acknowledged]
             return f"{own} waits for rank {', '.join(map(str, silent))} to acknowledge the roster"
-        what = "the roster" if self.phase is Phase.GATHER else "the go"
+        what = "the roster" if self.phase is Phase.GATHER else "GO"
         return f"{own} waits for {what} from its parent, rank {self._parent}"
 
     @property
     def waiting(self) -> Waiting | None:
-        """Who is missing from the whole world, as far as rank 0 has said."""
+        """Rank 0's last report of the ranks missing from the whole world."""
         return self._waiting
 
     def forget(self) -> None:
-        """Hold no secret of a session any more, whoever still has this tree."""
+        """Wipe the session secrets, even if references to this object remain."""
         for holder in (self._terms, self._unchecked, self.session):
             if holder is not None:
                 holder.session_secret.forget()
@@ -217,7 +220,7 @@ class Tree:
     def _on_entries(self, peer: int, message: Message) -> list[Outgoing]:
         assert isinstance(message, Entries)
         for listing in message.listings:
-            self._list(peer, listing)
+            self._add_listing(peer, listing)
         return self._pass_up(list(message.listings)) if self._parent is not None else self._complete()
 
     def _on_waiting(self, peer: int, message: Message) -> list[Outgoing]:
@@ -229,7 +232,7 @@ class Tree:
         assert isinstance(message, Welcome)
         if message.suite not in self._terms.suites:
             raise AdmissionError(
-                f"rank 0 chose cipher suite {message.suite}, which rank {self._own.rank} does not have"
+                f"rank 0 chose cipher suite {message.suite}, which rank {self._own.rank} does not support"
             )
         return self._pass_down(message)
 
@@ -249,16 +252,16 @@ class Tree:
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
-    def _endorsed(self, proof_digest: bytes) -> Listing:
+    def _own_listing(self, proof_digest: bytes) -> Listing:
         return Listing(self._own, self._prover.kind, proof_digest, self._prover.endorse(self._own, proof_digest))
 
-    def _list(self, peer: int, listing: Listing) -> None:
+    def _add_listing(self, peer: int, listing: Listing) -> None:
         entry = listing.entry
         if not entry.rank < self._own.world_size or not is_below(entry.rank, peer):
             raise ProtocolError(f"rank {peer} sent an entry for rank {entry.rank}, which is not below it")
-        # By the same kind, too: who was let in by a certificate must not be listed by a kind that endorses nothing.
+        # Also of the same kind: a worker admitted by a certificate must not be listed by a kind without endorsements.
         if entry.rank == peer and (entry, listing.kind, listing.proof_digest) != self._children[peer]:
-            raise AdmissionError(f"rank {peer} lists itself otherwise than it showed itself")
+            raise AdmissionError(f"rank {peer} lists itself with another entry or proof than it presented")
         verify(self._policy, listing)
         known = self._listings.setdefault(entry.rank, listing)
         if known != listing:
@@ -269,50 +272,52 @@ class Tree:
 
     def _pass_up(self, listings: list[Listing]) -> list[Outgoing]:
         if not self._attached or self._parent is None:
-            return []  # attach_parent sends all that came before
+            return []  # attach_parent sends all earlier ones
         batches = range(0, len(listings), ENTRIES_PER_MESSAGE)
         return [Outgoing(self._parent, Entries(tuple(listings[i : i + ENTRIES_PER_MESSAGE]))) for i in batches]
 
     def _complete(self) -> list[Outgoing]:
-        """Rank 0, when everybody is listed."""
+        """On rank 0, send the roster down once all workers are listed."""
         if len(self._listings) < self._own.world_size:
             return []
         listings = tuple(self._listings[rank] for rank in range(self._own.world_size))
         return self._pass_down(Welcome(self._terms.suites[0], self._terms.session_secret, self._terms.table, listings))
 
     def _pass_down(self, welcome: Welcome) -> list[Outgoing]:
-        """Those who get it were admitted by this worker; whether it is in order each of them finds out for itself."""
+        """Send the roster to the children, which were admitted by this worker. Each of them verifies it."""
         self._unchecked = welcome
-        self._waiting = None  # everybody has come: whoever holds things up from here on is not missing
+        self._waiting = None  # no rank is missing any more
         self.phase = Phase.CHECK
         return self._down(welcome)
 
     def _seal(self, welcome: Welcome) -> Roster:
         return seal(self._policy, self._own, welcome.listings, welcome.suite, welcome.table)
 
-    def _find_neighbours(self, roster: Roster) -> None:
-        """Those whom this worker saw with its own eyes must stand in the roster exactly as it saw them.
+    def _check_neighbours(self, roster: Roster) -> None:
+        """Check that the roster lists this worker and its neighbours as this worker knows them.
 
-        Its own proof and its children's, too: who is listed by another one would be blamed for it at peer verification.
-        Its children are among them, all of them: nobody could have listed one that did not come to this worker.
+        That includes its own proof and its children's: a worker listed with another proof would fail peer verification. All
+        its children must have connected to it: only it could have listed them.
         """
         absent = [rank for rank in children_of(self._own.rank, self._own.world_size) if rank not in self._children]
         if absent:
             raise AdmissionError(
-                f"the roster shows rank {absent[0]}, which has not come to its parent, rank {self._own.rank}"
+                f"the roster lists rank {absent[0]}, which has not connected to its parent, rank {self._own.rank}"
             )
         seen = [self._own, *(entry for entry, *_ in self._children.values())]
         if self._parent_entry is not None:
             seen.append(self._parent_entry)
         for entry in seen:
             if roster.entries[entry.rank] != entry:
-                raise AdmissionError(f"the roster does not show rank {entry.rank} as it showed itself: {entry}")
+                raise AdmissionError(
+                    f"the roster lists rank {entry.rank} with another entry than it presented: {entry}"
+                )
         own = self._listings[self._own.rank]
         proofs = [(self._own.rank, own.kind, own.proof_digest)]
         proofs += [(rank, kind, digest) for rank, (_, kind, digest) in self._children.items()]
         for rank, kind, digest in proofs:
             if roster.proofs[rank] != (kind, digest):
-                raise AdmissionError(f"the roster does not list rank {rank} by the proof that it showed")
+                raise AdmissionError(f"the roster lists rank {rank} with another proof than it presented")
 
     def _acknowledge_if_all(self) -> list[Outgoing]:
         assert self.session is not None
@@ -328,7 +333,7 @@ class Tree:
     def _check_digest(self, peer: int, digest: bytes) -> None:
         assert self.session is not None
         if digest != self.session.roster.digest:
-            raise AdmissionError(f"rank {peer} holds another roster than rank {self._own.rank}")
+            raise AdmissionError(f"rank {peer} has another roster than rank {self._own.rank}")
 
     def _down(self, message: Message) -> list[Outgoing]:
         return [Outgoing(child, message) for child in sorted(self._children)]
@@ -344,7 +349,7 @@ TABLE: Final[dict[tuple[Phase, Side, type[Message]], Callable[[Tree, int, Messag
 
 
 def _subtree(rank: int, world_size: int) -> list[int]:
-    """`rank` and everyone below it, by level."""
+    """Return `rank` and all ranks below it, by level."""
     found = [rank]
     for each in found:
         found.extend(children_of(each, world_size))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from ringfence.cli.evidence_views import View
-    from ringfence.evidence.evidence_file import Held
+    from ringfence.evidence.evidence_file import StoredEvidence
 
 COLLECT = """\
 Collect attestation evidence from this machine, as a worker does when it joins, and write it to a file.
@@ -168,11 +168,11 @@ def run_collect(options: argparse.Namespace) -> int:
     return 0
 
 
-def collect(kind: str | None, report_data: bytes, files: Any, certificate: bytes | None, vmpl: int | None) -> Held:
+def collect(kind: str | None, report_data: bytes, files: Any, certificate: bytes | None, vmpl: int | None) -> StoredEvidence:
     """Collect evidence from this machine. `files` is the kernel's interface; tests pass their own."""
     from ringfence.admission.proofs import nvidia, snp
     from ringfence.evidence import guest, nvml, tsm
-    from ringfence.evidence.evidence_file import Held
+    from ringfence.evidence.evidence_file import StoredEvidence
 
     if kind is None:
         found = tsm.provider(files)
@@ -180,12 +180,12 @@ def collect(kind: str | None, report_data: bytes, files: Any, certificate: bytes
         if kind is None:
             raise ConfigurationError(f"the kernel's provider {found!a} is neither {tsm.TDX} nor {tsm.SNP}")
     if kind == "tdx":
-        return Held(kind, guest.tdx(report_data, files), report_data)
+        return StoredEvidence(kind, guest.tdx(report_data, files), report_data)
     if kind == "snp":
         shown = guest.snp(report_data, files, certificate=certificate, level=vmpl)
-        return Held(kind, snp.encode(*shown), report_data)
+        return StoredEvidence(kind, snp.encode(*shown), report_data)
     gpus = nvml.collect(nvidia.nonce_of(report_data), nvml.load())
-    return Held(kind, nvidia.encode(gpus), report_data)
+    return StoredEvidence(kind, nvidia.encode(gpus), report_data)
 
 
 def run_verify(options: argparse.Namespace) -> int:
@@ -256,7 +256,7 @@ def run_collateral(options: argparse.Namespace) -> int:
 # -- parts ----------------------------------------------------------------------------------------------------------
 
 
-def _refused(options: argparse.Namespace, held: Held, reason: str) -> int:
+def _refused(options: argparse.Namespace, held: StoredEvidence, reason: str) -> int:
     if options.json:
         print(json.dumps({"good": False, "kind": held.kind, "verdict": reason}))
     else:
@@ -274,7 +274,7 @@ def _print_claims(view: View) -> None:
             say(text, f"    {name:{width}}  ")
 
 
-def _held(options: argparse.Namespace) -> Held:
+def _held(options: argparse.Namespace) -> StoredEvidence:
     from ringfence.evidence.evidence_file import read
 
     return read(_content(options.file), _certificate(options.certificate))

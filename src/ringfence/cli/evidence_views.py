@@ -10,7 +10,7 @@ from ringfence.admission.proofs.snp_report import Product, Report, Tcb
 from ringfence.admission.proofs.tdx_collateral import Collateral, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import measure
-from ringfence.evidence.evidence_file import Held
+from ringfence.evidence.evidence_file import StoredEvidence
 from ringfence.policy.policy_file import PolicyFile
 
 
@@ -25,7 +25,7 @@ class View:
     why_not: str = ""
 
 
-def look(held: Held, report_data: bytes, collateral: Mapping[str, bytes], now: float) -> View:
+def look(held: StoredEvidence, report_data: bytes, collateral: Mapping[str, bytes], now: float) -> View:
     """Verify evidence, whatever it claims. Raises AdmissionError if it does not verify."""
     if held.kind == "nvidia":
         return _gpus(held, report_data, now)
@@ -44,7 +44,7 @@ def look(held: Held, report_data: bytes, collateral: Mapping[str, bytes], now: f
     return view
 
 
-def look_unverified(held: Held, collateral: Mapping[str, bytes]) -> View | None:
+def look_unverified(held: StoredEvidence, collateral: Mapping[str, bytes]) -> View | None:
     """Return the claims of evidence for which collateral or certificate is missing; None if it can be verified."""
     if held.kind == "tdx" and not collateral:
         body = tdx_quote.read(held.proof)
@@ -61,7 +61,7 @@ def look_unverified(held: Held, collateral: Mapping[str, bytes]) -> View | None:
     return None
 
 
-def verify(held: Held, report_data: bytes, policy: PolicyFile, now: float) -> tuple[View, int]:
+def verify(held: StoredEvidence, report_data: bytes, policy: PolicyFile, now: float) -> tuple[View, int]:
     """Evaluate a policy. Returns the first rule whose table for this kind is met, counted from 1.
 
     Raises AdmissionError with the reason of each rule if none is.
@@ -80,7 +80,7 @@ def verify(held: Held, report_data: bytes, policy: PolicyFile, now: float) -> tu
     raise AdmissionError("; ".join(reasons))
 
 
-def _verify(held: Held, report_data: bytes, rules: object, now: float) -> View:
+def _verify(held: StoredEvidence, report_data: bytes, rules: object, now: float) -> View:
     if isinstance(rules, tdx.Rules):
         claims = tdx.verify(held.proof, report_data, rules, now)
         return _tdx(claims.body, claims.fmspc, claims)
@@ -131,7 +131,7 @@ def _tdx(body: tdx_quote.Body, fmspc: str, verified: tdx.Claims | None) -> View:
     return View("TDX quote", claims, measure.tdx_table(body, fmspc))
 
 
-def _gpus(held: Held, report_data: bytes, now: float) -> View:
+def _gpus(held: StoredEvidence, report_data: bytes, now: float) -> View:
     nonce = held.other_nonce or nvidia.nonce_of(report_data)
     claims = [nvidia.verify_report(gpu, nonce, now) for gpu in nvidia.decode(held.proof)]
     lines: dict[str, str | list[str]] = {

@@ -177,7 +177,7 @@ def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
 
     if isinstance(rules, certificate.Rules):
         for each in rules.authorities:
-            yield f"authority {authorities.describe(each)}", authorities.end_of(each)
+            yield f"authority {authorities.describe(each)}", authorities.expiry(each)
     elif isinstance(rules, tdx.Rules):
         for collateral in rules.collateral:
             with contextlib.suppress(ValueError):  # verification refuses a date that cannot be read

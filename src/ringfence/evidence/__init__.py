@@ -1,1 +1,1 @@
-"""Collecting evidence on this machine: from its TEE, from its GPUs, from a verifier's service."""
+"""Collectors of evidence on this machine: from its TEE, from its GPUs, from a verifier service."""

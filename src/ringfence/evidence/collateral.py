@@ -1,8 +1,8 @@
-"""Fetch Intel's collateral for the platform of a quote, from a service that the user names: Intel's own, or a cache of it.
+"""Fetches Intel's collateral for the platform of a quote, from a service that the user names: Intel's own, or a cache of it.
 
-What comes is signed by Intel and checked like any other, so the service need not be trusted; but it learns of the platform.
-The library asks on threads of its own, which may crash an interpreter that ends while they still run. So a process of
-our own asks (`python -m ringfence.evidence.collateral SERVICE`: quote in, JSON out), and leaves without ending its interpreter.
+The collateral is signed by Intel and verified like any other, so the service need not be trusted; but it learns the platform.
+The library uses threads of its own, which may crash an interpreter that ends while they still run. So a separate process asks
+(`python -m ringfence.evidence.collateral SERVICE`: quote in, JSON out) and exits without shutting down its interpreter.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ SECONDS: Final = 60.0
 
 
 def fetch(quote: bytes, service: str, seconds: float = SECONDS) -> Collateral:
-    """The collateral for this quote's platform, as a policy's file holds it."""
+    """Return the collateral for this quote's platform, as in a policy's file. Raises ConfigurationError."""
     if not service.startswith(("https://", "http://")):
         raise ConfigurationError(f"{service!a} is not the address of a service, such as {INTEL}")
-    load_library()  # where it is missing, this says so
+    load_library()  # raises if it is missing
     try:
-        found = json.loads(_asked(quote, service, seconds))
+        found = json.loads(_run_child(quote, service, seconds))
         # The library adds the certificate of this one platform; without it the file serves all platforms of the kind.
         return Collateral.parse(json.dumps({key: found[key] for key in KEYS}, sort_keys=True, indent=1).encode())
     except subprocess.TimeoutExpired:
-        raise ConfigurationError(f"{service} gave no collateral within {seconds:.0f} s") from None
+        raise ConfigurationError(f"{service} returned no collateral within {seconds:.0f} s") from None
     except (ValueError, KeyError) as error:
-        raise ConfigurationError(f"{service} gave no collateral: {' '.join(str(error).split())[:300]}") from None
+        raise ConfigurationError(f"{service} returned no collateral: {' '.join(str(error).split())[:300]}") from None
 
 
 def check_refresh(found: Collateral, content: bytes, name: str) -> None:
-    """That what was fetched may take the place of a file's content. Raises ConfigurationError.
+    """Check that fetched collateral may replace a file's content. Raises ConfigurationError.
 
-    A service that is not trusted cannot forge collateral, but can answer with what Intel signed earlier.
+    An untrusted service cannot forge collateral, but it can return an older version.
     """
     try:
         held = Collateral.parse(content, name)
@@ -54,21 +54,21 @@ def check_refresh(found: Collateral, content: bytes, name: str) -> None:
     older = [new.name for new, old in zip(found.parts, held.parts, strict=True) if new.order < old.order]
     if older:
         raise ConfigurationError(
-            f"the service gave an older {' and '.join(older)} than {name} holds, which is as it was: ask another service"
+            f"the service returned an older {' and '.join(older)} than {name} has; the file is unchanged: ask another service"
         )
 
 
-def _asked(quote: bytes, service: str, seconds: float) -> str:
-    """What the other process was given; ValueError is why it was not."""
+def _run_child(quote: bytes, service: str, seconds: float) -> str:
+    """Run the separate process and return its collateral. Raises ValueError, which says why there is none."""
     done = subprocess.run(  # noqa: S603 (our own interpreter and module)
         [sys.executable, "-m", "ringfence.evidence.collateral", service],
         input=quote,
         capture_output=True,
         timeout=seconds,
-        start_new_session=True,  # Ctrl-C reaches the command only, which then ends this
+        start_new_session=True,  # Ctrl-C reaches the command only, which then ends the process
     )
     if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
         raise ValueError(f"the process that asks ended with code {done.returncode}: {words[-1]}")
     answer: dict[str, str] = json.loads(done.stdout)
     if "error" in answer:
@@ -77,13 +77,13 @@ def _asked(quote: bytes, service: str, seconds: float) -> str:
 
 
 def main(service: str) -> None:
-    """Ask for the quote on stdin, and answer on stdout."""
+    """Read a quote from stdin, and write the collateral to stdout."""
     try:
         answer = {"collateral": asyncio.run(_ask(sys.stdin.buffer.read(), service)).to_json()}
     except ValueError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)
-    os._exit(0)  # the library's threads are left as they are
+    os._exit(0)  # without waiting for the library's threads
 
 
 async def _ask(quote: bytes, service: str) -> Any:

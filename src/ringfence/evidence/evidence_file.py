@@ -1,8 +1,8 @@
-"""Evidence in a file: what a worker would show, kept for people to look at; or evidence as other tools store it.
+"""Evidence files: what a worker would present, stored for inspection; or evidence as other tools store it.
 
 {"ringfence evidence": 1, "kind": "tdx", "report_data": "64 bytes in hexadecimal", "proof": "base64"}
 
-The proof is what travels in an admission (spec/admission.md), so that what is verified here is what a peer would verify.
+The proof is encoded as in an admission (spec/admission.md), so that the same bytes are verified as by a peer.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _REPORT_DATA_BYTES: Final = 64
 
 
 @dataclass(frozen=True)
-class Held:
-    """Evidence in hand."""
+class StoredEvidence:
+    """Evidence from a file, or collected on this machine."""
 
     kind: str
     proof: bytes
-    report_data: bytes  #       what it was asked to be about; empty for GPUs that another tool asked
-    other_nonce: bytes = b""  # that tool's
+    report_data: bytes  #       what it covers; empty for GPU evidence of another tool
+    other_nonce: bytes = b""  # the nonce of that tool
 
     @property
     def nonce(self) -> bytes:
-        """What GPUs were asked to sign."""
+        """The nonce that the GPUs signed."""
         return self.other_nonce or nvidia.nonce_of(self.report_data)
 
     def text(self) -> str:
@@ -46,10 +46,11 @@ class Held:
         return json.dumps(dict(zip(_KEYS, values, strict=True)), indent=2) + "\n"
 
 
-def read(content: bytes, certificate: bytes | None = None) -> Held:
-    """Evidence as `text` writes it; a bare TDX quote or SEV-SNP report, in binary or hexadecimal form; NVIDIA's JSON.
+def read(content: bytes, certificate: bytes | None = None) -> StoredEvidence:
+    """Read evidence as written by `text`, a TDX quote or SEV-SNP report in binary or hexadecimal form, or NVIDIA's JSON.
 
-    A bare SEV-SNP report needs the certificate of its key to be verified; without one its proof has an empty certificate.
+    Verifying an SEV-SNP report needs the certificate of its key; without one the proof has an empty certificate. Raises
+    ConfigurationError.
     """
     if len(content) > FILE_BYTES:
         raise ConfigurationError(f"an evidence file has at most {FILE_BYTES} bytes")
@@ -62,45 +63,45 @@ def read(content: bytes, certificate: bytes | None = None) -> Held:
         try:
             content = bytes.fromhex(digits[1].decode("ascii"))
         except ValueError:
-            raise ConfigurationError("hexadecimal digits that are not whole bytes") from None
+            raise ConfigurationError("an odd number of hexadecimal digits") from None
     try:
         if len(content) == snp_report.REPORT_BYTES:
             report = snp_report.Report.decode(content)
-            return Held("snp", snp.encode(content, certificate or b""), report.report_data)
+            return StoredEvidence("snp", snp.encode(content, certificate or b""), report.report_data)
         quote = tdx_quote.trim(content)
-        return Held("tdx", quote, tdx_quote.report_data(quote))
+        return StoredEvidence("tdx", quote, tdx_quote.report_data(quote))
     except AdmissionError as error:
         raise ConfigurationError(
-            f"neither evidence of ringfence, nor an SEV-SNP report, nor a TDX quote: {error}"
+            f"neither a ringfence evidence file, nor an SEV-SNP report, nor a TDX quote: {error}"
         ) from None
 
 
-def _read_text(content: bytes) -> Held:
+def _read_text(content: bytes) -> StoredEvidence:
     try:
         found = json.loads(content)
         if set(found) != set(_KEYS) or found[_KEYS[0]] != _VERSION or found["kind"] not in KINDS:
-            raise ValueError(f"it must hold {', '.join(_KEYS)}, and a kind of {', '.join(KINDS)}")
+            raise ValueError(f"it must have {', '.join(_KEYS)}, and a kind of {', '.join(KINDS)}")
         report_data = bytes.fromhex(found["report_data"])
         proof = base64.b64decode(found["proof"], validate=True)
         if len(report_data) != _REPORT_DATA_BYTES or len(proof) > PROOF_LIMIT_BYTES:
             raise ValueError("its report data or its proof has the wrong size")
     except (ValueError, TypeError, RecursionError, binascii.Error) as error:
-        raise ConfigurationError(f"not evidence of ringfence: {error}") from None
-    return Held(found["kind"], proof, report_data)
+        raise ConfigurationError(f"not a ringfence evidence file: {error}") from None
+    return StoredEvidence(found["kind"], proof, report_data)
 
 
-def _read_nvidia(content: bytes) -> Held:
-    """What NVIDIA's own tools write: a list of GPUs, each with its evidence, certificates and the nonce they were given."""
+def _read_nvidia(content: bytes) -> StoredEvidence:
+    """Read the format of NVIDIA's own tools: a list of GPUs, each with its evidence, certificates and nonce."""
     try:
         found = json.loads(content)
         nonces = {each["nonce"] for each in found}
         gpus = [_gpu(base64.b64decode(each["evidence"]), base64.b64decode(each["certificate"])) for each in found]
         nonce = bytes.fromhex(nonces.pop())
         if nonces or len(nonce) != spdm.NONCE_BYTES:
-            raise ValueError("its GPUs were given several nonces, or one of the wrong size")
-        return Held("nvidia", nvidia.encode(gpus), b"", nonce)
+            raise ValueError("its GPUs have different nonces, or one of the wrong size")
+        return StoredEvidence("nvidia", nvidia.encode(gpus), b"", nonce)
     except (ValueError, TypeError, KeyError, RecursionError, AdmissionError) as error:
-        raise ConfigurationError(f"not evidence of NVIDIA's tools: {type(error).__name__}: {error}") from None
+        raise ConfigurationError(f"not an evidence file of NVIDIA's tools: {type(error).__name__}: {error}") from None
 
 
 def _gpu(report: bytes, chain: bytes) -> nvidia.Gpu:

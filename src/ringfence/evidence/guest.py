@@ -1,4 +1,4 @@
-"""This guest's evidence, as its proofs show it: a TDX quote, or an SEV-SNP report with the certificate of its key."""
+"""The evidence of this guest: a TDX quote, or an SEV-SNP report with the certificate of its key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringfence.evidence import tsm
 
 AMD_KEY_SERVICE: Final = "https://kdsintf.amd.com"
 
-_ENTRY_BYTES: Final = 24  # of the certificate table that a host hands over: GUID, offset, length
+_ENTRY_BYTES: Final = 24  # of the host's certificate table: GUID, offset, length
 _LEAVES: Final = {
     0: uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd").bytes,  # VCEK
     1: uuid.UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1").bytes,  # VLEK
@@ -21,36 +21,39 @@ _URL_NAMES: Final = {"fmc": "fmcSPL", "bootloader": "blSPL", "tee": "teeSPL", "s
 
 
 def tdx(report_data: bytes, files: tsm.Files) -> bytes:
-    """A quote of this TD, without padding."""
+    """Return a quote of this TD, without padding. Raises ConfigurationError."""
     collected = tsm.collect(report_data, files)
     _check_provider(collected.provider, tsm.TDX)
     try:
         return tdx_quote.trim(collected.outblob)
     except AdmissionError as error:
-        raise ConfigurationError(f"the kernel gave a quote that cannot be read: {error}") from error
+        raise ConfigurationError(f"the kernel returned a malformed quote: {error}") from error
 
 
 def snp(
     report_data: bytes, files: tsm.Files, *, certificate: bytes | None = None, level: int | None = None
 ) -> tuple[bytes, bytes]:
-    """A report of this guest, and the certificate of the key that signed it: the given one, or else the host's."""
+    """Return a report of this guest, and the certificate of its signing key: the given one, or else the host's.
+
+    Raises ConfigurationError.
+    """
     collected = tsm.collect(report_data, files, level=level)
     _check_provider(collected.provider, tsm.SNP)
     try:
         report = snp_report.Report.decode(collected.outblob)
     except AdmissionError as error:
-        raise ConfigurationError(f"the kernel gave a report that cannot be read: {error}") from error
+        raise ConfigurationError(f"the kernel returned a malformed report: {error}") from error
     found = certificate or leaf_of(collected.auxblob, report.signing_key)
     if found is None:
         raise ConfigurationError(
-            "the host hands over no certificate for this chip: set RINGFENCE_VCEK_FILE to a file fetched from "
+            "the host provides no certificate for this chip: set RINGFENCE_VCEK_FILE to a file fetched from "
             + " or ".join(vcek_urls(report))
         )
     return report.raw, found
 
 
 def leaf_of(table: bytes, signing_key: int) -> bytes | None:
-    """The VCEK or VLEK in a host's certificate table. It is checked by whoever verifies, so here it only has to be there."""
+    """Return the VCEK or VLEK of a host's certificate table, or None. The verifier checks it."""
     for place in range(0, len(table) - _ENTRY_BYTES + 1, _ENTRY_BYTES):
         name = table[place : place + 16]
         if name == bytes(16):
@@ -64,7 +67,7 @@ def leaf_of(table: bytes, signing_key: int) -> bytes | None:
 
 
 def vcek_urls(report: snp_report.Report) -> list[str]:
-    """Where AMD serves the VCEK of a report: one address, or two where the report does not say what it runs on."""
+    """Return where AMD serves the VCEK of a report: one URL, or two if the report does not name its product line."""
     urls = []
     for product in report.products:
         versions = "&".join(f"{_URL_NAMES[part]}={value}" for part, value in product.tcb(report.reported_tcb).parts)
@@ -74,7 +77,7 @@ def vcek_urls(report: snp_report.Report) -> list[str]:
 
 
 def read_certificate(content: bytes) -> bytes:
-    """The first certificate of a file in PEM form, or the file if it is in DER form. Raises ValueError."""
+    """Return the first certificate of a PEM file, or the content of a DER file. Raises ValueError."""
     begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
     if begin not in content:
         return content
@@ -85,4 +88,4 @@ def read_certificate(content: bytes) -> bytes:
 def _check_provider(found: str, wanted: str) -> None:
     if found != wanted:
         names = {tsm.TDX: "TDX", tsm.SNP: "SEV-SNP"}
-        raise ConfigurationError(f"this is a guest of {names.get(found, found)}, not of {names[wanted]}")
+        raise ConfigurationError(f"this is a {names.get(found, found)} guest, not a {names[wanted]} guest")

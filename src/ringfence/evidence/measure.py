@@ -1,4 +1,4 @@
-"""From evidence in hand to the values that a policy wants: what stands here is what the reader of that table reads."""
+"""Writes policy tables and reference values from evidence, in the form that their readers accept."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from ringfence.admission.proofs import nvidia, reference_values, tdx, tdx_quote
 from ringfence.admission.proofs.snp_report import Product, Report
 
-_TOML_BITS: Final = (1 << 63) - 1  # of a vector of 64, as TOML's numbers have a sign
+_TOML_BITS: Final = (1 << 63) - 1  # of a 64-bit vector: TOML's integers are signed
 
 
 def snp_table(report: Report, products: Sequence[Product], provider: str | None) -> str:
-    """[admit.snp] that admits this guest. `products`: the line that it runs on, or those that it may run on."""
+    """Return an [admit.snp] table that admits this guest. `products` are its possible product lines."""
     lines = ["[admit.snp]", f'measurement = "{report.measurement.hex()}"']
     if report.policy.debug:
         lines.insert(0, "# the host may debug this guest: no policy admits it")
@@ -39,7 +39,7 @@ def snp_table(report: Report, products: Sequence[Product], provider: str | None)
         lines += ["# to admit only this machine:", f'# chip_id = "{report.chip_id.hex()}"']
     lines.append("[admit.snp.minimum_tcb]")
     if len(products) > 1:
-        lines.append("# the report does not name its product line: keep the line that is true")
+        lines.append("# the report does not name its product line: keep the one that applies")
     lines += [_minimum(each, report) for each in products]
     mitigations = report.launch_mitigations & report.current_mitigations & _TOML_BITS
     if mitigations:
@@ -54,15 +54,15 @@ def _is_provisional(report: Report) -> bool:
 
 
 def _minimum(product: Product, report: Report) -> str:
-    """What is true of every TCB that a minimum is compared with."""
+    """Return the lowest of all TCB versions that a minimum is compared with."""
     found = [product.tcb(raw).parts for raw in (report.reported_tcb, report.committed_tcb, report.launch_tcb)]
     parts = ", ".join(f"{part} = {min(dict(each)[part] for each in found)}" for part in product.tcb_parts)
     return f"{product.name} = {{ {parts} }}"
 
 
 def tdx_table(body: tdx_quote.Body, fmspc: str) -> str:
-    """[admit.tdx] that admits this TD."""
-    lines = ["[admit.tdx]", f'collateral = "{fmspc}.json"   # from `ringfence evidence collateral`']
+    """Return an [admit.tdx] table that admits this TD."""
+    lines = ["[admit.tdx]", f'collateral = "{fmspc}.json"   # `ringfence evidence collateral` fetches it']
     if body.is_debug or body.is_migratable or any(body.mr_service_td) or not body.has_sept_ve_disabled:
         lines.insert(0, "# the host may debug, disturb or migrate this TD: no policy admits it")
     lines.append(f'mrtd = "{body.mrtd.hex()}"')
@@ -76,5 +76,5 @@ def tdx_table(body: tdx_quote.Body, fmspc: str) -> str:
 
 
 def reference_value_files(claims: Iterable[nvidia.Claims]) -> list[str]:
-    """A file of reference values for each model, driver and VBIOS among some GPUs."""
+    """Return a file of reference values for each combination of model, driver and VBIOS."""
     return list(dict.fromkeys(reference_values.write(each.reference_values()) for each in claims))

@@ -1,16 +1,15 @@
-"""Ask every GPU of this machine for a report, through NVIDIA's management library.
+"""Collects a report from every GPU of this machine, through NVIDIA's management library.
 
-NVML lists the GPUs that this machine or container has, whatever CUDA_VISIBLE_DEVICES says: a GPU that can be reached is
-a GPU that others should know about.
+NVML lists all GPUs of the machine or container, regardless of CUDA_VISIBLE_DEVICES: peers must know of every GPU that the
+worker can use.
 """
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from cryptography import x509
 
@@ -19,15 +18,15 @@ from ringfence.admission.proofs.nvidia import GPUS, Gpu, pinned_root
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence.device_lock import exclusive
 
-_asking = threading.Lock()  # a GPU answers one question at a time, and a worker collects for several connections
+_device_lock = threading.Lock()  # a GPU answers one request at a time, and a worker collects for several connections
 _ADVICE: Final = (
-    "attestation needs a GPU with confidential computing (Hopper or later), switched on for it by the host, and a driver "
+    "attestation needs a GPU with confidential computing (Hopper or later), enabled by the host, and a driver "
     "that is ready: `nvidia-smi conf-compute -f` shows its state"
 )
 
 
 class Library(Protocol):
-    """The part of `pynvml` that is used here."""
+    """The functions of `pynvml` that are used here."""
 
     NVMLError: type[Exception]
 
@@ -45,29 +44,34 @@ class Library(Protocol):
 
 
 def load() -> Library:
-    """The library, if it is installed."""
+    """Import the library. Raises ConfigurationError if it is not installed."""
     try:
-        return cast(Library, importlib.import_module("pynvml"))
+        import pynvml
     except ImportError:
         raise ConfigurationError(
             'to ask GPUs for evidence, nvidia-ml-py is needed: python -m pip install "nvidia-ml-py>=13"'
         ) from None
+    library: Library = pynvml
+    return library
 
 
 def count(library: Library) -> int:
-    """How many GPUs there are; none is not an error."""
+    """Return the number of GPUs, which may be 0. Raises ConfigurationError."""
     with _session(library):
         return library.nvmlDeviceGetCount()
 
 
 def collect(nonce: bytes, library: Library, *, root: x509.Certificate | None = None) -> list[Gpu]:
-    """One report over `nonce` from every GPU. `root` is what a chain ends in and travels without; for tests."""
+    """Return one report over `nonce` from every GPU. `root`, which is left out of the chains, is for tests.
+
+    Raises ConfigurationError.
+    """
     if len(nonce) != spdm.NONCE_BYTES:
         raise ValueError(f"a GPU signs a nonce of {spdm.NONCE_BYTES} bytes")
-    with exclusive(_asking), _session(library):
+    with exclusive(_device_lock), _session(library):
         found = library.nvmlDeviceGetCount()
         if found not in GPUS:
-            raise ConfigurationError(f"this machine has {found} GPUs; a worker shows {GPUS[0]} to {GPUS[-1]}")
+            raise ConfigurationError(f"this machine has {found} GPUs; a worker presents {GPUS[0]} to {GPUS[-1]}")
         return [_ask(index, nonce, library, root or pinned_root()) for index in range(found)]
 
 
@@ -77,24 +81,24 @@ def _ask(index: int, nonce: bytes, library: Library, root: x509.Certificate) -> 
         report = library.nvmlDeviceGetConfComputeGpuAttestationReport(device, nonce)
         certificate = library.nvmlDeviceGetConfComputeGpuCertificate(device)
     except library.NVMLError as error:
-        raise ConfigurationError(f"GPU {index} gives no attestation report: {error}; {_ADVICE}") from error
+        raise ConfigurationError(f"GPU {index} returned no attestation report: {error}; {_ADVICE}") from error
     text = _filled(index, certificate.attestationCertChain, certificate.attestationCertChainSize)
     data = _filled(index, report.attestationReport, report.attestationReportSize)
     try:
         gpu = Gpu(spdm.trim(data), nvidia_chain.chain_of(text.rstrip(b"\0"), root))
         signed = spdm.read(gpu.report).nonce
     except AdmissionError as error:
-        raise ConfigurationError(f"GPU {index} gives a report that cannot be read: {error}") from error
+        raise ConfigurationError(f"GPU {index} returned a malformed report: {error}") from error
     if signed != nonce:
-        raise ConfigurationError(f"GPU {index} answered a question that somebody else asked: try again")
+        raise ConfigurationError(f"GPU {index} returned the report of another request: try again")
     return gpu
 
 
 def _filled(index: int, buffer: Any, size: int) -> bytes:
-    """The part of a C buffer that its length says was written."""
+    """Return the part of a C buffer that was written."""
     content = bytes(buffer)
     if not 0 < size <= len(content):
-        raise ConfigurationError(f"GPU {index} says it wrote {size} bytes into {len(content)}: update its driver")
+        raise ConfigurationError(f"GPU {index} reports {size} bytes in a buffer of {len(content)}: update its driver")
     return content[:size]
 
 

@@ -1,10 +1,10 @@
-"""Ask the kernel for a report of this guest: configfs-tsm, the one interface to TDX and SEV-SNP (Linux 6.7 and later).
+"""Collects a report of this guest from the kernel: configfs-tsm, the interface to TDX and SEV-SNP (Linux 6.7 and later).
 
     mkdir  ──►  generation = g  ──►  write inblob  ──►  generation = g + 1?  ──►  read outblob, auxblob
                                                                             ──►  generation still the same?  ──►  rmdir
 
-The kernel takes a binary attribute over when its file is closed, and drops the error that this may meet. So a report is
-believed to be ours only if nobody else wrote in between and it carries the 64 bytes that it was asked for.
+The kernel takes a binary attribute when its file is closed, and drops errors at that point. So a report is accepted only if
+no other process wrote in between and it contains the 64 bytes of the request.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ TDX: Final = "tdx_guest"
 SNP: Final = "sev_guest"
 REPORT_DATA_BYTES: Final = 64
 ATTEMPTS: Final = 5
-BLOB_BYTES: Final = 32 * 1024  # the kernel's own limit for what it hands out
+BLOB_BYTES: Final = 32 * 1024  # the kernel's own limit
 
-_asking = threading.Lock()  # the kernel makes one report at a time, for the whole machine: here one can still step back
+_device_lock = (
+    threading.Lock()
+)  # the kernel makes one report at a time; a request that waits here can still be cancelled
 _AGAIN: Final = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EEXIST)
 _ADVICE: Final = {
-    errno.ENOENT: "this is no confidential VM, or its kernel is older than 6.7, or configfs is not mounted "
+    errno.ENOENT: "this is not a confidential VM, or its kernel is older than 6.7, or configfs is not mounted "
     "(mount -t configfs none /sys/kernel/config)",
     errno.ENXIO: "no driver for it is loaded: modprobe tdx_guest, or modprobe sev-guest",
-    errno.EACCES: "only root may ask: run the worker as root, or collect the evidence for it",
-    errno.EPERM: "only root may ask: run the worker as root, or collect the evidence for it",
-    errno.EINVAL: "the kernel does not take the request: see the privilege level (VMPL) of this guest",
-    errno.ETIMEDOUT: "the host does not answer: see that its quoting service runs",
-    errno.EIO: "the host answers with an error: see its quoting service",
+    errno.EACCES: "only root may request a report: run the worker as root",
+    errno.EPERM: "only root may request a report: run the worker as root",
+    errno.EINVAL: "the kernel refuses the request: check the privilege level (VMPL) of this guest",
+    errno.ETIMEDOUT: "the host does not answer: check that its quoting service runs",
+    errno.EIO: "the host reports an error: check its quoting service",
 }
 
 
 class Files(Protocol):
-    """As much of a file system as configfs-tsm needs; a plain folder cannot stand in for the kernel, an object can."""
+    """The file operations on configfs-tsm. Tests replace the kernel with an object; a plain folder cannot behave like it."""
 
     def make(self, folder: str) -> None: ...
 
@@ -58,7 +60,7 @@ class Files(Protocol):
 
 
 class KernelFiles:
-    """The real one."""
+    """The real file system."""
 
     def make(self, folder: str) -> None:
         os.mkdir(folder)
@@ -86,15 +88,15 @@ class KernelFiles:
 
 @dataclass(frozen=True)
 class Collected:
-    """What the kernel gave for 64 bytes."""
+    """The kernel's answer to a request."""
 
     provider: str
     outblob: bytes
     auxblob: bytes
 
 
-class _TryAgain(Exception):
-    """Somebody else was in between."""
+class _Retry(Exception):
+    """Another process interfered."""
 
 
 def collect(
@@ -104,26 +106,29 @@ def collect(
     level: int | None = None,
     draw: Callable[[], str] = lambda: secrets.token_hex(8),
 ) -> Collected:
-    """A report that carries `report_data`. `level`: the VMPL to ask for, where there are any (SEV-SNP)."""
+    """Return a report with `report_data`. `level` is the VMPL to request, on SEV-SNP.
+
+    Raises ConfigurationError.
+    """
     if len(report_data) != REPORT_DATA_BYTES:
-        raise ValueError(f"a report carries {REPORT_DATA_BYTES} bytes")
+        raise ValueError(f"a report has {REPORT_DATA_BYTES} bytes of report data")
     reason = ""
     for _ in range(ATTEMPTS):
         try:
-            with exclusive(_asking):
+            with exclusive(_device_lock):
                 return _attempt(report_data, files, level, f"{FOLDER}/ringfence-{draw()}")
-        except _TryAgain as error:
+        except _Retry as error:
             reason = str(error)
         except OSError as error:
             reason = error.strerror or str(error)
             if error.errno not in _AGAIN:
-                advice = _ADVICE.get(error.errno or 0, "see the kernel's log")
+                advice = _ADVICE.get(error.errno or 0, "check the kernel's log")
                 raise ConfigurationError(f"no attestation report from the kernel: {reason}; {advice}") from error
     raise ConfigurationError(f"no attestation report from the kernel in {ATTEMPTS} attempts: {reason}")
 
 
 def provider(files: Files, draw: Callable[[], str] = lambda: secrets.token_hex(8)) -> str:
-    """Which kind of guest this is; asks for no report."""
+    """Return which type of guest this is, without requesting a report. Raises ConfigurationError."""
     folder = f"{FOLDER}/ringfence-{draw()}"
     try:
         files.make(folder)
@@ -132,7 +137,7 @@ def provider(files: Files, draw: Callable[[], str] = lambda: secrets.token_hex(8
         finally:
             _remove(files, folder)
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "see the kernel's log")
+        advice = _ADVICE.get(error.errno or 0, "check the kernel's log")
         raise ConfigurationError(f"no attestation by the kernel: {error.strerror}; {advice}") from error
 
 
@@ -145,26 +150,26 @@ def _attempt(report_data: bytes, files: Files, level: int | None, folder: str) -
         files.write(f"{folder}/inblob", report_data)
         generation += 1
         if _generation(files, folder) != generation:
-            raise _TryAgain("the kernel did not take the request over, or somebody else wrote too")
+            raise _Retry("the kernel did not accept the request, or another process wrote too")
         outblob = _blob(files, f"{folder}/outblob")
         auxblob = _blob(files, f"{folder}/auxblob") if files.exists(f"{folder}/auxblob") else b""
         collected = Collected(_text(files, folder, "provider"), outblob, auxblob)
         if _generation(files, folder) != generation:
-            raise _TryAgain("somebody else wrote while the report was read")
+            raise _Retry("another process wrote while the report was read")
         if _report_data(collected) != report_data:
-            raise _TryAgain("the report carries other bytes than it was asked for")
+            raise _Retry("the report has other report data than requested")
         return collected
     finally:
         _remove(files, folder)
 
 
 def _set_level(files: Files, folder: str, level: int | None) -> bool:
-    """Whether a privilege level had to be written: only where the kernel knows of any, and it is not 0."""
+    """Write the privilege level, if the kernel supports it and it is not 0; return whether it was written."""
     if not files.exists(f"{folder}/privlevel_floor"):
         return False
     floor = int(_text(files, folder, "privlevel_floor"))
     if level is not None and level < floor:
-        raise ConfigurationError(f"this guest runs at VMPL {floor} and cannot ask for a report of VMPL {level}")
+        raise ConfigurationError(f"this guest runs at VMPL {floor} and cannot request a report of VMPL {level}")
     wanted = floor if level is None else level
     if wanted:
         files.write(f"{folder}/privlevel", str(wanted).encode())
@@ -178,7 +183,7 @@ def _report_data(collected: Collected) -> bytes:
         try:
             return tdx_quote.report_data(collected.outblob)
         except AdmissionError as error:
-            raise ConfigurationError(f"the kernel gave a quote that cannot be read: {error}") from error
+            raise ConfigurationError(f"the kernel returned a malformed quote: {error}") from error
     raise ConfigurationError(f"the kernel's provider {collected.provider!a} is neither {TDX} nor {SNP}")
 
 
@@ -198,5 +203,5 @@ def _blob(files: Files, path: str) -> bytes:
 
 
 def _remove(files: Files, folder: str) -> None:
-    with contextlib.suppress(OSError):  # what was asked for is there, or its error is on its way
+    with contextlib.suppress(OSError):  # the report was read, or another error is being raised
         files.remove(folder)

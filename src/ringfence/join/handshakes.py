@@ -215,7 +215,7 @@ class Handshakes:
 
     def _collect(self, peer: Peer) -> None:
         peer.collecting_since = time.monotonic()
-        binding = peer.handshake.wanted
+        binding = peer.handshake.own_binding
         if self._prover.kind in SIGNING_KINDS:
             self._present(peer, try_prove(self._prover, binding))
         elif self.collector.full:

@@ -32,7 +32,7 @@ class Membership:
     @property
     def admitted_by(self) -> str:
         """The name of the proof that admitted this worker, such as "shared secret"."""
-        return self.roster.admitted[self.rank].how
+        return self.roster.admitted[self.rank].proof_name
 
     def give_up(self, reason: str) -> None:
         """Abort the session on every worker: this worker failed between its join and its start."""

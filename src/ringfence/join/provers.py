@@ -1,4 +1,4 @@
-"""From a worker's settings: what admits to this run, and what this worker shows."""
+"""The policy and the prover of a worker, from its settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine can be asked for evidence through, and the time it has."""
+    """Access to this machine's evidence and clock."""
 
     clock: Clock = time.time
     files: tsm.Files = field(default_factory=tsm.KernelFiles)
@@ -30,26 +30,28 @@ class Machine:
 
 
 class _Unusable(ConfigurationError):
-    """This worker has a credential for a rule, and it is of no use."""
+    """This worker has a credential for a rule that its own policy would refuse."""
 
 
-Maker = Callable[
-    [Settings, SharedSecret | None, Any, Machine], Prover
-]  # of a proof that these rules may admit; ConfigurationError: there is none
+# Returns a prover whose proofs the rules may admit. Raises ConfigurationError if there is none.
+Maker = Callable[[Settings, SharedSecret | None, Any, Machine], Prover]
 
 
 def policy_of(settings: Settings, machine: Machine | None = None) -> tuple[Policy, Prover]:
-    """The verifier and the prover of one worker. ConfigurationError if it has nothing that its own policy would admit."""
+    """Return the policy and the prover of one worker.
+
+    Raises ConfigurationError if it has no credential that its own policy admits.
+    """
     return admission_of(settings, shared_of(settings), machine or Machine())
 
 
 def shared_of(settings: Settings) -> SharedSecret | None:
-    """What admits by the secret, with a key of its own that is derived from it."""
+    """Return prover and verifier of the shared secret, with a key derived from it, or None without a secret."""
     return None if settings.secret is None else SharedSecret(settings.secret, settings.run_id)
 
 
 def admission_of(settings: Settings, shared: SharedSecret | None, machine: Machine) -> tuple[Policy, Prover]:
-    """The same, from what `shared_of` has made; no further key is made here. Kernel and drivers may be slow to answer."""
+    """Like `policy_of`, with the result of `shared_of`: derives no further key. Kernel and drivers may be slow."""
     if settings.policy is not None:
         policy = kinds.policy_of(settings.policy, machine.clock, shared)
         return policy, prover_of(settings, shared, settings.policy, machine)
@@ -59,18 +61,18 @@ def admission_of(settings: Settings, shared: SharedSecret | None, machine: Machi
 
 
 def prover_of(settings: Settings, shared: SharedSecret | None, policy: PolicyFile, machine: Machine) -> Prover:
-    """For the first rule that this worker has everything for. Warns of credentials that it has and cannot use."""
+    """Return the prover for the first rule for which this worker has all credentials. Warns of unusable credentials."""
     missing: list[str] = []
     for number, rule in enumerate(policy.rules, 1):
         try:
-            prover = bundle.together(_provers(settings, shared, rule, machine))
+            prover = bundle.prover_for(_provers(settings, shared, rule, machine))
         except ConfigurationError as error:
             missing.append(f"rule {number}: {error}")
             if isinstance(error, _Unusable):
                 _log.warning("%s; this worker tries the next rule of its policy", missing[-1])
             continue
         return prover
-    raise ConfigurationError("this worker has nothing that its own policy admits. " + "; ".join(missing))
+    raise ConfigurationError("this worker has no credential that its own policy admits. " + "; ".join(missing))
 
 
 def _provers(settings: Settings, shared: SharedSecret | None, rule: Rule, machine: Machine) -> list[Prover]:
@@ -113,14 +115,16 @@ def _snp(settings: Settings, shared: SharedSecret | None, rules: snp.Rules, mach
 def _check_guest(machine: Machine, wanted: str) -> None:
     found = tsm.provider(machine.files)
     if found != wanted:
-        raise ConfigurationError(f"the kernel attests by {found}, and this rule asks for {wanted}")
+        raise ConfigurationError(f"the kernel provides {found}, and this rule asks for {wanted}")
 
 
 def _nvidia(settings: Settings, shared: SharedSecret | None, rules: nvidia.Rules, machine: Machine) -> Prover:
     library = machine.gpus()
     found = nvml.count(library)
     if found not in nvidia.GPUS:
-        raise ConfigurationError(f"this machine has {found} GPUs; a worker shows {nvidia.GPUS[0]} to {nvidia.GPUS[-1]}")
+        raise ConfigurationError(
+            f"this machine has {found} GPUs; a worker presents {nvidia.GPUS[0]} to {nvidia.GPUS[-1]}"
+        )
     return nvidia.NvidiaProver(lambda nonce: nvml.collect(nonce, library))
 
 

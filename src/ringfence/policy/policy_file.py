@@ -1,4 +1,4 @@
-"""The policy file: who may join a run, in one TOML file that all its workers have a copy of.
+"""The policy file: which workers may join a run. One TOML file, of which every worker has a copy.
 
     version = 1
     min_workers = 8
@@ -10,7 +10,7 @@
     trust_domain = "example.org"
     ids = "spiffe://example.org/trainer/*"
 
-What stands in the table of one kind of proof is read where that kind is verified; here they are put together.
+The module that verifies a kind of proof also reads its table; this module combines them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ringfence.policy.toml_table import Read, Table, parse
 VERSION: Final = 1
 RULES: Final = 64
 WORKERS: Final = 1 << 20
-ENDORSING: Final = {"secret", "certificate"}  # proofs whose holder can sign its own entry
+ENDORSING: Final = {"secret", "certificate"}  # proofs with a key that can sign the worker's entry
 
 
 class Rules(Protocol):
-    """What the table of one kind of proof says, with all that it names read in."""
+    """The table of one kind of proof, with the files that it names."""
 
     def content(self) -> bytes:
-        """Canonical: equal for two tables only if they verify alike."""
+        """Return a canonical encoding: equal for two tables only if they give the same verdicts."""
 
     def explain(self) -> list[str]:
-        """What it admits, in plain words."""
+        """Describe what it admits, one line each."""
 
 
 ReadRules = Callable[[Table], Rules]
@@ -43,15 +43,15 @@ ReadRules = Callable[[Table], Rules]
 
 @dataclass(frozen=True)
 class Rule:
-    """One `[[admit]]`: a worker is admitted if it shows every one of these proofs."""
+    """One `[[admit]]`: a worker is admitted if it presents all of these proofs."""
 
-    proofs: tuple[tuple[str, Rules], ...]  # by the name of their table
+    proofs: tuple[tuple[str, Rules], ...]  # with the names of their tables
     note: str | None = None  #               for people
 
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """A policy as it is written, resolved."""
+    """A policy file, with the files that it names read in."""
 
     rules: tuple[Rule, ...]
     min_workers: int = 1
@@ -65,7 +65,7 @@ class PolicyFile:
 
 
 def explain(policy: PolicyFile) -> list[str]:
-    """In plain words, a line each: whom a policy admits."""
+    """Describe what a policy admits, one line each."""
     count = len(policy.rules)
     lines = [
         "A worker is admitted if it meets the rule:"
@@ -77,7 +77,7 @@ def explain(policy: PolicyFile) -> list[str]:
         for kind, rules in rule.proofs:
             lines.append(f"   {kind}")
             lines += [f"     {line}" for line in rules.explain()]
-    lines += ["", "Nobody else is."]
+    lines += ["", "No other worker is admitted."]
     if any(not ENDORSING & {kind for kind, _ in rule.proofs} for rule in policy.rules):
         lines += [
             "Hardware evidence does not sign roster entries: a worker that presents only evidence is listed by the workers "
@@ -85,9 +85,9 @@ def explain(policy: PolicyFile) -> list[str]:
             "key that this policy admits signs each entry.",
         ]
     if policy.min_workers > 1:
-        lines.append(f"A run has at least {policy.min_workers} workers, or it does not begin.")
+        lines.append(f"A run with fewer than {policy.min_workers} workers does not begin.")
     if policy.max_session_age is not None:
-        lines.append(f"After {_words(policy.max_session_age)} all workers must be verified again.")
+        lines.append(f"After {_duration_text(policy.max_session_age)} all workers must be verified again.")
     if policy.key_agreement != KEY_AGREEMENTS[0]:
         lines += [
             "Workers may agree on keys without post-quantum cryptography (key_agreement): an attacker who records their "
@@ -96,7 +96,7 @@ def explain(policy: PolicyFile) -> list[str]:
     return lines
 
 
-def _words(seconds: int) -> str:
+def _duration_text(seconds: int) -> str:
     units = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
     length, name = next(unit for unit in units if seconds % unit[0] == 0)
     count = seconds // length
@@ -104,7 +104,7 @@ def _words(seconds: int) -> str:
 
 
 def read_policy(text: bytes, read: Read, kinds: Mapping[str, ReadRules], where: str = "the policy") -> PolicyFile:
-    """Read a policy; `kinds` maps the name of a table to who reads it. PolicyError names the place of a mistake."""
+    """Read a policy; `kinds` maps the names of tables to their readers. Raises PolicyError, which names the place."""
     root = parse(text, read, where)
     root.number("version", least=VERSION, most=VERSION)
     min_workers = root.number("min_workers", 1, least=1, most=WORKERS)
@@ -112,10 +112,12 @@ def read_policy(text: bytes, read: Read, kinds: Mapping[str, ReadRules], where: 
     key_agreement = root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS)
     tables = root.tables("admit")
     if len(tables) > RULES:
-        raise root.error(f"{len(tables)} rules, and {RULES} are allowed")
+        raise root.error(f"{len(tables)} rules, where at most {RULES} are allowed")
     rules = tuple(_rule(table, kinds) for table in tables)
     root.done()
-    return PolicyFile(rules, min_workers, max_session_age, key_agreement)
+    return PolicyFile(
+        rules=rules, min_workers=min_workers, max_session_age=max_session_age, key_agreement=key_agreement
+    )
 
 
 def _rule(table: Table, kinds: Mapping[str, ReadRules]) -> Rule:
@@ -127,7 +129,5 @@ def _rule(table: Table, kinds: Mapping[str, ReadRules]) -> Rule:
             proofs.append((kind, read_rules(inner)))
     table.done()
     if not proofs:
-        raise table.error(
-            "a rule that asks for nothing would admit everybody; ask for one or more of " + ", ".join(kinds)
-        )
+        raise table.error("a rule without a proof would admit every worker; ask for one or more of " + ", ".join(kinds))
     return Rule(tuple(proofs), note)

@@ -1,10 +1,10 @@
-"""A strict reader of TOML tables: every key is asked for by name and type, and a key that nobody asked for is an error.
+"""A strict reader of TOML tables: keys are requested by name and type, and a key that was not requested is an error.
 
     rules = Rules(ca=table.file("ca"), ids=table.texts("ids"), max_age=table.duration("max_age", 3600))
     table.done()
 
-A policy that is read leniently admits more than its author meant: a mistyped `mesurement` would be no measurement at all.
-Nothing here opens a file: how to read one is handed in, so that this stays a pure parser.
+A lenient reader would admit more than the policy's author meant: a misspelt `mesurement` would be no measurement at all.
+This module opens no files: the caller passes a function that reads them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, TypeVar, overload
 from ringfence.errors import PolicyError
 
 POLICY_BYTES: Final = 1 << 20  # of the policy itself
-FILE_BYTES: Final = 4 << 20  # of a file that it names
+FILE_BYTES: Final = 4 << 20  # of a file named in it
 TEXT_CHARACTERS: Final = 4096
 
 # Current keys, and the names they had in older policies. An old name is refused in a table that takes the current one.
@@ -39,7 +39,7 @@ _REQUIRED: Final = _Required()
 
 
 def parse(text: bytes, read: Read, where: str = "the policy") -> Table:
-    """The root table of a policy's text. `where` opens every error message."""
+    """Parse a policy and return its root table. `where` begins every error message. Raises PolicyError."""
     if len(text) > POLICY_BYTES:
         raise PolicyError(f"{where} has more than {POLICY_BYTES} bytes")
     try:
@@ -52,18 +52,21 @@ def parse(text: bytes, read: Read, where: str = "the policy") -> Table:
 
 
 class Table:
-    """One TOML table. Ask for every key it may hold, then call `done()`, which also closes the tables inside it."""
+    """One TOML table. Request every key that it may have, then call `done()`, which checks inner tables too.
+
+    All methods raise PolicyError. A key with a default may be absent.
+    """
 
     def __init__(self, values: Mapping[str, object], where: str, read: Read) -> None:
         self.where = where
         self._values = values
         self._read = read
-        self._known: dict[str, None] = {}  # in the order asked for
+        self._known: dict[str, None] = {}  # in the order of the requests
         self._inner: list[Table] = []
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The keys that are there, for tables whose keys are names that the author chose; asking for each is still due."""
+        """The keys that are present, for tables whose keys the author chooses; each must still be requested."""
         return tuple(self._values)
 
     # -- one value --------------------------------------------------------------------------------------------------
@@ -73,7 +76,7 @@ class Table:
     @overload
     def text(self, name: str, default: D, *, allowed: Collection[str] = ...) -> str | D: ...
     def text(self, name: str, default: object = _REQUIRED, *, allowed: Collection[str] = ()) -> object:
-        """A string, one of `allowed` if that is given."""
+        """Return a string, one of `allowed` if that is given."""
         value = self._take(name, default)
         return default if value is None else self._string(name, value, allowed)
 
@@ -82,7 +85,7 @@ class Table:
     @overload
     def texts(self, name: str, default: D, *, allowed: Collection[str] = ...) -> tuple[str, ...] | D: ...
     def texts(self, name: str, default: object = _REQUIRED, *, allowed: Collection[str] = ()) -> object:
-        """A string, or a list of at least one; none of them twice."""
+        """Return a string or a list of distinct strings, not empty, as a tuple."""
         value = self._take(name, default)
         return default if value is None else self._strings(name, value, allowed)
 
@@ -91,7 +94,7 @@ class Table:
     @overload
     def number(self, name: str, default: D, *, least: int = ..., most: int = ...) -> int | D: ...
     def number(self, name: str, default: object = _REQUIRED, *, least: int = 0, most: int = (1 << 63) - 1) -> object:
-        """A whole number from `least` to `most`."""
+        """Return a whole number from `least` to `most`."""
         value = self._take(name, default)
         if value is None:
             return default
@@ -104,7 +107,7 @@ class Table:
     @overload
     def flag(self, name: str, default: D) -> bool | D: ...
     def flag(self, name: str, default: object = _REQUIRED) -> object:
-        """true or false."""
+        """Return true or false."""
         value = self._take(name, default)
         if value is None:
             return default
@@ -117,7 +120,7 @@ class Table:
     @overload
     def duration(self, name: str, default: D) -> int | D: ...
     def duration(self, name: str, default: object = _REQUIRED) -> object:
-        """Seconds, written "90s", "30m", "12h" or "7d"."""
+        """Return a duration in seconds, written "90s", "30m", "12h" or "7d"."""
         value = self._take(name, default)
         if value is None:
             return default
@@ -133,7 +136,7 @@ class Table:
     @overload
     def hexes(self, name: str, length: int, default: D) -> tuple[bytes, ...] | D: ...
     def hexes(self, name: str, length: int, default: object = _REQUIRED) -> object:
-        """Any one of these values: a string, or a list of strings, each of `length` bytes in hexadecimal digits."""
+        """Return accepted values: a string, or a list of strings, each of `length` bytes in hexadecimal digits."""
         value = self._take(name, default)
         if value is None:
             return default
@@ -147,7 +150,7 @@ class Table:
     @overload
     def file(self, name: str, default: D) -> bytes | D: ...
     def file(self, name: str, default: object = _REQUIRED) -> object:
-        """The content of the file that the key names, relative to the policy's folder."""
+        """Return the content of the file that the key names, relative to the policy's folder."""
         value = self._take(name, default)
         return default if value is None else self._content(name, self._string(name, value, ()))
 
@@ -156,7 +159,7 @@ class Table:
     @overload
     def files(self, name: str, default: D) -> tuple[bytes, ...] | D: ...
     def files(self, name: str, default: object = _REQUIRED) -> object:
-        """The contents of the file, or of the list of files, that the key names."""
+        """Return the contents of the file, or of the list of files, that the key names."""
         value = self._take(name, default)
         if value is None:
             return default
@@ -169,7 +172,7 @@ class Table:
     @overload
     def table(self, name: str, default: D) -> Table | D: ...
     def table(self, name: str, default: object = _REQUIRED) -> object:
-        """The table inside this one."""
+        """Return an inner table."""
         value = self._take(name, default)
         if value is None:
             return default
@@ -182,7 +185,7 @@ class Table:
     @overload
     def tables(self, name: str, default: D) -> tuple[Table, ...] | D: ...
     def tables(self, name: str, default: object = _REQUIRED) -> object:
-        """A list of at least one table: [[name]]."""
+        """Return the tables of an array, [[name]], with at least one."""
         value = self._take(name, default)
         if value is None:
             return default
@@ -191,16 +194,16 @@ class Table:
         return tuple(self._open(each, f"{self.where}, {name} {count}") for count, each in enumerate(value, 1))
 
     def done(self) -> None:
-        """Nothing may be there that was not asked for, here and in the tables inside."""
+        """Check that every key was requested, here and in the inner tables."""
         unknown = [name for name in self._values if name not in self._known]
         if unknown:
             known = ", ".join(self._known) or "none"
-            raise PolicyError(f"{self.where}: unknown key {shown(unknown[0])}; known here: {known}")
+            raise PolicyError(f"{self.where}: unknown key {quoted(unknown[0])}; known here: {known}")
         for table in self._inner:
             table.done()
 
     def error(self, text: str) -> PolicyError:
-        """For a reader that finds values which do not go together: raise what this returns."""
+        """Return an error for the caller to raise, for values that contradict each other."""
         return PolicyError(f"{self.where}: {text}")
 
     # -- parts ------------------------------------------------------------------------------------------------------
@@ -244,11 +247,11 @@ class Table:
         return table
 
     def _wrong(self, name: str, wanted: str) -> PolicyError:
-        return PolicyError(f"{self.where}: {name} must be {wanted}; it is {shown(self._values.get(name))}")
+        return PolicyError(f"{self.where}: {name} must be {wanted}; it is {quoted(self._values.get(name))}")
 
 
-def shown(value: object) -> str:
-    """A value of the file in an error message: escaped and short, however deep or large it is."""
+def quoted(value: object) -> str:
+    """Format a value of the file for an error message: escaped and short."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):

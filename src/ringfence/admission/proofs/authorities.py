@@ -1,4 +1,4 @@
-"""The authorities that a policy trusts to issue certificates: PEM files, or trust bundles as SPIFFE publishes them."""
+"""The certificate authorities of a policy: PEM files, or SPIFFE trust bundles."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----")
 
 
 def read(content: bytes, *, spiffe: bool) -> list[bytes]:
-    """The certificates of a bundle, in DER. ValueError says what is wrong with it."""
+    """Return the certificates of a file, in DER. Raises ValueError, which says what is wrong."""
     found = _from_json(content) if spiffe and content.lstrip()[:1] == b"{" else from_pem(content)
     if not 1 <= len(found) <= AUTHORITIES:
-        raise ValueError(f"{len(found)} certificates where 1 to {AUTHORITIES} are allowed")
+        raise ValueError(f"{len(found)} certificates, where 1 to {AUTHORITIES} are allowed")
     for certificate in found:
         _check(certificate)
     return [certificate.public_bytes(Encoding.DER) for certificate in found]
 
 
 def from_pem(content: bytes) -> list[x509.Certificate]:
-    """Certificates in the PEM form, and nothing else: a private key has no business here."""
+    """Return the certificates of a PEM file with nothing else in it, such as a private key. Raises ValueError."""
     kinds = set(_BLOCK.findall(content))
     if kinds != {b"CERTIFICATE"}:
-        raise ValueError("not a file of certificates in PEM form (BEGIN CERTIFICATE), and of nothing else")
+        raise ValueError("not a PEM file with certificates (BEGIN CERTIFICATE) only")
     try:
         return x509.load_pem_x509_certificates(content)
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
@@ -40,20 +40,20 @@ def from_pem(content: bytes) -> list[x509.Certificate]:
 
 
 def describe(authority: bytes) -> str:
-    """An authority for people: its subject, when it ends, and what to compare."""
+    """Describe an authority: its subject, its expiry and its fingerprint."""
     certificate = x509.load_der_x509_certificate(authority)
     subject = certificate.subject.rfc4514_string() or "an authority without a name"
     end = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
     return f"{subject!a} until {end}, SHA-256 {hashlib.sha256(authority).hexdigest()}"
 
 
-def end_of(authority: bytes) -> float:
-    """When it expires, in seconds since 1970."""
+def expiry(authority: bytes) -> float:
+    """Return when an authority expires, in seconds since 1970."""
     return x509.load_der_x509_certificate(authority).not_valid_after_utc.timestamp()
 
 
 def _from_json(content: bytes) -> list[x509.Certificate]:
-    """A SPIFFE trust bundle: a JWK set whose keys for X.509 carry one certificate each."""
+    """Read a SPIFFE trust bundle: a JWK set whose keys for X.509 have one certificate each."""
     try:
         bundle = json.loads(content, object_pairs_hook=_unrepeated)
         entries = [each for each in bundle["keys"] if each.get("use") == "x509-svid"]
@@ -61,7 +61,7 @@ def _from_json(content: bytes) -> list[x509.Certificate]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError("not a SPIFFE trust bundle") from None
     if not all(isinstance(chain, list) and len(chain) == 1 and isinstance(chain[0], str) for chain in chains):
-        raise ValueError("a SPIFFE trust bundle whose keys do not carry one certificate each")
+        raise ValueError("a SPIFFE trust bundle whose keys do not have one certificate each")
     try:
         return [x509.load_der_x509_certificate(base64.b64decode(chain[0], validate=True)) for chain in chains]
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
@@ -71,7 +71,7 @@ def _from_json(content: bytes) -> list[x509.Certificate]:
 def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name that stands twice in one object")
+        raise ValueError("a duplicate name in a JSON object")
     return found
 
 
@@ -80,8 +80,8 @@ def _check(certificate: x509.Certificate) -> None:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound as error:
-        raise ValueError(f"{certificate.subject.rfc4514_string()!a} is no authority: {error}") from None
+        raise ValueError(f"{certificate.subject.rfc4514_string()!a} is not an authority: {error}") from None
     except (ValueError, TypeError, KeyError, UnsupportedAlgorithm, *_ODD_EXTENSIONS):
         raise ValueError("a certificate whose extensions cannot be read") from None
     if not constraints.ca or not usage.key_cert_sign:
-        raise ValueError(f"{certificate.subject.rfc4514_string()!a} is a certificate that may not issue others")
+        raise ValueError(f"{certificate.subject.rfc4514_string()!a} is not a CA certificate")

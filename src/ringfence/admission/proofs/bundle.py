@@ -1,6 +1,6 @@
-"""Several proofs together: for rules that ask for a certificate and a quote, and every GPU besides.
+"""A bundle of proofs, for rules that ask for several, such as a certificate and a quote.
 
-All parts cover the same binding, so they come from the worker at the other end of this very connection, each of them.
+All parts cover the same binding, so each of them comes from the worker at the other end of this connection.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Parts = Sequence[tuple[int, bytes]]
 
 
 def encode(parts: Parts) -> bytes:
-    """u8 count, then for each part: u8 kind, blob. Kinds ascend, so that there is one form."""
+    """Encode a bundle: u8 count, then for each part: u8 kind, blob. Kinds ascend, so that the encoding is unique."""
     encoded = [encoding.number(kind, 1) + encoding.blob(data) for kind, data in parts]
     return encoding.number(len(parts), 1) + b"".join(encoded)
 
 
 def decode(data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
-    """The parts of a bundle: two or more, of different kinds, none of them a bundle."""
+    """Decode a bundle of two or more parts of different kinds, none of them a bundle. Raises ProtocolError."""
     reader = encoding.Reader(data)
     parts = tuple((reader.number(1), reader.blob(limit)) for _ in range(reader.number(1)))
     reader.end()
@@ -38,8 +38,8 @@ def decode(data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
     return parts
 
 
-class All:
-    """Admits whoever satisfies every part."""
+class BundleVerifier:
+    """Admits a worker that every part admits."""
 
     kind = KIND
 
@@ -68,24 +68,25 @@ class All:
         return next(filter(None, names), None)
 
     def without_key(self) -> Verifier:
-        return All([without_key(part) for part in self._parts])
+        return BundleVerifier([without_key(part) for part in self._parts])
 
     def _split(self, entry: Entry, data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
         try:
             parts = decode(data, limit)
         except ProtocolError as error:
-            raise AdmissionError(f"rank {entry.rank} shows a bundle of proofs that cannot be read: {error}") from error
+            raise AdmissionError(f"rank {entry.rank} presents a malformed bundle of proofs: {error}") from error
         wanted, found = [part.kind for part in self._parts], [kind for kind, _ in parts]
         if wanted != found:
-            told = f"rank {entry.rank} shows proofs of kinds {found}"
+            to_peer = f"rank {entry.rank} presents proofs of kinds {found}"
             raise AdmissionError(
-                f"{told}; {self.name} together are kinds {wanted}", told=f"{told}, which no rule of the policy asks for"
+                f"{to_peer}; this rule asks for {self.name}, kinds {wanted}",
+                to_peer=f"{to_peer}, which no rule of the policy asks for",
             )
         return parts
 
 
-class Together:
-    """Shows one proof of each kind that a rule asks for."""
+class BundleProver:
+    """Makes one proof of each kind that a rule asks for."""
 
     kind = KIND
 
@@ -100,16 +101,16 @@ class Together:
         return encode([(prover.kind, prover.endorse(entry, proof_digest)) for prover in self._provers])
 
 
-def all_of(parts: Sequence[Verifier]) -> Verifier:
-    """The verifier of one rule: a proof that is alone travels alone."""
-    return parts[0] if len(parts) == 1 else All(parts)
+def verifier_for(parts: Sequence[Verifier]) -> Verifier:
+    """Return the verifier of one rule; a single proof is not bundled."""
+    return parts[0] if len(parts) == 1 else BundleVerifier(parts)
 
 
-def together(provers: Sequence[Prover]) -> Prover:
-    """The maker for one rule."""
-    return provers[0] if len(provers) == 1 else Together(provers)
+def prover_for(provers: Sequence[Prover]) -> Prover:
+    """Return the prover for one rule; a single proof is not bundled."""
+    return provers[0] if len(provers) == 1 else BundleProver(provers)
 
 
 def _check_kinds(kinds: list[int]) -> None:
     if len(kinds) < 2 or len(set(kinds)) != len(kinds) or KIND in kinds:
-        raise ConfigurationError(f"a rule that asks for proofs of kinds {kinds}")
+        raise ConfigurationError(f"a rule must ask for different proofs, not for kinds {kinds}")

@@ -1,7 +1,7 @@
-"""Certificates: a worker is admitted if an authority of the policy vouches for its name, and it holds the certificate's key.
+"""Proof by certificate: an authority of the policy issued the worker's certificate, and the worker has its key.
 
-The certificate takes no part in TLS. Its key signs the binding, so that the signature is good for one worker, on one
-connection, in one direction; and it signs the worker's entry, so that all others can check the roster.
+The certificate is not used in TLS. Its key signs the binding, so that the signature is valid for one worker, on one
+connection, in one direction. It also signs the worker's entry, so that all other workers can verify the roster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ringfence.admission.proofs import authorities, certificate_path, identity
 from ringfence.errors import AdmissionError, ProtocolError
 from ringfence.policy.toml_table import Table
 
-CHAIN_LIMIT: Final = 4  # certificates, the worker's own included and the authority's not
+CHAIN_LIMIT: Final = 4  # certificates, with the worker's own and without the authority's
 CERTIFICATE_BYTES: Final = 4096
 SIGNATURE_BYTES: Final = 1024
 _REASON_CHARACTERS: Final = 160
@@ -43,14 +43,14 @@ _CURVES: Final[dict[str, hashes.HashAlgorithm]] = {
     "secp521r1": hashes.SHA512(),
 }
 _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), hashes.SHA256.digest_size)
-# What TLS 1.3 puts before its own signed contexts, and longer than any random value that TLS 1.2 signs: the same key may
-# serve TLS elsewhere, and nothing that is signed there can be taken for a proof here, nor the other way round.
+# TLS 1.3 puts the same prefix before its signed contexts, and it is longer than the random values that TLS 1.2 signs. So a
+# key that is also used for TLS never signs the same bytes there and here.
 _SPACES: Final = b" " * 64
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What `[admit.certificate]` says."""
+    """The table `[admit.certificate]`."""
 
     authorities: tuple[bytes, ...]  # DER, sorted
     ids: tuple[str, ...]  #           patterns
@@ -68,13 +68,13 @@ class Rules:
 
     def explain(self) -> list[str]:
         what = f"a SPIFFE identity of {self.trust_domain}" if self.trust_domain else "a certificate"
-        lines = [f"shows {what} named " + " or ".join(self.ids)]
+        lines = [f"presents {what} named " + " or ".join(self.ids)]
         return lines + [f"  issued by {authorities.describe(each)}" for each in self.authorities]
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a certificate that passed says."""
+    """The claims of a verified certificate."""
 
     id: str
     not_after: float  # seconds since 1970
@@ -82,13 +82,13 @@ class Claims:
 
 @dataclass(eq=False)
 class Credential:
-    """A worker's own certificate, with those that lead to an authority, and its key."""
+    """A worker's own certificate, with its intermediates, and its key."""
 
     chain: tuple[bytes, ...]  # DER, the worker's own first
     key: PrivateKey = field(repr=False)
 
     def forget(self) -> None:
-        """Hold no key any more, whoever still has this object."""
+        """Drop the key, even if references to this object remain."""
         vars(self).pop("key", None)
 
 
@@ -98,7 +98,7 @@ def read_rules(table: Table) -> Rules:
         raise table.error("trust_domain must be a SPIFFE trust domain such as example.org, without spiffe://")
     ids = table.texts("ids")
     for pattern in ids:
-        if (objection := identity.object_to(pattern, trust_domain)) is not None:
+        if (objection := identity.pattern_error(pattern, trust_domain)) is not None:
             raise table.error(f"ids: {pattern!a} {objection}")
     found: set[bytes] = set()
     for content in table.files("ca"):
@@ -110,12 +110,12 @@ def read_rules(table: Table) -> Rules:
     return Rules(tuple(sorted(found)), ids, trust_domain)
 
 
-# -- what is on the wire --------------------------------------------------------------------------------------------
+# -- encoding -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What a certificate's key signs: that a worker is at the other end of a connection, or stands in the roster."""
+    """What a certificate's key signs: a proof for one connection, or an endorsement of an entry in the roster."""
 
     label: bytes
     covered: tuple[bytes, ...]
@@ -129,12 +129,12 @@ class Statement:
         return cls(keys.CERTIFICATE_ENDORSEMENT, (entry.encode(), proof_digest))
 
     def message(self, chain: tuple[bytes, ...]) -> bytes:
-        """The certificates are covered too, to the bit: some bits of a certificate are not under its own signature."""
+        """Return the message to sign. It covers the certificates too: some of their bits are not covered by their signature."""
         return _SPACES + self.label + keys.digest(self.label, _encode_chain(chain), *self.covered)
 
 
 def encode(chain: tuple[bytes, ...], signature: bytes) -> bytes:
-    """u8 count, that many certificates as blobs, the signature as a blob."""
+    """Encode a proof: u8 count, that many certificates as blobs, the signature as a blob."""
     return _encode_chain(chain) + encoding.blob(signature)
 
 
@@ -143,10 +143,11 @@ def _encode_chain(chain: tuple[bytes, ...]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
+    """Decode a proof to its certificates and its signature. Raises ProtocolError."""
     reader = encoding.Reader(data)
     count = reader.number(1)
     if not 1 <= count <= CHAIN_LIMIT:
-        raise ProtocolError(f"{count} certificates where 1 to {CHAIN_LIMIT} are allowed")
+        raise ProtocolError(f"{count} certificates, where 1 to {CHAIN_LIMIT} are allowed")
     chain = tuple(reader.blob(CERTIFICATE_BYTES) for _ in range(count))
     signature = reader.blob(SIGNATURE_BYTES)
     reader.end()
@@ -156,42 +157,45 @@ def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
 # -- verifying --------------------------------------------------------------------------------------------------------
 
 
-def verify(rules: Rules, shown: bytes, statement: Statement, now: float) -> Claims:
-    """Verify certificates and the signature of a statement by the first one's key. AdmissionError says what is wrong."""
+def verify(rules: Rules, proof: bytes, statement: Statement, now: float) -> Claims:
+    """Verify the certificates of a proof and the first one's signature of a statement. Raises AdmissionError."""
     try:
-        chain, signature = decode(shown)
+        chain, signature = decode(proof)
     except ProtocolError as error:
-        raise AdmissionError(f"a certificate proof that cannot be read: {error}") from error
+        raise AdmissionError(f"the certificate proof is malformed: {error}") from error
     claims, key = verify_chain(rules, chain, now)
     if not _signed(key, signature, statement.message(chain)):
         raise AdmissionError(
             f"the signature with the certificate of {claims.id} is not over this connection and this worker's entry: "
-            "it was made elsewhere, or with another key"
+            "it was made for another connection, or with another key"
         )
     return claims
 
 
 def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Claims, PublicKey]:
-    """Whether an authority of the policy vouches for the first certificate now, and for which name."""
+    """Verify that an authority of the policy issued the first certificate, and return its claims and key.
+
+    Raises AdmissionError.
+    """
     try:
-        path = certificate_path.path(rules.authorities, chain)
-        objection = _object_to(path, rules, now)
+        path = certificate_path.build_path(rules.authorities, chain)
+        objection = _path_objection(path, rules, now)
         if objection is not None:
-            path.check_leaf()  # before more of it is read, only to say what is wrong with it
+            path.check_leaf()  # before more of it is parsed for the message
         extensions, key = path.leaf.extensions, path.leaf.public_key()
-    except certificate_path.NotVouchedFor as error:
-        raise AdmissionError(f"no authority of the policy vouches for the certificate: {error}") from error
+    except certificate_path.PathError as error:
+        raise AdmissionError(f"the certificate was not issued under an authority of the policy: {error}") from error
     except certificate_path.UNREADABLE as error:
-        raise AdmissionError("a certificate that cannot be read") from error
-    name = identity.of(extensions, rules.trust_domain)
+        raise AdmissionError("a certificate is malformed or not supported") from error
+    name = identity.name_of(extensions, rules.trust_domain)
     _check_times(name, path.leaf, now)
     _check_use(name, extensions)
     if objection is not None:
-        raise AdmissionError(f"no authority of the policy vouches for the certificate of {name}: {objection}")
-    if not identity.matches(name, rules.ids):  # only now: before, anybody could have made up the name
+        raise AdmissionError(f"the certificate of {name} was not issued under an authority of the policy: {objection}")
+    if not identity.matches(name, rules.ids):  # checked last: an unverified name could be anything
         raise AdmissionError(
             f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}",
-            told=f"the certificate is for {name}, which the policy does not admit",
+            to_peer=f"the certificate is for {name}, which the policy does not admit",
         )
     assert isinstance(key, PublicKey)
     return Claims(name, path.leaf.not_valid_after_utc.timestamp()), key
@@ -205,12 +209,12 @@ def _check_times(name: str, leaf: x509.Certificate, now: float) -> None:
     if now < leaf.not_valid_before_utc.timestamp():
         raise AdmissionError(
             f"the certificate of {name} is valid from {leaf.not_valid_before_utc:%Y-%m-%d %H:%M:%S} UTC: "
-            "look at the clocks of both machines"
+            "compare the clocks of both machines"
         )
 
 
 def _check_use(name: str, extensions: x509.Extensions) -> None:
-    """A certificate that may sign certificates, or may not sign anything else, is no worker's."""
+    """Check that the key may sign data, and may not sign certificates."""
     try:
         usage = extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound:
@@ -226,12 +230,12 @@ def _check_use(name: str, extensions: x509.Extensions) -> None:
     if not {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH} <= purposes:
         raise AdmissionError(
             f"the extended key usage of the certificate of {name} must have clientAuth and serverAuth, or be absent: "
-            "a worker is both"
+            "a worker is client and server"
         )
 
 
-def _object_to(path: certificate_path.Path, rules: Rules, now: float) -> str | None:
-    """What the library finds wrong with the path as a whole: signatures, names, constraints, extensions, validity."""
+def _path_objection(path: certificate_path.CertificatePath, rules: Rules, now: float) -> str | None:
+    """Return why `cryptography` refuses the path (signatures, names, constraints, extensions, validity), or None."""
     moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
     verifier = (
         PolicyBuilder()
@@ -243,7 +247,7 @@ def _object_to(path: certificate_path.Path, rules: Rules, now: float) -> str | N
     try:
         verifier.verify(path.leaf, path.between)
     except VerificationError as error:
-        # The library quotes the certificate, whose text an unauthenticated peer chose and people will read in a log.
+        # The library quotes the certificate, and an unauthenticated peer chose its text, which goes to a log.
         return encoding.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
     return None
 
@@ -267,7 +271,7 @@ def _signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
 
 
 class CertificateVerifier:
-    """Verifies by the rules of one table, at the time that its clock says."""
+    """Verifies certificate proofs by the rules of one table."""
 
     kind = 2
     name = "certificate"
@@ -275,7 +279,7 @@ class CertificateVerifier:
     def __init__(self, rules: Rules, clock: Clock) -> None:
         self._rules = rules
         self._clock = clock
-        self._passed: dict[
+        self._verified_names: dict[
             bytes, str
         ] = {}  # listings and their names: rank 0 meets each twice, and a signature is dear
 
@@ -288,24 +292,24 @@ class CertificateVerifier:
 
     def verify_listing(self, listing: Listing) -> str:
         fingerprint = hashlib.sha256(listing.encode()).digest()
-        if fingerprint not in self._passed:
+        if fingerprint not in self._verified_names:
             statement = Statement.endorsement(listing.entry, listing.proof_digest)
             name = self._verify(listing.entry, listing.endorsement, statement, self._clock())
-            self._passed[fingerprint] = name
-        return self._passed[fingerprint]
+            self._verified_names[fingerprint] = name
+        return self._verified_names[fingerprint]
 
-    def _verify(self, entry: Entry, shown: bytes, statement: Statement, moment: float) -> str:
+    def _verify(self, entry: Entry, proof: bytes, statement: Statement, moment: float) -> str:
         try:
-            return verify(self._rules, shown, statement, moment).id
+            return verify(self._rules, proof, statement, moment).id
         except AdmissionError as error:
-            raise error.within(f"rank {entry.rank}: ") from error
+            raise error.with_prefix(f"rank {entry.rank}: ") from error
 
 
 # -- proving --------------------------------------------------------------------------------------------------------
 
 
 class CertificateProver:
-    """Signs with the worker's own key."""
+    """Makes proofs and endorsements with the worker's own key."""
 
     kind = 2
 
@@ -313,56 +317,56 @@ class CertificateProver:
         self._credential = credential
 
     def prove(self, binding: Binding) -> bytes:
-        return make(self._credential, Statement.proof(binding))
+        return sign_statement(self._credential, Statement.proof(binding))
 
     def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
-        return make(self._credential, Statement.endorsement(entry, proof_digest))
+        return sign_statement(self._credential, Statement.endorsement(entry, proof_digest))
 
 
 def read_credential(chain: bytes, key: bytes) -> Credential:
-    """A certificate with those between it and its authority, and its key, in PEM form. ValueError says what is wrong."""
+    """Read a certificate with its intermediates, and its key, in PEM form. Raises ValueError."""
     certificates = authorities.from_pem(chain)
     try:
         private = load_pem_private_key(key, None)
         public = certificates[0].public_key()
     except TypeError:
-        raise ValueError("the key is encrypted, and nobody is there to ask for its password") from None
+        raise ValueError("the key is encrypted: store it without a password") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError("the key is not a private key in PEM form") from None
     encoded = tuple(each.public_bytes(Encoding.DER) for each in certificates)
-    outlines = [certificate_path.outline(each) for each in encoded]
+    fields = [certificate_path.parse_fields(each) for each in encoded]
     if private.public_key() != public:
         raise ValueError("the key is not that of the first certificate")
-    if not isinstance(private, PrivateKey) or not certificate_path.is_accepted_key(outlines[0].key):
+    if not isinstance(private, PrivateKey) or not certificate_path.is_accepted_key(fields[0].key):
         raise ValueError(f"the key is not {certificate_path.KEYS}")
     try:
-        certificate_path.check_order(outlines)
-    except certificate_path.NotVouchedFor as error:
+        certificate_path.check_order(fields)
+    except certificate_path.PathError as error:
         raise ValueError(str(error)) from None
     size = len(encode(encoded, bytes(_most_signature_bytes(private))))
     if len(encoded) > CHAIN_LIMIT or max(map(len, encoded)) > CERTIFICATE_BYTES or size > ENDORSEMENT_BYTES:
         raise ValueError(
-            f"{len(encoded)} certificates of {size} bytes; at most {CHAIN_LIMIT} of {ENDORSEMENT_BYTES} bytes can be shown: "
-            "leave out the authority's own, or use elliptic-curve keys"
+            f"{len(encoded)} certificates of {size} bytes; at most {CHAIN_LIMIT} of {ENDORSEMENT_BYTES} bytes can be "
+            "presented: leave out the authority's own, or use elliptic-curve keys"
         )
     return Credential(encoded, private)
 
 
 def _most_signature_bytes(key: PrivateKey) -> int:
-    """That a signature of this key can have: as long as an RSA key, or two numbers in DER, or Ed25519's 64."""
+    """Return the size limit of a signature: that of the RSA key, of two integers in DER, or Ed25519's 64 bytes."""
     if isinstance(key, ed25519.Ed25519PrivateKey):
         return 64
     width = (key.key_size + 7) // 8
     return width if isinstance(key, rsa.RSAPrivateKey) else 2 * (width + 3) + 3
 
 
-def make(credential: Credential, statement: Statement) -> bytes:
-    """A statement, signed, with the certificates that say by whom."""
+def sign_statement(credential: Credential, statement: Statement) -> bytes:
+    """Sign a statement, and return the signature with the certificates."""
     return encode(credential.chain, sign(credential.key, statement.message(credential.chain)))
 
 
 def sign(key: PrivateKey, message: bytes) -> bytes:
-    """The one algorithm that goes with a key: none is named on the wire, so none can be chosen by an attacker."""
+    """Sign with the algorithm of the key's type. Messages name no algorithm, so an attacker cannot choose one."""
     if isinstance(key, ec.EllipticCurvePrivateKey):
         return key.sign(message, ec.ECDSA(_CURVES[key.curve.name]))
     if isinstance(key, rsa.RSAPrivateKey):

@@ -1,9 +1,9 @@
-"""Certificates from an authority down: no library computes with a key before an authority of the policy vouches for it.
+"""Certificate paths, verified from an authority down: no key is used before an authority of the policy has certified it.
 
-Anybody can send certificates, and some cost a library a second: RSA keys with exponents as long as the modulus, several issuers
-of one name, long lists of names under long lists of constraints. So the form is checked first, which computes nothing; then
-the signatures of issuers are verified from the authority down. Whoever has nothing from an authority costs one or two signature
-checks with the authority's own key.
+An unauthenticated peer can send any certificates, and some take a library a second: RSA keys with exponents as long as the
+modulus, several issuers with one name, long lists of names under long lists of constraints. So the form is checked first,
+without cryptography; then the signatures of issuers are verified from the authority down. A peer without a certificate of an
+authority costs one or two signature checks with the authority's own key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringfence.admission.proofs import der
 RSA_BITS: Final = range(2048, 8193)
 RSA_EXPONENTS: Final = range(3, 1 << 32, 2)
 KEYS: Final = "P-256, P-384, P-521, Ed25519 or RSA from 2048 to 8192 bits with an odd exponent below 2^32"
-_KEPT: Final = 64  # certificates between an authority and leaves that have been verified
+_KEPT: Final = 64  # verified intermediates that are cached
 
 _RSA: Final = bytes.fromhex("300d06092a864886f70d0101010500")
 _P384: Final = bytes.fromhex("301006072a8648ce3d020106052b81040022")
@@ -54,21 +54,21 @@ UNREADABLE: Final = (
 )
 
 
-class NotVouchedFor(Exception):
-    """No authority of the policy vouches for a leaf; the text says why."""
+class PathError(Exception):
+    """There is no valid path from an authority to the leaf; the text says why."""
 
 
 @dataclass(frozen=True)
-class Outline:
-    """As much of a certificate as its form shows."""
+class CertificateFields:
+    """The fields of a certificate that are read before its signature is verified."""
 
     issuer: bytes  # names in DER
     subject: bytes
     key: bytes  # SubjectPublicKeyInfo
 
 
-def outline(certificate: bytes) -> Outline:
-    """Read the form of a certificate of version 3. Raises ValueError for another form or an unknown signature algorithm."""
+def parse_fields(certificate: bytes) -> CertificateFields:
+    """Parse a certificate of version 3. Raises ValueError if it is malformed or its signature algorithm is not accepted."""
     whole = der.open_only(certificate, der.SEQUENCE)
     inner = whole.open(der.SEQUENCE)
     algorithm = whole.element(der.SEQUENCE)
@@ -80,14 +80,14 @@ def outline(certificate: bytes) -> Outline:
     if inner.element(der.SEQUENCE) != algorithm:
         raise ValueError("it names two signature algorithms")
     if der.Reader(algorithm).open(der.SEQUENCE).content(der.OBJECT_IDENTIFIER) not in _SIGNATURES:
-        raise ValueError("it is signed by an algorithm that is not accepted")
+        raise ValueError("its signature algorithm is not accepted")
     issuer = inner.element(der.SEQUENCE)
     inner.content(der.SEQUENCE)  # validity
-    return Outline(issuer, inner.element(der.SEQUENCE), inner.element(der.SEQUENCE))
+    return CertificateFields(issuer, inner.element(der.SEQUENCE), inner.element(der.SEQUENCE))
 
 
 def is_accepted_key(key: bytes) -> bool:
-    """Whether a SubjectPublicKeyInfo holds a key of `KEYS`, by its form alone. Raises ValueError if it has none."""
+    """Whether a SubjectPublicKeyInfo has a key of `KEYS`, without computing with it. Raises ValueError if malformed."""
     algorithm, bits = _parts(key)
     if algorithm in _CURVE_KEYS:
         return len(bits) == 1 + _CURVE_KEYS[algorithm] and bits[0] == 0
@@ -99,8 +99,8 @@ def is_accepted_key(key: bytes) -> bool:
     return modulus > 0 and modulus.bit_length() in RSA_BITS and exponent in RSA_EXPONENTS
 
 
-def is_key_of_p384(key: bytes) -> bool:
-    """The same, for this curve alone."""
+def is_p384_key(key: bytes) -> bool:
+    """Whether a SubjectPublicKeyInfo has a key on P-384. Raises ValueError if malformed."""
     algorithm, bits = _parts(key)
     return algorithm == _P384 and len(bits) == 1 + _CURVE_KEYS[_P384]
 
@@ -113,54 +113,54 @@ def _parts(key: bytes) -> tuple[bytes, bytes]:
     return algorithm, bits
 
 
-def check_order(outlines: Sequence[Outline]) -> None:
-    """Every certificate is followed by its issuer's, and no name occurs twice. Raises NotVouchedFor."""
-    for lower, upper in pairwise(outlines):
+def check_order(fields: Sequence[CertificateFields]) -> None:
+    """Check that every certificate is followed by its issuer's, and that subjects are distinct. Raises PathError."""
+    for lower, upper in pairwise(fields):
         if lower.issuer != upper.subject:
-            raise NotVouchedFor("the certificates are not in order: each must be followed by that of its issuer")
-    if len({each.subject for each in outlines}) != len(outlines):
-        raise NotVouchedFor("two of its certificates are for the same subject")
+            raise PathError("the certificates are not in order: each must be followed by that of its issuer")
+    if len({each.subject for each in fields}) != len(fields):
+        raise PathError("two of its certificates are for the same subject")
 
 
 @dataclass(frozen=True)
-class Path:
-    """A leaf that is not verified yet, and the issuers above it, for which an authority vouches."""
+class CertificatePath:
+    """A leaf that is not verified yet, and the verified issuers above it."""
 
     leaf: x509.Certificate
     between: list[x509.Certificate]
-    issuers: tuple[bytes, ...]  # any of which may have signed the leaf: they have one name
+    issuers: tuple[bytes, ...]  # candidates for the leaf's issuer, with the same name
 
     def check_leaf(self) -> None:
-        """Raises NotVouchedFor if no issuer signed the leaf."""
+        """Check the leaf's signature. Raises PathError."""
         for issuer in self.issuers:
             try:
                 self.leaf.verify_directly_issued_by(_loaded(issuer))
                 return
             except InvalidSignature:
                 continue
-        raise NotVouchedFor("its signature is not by the key of its issuer")
+        raise PathError("its signature was not made with its issuer's key")
 
 
-def path(authorities: tuple[bytes, ...], chain: tuple[bytes, ...]) -> Path:
-    """The path from an authority to a leaf, if the signature of every issuer in between is right.
+def build_path(authorities: tuple[bytes, ...], chain: tuple[bytes, ...]) -> CertificatePath:
+    """Return the path from an authority to a leaf, with the signatures of all intermediates verified.
 
-    `chain` begins with the leaf; its last certificate may be the authority's own. Raises NotVouchedFor, or one of UNREADABLE.
+    `chain` begins with the leaf; its last certificate may be the authority's own. Raises PathError, or one of UNREADABLE.
     """
-    outlines = [outline(each) for each in chain]
+    fields = [parse_fields(each) for each in chain]
     if len(chain) > 1 and chain[-1] in authorities:
-        chain, outlines = chain[:-1], outlines[:-1]
-    check_order(outlines)
-    known = _by_subject(authorities).get(outlines[-1].issuer)
+        chain, fields = chain[:-1], fields[:-1]
+    check_order(fields)
+    known = _by_subject(authorities).get(fields[-1].issuer)
     if known is None:
-        raise NotVouchedFor("its issuer is not among them, and no certificate that leads to one was presented")
-    if not all(is_accepted_key(each.key) for each in outlines):
-        raise NotVouchedFor(f"a key in its chain is not {KEYS}")
+        raise PathError("its issuer is not one of them, and no intermediate certificate was presented")
+    if not all(is_accepted_key(each.key) for each in fields):
+        raise PathError(f"a key in its chain is not {KEYS}")
     issuers = known
     between: list[x509.Certificate] = []
     for each in reversed(chain[1:]):
         between.insert(0, _first_issued(each, issuers))
         issuers = (each,)
-    return Path(x509.load_der_x509_certificate(chain[0]), between, issuers)
+    return CertificatePath(x509.load_der_x509_certificate(chain[0]), between, issuers)
 
 
 def _first_issued(certificate: bytes, issuers: tuple[bytes, ...]) -> x509.Certificate:
@@ -169,12 +169,12 @@ def _first_issued(certificate: bytes, issuers: tuple[bytes, ...]) -> x509.Certif
             return _issued(certificate, issuer)
         except InvalidSignature:
             continue
-    raise NotVouchedFor("a signature in its chain is not by the key of its issuer")
+    raise PathError("a signature in its chain was not made with the issuer's key")
 
 
 @lru_cache(maxsize=_KEPT)
 def _issued(certificate: bytes, issuer: bytes) -> x509.Certificate:
-    """A certificate that `issuer` signed and that may issue others. Only those that verify are kept."""
+    """Load a CA certificate that `issuer` signed. Raises InvalidSignature or PathError; only valid ones are cached."""
     found = x509.load_der_x509_certificate(certificate)
     found.verify_directly_issued_by(_loaded(issuer))
     try:
@@ -182,13 +182,13 @@ def _issued(certificate: bytes, issuer: bytes) -> x509.Certificate:
     except x509.ExtensionNotFound:
         constraints = None
     if constraints is None or not constraints.ca:
-        raise NotVouchedFor("a certificate in its chain may not issue others")
+        raise PathError("an issuer certificate in its chain is not a CA")
     return found
 
 
 @lru_cache(maxsize=_KEPT)
 def _loaded(certificate: bytes) -> x509.Certificate:
-    """An issuer: an authority, or a certificate that one vouches for."""
+    """Load an authority, or a verified intermediate."""
     return x509.load_der_x509_certificate(certificate)
 
 

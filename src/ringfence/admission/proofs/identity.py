@@ -1,7 +1,7 @@
 """The name in a certificate, and the patterns of a policy that it must match.
 
-A SPIFFE identity is the only URI of its certificate. Without a trust domain the name is the only URI, or, if there is none,
-the only DNS name; the subject's common name is never looked at.
+A SPIFFE identity is the only URI of its certificate. Without a trust domain the name is the only URI or, if there is none,
+the only DNS name. The subject's common name is not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
 _SEGMENT: Final = re.compile(r"[a-zA-Z0-9._-]+")
 _URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*%?#]+/([^%?#]+)")
 _START: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*]+/.")
-_NO_NAME: Final = "has a part that is empty, '.' or '..', or one of % ? #: no such name is admitted"
+_NO_NAME: Final = "has a part that is empty, '.' or '..', or one of % ? #: such names are not admitted"
 _HOST: Final = re.compile(r"[a-z0-9._-]+")
 
 
@@ -29,8 +29,8 @@ def is_trust_domain(value: str) -> bool:
     return _TRUST_DOMAIN.fullmatch(value) is not None
 
 
-def of(extensions: x509.Extensions, trust_domain: str | None) -> str:
-    """The one name of a certificate. Two names would let its holder be whomever each verifier prefers."""
+def name_of(extensions: x509.Extensions, trust_domain: str | None) -> str:
+    """Return the only name of a certificate: with two names, verifiers could disagree. Raises AdmissionError."""
     try:
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
@@ -45,23 +45,23 @@ def of(extensions: x509.Extensions, trust_domain: str | None) -> str:
     if len(found) != 1:
         raise AdmissionError("the certificate must have exactly one URI, or no URI and exactly one DNS name")
     if not 1 <= len(found[0]) <= ID_CHARACTERS or not encoding.is_printable(found[0]) or "*" in found[0]:
-        raise AdmissionError("the name in the certificate is not a plain one")
+        raise AdmissionError("the name in the certificate has characters or parts that are not allowed")
     if found[0].startswith("spiffe:"):
-        raise AdmissionError("the certificate is a SPIFFE identity, and this rule says no trust_domain")
+        raise AdmissionError("the certificate is a SPIFFE identity, and this rule has no trust_domain")
     if not (_is_plain_uri(found[0]) if uris else _HOST.fullmatch(found[0])):
-        raise AdmissionError("the name in the certificate is not a plain one")
+        raise AdmissionError("the name in the certificate has characters or parts that are not allowed")
     return found[0]
 
 
 def _is_plain_uri(value: str) -> bool:
-    """With a path that has one reading: no part that is empty, points elsewhere or stands for other characters."""
+    """Whether a URI has an unambiguous path: no empty part, no '.' or '..', no escapes."""
     match = _URI.fullmatch(value)
     return match is not None and all(part not in ("", ".", "..") for part in match[1].split("/"))
 
 
 def _spiffe_id(uris: list[str], trust_domain: str) -> str:
     if not uris:
-        raise AdmissionError("the certificate has no URI, so it is no SPIFFE identity")
+        raise AdmissionError("the certificate has no URI, so it is not a SPIFFE identity")
     found = uris[0]
     scheme, _, rest = found.partition("://")
     domain, slash, path = rest.partition("/")
@@ -72,7 +72,7 @@ def _spiffe_id(uris: list[str], trust_domain: str) -> str:
     if domain != trust_domain:
         raise AdmissionError(
             f"{found} is of trust domain {domain}, and this rule is for {trust_domain}",
-            told=f"{found} is of trust domain {domain}, and the policy asks for another",
+            to_peer=f"{found} is of trust domain {domain}, and the policy asks for another",
         )
     return found
 
@@ -80,19 +80,19 @@ def _spiffe_id(uris: list[str], trust_domain: str) -> str:
 # -- patterns -------------------------------------------------------------------------------------------------------
 
 
-def object_to(pattern: str, trust_domain: str | None) -> str | None:
-    """What is wrong with a pattern of the policy; None if it can be used."""
+def pattern_error(pattern: str, trust_domain: str | None) -> str | None:
+    """Return what is wrong with a pattern of the policy, or None."""
     if not encoding.is_printable(pattern) or " " in pattern or len(pattern) > ID_CHARACTERS:
         return "must be printable ASCII without spaces"
     if "**" in pattern.removesuffix("/**"):
-        return "has ** elsewhere than at its end, after a slash"
+        return "has ** in a place other than its end, after a slash"
     if trust_domain is not None:
         start = f"spiffe://{trust_domain}/"
         if not pattern.startswith(start) or pattern == start:
-            return f"must begin with {start} and go on"
+            return f"must begin with {start} and continue"
         return None if _is_plain_uri(pattern) else _NO_NAME
     if pattern.startswith("spiffe:"):
-        return "is a SPIFFE identity: say which trust_domain the authorities of this rule stand for"
+        return "is a SPIFFE identity: set trust_domain to that of this rule's authorities"
     if "/" in pattern or ":" in pattern:
         if not _START.match(pattern):
             return "must be a URI with a plain scheme and host, or a DNS name"
@@ -107,16 +107,16 @@ def object_to(pattern: str, trust_domain: str | None) -> str | None:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches any of the patterns: a URI those with "://", a DNS name the others.
+    """Whether a name matches any of the patterns. URIs match patterns with "://", DNS names the others.
 
-    `*` stands for one or more characters within one part of a URI's path, or one label of a DNS name; `/**` at the end of a URI
-    for everything below.
+    `*` matches one or more characters within one part of a URI's path, or within one label of a DNS name. `/**` at the end of a
+    URI matches everything below.
     """
     return any(_matches(name, pattern) for pattern in patterns)
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Compare part by part in one pass: the peer chose the name and must not choose how long this takes."""
+    """Compare part by part in one pass: the peer chose the name, and must not choose how long this takes."""
     if ("://" in name) != ("://" in pattern):
         return False
     stop = "/" if "://" in pattern else "."
@@ -131,7 +131,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _fits(part: str, pattern: str) -> bool:
-    """One part. The first place where a literal fits is as good as any, for what follows it may only be longer."""
+    """Match one part. Taking the first occurrence of each literal is enough: it leaves the most for what follows."""
     first, *others = pattern.split("*")
     if not others:
         return part == pattern

@@ -1,7 +1,11 @@
-"""Signed tokens, strictly: a JWT is believed if a pinned key made its signature with that key's own algorithm.
+"""A strict JWT verifier: a pinned key must have made the signature, with that key's own algorithm.
 
-The key comes from the policy's key set and is found by the token's `kid`, never from the token. Its algorithm is a
-property of the key: what the token's header says must agree, and chooses nothing. Every text has one spelling only.
+The key comes from the policy's key set and is selected by the token's `kid`, never taken from the token. The algorithm is a
+property of the key: the token's header must agree, and selects nothing. Every value has one encoding only.
+
+This module does not use a JOSE library. PyJWT and similar ones would add a run-time dependency for three algorithms, let the
+header take part in the choice of the algorithm, and accept duplicate names, padding and other encodings of the same token.
+Signatures are verified by `cryptography`.
 """
 
 from __future__ import annotations
@@ -20,10 +24,10 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ringfence.errors import AdmissionError, PolicyError
-from ringfence.policy.toml_table import shown
+from ringfence.policy.toml_table import quoted
 
 KEYS: Final = range(1, 65)  # of one set
-_HEADER_CHARACTERS: Final = 8192  # some issuers put a chain of certificates there, which nobody here looks at
+_HEADER_CHARACTERS: Final = 8192  # some issuers put a certificate chain there, which is ignored
 _SIGNATURE_CHARACTERS: Final = 1400  # of RSA with 8192 bits
 _TYPES: Final = ("jwt", "eat+jwt", "application/eat+jwt")
 _RSA_BITS: Final = range(2048, 8193)
@@ -39,7 +43,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True)
 class Key:
-    """One public key of a set, with the one algorithm that it is for."""
+    """One public key of a set, with its only algorithm."""
 
     kid: str
     algorithm: str  # ES256, ES384 or RS256
@@ -54,22 +58,22 @@ class Key:
 
 
 def verify(token: str, keys: tuple[Key, ...]) -> Json:
-    """The claims of a token that one of `keys` signed."""
+    """Return the claims of a token that one of `keys` signed. Raises AdmissionError."""
     parts = token.split(".")
     if len(parts) != 3 or not token.isascii():
-        raise AdmissionError("a token is not of the form header.claims.signature")
+        raise AdmissionError("a token does not have the form header.claims.signature")
     if len(parts[0]) > _HEADER_CHARACTERS or len(parts[2]) > _SIGNATURE_CHARACTERS:
         raise AdmissionError("a token has a header or a signature that is too long")
     header = _object("header", _decode("header", parts[0]))
     key = _key(header, keys)
     signature = _decode("signature", parts[2])
     if not _signed(key, signature, f"{parts[0]}.{parts[1]}".encode("ascii")):
-        raise AdmissionError(f"the token's signature is not of the key {shown(key.kid)}")
+        raise AdmissionError(f"the token's signature was not made with the key {quoted(key.kid)}")
     return _object("claims", _decode("claims", parts[1]))
 
 
 def read_json(text: bytes) -> object:
-    """JSON in which no name stands twice and every number is one. Raises ValueError."""
+    """Parse JSON without duplicate names and without NaN or Infinity. Raises ValueError."""
     try:
         return json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
@@ -79,20 +83,20 @@ def read_json(text: bytes) -> object:
 def _key(header: Json, keys: tuple[Key, ...]) -> Key:
     for name in ("crit", "b64", "zip", "enc"):
         if name in header:
-            raise AdmissionError(f"the token's header asks for {name}, which this verifier does not do")
+            raise AdmissionError(f"the token's header asks for {name}, which this verifier does not support")
     kind = header.get("typ", "JWT")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise AdmissionError(f"the token's header says it is {shown(kind)}, not a JWT or an EAT")
+        raise AdmissionError(f"the token's header says it is {quoted(kind)}, not a JWT or an EAT")
     kid = header.get("kid")
     for key in keys:
         if key.kid != kid:
             continue
         if header.get("alg") != key.algorithm:
-            told = f"the token's header says algorithm {shown(header.get('alg'))}; its key is for"
-            raise AdmissionError(f"{told} {key.algorithm}", told=f"{told} another")
+            to_peer = f"the token's header says algorithm {quoted(header.get('alg'))}; its key is for"
+            raise AdmissionError(f"{to_peer} {key.algorithm}", to_peer=f"{to_peer} another")
         return key
     raise AdmissionError(
-        f"the token names key {shown(kid)}, which is not in the policy's key set: if its issuer has changed keys, "
+        f"the token names key {quoted(kid)}, which is not in the policy's key set: if its issuer has changed keys, "
         "fetch the set anew and give it to every worker"
     )
 
@@ -123,14 +127,14 @@ def _object(name: str, text: bytes) -> Json:
     try:
         value = read_json(text)
     except ValueError as error:
-        raise AdmissionError(f"the token's {name} cannot be read: {shown(str(error))}") from None
+        raise AdmissionError(f"the token's {name} is malformed: {quoted(str(error))}") from None
     if not isinstance(value, dict):
         raise AdmissionError(f"the token's {name} is not a JSON object")
     return value
 
 
 def decode_base64(text: str) -> bytes:
-    """base64url without padding, in its only spelling. Raises ValueError."""
+    """Decode base64url without padding, in its canonical form. Raises ValueError."""
     if not _BASE64.fullmatch(text):
         raise ValueError("not base64url")
     try:
@@ -138,14 +142,14 @@ def decode_base64(text: str) -> bytes:
     except binascii.Error:
         raise ValueError("not base64url") from None
     if base64.urlsafe_b64encode(data).rstrip(b"=") != text.encode("ascii"):
-        raise ValueError("not the only spelling of its bytes")
+        raise ValueError("not canonical base64url")
     return data
 
 
 def _unique(pairs: list[tuple[str, object]]) -> Json:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("a duplicate name in an object")
     return found
 
 
@@ -157,17 +161,17 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def read_keys(content: bytes, where: str) -> tuple[Key, ...]:
-    """A JWKS, as an issuer publishes it."""
+    """Read a JWKS, as an issuer publishes it. Raises PolicyError."""
     try:
         document = read_json(content)
     except ValueError as error:
-        raise PolicyError(f"{where} is not a JSON key set: {shown(str(error))}") from None
+        raise PolicyError(f"{where} is not a JSON key set: {quoted(str(error))}") from None
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list) or len(entries) not in KEYS:
-        raise PolicyError(f'{where} must hold {KEYS[0]} to {KEYS[-1]} keys: {{"keys": [...]}}')
+        raise PolicyError(f'{where} must have {KEYS[0]} to {KEYS[-1]} keys: {{"keys": [...]}}')
     found = [_read_key(each, f"{where}, key {count}") for count, each in enumerate(entries, 1)]
     if len({key.kid for key in found}) != len(found):
-        raise PolicyError(f"{where} holds two keys of one name (kid)")
+        raise PolicyError(f"{where} has two keys with one name (kid)")
     return tuple(sorted(found, key=lambda key: key.kid))
 
 
@@ -175,7 +179,7 @@ def _read_key(entry: object, where: str) -> Key:
     if not isinstance(entry, dict):
         raise PolicyError(f"{where} is not a key")
     if any(name in entry for name in _KEY_PRIVATE):
-        raise PolicyError(f"{where} is a private or a shared key: a policy holds an issuer's public keys only")
+        raise PolicyError(f"{where} is a private or a symmetric key: a policy has an issuer's public keys only")
     kid = entry.get("kid")
     if not isinstance(kid, str) or not 1 <= len(kid) <= 256 or not kid.isprintable():
         raise PolicyError(f"{where} has no name (kid)")
@@ -187,7 +191,7 @@ def _read_key(entry: object, where: str) -> Key:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise PolicyError(f"{where} is not an EC key on P-256 or P-384, nor an RSA key of 2048 bits or more") from None
     if entry.get("alg", algorithm) != algorithm:
-        raise PolicyError(f"{where} is for {shown(entry['alg'])}; a key of its form is used with {algorithm} here")
+        raise PolicyError(f"{where} is for {quoted(entry['alg'])}; a key of its type is used with {algorithm}")
     return Key(kid, algorithm, public)
 
 
@@ -203,7 +207,7 @@ def _public(entry: Json) -> tuple[str, ec.EllipticCurvePublicKey | rsa.RSAPublic
         if n.bit_length() not in _RSA_BITS or e < 65537:
             raise ValueError("a weak RSA key")
         return "RS256", rsa.RSAPublicNumbers(e, n).public_key()
-    raise ValueError("another kind of key")
+    raise ValueError("an unsupported type of key")
 
 
 def _text(entry: Json, name: str, allowed: dict[str, object] | object = None) -> str:

@@ -1,7 +1,7 @@
-"""Every kind of proof that a policy can ask for: its number, its name, who reads its table and who verifies it.
+"""Every kind of proof that a policy can ask for: its number, its name, the reader of its table and its verifier.
 
-This is the only way from a policy file to a verifier, and it hands over rules and a clock, nothing else: whatever a constructor
-takes besides (the roots that tests mint evidence under) no policy can reach.
+This is the only way from a policy file to a verifier. It passes rules and a clock, and nothing else: other parameters of the
+constructors, such as the roots of the tests' evidence, cannot be set by a policy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringfence.policy.toml_table import Read
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of proof. The shared secret has no verifier here: it is made with a secret, not from rules alone."""
+    """One kind of proof. `verifier` is None for the shared secret, whose verifier needs the secret itself."""
 
     number: int
     read_rules: ReadRules
@@ -40,13 +40,13 @@ KINDS: Final[dict[str, Kind]] = {
 def read(text: bytes, files: Read, where: str = "the policy") -> PolicyFile:
     """Read a policy file that may ask for any kind of proof."""
     file = read_policy(text, files, {name: kind.read_rules for name, kind in KINDS.items()}, where)
-    return _with_what_others_list(file, where)
+    return _share_revocations(file, where)
 
 
-def _with_what_others_list(file: PolicyFile, where: str) -> PolicyFile:
-    """Each rule with what Intel and AMD say in the files of all rules, and with what any of them calls revoked.
+def _share_revocations(file: PolicyFile, where: str) -> PolicyFile:
+    """Give each rule the collateral and the revocations of all rules.
 
-    Any rule admits: so a revocation that only one of them names must count in the others as well.
+    Any one rule admits a worker, so a revocation in one of them must count in the others.
     """
     found = [rules for rule in file.rules for _, rules in rule.proofs]
     collateral = dict.fromkeys(each for rules in found if isinstance(rules, tdx.Rules) for each in rules.collateral)
@@ -69,15 +69,20 @@ def _with_what_others_list(file: PolicyFile, where: str) -> PolicyFile:
 
 
 def digest_of(file: PolicyFile) -> bytes:
-    """The digest of the policy that `policy_of` makes, without a secret or a clock."""
+    """Return the digest of the policy that `policy_of` returns, without a secret or a clock."""
     rules = [_content(rule) for rule in file.rules]
     return policy_digest(rules, file.min_workers, file.max_session_age, file.key_agreement)
 
 
 def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Policy:
-    """The verifier that a policy file describes."""
-    verifiers = tuple(bundle.all_of(_verifiers(rule, clock, shared)) for rule in file.rules)
-    return Policy(verifiers, file.min_workers, file.max_session_age, file.key_agreement)
+    """Return the policy that a file describes. Raises ConfigurationError if it needs a secret and `shared` is None."""
+    verifiers = tuple(bundle.verifier_for(_verifiers(rule, clock, shared)) for rule in file.rules)
+    return Policy(
+        verifiers=verifiers,
+        min_workers=file.min_workers,
+        max_session_age=file.max_session_age,
+        key_agreement=file.key_agreement,
+    )
 
 
 def _verifiers(rule: Rule, clock: Clock, shared: SharedSecret | None) -> list[Verifier]:
@@ -90,7 +95,7 @@ def _verifiers(rule: Rule, clock: Clock, shared: SharedSecret | None) -> list[Ve
             found.append(shared)
         else:
             raise ConfigurationError(
-                "the policy has a rule with [admit.secret], and who verifies by a secret must hold it: "
+                "the policy has a rule with [admit.secret], and every worker needs the secret to verify it: "
                 "set RINGFENCE_SECRET_FILE on every worker"
             )
     return found

@@ -1,10 +1,10 @@
-"""NVIDIA GPUs: a worker is admitted if each GPU it shows signs our nonce, and measures what the policy expects of it.
+"""Proof by NVIDIA GPUs: each presented GPU signs the nonce, and its measurements are the policy's reference values.
 
     report (SPDM) ── signed by ──► attestation key ── certified, with its firmware ──► NVIDIA's root (pinned)
       ├ nonce = SHA-256 of the binding: these GPUs, on this connection, now
-      └ model, driver, VBIOS, measurements: as one of the policy's files of reference values says
+      └ model, driver, VBIOS, measurements: as in one of the policy's files of reference values
 
-proof = certificates, each once · GPUs: which of the certificates, leaf first and without the root; report
+proof = certificates, each once · for each GPU: indices of its certificates, leaf first and without the root; report
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from ringfence.policy.toml_table import Table
 KIND: Final = 5
 GPUS: Final = range(1, 17)  # of one worker
 _SERIAL_BYTES: Final = 20
-_PROTECTED_PCIE: Final = {None: False, b"\x55": False, b"\xaa": True}  # older drivers do not speak of it
+_PROTECTED_PCIE: Final = {None: False, b"\x55": False, b"\xaa": True}  # older drivers do not report it
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What one GPU hands out: its report, and the chain of certificates, leaf first and without the root."""
+    """The evidence of one GPU: its report, and its certificate chain, leaf first and without the root."""
 
     report: bytes
     chain: tuple[bytes, ...]
@@ -50,11 +50,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a policy asks of a worker's GPUs."""
+    """The table [admit.nvidia]."""
 
     reference_values: tuple[ReferenceValues, ...]
-    gpus: int | None = None  #     exactly so many; None: at least one
-    protected_pcie: bool = False  # may what travels between GPUs be in the clear?
+    gpus: int | None = None  #     the exact number; None: at least one
+    protected_pcie: bool = False  # whether data between GPUs may be in plaintext
     revoked: frozenset[int] = frozenset()  # serial numbers of certificates
 
     def content(self) -> bytes:
@@ -69,28 +69,26 @@ class Rules:
         )
 
     def explain(self) -> list[str]:
-        count = "every GPU that it shows, at least one," if self.gpus is None else f"exactly {self.gpus} GPUs, each"
-        lines = [f"it shows {count} with a report signed under NVIDIA's root and measuring as known for one of:"]
+        count = "every GPU that it presents, at least one," if self.gpus is None else f"exactly {self.gpus} GPUs, each"
+        lines = [f"presents {count} with a report signed under NVIDIA's root and the reference values of one of:"]
         lines += [f"  {each}" for each in sorted(map(str, self.reference_values))]
         if self.protected_pcie:
-            lines.append(
-                "GPUs in protected-PCIe mode are accepted: what travels between them over NVLink is in the clear"
-            )
+            lines.append("GPUs in protected-PCIe mode are accepted: data between them over NVLink is in plaintext")
         if self.revoked:
             lines.append(f"{len(self.revoked)} certificates are refused as revoked")
-        lines.append("nobody is asked whether NVIDIA has revoked a GPU since")
-        lines.append("a GPU does not say which machine it is in: ask for tdx or snp in the same rule")
+        lines.append("NVIDIA's revocation service is not queried")
+        lines.append("a GPU does not attest which machine it is in: ask for tdx or snp in the same rule")
         return lines
 
 
 def read_rules(table: Table) -> Rules:
-    """The policy's table [admit.nvidia]."""
+    """Read the policy's table [admit.nvidia]. Raises PolicyError."""
     files = [
         reference_values.read(content, f"{table.where}, reference values {count}")
         for count, content in enumerate(table.files("reference_values"), 1)
     ]
     if len({each.key for each in files}) != len(files):
-        raise table.error("two files hold reference values for one model, driver and VBIOS: put both values into one")
+        raise table.error("two files have reference values for one model, driver and VBIOS: put both values into one")
     rules = Rules(
         reference_values=tuple(files),
         gpus=table.number("gpus", None, least=GPUS[0], most=GPUS[-1]),
@@ -103,7 +101,7 @@ def read_rules(table: Table) -> Rules:
 
 @dataclass(frozen=True)
 class Claims:
-    """What one verified report says."""
+    """The claims of one verified report."""
 
     device: str
     model: str
@@ -115,7 +113,7 @@ class Claims:
     serials: tuple[int, ...]
 
     def reference_values(self) -> ReferenceValues:
-        """The values that a policy would need to admit this very GPU."""
+        """Return the reference values with which a policy would admit this GPU. Raises AdmissionError."""
         if self.driver is None:
             raise AdmissionError(f"{self.device} is not a GPU: it names no driver")
         values: dict[int, tuple[bytes, ...]] = {index: (value,) for index, value in self.measurements.items()}
@@ -123,13 +121,13 @@ class Claims:
 
 
 def nonce_of(binding_digest: bytes) -> bytes:
-    """What the GPUs sign: 32 bytes, so the binding's 64 are hashed."""
+    """Return the nonce that the GPUs sign: 32 bytes, so the binding's 64 are hashed."""
     return hashlib.sha256(binding_digest).digest()
 
 
 @cache
 def pinned_root() -> x509.Certificate:
-    """The NVIDIA Device Identity CA, as it comes with this package."""
+    """Return the NVIDIA Device Identity CA, which is part of this package."""
     return nvidia_chain.load_root(roots.read("nvidia-device-root.pem"))
 
 
@@ -137,13 +135,16 @@ def pinned_root() -> x509.Certificate:
 
 
 def verify_report(gpu: Gpu, nonce: bytes, now: float, *, root: x509.Certificate | None = None) -> Claims:
-    """One device: the chain holds, the report is signed by the leaf's key, over this nonce. Any model, any measurement."""
+    """Verify the chain, the signature and the nonce of one device, whatever its model and measurements.
+
+    Raises AdmissionError.
+    """
     device = nvidia_chain.verify(gpu.chain, root or pinned_root(), datetime.fromtimestamp(now, UTC))
     return claims_of(device, gpu.report, nonce)
 
 
 def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
-    """What `device` says, and signed, about itself in answer to `nonce`."""
+    """Verify a report that `device` signed over `nonce`, and return its claims. Raises AdmissionError."""
     report = spdm.read(report_bytes)
     half = spdm.SIGNATURE_BYTES // 2
     r, s = (int.from_bytes(part, "big") for part in (report.signature[:half], report.signature[half:]))
@@ -152,12 +153,16 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
     except InvalidSignature:
         raise AdmissionError(f"the report of {device.name} is not signed by its attestation key") from None
     _check_nonce(device.name, report.nonce, nonce)
-    firmware_id = report.opaque.get(spdm.FIRMWARE_ID, device.firmware_id)  # older drivers leave it to the certificate
+    firmware_id = report.opaque.get(
+        spdm.FIRMWARE_ID, device.firmware_id
+    )  # with older drivers, only the certificate has it
     if firmware_id != device.firmware_id:
-        raise AdmissionError(f"the report of {device.name} comes from other firmware than its key was certified for")
+        raise AdmissionError(f"the report of {device.name} was made by other firmware than its key was certified for")
     mode = report.opaque.get(spdm.PROTECTED_PCIE)
     if mode not in _PROTECTED_PCIE:
-        raise AdmissionError(f"the report of {device.name} names a protected-PCIe mode that this release does not know")
+        raise AdmissionError(
+            f"the report of {device.name} has a protected-PCIe mode that this release does not support"
+        )
     return Claims(
         device=device.name,
         model=device.model,
@@ -170,25 +175,28 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
     )
 
 
-def _check_nonce(who: str, found: bytes, nonce: bytes) -> None:
+def _check_nonce(device: str, found: bytes, nonce: bytes) -> None:
     if not keys.same(found, nonce):
-        raise AdmissionError(f"the report of {who} answers another nonce: it was not made for this connection")
+        raise AdmissionError(f"the report of {device} has another nonce: it was not made for this connection")
 
 
 def verify(
     proof: bytes, rules: Rules, binding_digest: bytes, now: float, *, root: x509.Certificate | None = None
 ) -> tuple[Claims, ...]:
-    """Every GPU of the proof, against the rules. A third party can verify a stored preimage and proof the same way."""
+    """Verify every GPU of a proof. Raises AdmissionError.
+
+    A third party can verify a stored preimage and proof in the same way.
+    """
     gpus = decode(proof)
-    if rules.gpus is not None and len(gpus) != rules.gpus:  # before the work that an unauthenticated peer could cause
-        told = f"{len(gpus)} GPUs are shown where the policy asks for"
-        raise AdmissionError(f"{told} exactly {rules.gpus}", told=f"{told} another number")
+    if rules.gpus is not None and len(gpus) != rules.gpus:  # before the expensive checks
+        to_peer = f"{len(gpus)} GPUs are presented, where the policy asks for"
+        raise AdmissionError(f"{to_peer} exactly {rules.gpus}", to_peer=f"{to_peer} another number")
     nonce = nonce_of(binding_digest)
-    for gpu in gpus:  # again before that work; what counts is the same check of what has verified
-        _check_nonce("a GPU", spdm.asked_nonce(gpu.report), nonce)
+    for gpu in gpus:  # cheap and not authenticated; repeated below on the signed report
+        _check_nonce("a GPU", spdm.request_nonce(gpu.report), nonce)
     claims = tuple(verify_report(gpu, nonce, now, root=root) for gpu in gpus)
     if len({each.device for each in claims}) != len(claims):
-        raise AdmissionError("one GPU is shown twice: show each once")
+        raise AdmissionError("one GPU is presented twice: present each once")
     for each in claims:
         _check(each, rules)
     return claims
@@ -200,7 +208,7 @@ def _check(claims: Claims, rules: Rules) -> None:
         raise AdmissionError(f"the policy lists certificate {revoked[0]:X} of {claims.device} as revoked")
     if claims.protected_pcie and not rules.protected_pcie:
         raise AdmissionError(
-            f"{claims.device} is in protected-PCIe mode, in which GPUs exchange data in the clear: set its mode to "
+            f"{claims.device} is in protected-PCIe mode, in which GPUs exchange data in plaintext: set its mode to "
             "confidential computing, or accept this with `protected_pcie = true` in the policy"
         )
     wanted = (claims.model, claims.driver, claims.vbios)
@@ -209,15 +217,15 @@ def _check(claims: Claims, rules: Rules) -> None:
             each.compare(claims.firmware_id, claims.measurements)
             return
     known = "; ".join(sorted(map(str, rules.reference_values)))
-    told = (
+    to_peer = (
         f"{claims.device} runs driver {claims.driver or 'none'} and VBIOS {claims.vbios}, for which the policy has no "
         "reference values"
     )
-    raise AdmissionError(f"{told}. It has: {known}", told=told)
+    raise AdmissionError(f"{to_peer}. It has: {known}", to_peer=to_peer)
 
 
 class NvidiaVerifier:
-    """The verifier. `root` is for tests: nothing that reads a policy passes it."""
+    """Verifies GPUs by the rules of one table. `root` is for tests; a policy cannot set it."""
 
     kind = KIND
     name = "NVIDIA GPU attestation"
@@ -234,16 +242,16 @@ class NvidiaVerifier:
         try:
             verify(evidence.proof, self._rules, evidence.binding.digest, evidence.moment(self._clock), root=self._root)
         except AdmissionError as error:
-            raise error.within(f"rank {evidence.entry.rank}: ") from None
+            raise error.with_prefix(f"rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
-        """A GPU signs no entries: whoever did not see the proof relies on the admitted parent that did."""
+        """A GPU endorses no entries: workers other than the parent rely on the parent until peer verification."""
         if listing.endorsement:
-            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and a GPU makes none")
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and GPUs have none")
 
 
 class NvidiaProver:
-    """The maker. `collect` asks every GPU of this worker for a report over a nonce."""
+    """Makes proofs. `collect` returns the evidence of every GPU of this worker over a nonce."""
 
     kind = KIND
 
@@ -257,13 +265,13 @@ class NvidiaProver:
         return b""
 
 
-# -- bytes ----------------------------------------------------------------------------------------------------------
+# -- encoding -------------------------------------------------------------------------------------------------------
 
 
 def encode(gpus: Sequence[Gpu]) -> bytes:
-    """GPUs of one machine share most of their certificates, so each travels once, in the order of its first use."""
+    """Encode a proof. Each certificate is included once, in the order of first use: GPUs of a machine share most."""
     if len(gpus) not in GPUS:
-        raise AdmissionError(f"a worker shows {GPUS[0]} to {GPUS[-1]} GPUs, not {len(gpus)}")
+        raise AdmissionError(f"a worker presents {GPUS[0]} to {GPUS[-1]} GPUs, not {len(gpus)}")
     table = list(dict.fromkeys(certificate for gpu in gpus for certificate in gpu.chain))
     parts = [encoding.number(len(table), 1), *map(encoding.blob, table), encoding.number(len(gpus), 1)]
     for gpu in gpus:
@@ -273,7 +281,7 @@ def encode(gpus: Sequence[Gpu]) -> bytes:
 
 
 def decode(proof: bytes) -> tuple[Gpu, ...]:
-    """The GPUs of a proof, which has one form only."""
+    """Decode a proof in its only encoding. Raises AdmissionError."""
     try:
         gpus = _decode(encoding.Reader(proof))
     except ProtocolError as error:
@@ -289,7 +297,7 @@ def _decode(reader: encoding.Reader) -> tuple[Gpu, ...]:
     for _ in range(reader.number(1)):
         places = reader.take(reader.number(1))
         if any(place >= len(table) for place in places):
-            raise AdmissionError("a GPU proof is malformed: it points to a certificate that is not there")
+            raise AdmissionError("a GPU proof is malformed: it refers to a certificate that is missing")
         gpus.append(Gpu(reader.blob(spdm.REPORT_BYTES), tuple(table[place] for place in places)))
     reader.end()
     return tuple(gpus)

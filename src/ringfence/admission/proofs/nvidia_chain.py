@@ -1,9 +1,9 @@
-"""The certificates of an NVIDIA device: from its attestation key, through its boot ROM, to the pinned root.
+"""The certificate chain of an NVIDIA device, from its attestation key to the pinned root.
 
     leaf (attestation key, firmware id) ◄── boot ROM ◄── provisioner ◄── model ◄── NVIDIA Device Identity CA (pinned)
 
-The boot ROM certifies the attestation key together with a digest of the firmware that it started, so the leaf says which
-device and which firmware signed a report. Revocation is not asked of anybody: a policy can list serial numbers.
+The boot ROM certifies the attestation key together with a digest of the firmware that it started, so the leaf identifies the
+device and the firmware that signed a report. No revocation service is queried: a policy can list serial numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CERTIFICATE_BYTES: Final = 2048
 CHAIN_LENGTHS: Final = range(2, 7)  # without the root
 FIRMWARE_ID_BYTES: Final = 48
 
-# DMTF's name for a device in a certificate, and TCG's two ways to say which firmware a key was made for.
+# DMTF's name of a device in a certificate, and TCG's two extensions for the firmware that a key was certified for.
 _DEVICE_NAME: Final = x509.ObjectIdentifier("1.3.6.1.4.1.412.274.1")
 _DEVICE_ID: Final = x509.ObjectIdentifier("2.23.133.5.4.1")
 _TCB_INFO: Final = x509.ObjectIdentifier("2.23.133.5.4.1.1")
@@ -51,7 +51,7 @@ _BAD: Final = (
 
 @dataclass(frozen=True)
 class Device:
-    """Whom the leaf stands for."""
+    """The device that a leaf certifies."""
 
     model: str  #          "GH100"
     name: str  #           "NVIDIA:GH100:48B02D8642D189C6", one per device
@@ -61,28 +61,28 @@ class Device:
 
 
 def load_root(pem: bytes) -> x509.Certificate:
-    """A pinned root."""
+    """Load a pinned root."""
     return x509.load_pem_x509_certificate(pem)
 
 
 def chain_of(pem: bytes, root: x509.Certificate) -> tuple[bytes, ...]:
-    """The chain as it travels, leaf first and without the root, from the text that a driver hands out."""
+    """Return the chain in DER, leaf first and without the root, from the PEM text of a driver. Raises AdmissionError."""
     try:
         certificates = x509.load_pem_x509_certificates(pem)
     except _BAD as error:
-        raise AdmissionError(f"the GPU's certificate chain cannot be read: {error}") from None
+        raise AdmissionError(f"the GPU's certificate chain is malformed: {error}") from None
     return tuple(each.public_bytes(Encoding.DER) for each in certificates if each != root)
 
 
 def verify(chain: tuple[bytes, ...], root: x509.Certificate, now: datetime) -> Device:
-    """The device at the end of a chain that holds at `now`."""
+    """Verify a chain at the time `now`, and return its device. Raises AdmissionError."""
     if len(chain) not in CHAIN_LENGTHS:
-        raise AdmissionError(f"a GPU's certificate chain of {len(chain)} certificates")
+        raise AdmissionError(f"a GPU's certificate chain has {len(chain)} certificates")
     try:
         return _verify(_issued(chain, root), root, now)
     except _BAD as error:
         raise AdmissionError(
-            f"the GPU's certificate chain is not one of NVIDIA's: {type(error).__name__}: {error}"
+            f"the GPU's certificate chain is not valid under NVIDIA's root: {type(error).__name__}: {error}"
         ) from None
 
 
@@ -90,7 +90,7 @@ def verify(chain: tuple[bytes, ...], root: x509.Certificate, now: datetime) -> D
 
 
 def _issued(chain: tuple[bytes, ...], root: x509.Certificate) -> list[x509.Certificate]:
-    """The certificates of a chain, verified from the root down: no key is computed with that NVIDIA does not vouch for."""
+    """Return the certificates of a chain, verified from the root down: no key is used before NVIDIA has certified it."""
     for each in chain:
         _check_form(each)
     found: list[x509.Certificate] = []
@@ -104,17 +104,19 @@ def _issued(chain: tuple[bytes, ...], root: x509.Certificate) -> list[x509.Certi
 
 
 def _check_form(data: bytes) -> None:
-    """Before anything is computed: NVIDIA's keys are all of P-384."""
+    """Check size and key type before any cryptography: all of NVIDIA's keys are on P-384."""
     if len(data) > CERTIFICATE_BYTES:
-        raise AdmissionError(f"a GPU's certificate of {len(data)} bytes where {CERTIFICATE_BYTES} are allowed")
-    if not certificate_path.is_key_of_p384(certificate_path.outline(data).key):
-        raise AdmissionError("a key in the GPU's certificate chain is not of P-384")
+        raise AdmissionError(f"a GPU's certificate of {len(data)} bytes, where at most {CERTIFICATE_BYTES} are allowed")
+    if not certificate_path.is_p384_key(certificate_path.parse_fields(data).key):
+        raise AdmissionError("a key in the GPU's certificate chain is not on P-384")
 
 
 @lru_cache(maxsize=256)
 def _issuer(data: bytes, above: x509.Certificate, below: int) -> x509.Certificate:
-    """A certificate that `above` issued, and that may issue with `below` others under it. Only those that verify are kept:
-    all GPUs of a model share some, and each is shown to several workers."""
+    """Load a CA certificate that `above` issued and that allows `below` CAs under it.
+
+    Valid ones are cached: all GPUs of a model share some, and each is presented to several workers.
+    """
     found = _load(data)
     found.verify_directly_issued_by(above)
     _check_issuer(found, below)
@@ -123,8 +125,8 @@ def _issuer(data: bytes, above: x509.Certificate, below: int) -> x509.Certificat
 
 def _load(data: bytes) -> x509.Certificate:
     certificate = x509.load_der_x509_certificate(data)
-    if not data.endswith(b"\0" + certificate.signature):  # the count of its unused bits, the one byte nobody signs
-        raise AdmissionError("a GPU's certificate has a signature that does not end with a whole byte")
+    if not data.endswith(b"\0" + certificate.signature):  # the count of unused bits, which no signature covers
+        raise AdmissionError("a GPU's certificate has a signature with unused bits")
     return certificate
 
 
@@ -133,8 +135,8 @@ def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: d
     for certificate in (*certificates, root):
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise AdmissionError(
-                f"the GPU's certificate {certificate.serial_number:X} holds from {certificate.not_valid_before_utc:%F} "
-                f"to {certificate.not_valid_after_utc:%F}, and now is {now:%F}"
+                f"the GPU's certificate {certificate.serial_number:X} is valid from {certificate.not_valid_before_utc:%F} "
+                f"to {certificate.not_valid_after_utc:%F}, and it is {now:%F}"
             )
     key = leaf.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)  # of P-384: `_check_form`
@@ -144,15 +146,15 @@ def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: d
 
 
 def _check_issuer(certificate: x509.Certificate, below: int) -> None:
-    """May it issue, with `below` other issuers under it?"""
+    """Check that a certificate is a CA that allows `below` CAs under it."""
     _check_critical(certificate)
     constraints = _constraints(certificate)
     usage = _usage(certificate)
     depth = constraints.path_length if constraints is not None else None
     if constraints is None or not constraints.ca or usage is None or not usage.key_cert_sign:
-        raise AdmissionError("a certificate in the GPU's chain is used as an issuer and is none")
+        raise AdmissionError("an issuer certificate in the GPU's chain is not a CA")
     if depth is not None and below > depth:
-        raise AdmissionError("a certificate in the GPU's chain may not have so many issuers below it")
+        raise AdmissionError("a CA in the GPU's chain exceeds its path length constraint")
 
 
 def _check_leaf(certificate: x509.Certificate) -> None:
@@ -160,14 +162,14 @@ def _check_leaf(certificate: x509.Certificate) -> None:
     constraints = _constraints(certificate)
     usage = _usage(certificate)
     if (constraints is not None and constraints.ca) or usage is None or not usage.digital_signature:
-        raise AdmissionError("the GPU's attestation certificate is not one that signs reports")
+        raise AdmissionError("the GPU's attestation certificate is not valid for signing reports")
 
 
 def _check_critical(certificate: x509.Certificate) -> None:
     known = (x509.BasicConstraints.oid, x509.KeyUsage.oid)
     unknown = [each.oid.dotted_string for each in certificate.extensions if each.critical and each.oid not in known]
     if unknown:
-        raise AdmissionError(f"a certificate in the GPU's chain has the critical extension {unknown[0]}, unknown here")
+        raise AdmissionError(f"a certificate in the GPU's chain has the unknown critical extension {unknown[0]}")
 
 
 def _constraints(certificate: x509.Certificate) -> x509.BasicConstraints | None:

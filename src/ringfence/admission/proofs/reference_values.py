@@ -1,15 +1,15 @@
-"""Reference values: what the firmware of a GPU measures, for one model, driver and VBIOS, from a file of the policy.
+"""Reference values of a GPU's firmware for one model, driver and VBIOS, from a file of the policy.
 
 model = "GH100"
 driver = "550.90.07"
 vbios = "96.00.9F.00.01"
 firmware_id = "f5c3..."       # of the firmware that the boot ROM started
 [measurements]
-1 = "0000..."                 # SHA-384; or a list of values, any one of which is right
+1 = "0000..."                 # SHA-384; or a list of accepted values
 2 = "8048..."
 
-All GPUs of one model under one driver and VBIOS report the same, so a policy needs one such file per combination that is
-in use. `ringfence evidence measure` writes it from a report in hand: one from a machine that is trusted to be good.
+All GPUs of one model with one driver and VBIOS report the same values, so a policy needs one such file for each combination
+in use. `ringfence evidence measure` writes it from the report of a trusted machine.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NAMED: Final = 8  # of the measurements that differ, in a message
 
 @dataclass(frozen=True)
 class ReferenceValues:
-    """One combination of model, driver and VBIOS, and what it measures."""
+    """The accepted values for one combination of model, driver and VBIOS."""
 
     model: str
     driver: str
     vbios: str
-    firmware_ids: tuple[bytes, ...]  #           any one of them
-    measurements: dict[int, tuple[bytes, ...]]  # index: any one of them
+    firmware_ids: tuple[bytes, ...]  #           accepted values
+    measurements: dict[int, tuple[bytes, ...]]  # index: accepted values
 
     def __str__(self) -> str:
         return f"{self.model}, driver {self.driver}, VBIOS {self.vbios}"
@@ -43,7 +43,7 @@ class ReferenceValues:
         return self.model, self.driver, self.vbios
 
     def content(self) -> bytes:
-        """Canonical: the order in which a file lists things does not matter."""
+        """Return a canonical encoding, independent of the order in the file."""
         parts = [encoding.text(each) for each in self.key]
         parts.append(_values(self.firmware_ids))
         for index in sorted(self.measurements):
@@ -51,11 +51,11 @@ class ReferenceValues:
         return b"".join(parts)
 
     def compare(self, firmware_id: bytes, measurements: dict[int, bytes]) -> None:
-        """Exactly these measurements, each of a known value."""
-        advice = "run a firmware that the policy knows, or measure this one anew with `ringfence evidence measure`"
+        """Check that exactly these measurements are present with accepted values. Raises AdmissionError."""
+        advice = "run firmware that the policy lists, or measure this one with `ringfence evidence measure`"
         if firmware_id not in self.firmware_ids:
             raise AdmissionError(
-                f"a GPU ({self}) was started with other firmware than the policy's file says: {advice}"
+                f"a GPU ({self}) was started with firmware that is not in the policy's reference values: {advice}"
             )
         differing = sorted(
             index
@@ -70,24 +70,24 @@ class ReferenceValues:
 
 
 def read(content: bytes, where: str) -> ReferenceValues:
-    """A file of reference values."""
-    table = parse(content, _no_files, where)
+    """Read a file of reference values. Raises PolicyError."""
+    table = parse(content, _refuse_files, where)
     measured = table.table("measurements")
     reference_values = ReferenceValues(
-        model=_word(table, "model"),
-        driver=_word(table, "driver"),
-        vbios=_word(table, "vbios"),
+        model=_short_text(table, "model"),
+        driver=_short_text(table, "driver"),
+        vbios=_short_text(table, "vbios"),
         firmware_ids=table.hexes("firmware_id", nvidia_chain.FIRMWARE_ID_BYTES),
         measurements={_index(measured, name): measured.hexes(name, spdm.MEASUREMENT_BYTES) for name in measured.names},
     )
     table.done()
     if not reference_values.measurements:
-        raise measured.error("holds no measurement")
+        raise measured.error("has no measurement")
     return reference_values
 
 
 def write(reference_values: ReferenceValues) -> str:
-    """The file that `read` reads."""
+    """Return the content of a file that `read` accepts."""
     heads = zip(("model", "driver", "vbios"), reference_values.key, strict=True)
     lines = [f'{name} = "{value}"' for name, value in heads]
     lines += [f"firmware_id = {_listed(reference_values.firmware_ids)}", "", "[measurements]"]
@@ -98,20 +98,20 @@ def write(reference_values: ReferenceValues) -> str:
 # -- parts ----------------------------------------------------------------------------------------------------------
 
 
-def _no_files(path: str, limit: int) -> bytes:
-    raise PolicyError("a file of reference values names no other file")
+def _refuse_files(path: str, limit: int) -> bytes:
+    raise PolicyError("a file of reference values cannot name another file")
 
 
-def _word(table: Table, name: str) -> str:
+def _short_text(table: Table, name: str) -> str:
     value = table.text(name)
     if len(value) > 32 or not value.isascii() or " " in value or '"' in value or "\\" in value:
-        raise table.error(f"{name} must be a short word, as `ringfence evidence measure` prints it")
+        raise table.error(f"{name} must be a short text without spaces, as `ringfence evidence measure` prints it")
     return value
 
 
 def _index(table: Table, name: str) -> int:
     if not name.isascii() or not name.isdigit() or name != str(int(name[:4])) or not 1 <= int(name) <= 255:
-        raise table.error("the names in it must be the measurements' numbers, 1 to 255")
+        raise table.error("its keys must be the numbers of measurements, 1 to 255")
     return int(name)
 
 

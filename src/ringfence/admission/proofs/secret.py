@@ -1,4 +1,4 @@
-"""The shared secret: a worker is admitted if it knows the 32 random bytes that the run's workers were given."""
+"""Proof by shared secret: the worker knows the 32 random bytes of the run's secret file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NAME: Final = "shared secret"
 
 @dataclass(frozen=True)
 class Rules:
-    """`[admit.secret]` has no keys: the secret itself comes from RINGFENCE_SECRET_FILE and stands in no policy."""
+    """The table `[admit.secret]`, which has no keys: the secret itself comes from RINGFENCE_SECRET_FILE."""
 
     def content(self) -> bytes:
-        # Nothing of the secret: policy digests go to whomever the store named.
+        # Nothing of the secret: policy digests are sent to unauthenticated peers.
         return NAME.encode()
 
     def explain(self) -> list[str]:
-        return ["holds the run's shared secret (RINGFENCE_SECRET_FILE)"]
+        return ["has the run's shared secret (RINGFENCE_SECRET_FILE)"]
 
 
 def read_rules(table: Table) -> Rules:
@@ -33,7 +33,7 @@ def read_rules(table: Table) -> Rules:
 
 
 class SharedSecret:
-    """Prover and verifier in one, because both sides hold the same key."""
+    """Prover and verifier in one, because both sides have the same key."""
 
     kind = 1
     name = NAME
@@ -42,7 +42,7 @@ class SharedSecret:
         self._key = keys.admission_key(secret, run_id)
 
     def forget(self) -> None:
-        """Hold no key any more, whoever still has this object."""
+        """Wipe the key, even if references to this object remain."""
         self._key.forget()
 
     def content(self) -> bytes:
@@ -57,7 +57,7 @@ class SharedSecret:
     def verify(self, evidence: Evidence) -> None:
         if not keys.same(evidence.proof, self.prove(evidence.binding)):
             raise AdmissionError(
-                f"rank {evidence.entry.rank} does not hold the shared secret of this worker: "
+                f"rank {evidence.entry.rank} does not have the shared secret of this worker: "
                 "give every worker the same secret file"
             )
 
@@ -66,15 +66,15 @@ class SharedSecret:
             raise AdmissionError(f"the entry of rank {listing.entry.rank} is not endorsed under the shared secret")
 
     def without_key(self) -> Verifier:
-        return Endorsed(self.kind)
+        return EndorsedSecretVerifier(self.kind)
 
 
 @dataclass(frozen=True)
-class Endorsed:
-    """The shared secret at peer verification, when its key is forgotten.
+class EndorsedSecretVerifier:
+    """Verifies the shared secret at peer verification, after its key was wiped.
 
-    Who made the proof has endorsed the entry and the digest of the proof under the same key, and that was verified with the
-    roster. So whoever shows the proof that is listed has shown all that its HMAC could say.
+    The prover endorsed the entry and the digest of the proof with the same key, and that was verified with the roster. So a
+    worker that presents the listed proof has proved all that the HMAC could prove.
     """
 
     kind: int
@@ -85,7 +85,7 @@ class Endorsed:
 
     def verify(self, evidence: Evidence) -> None:
         if len(evidence.proof) != keys.DIGEST_BYTES:
-            raise AdmissionError(f"rank {evidence.entry.rank} shows {len(evidence.proof)} bytes in place of an HMAC")
+            raise AdmissionError(f"rank {evidence.entry.rank} presents {len(evidence.proof)} bytes instead of an HMAC")
 
     def verify_listing(self, listing: Listing) -> None:
-        raise AdmissionError(f"rank {listing.entry.rank} is listed when the roster has been verified")
+        raise AdmissionError(f"rank {listing.entry.rank} cannot be listed after the roster was verified")

@@ -1,4 +1,4 @@
-"""AMD SEV-SNP: a worker is admitted if AMD's hardware says that it runs in a guest with the measurement of the policy.
+"""Proof by AMD SEV-SNP: AMD's hardware attests that the worker runs in a guest with a measurement of the policy.
 
 proof = blob report (1,184 bytes) ‖ blob endorsement certificate (VCEK or VLEK, DER). REPORT_DATA is the binding.
 """
@@ -27,14 +27,14 @@ from ringfence.policy.toml_table import Table
 
 KIND: Final = 4
 NAME: Final = "SEV-SNP"
-MEASURE: Final = "`ringfence evidence measure` prints what a policy wants"
+MEASURE: Final = "`ringfence evidence measure` prints the values for a policy"
 
 _VLEK: Final = 1
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the policy's [admit.snp] says. A product line is admitted if its minimum TCB is given, else not."""
+    """The table [admit.snp]. Only product lines with a minimum TCB are admitted."""
 
     measurements: tuple[bytes, ...]
     minimum_tcb: tuple[tuple[str, Tcb], ...]
@@ -53,11 +53,11 @@ class Rules:
     allow_provisional_firmware: bool = False
     require_alias_check: bool = True
     mitigations: tuple[tuple[str, int], ...] = ()  # bits by product line, which launch and current firmware must have
-    revoked: tuple[RevocationList, ...] = ()  #   empty: nobody is asked
+    revoked: tuple[RevocationList, ...] = ()  #   empty: not checked
     listed: tuple[RevocationList, ...] = ()  #    by other rules of the policy
 
     def content(self) -> bytes:
-        """The rules in one form, whatever the order of the policy's lists."""
+        """Return a canonical encoding, independent of the order of lists in the policy."""
         lists: list[tuple[bytes, ...]] = [self.measurements, self.host_data, self.id_key_digests]
         lists += [self.author_key_digests, self.chip_ids, tuple(each.encode() for each in self.vlek_providers)]
         lists.append(tuple(f"{name}: {tcb}".encode() for name, tcb in self.minimum_tcb))
@@ -71,11 +71,11 @@ class Rules:
         )
 
     def explain(self) -> list[str]:
-        """In plain words: whom this admits."""
+        """Describe what it admits, one line each."""
         lines = ["an AMD SEV-SNP guest, never one that its host may debug"]
         lines.append("launched with measurement " + " or ".join(each.hex() for each in self.measurements))
         lines += [
-            f"on {name.capitalize()} with firmware of at least {tcb}, now, at launch, and should its host go back"
+            f"on {name.capitalize()} with firmware of at least {tcb}: reported, at launch and committed"
             for name, tcb in self.minimum_tcb
         ]
         lines += [f"on {name.capitalize()} with mitigations {bits:#x}" for name, bits in self.mitigations]
@@ -89,10 +89,12 @@ class Rules:
         )
         lines += [f"{name} {' or '.join(values)}" for name, values in named if values]
         if self.vlek_providers:
-            lines.append("endorsed by its chip's key, or by a key that AMD gave to " + " or ".join(self.vlek_providers))
+            lines.append(
+                "endorsed by its chip's key, or by a key that AMD issued to " + " or ".join(self.vlek_providers)
+            )
         else:
             lines.append("endorsed by its chip's own key (VCEK)")
-        lines += [f"and not revoked by AMD's list, good until {each.end:%Y-%m-%d}" for each in self.revoked]
+        lines += [f"not revoked by AMD's list, which is valid until {each.end:%Y-%m-%d}" for each in self.revoked]
         flags = (
             (not self.allow_smt, "without simultaneous multithreading"),
             (not self.allow_migration, "that cannot migrate"),
@@ -101,7 +103,7 @@ class Rules:
             (self.require_single_socket, "kept to one socket"),
             (self.require_ciphertext_hiding, "with ciphertext hiding"),
             (not self.allow_provisional_firmware, "on firmware that its host has committed"),
-            (self.allow_provisional_firmware, "on firmware that its host may take back"),
+            (self.allow_provisional_firmware, "on firmware that its host may roll back"),
             (self.require_alias_check, "on a platform that has checked its memory for aliases"),
             (not self.require_alias_check, "on a platform that may not have checked its memory for aliases (BadRAM)"),
         )
@@ -109,7 +111,7 @@ class Rules:
 
 
 def read_rules(table: Table) -> Rules:
-    """[admit.snp] of a policy. There is no key for another root than AMD's."""
+    """Read the table [admit.snp] of a policy. No key can set another root than AMD's. Raises PolicyError."""
     inner = table.table("minimum_tcb")
     minimum = []
     for product in PRODUCTS.values():
@@ -163,12 +165,12 @@ def _revoked(table: Table, content: bytes) -> RevocationList:
         raise table.error(f"crl: {error}; {FETCH}") from None
 
 
-# -- the verdict ----------------------------------------------------------------------------------------------------
+# -- verification ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What is known of a guest after its report has verified."""
+    """The claims of a verified report."""
 
     report: Report
     product: Product
@@ -185,25 +187,25 @@ def authenticate(
     revoked: tuple[RevocationList, ...] = (),
     listed: tuple[RevocationList, ...] = (),
 ) -> Claims:
-    """The report is AMD's word about a guest, whatever that guest is. Raises AdmissionError."""
-    shown = Report.decode(report)
-    if shown.is_masked:
-        raise AdmissionError(
-            "its host masks the chip's key, so the report is not signed: have it unmasked (MASK_CHIP_KEY)"
-        )
+    """Verify that AMD's hardware signed the report, whatever its values. Raises AdmissionError."""
+    decoded = Report.decode(report)
+    if decoded.is_masked:
+        raise AdmissionError("its host masks the chip's key, so the report is not signed: unmask it (MASK_CHIP_KEY)")
     endorsed = endorsement(certificate, pinned() if known is None else known, now, revoked, listed)
     try:
-        endorsed.key.verify(encode_dss_signature(*shown.signature), shown.signed, ec.ECDSA(hashes.SHA384()))
+        endorsed.key.verify(encode_dss_signature(*decoded.signature), decoded.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature:
         raise AdmissionError(
-            "the report was not signed by the key of its certificate: the VCEK of another chip, or changed on its way"
+            "the report was not signed with the key of its certificate: the VCEK is of another chip, or the report was changed"
         ) from None
-    _check_key(shown, endorsed)
-    _check_product(shown, endorsed.product)
-    tcb = endorsed.product.tcb(shown.reported_tcb)
+    _check_key(decoded, endorsed)
+    _check_product(decoded, endorsed.product)
+    tcb = endorsed.product.tcb(decoded.reported_tcb)
     if tcb != endorsed.tcb:
-        raise AdmissionError(f"the report is of TCB {tcb}, its certificate of {endorsed.tcb}: fetch the one that fits")
-    return Claims(shown, endorsed.product, tcb, endorsed.provider)
+        raise AdmissionError(
+            f"the report is for TCB {tcb}, its certificate for {endorsed.tcb}: fetch the matching certificate"
+        )
+    return Claims(decoded, endorsed.product, tcb, endorsed.provider)
 
 
 def _check_key(report: Report, endorsed: Endorsement) -> None:
@@ -212,7 +214,7 @@ def _check_key(report: Report, endorsed: Endorsement) -> None:
     if endorsed.chip is not None:
         chip = endorsed.chip.ljust(len(report.chip_id), b"\0")
         if report.chip_id != chip:
-            raise AdmissionError(f"the report is of chip {report.chip_id[:8].hex()}, its VCEK of {chip[:8].hex()}")
+            raise AdmissionError(f"the report is from chip {report.chip_id[:8].hex()}, its VCEK for {chip[:8].hex()}")
 
 
 def _check_product(report: Report, product: Product) -> None:
@@ -223,14 +225,15 @@ def _check_product(report: Report, product: Product) -> None:
 
 
 def check(claims: Claims, rules: Rules) -> None:
-    """Whether the policy wants this guest. Raises AdmissionError, which says what to do."""
+    """Check the claims against the policy. Raises AdmissionError, which says what to do."""
     report = claims.report
     minimum = dict(rules.minimum_tcb).get(claims.product.name)
     if minimum is None:
         wanted = " or ".join(name.capitalize() for name, _ in rules.minimum_tcb)
-        told = f"it runs on {claims.product.name.capitalize()}"
+        to_peer = f"it runs on {claims.product.name.capitalize()}"
         raise AdmissionError(
-            f"{told}, and the policy admits {wanted}; {MEASURE}", told=f"{told}, which the policy does not admit"
+            f"{to_peer}, and the policy admits {wanted}; {MEASURE}",
+            to_peer=f"{to_peer}, which the policy does not admit",
         )
     _check_firmware(claims, minimum, rules.allow_provisional_firmware)
     _check_platform(claims, rules)
@@ -238,11 +241,13 @@ def check(claims: Claims, rules: Rules) -> None:
         raise AdmissionError(f"it is endorsed by a VLEK of {claims.provider!r}, which vlek_providers does not name")
     _check_guest_policy(report.policy, rules)
     if report.vmpl != rules.vmpl:
-        told = f"the report was asked for at VMPL {report.vmpl}"
-        raise AdmissionError(f"{told}, the policy wants {rules.vmpl}", told=f"{told}, the policy wants another")
+        to_peer = f"the report was asked for at VMPL {report.vmpl}"
+        raise AdmissionError(
+            f"{to_peer}, the policy wants {rules.vmpl}", to_peer=f"{to_peer}, the policy wants another"
+        )
     if report.guest_svn < rules.guest_svn:
-        told = f"its guest SVN is {report.guest_svn}, the policy wants"
-        raise AdmissionError(f"{told} at least {rules.guest_svn}", told=f"{told} a higher one")
+        to_peer = f"its guest SVN is {report.guest_svn}, the policy wants"
+        raise AdmissionError(f"{to_peer} at least {rules.guest_svn}", to_peer=f"{to_peer} a higher one")
     values = (
         ("measurement", report.measurement, rules.measurements),
         ("host_data", report.host_data, rules.host_data or (report.host_data,)),
@@ -256,7 +261,7 @@ def check(claims: Claims, rules: Rules) -> None:
 
 
 def _check_firmware(claims: Claims, minimum: Tcb, allow_provisional: bool) -> None:
-    """The minimum holds for what the host shows, for what the guest was launched on, and for what the host can go back to."""
+    """Check the minimum for the reported TCB, the TCB at launch, and the committed TCB, to which the host can roll back."""
     report, product = claims.report, claims.product
     current, committed, launch = map(product.tcb, (report.current_tcb, report.committed_tcb, report.launch_tcb))
     for name, tcb, todo in (
@@ -267,14 +272,14 @@ def _check_firmware(claims: Claims, minimum: Tcb, allow_provisional: bool) -> No
         if old := tcb.below(minimum):
             raise AdmissionError(
                 f"its firmware is out of date: {', '.join(old)} in {name}_TCB; {todo}",
-                told=f"its firmware is out of date ({name}_TCB is {tcb}); {todo}",
+                to_peer=f"its firmware is out of date ({name}_TCB is {tcb}); {todo}",
             )
-    for other in (claims.tcb, committed):  # with which CURRENT_TCB is above the minimum, too
+    for other in (claims.tcb, committed):  # so CURRENT_TCB is at least the minimum, too
         if old := current.below(other):
             raise AdmissionError(f"the report contradicts itself: CURRENT_TCB has {', '.join(old)}; update the host")
     if report.current_version < report.committed_version:
         raise AdmissionError(
-            "the report contradicts itself: its current version is below the committed; update the host"
+            "the report contradicts itself: its current version is below the committed one; update the host"
         )
     if not allow_provisional and (current, report.current_version) != (committed, report.committed_version):
         raise AdmissionError(
@@ -287,7 +292,7 @@ def _check_platform(claims: Claims, rules: Rules) -> None:
     report = claims.report
     if rules.require_alias_check and not report.has_checked_aliases:
         raise AdmissionError(
-            "it does not say that its host has checked the memory for aliases (ALIAS_CHECK_COMPLETE, against BadRAM; "
+            "the report does not state that its host has checked the memory for aliases (ALIAS_CHECK_COMPLETE, against BadRAM; "
             "from report version 3 on): update the host's firmware, or set require_alias_check to false"
         )
     wanted = dict(rules.mitigations).get(claims.product.name, 0)
@@ -295,7 +300,7 @@ def _check_platform(claims: Claims, rules: Rules) -> None:
         if missing := wanted & ~bits:
             raise AdmissionError(
                 f"it lacks mitigations {missing:#x} in {name}_MIT_VECTOR: update the host, and launch the guest again",
-                told=f"it lacks mitigations in {name}_MIT_VECTOR: update the host, and launch the guest again",
+                to_peer=f"it lacks mitigations in {name}_MIT_VECTOR: update the host, and launch the guest again",
             )
 
 
@@ -303,26 +308,26 @@ def _check_guest_policy(policy: GuestPolicy, rules: Rules) -> None:
     if policy.debug:
         raise AdmissionError("its host may debug the guest and read its memory: launch it with a policy without debug")
     if not policy.is_known:
-        raise AdmissionError(f"its guest policy {policy.bits:#x} has bits that this release does not know")
+        raise AdmissionError(f"its guest policy {policy.bits:#x} has bits that this release does not support")
     wanted = (
         (rules.allow_smt or not policy.smt, "allows simultaneous multithreading"),
         (rules.allow_migration or not policy.migration, "allows a migration agent"),
         (rules.allow_cxl or not policy.cxl, "allows CXL memory"),
         (policy.single_socket or not rules.require_single_socket, "is not kept to a single socket"),
-        (policy.ciphertext_hiding or not rules.require_ciphertext_hiding, "does not ask for ciphertext hiding"),
+        (policy.ciphertext_hiding or not rules.require_ciphertext_hiding, "does not require ciphertext hiding"),
     )
     for is_met, text in wanted:
         if not is_met:
-            raise AdmissionError(f"its guest policy {text}, and the rules do not: launch it with another guest policy")
+            raise AdmissionError(f"its guest policy {text}, against the rules: launch it with another guest policy")
 
 
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, known: Roots | None = None) -> Claims:
-    """Verify a proof for the 64 bytes that it must be about. `known` is for tests: no policy reaches it."""
+    """Verify a proof over `report_data`. `known` is for tests; a policy cannot set it. Raises AdmissionError."""
     report, certificate = decode(proof)
-    _check_report_data(Report.decode(report), report_data)  # before the work that a recorded report could cause
+    _check_report_data(Report.decode(report), report_data)  # cheap and not authenticated: stops replayed reports early
     claims = authenticate(report, certificate, now, known=known, revoked=rules.revoked, listed=rules.listed)
     check(claims, rules)
-    _check_report_data(claims.report, report_data)  # and again of what has verified, which is what counts
+    _check_report_data(claims.report, report_data)  # the check that counts, on the verified report
     return claims
 
 
@@ -331,7 +336,7 @@ def _check_report_data(report: Report, report_data: bytes) -> None:
         raise AdmissionError("the report was made for another connection or another worker (REPORT_DATA differs)")
 
 
-# -- the proof ------------------------------------------------------------------------------------------------------
+# -- encoding -------------------------------------------------------------------------------------------------------
 
 
 def encode(report: bytes, certificate: bytes) -> bytes:
@@ -339,18 +344,18 @@ def encode(report: bytes, certificate: bytes) -> bytes:
 
 
 def decode(proof: bytes) -> tuple[bytes, bytes]:
-    """Report and certificate of a proof."""
+    """Decode a proof to report and certificate. Raises AdmissionError."""
     reader = encoding.Reader(proof)
     try:
         report, certificate = reader.blob(REPORT_BYTES), reader.blob(LEAF_BYTES)
         reader.end()
     except ProtocolError as error:
-        raise AdmissionError(f"a proof of the wrong form: {error}") from None
+        raise AdmissionError(f"the SEV-SNP proof is malformed: {error}") from None
     return report, certificate
 
 
 class SnpVerifier:
-    """Verifies workers by the rules, at the time that the clock tells."""
+    """Verifies SEV-SNP reports by the rules of one table. `known` is for tests."""
 
     kind = KIND
     name = NAME
@@ -370,16 +375,16 @@ class SnpVerifier:
                 evidence.proof, evidence.binding.digest, self._rules, evidence.moment(self._clock), known=self._known
             )
         except AdmissionError as error:
-            raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
+            raise error.with_prefix(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
-        """A report signs nothing but itself: until peer verification the entry stands on the parent's word."""
+        """Hardware endorses no entries: workers other than the parent rely on the parent until peer verification."""
         if listing.endorsement:
-            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} knows none")
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} has none")
 
 
 class SnpProver:
-    """Shows reports. `collect` asks the hardware: 64 bytes in, report and endorsement certificate out."""
+    """Makes proofs. `collect` returns a report over 64 bytes, and its endorsement certificate."""
 
     kind = KIND
 

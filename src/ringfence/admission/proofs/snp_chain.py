@@ -1,4 +1,4 @@
-"""AMD's certificates: from a pinned root of a product line down to the key that signs one chip's reports."""
+"""AMD's certificates, from the pinned root of a product line to the key that signs a chip's reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringfence.errors import AdmissionError
 
 LEAF_BYTES: Final = 4096
 
-_AMD: Final = bytes.fromhex("2b060104019c7801")  # 1.3.6.1.4.1.3704.1, before what follows
+_AMD: Final = bytes.fromhex("2b060104019c7801")  # 1.3.6.1.4.1.3704.1, the prefix of the following
 _TCB_OIDS: Final = {"bootloader": b"\3\1", "tee": b"\3\2", "snp": b"\3\3", "microcode": b"\3\x08", "fmc": b"\3\x09"}
 _CHIP_OID: Final = b"\4"
 _PROVIDER_OID: Final = b"\5"
@@ -48,23 +48,23 @@ Roots = Mapping[str, Line]
 
 @dataclass(frozen=True)
 class Endorsement:
-    """What AMD says of the key that signed a report."""
+    """The claims of a verified endorsement certificate (VCEK or VLEK)."""
 
     product: Product
     key: ec.EllipticCurvePublicKey
     tcb: Tcb
     chip: bytes | None  #     VCEK: the chip it belongs to
-    provider: str | None  #   VLEK: the cloud it was given to
+    provider: str | None  #   VLEK: the cloud provider it was issued to
 
 
 @cache
 def pinned() -> Roots:
-    """AMD's own, from the package. The only ones that a policy file can lead to."""
+    """Return AMD's roots from the package. A policy cannot set others."""
     return {name: line(PRODUCTS[name], roots.read(f"amd-{name}.pem")) for name in PRODUCTS}
 
 
 def line(product: Product, pem: bytes) -> Line:
-    """The root and the two signers below it, out of one file; each must be signed by the root."""
+    """Read the root and the two signers below it from one file, and verify their signatures."""
     found = {_common_name(each): each for each in x509.load_pem_x509_certificates(pem)}
     name = product.name.capitalize()
     root = found[f"ARK-{name}"]
@@ -81,26 +81,26 @@ def endorsement(
     revoked: Sequence[RevocationList] = (),
     listed: Sequence[RevocationList] = (),
 ) -> Endorsement:
-    """What the leaf certificate says, once it is known to be AMD's. Raises AdmissionError."""
+    """Verify a leaf certificate under AMD's roots, and return its claims. Raises AdmissionError."""
     if len(leaf) > LEAF_BYTES:
-        raise AdmissionError(f"an endorsement certificate of {len(leaf)} bytes where {LEAF_BYTES} are allowed")
+        raise AdmissionError(f"an endorsement certificate of {len(leaf)} bytes, where at most {LEAF_BYTES} are allowed")
     try:
-        shown = _Leaf(leaf)
-        above, signer = _signer_of(shown.issuer, known.values())
-        _check_signed(shown.signed, shown.signature, by=signer)
+        parsed = _Leaf(leaf)
+        above, signer = _signer_of(parsed.issuer, known.values())
+        _check_signed(parsed.signed, parsed.signature, by=signer)
         moment = datetime.fromtimestamp(now, UTC)
         for each in (above.root, signer):
             _check_time(_common_name(each), each.not_valid_before_utc, each.not_valid_after_utc, moment)
         snp_revocation.check(revoked, listed, above.root, signer, above.product.name.capitalize(), now)
         is_vlek = signer is above.vlek_signer
-        _check_time("SEV-VLEK" if is_vlek else "SEV-VCEK", shown.start, shown.end, moment)
-        return _read(shown, above.product, is_vlek)
+        _check_time("SEV-VLEK" if is_vlek else "SEV-VCEK", parsed.start, parsed.end, moment)
+        return _read(parsed, above.product, is_vlek)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise AdmissionError(f"its endorsement certificate cannot be read: {error}") from None
+        raise AdmissionError(f"its endorsement certificate is malformed: {error}") from None
 
 
 class _Leaf:
-    """A certificate taken apart, in which no byte is left that its signer did not vouch for. Raises ValueError."""
+    """A parsed certificate without bytes that its signature does not cover. Raises ValueError."""
 
     def __init__(self, leaf: bytes) -> None:
         whole = der.open_only(leaf, der.SEQUENCE)
@@ -113,7 +113,7 @@ class _Leaf:
             raise ValueError("not an X.509 certificate of version 3")
         inner.content(der.INTEGER)  # the serial number, 0 in all of them
         if inner.element(der.SEQUENCE) != algorithm or bits[:1] != b"\0":
-            raise ValueError("it holds bytes that its signer did not sign")
+            raise ValueError("it has bytes that its signature does not cover")
         self.signature = bits[1:]
         self.issuer = inner.element(der.SEQUENCE)
         validity = inner.open(der.SEQUENCE)
@@ -126,7 +126,7 @@ class _Leaf:
 
 
 def _extensions(reader: der.Reader) -> dict[bytes, bytes]:
-    """Content of each, by the content of its object identifier."""
+    """Return the content of each extension by the content of its object identifier."""
     found: dict[bytes, bytes] = {}
     values = reader.open(der.SEQUENCE)
     reader.end()
@@ -136,7 +136,7 @@ def _extensions(reader: der.Reader) -> dict[bytes, bytes]:
         if each.tag == der.BOOLEAN:
             each.content(der.BOOLEAN)
         if name in found:
-            raise ValueError("an extension twice")
+            raise ValueError("a duplicate extension")
         found[name] = each.content(der.OCTET_STRING)
         each.end()
     return found
@@ -147,13 +147,13 @@ def _signer_of(issuer: bytes, lines: Iterable[Line]) -> tuple[Line, x509.Certifi
         for signer in (each.vcek_signer, each.vlek_signer):
             if signer.subject.public_bytes() == issuer:
                 return each, signer
-    raise AdmissionError(f"its endorsement certificate does not lead to a pinned root of AMD; {_HOW_TO}")
+    raise AdmissionError(f"its endorsement certificate was not issued under a pinned root of AMD; {_HOW_TO}")
 
 
 def _check_signed(signed: bytes, signature: bytes, by: x509.Certificate) -> None:
     key = by.public_key()
     if not isinstance(key, rsa.RSAPublicKey):
-        raise ValueError("a signer without an RSA key")
+        raise ValueError("the signer's key is not an RSA key")
     scheme = padding.PSS(padding.MGF1(hashes.SHA384()), _SALT_BYTES)
     try:
         key.verify(signature, signed, scheme, hashes.SHA384())
@@ -176,15 +176,15 @@ def _read(leaf: _Leaf, product: Product, is_vlek: bool) -> Endorsement:
     values = {name.removeprefix(_AMD): value for name, value in leaf.extensions.items() if name.startswith(_AMD)}
     missing = [part for part in product.tcb_parts if _TCB_OIDS[part] not in values]
     if missing:
-        raise ValueError(f"it does not say which {', '.join(missing)} it is for")
+        raise ValueError(f"it does not name the version of {', '.join(missing)}")
     tcb = Tcb(tuple((part, der.small_integer(values[_TCB_OIDS[part]])) for part in product.tcb_parts))
     chip, provider = values.get(_CHIP_OID), values.get(_PROVIDER_OID)
     if is_vlek:
         if chip is not None or provider is None:
-            raise ValueError("a VLEK that names no provider, or names a chip")
+            raise ValueError("the VLEK names no provider, or names a chip")
         return Endorsement(product, key, tcb, None, der.ia5_string(provider))
     if provider is not None or chip is None or len(chip) != product.chip_bytes:
-        raise ValueError("a VCEK that names no chip, or names a provider")
+        raise ValueError("the VCEK names no chip, or names a provider")
     return Endorsement(product, key, tcb, chip, None)
 
 

@@ -1,4 +1,8 @@
-"""An SEV-SNP attestation report: 1,184 bytes in the layout of AMD's firmware ABI, read strictly, not yet believed."""
+"""A strict parser of SEV-SNP attestation reports: 1,184 bytes in the layout of AMD's firmware ABI, not verified yet.
+
+The parser is our own: there was no maintained Python package that verifies reports. The report is one structure of fixed size;
+`snp.py` and `snp_chain.py` verify its signature and certificates with `cryptography`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ SIGNED_BYTES: Final = 0x2A0
 REPORT_DATA: Final = slice(0x50, 0x90)
 VERSIONS: Final = (2, 3, 5)
 
-_R: Final = slice(0x2A0, 0x2E8)  # the signature's numbers, little-endian,
+_R: Final = slice(0x2A0, 0x2E8)  # the signature's integers, little-endian,
 _S: Final = slice(0x2E8, 0x330)  # with room for more than P-384 needs
 _NUMBER_BYTES: Final = 48
 _ECDSA_P384_SHA384: Final = 1
@@ -31,19 +35,19 @@ _POLICY_ONE: Final = 1 << 17  # reserved, always set
 
 @dataclass(frozen=True)
 class Product:
-    """A line of AMD processors: its own root, its own layout of TCB versions."""
+    """A line of AMD processors with its own root and its own layout of TCB versions."""
 
     name: str
     family: int
     models: tuple[range, ...]
     tcb_parts: tuple[str, ...]
     tcb_places: tuple[int, ...]
-    chip_bytes: int  # of the chip's identity, at the front of CHIP_ID
+    chip_bytes: int  # used by the chip's identity in CHIP_ID
 
     def tcb(self, raw: bytes) -> Tcb:
-        """The versions in the 8 bytes of a TCB_VERSION."""
+        """Return the versions in the 8 bytes of a TCB_VERSION. Raises AdmissionError."""
         if any(byte for place, byte in enumerate(raw) if place not in self.tcb_places):
-            raise AdmissionError(f"a TCB version of the wrong form for {self.name}: {raw.hex()}")
+            raise AdmissionError(f"a malformed TCB version for {self.name}: {raw.hex()}")
         return Tcb(tuple(zip(self.tcb_parts, (raw[place] for place in self.tcb_places), strict=True)))
 
 
@@ -59,12 +63,12 @@ PRODUCTS: Final = {
 
 @dataclass(frozen=True)
 class Tcb:
-    """Security versions of the firmware, each part for itself: a newer microcode makes up for no older bootloader."""
+    """Security versions of the firmware, compared part by part: newer microcode does not offset an older bootloader."""
 
     parts: tuple[tuple[str, int], ...]
 
     def below(self, minimum: Tcb) -> tuple[str, ...]:
-        """What is too old, in words."""
+        """Describe the parts that are below a minimum."""
         least = dict(minimum.parts)
         return tuple(f"{part} {value} (at least {least[part]})" for part, value in self.parts if value < least[part])
 
@@ -78,7 +82,7 @@ def _bit(place: int) -> property:
 
 @dataclass(frozen=True)
 class GuestPolicy:
-    """What the guest's owner allowed the host to do with it, fixed at launch."""
+    """What the guest's owner allows the host to do, fixed at launch."""
 
     bits: int
 
@@ -96,14 +100,14 @@ class GuestPolicy:
 
 @dataclass(frozen=True)
 class Report:
-    """The fields that a verdict looks at. Whoever has only decoded one knows nothing yet: see `snp.authenticate`."""
+    """The fields of a report that are checked. Decoding verifies nothing: see `snp.authenticate`."""
 
     raw: bytes
     version: int
     guest_svn: int
     policy: GuestPolicy
     vmpl: int
-    is_masked: bool  #    the host withholds the chip's key: nothing is signed
+    is_masked: bool  #    the host withholds the chip's key, so the report is not signed
     signing_key: int  #   0 VCEK, 1 VLEK
     report_data: bytes
     measurement: bytes
@@ -111,20 +115,20 @@ class Report:
     id_key_digest: bytes
     author_key_digest: bytes
     current_tcb: bytes  #   of the firmware that runs
-    committed_tcb: bytes  # below which the host cannot go back
+    committed_tcb: bytes  # below which the host cannot roll back
     launch_tcb: bytes  #    that ran when the guest was launched
-    reported_tcb: bytes  #  that the host chose to show: the signing key is made from it
+    reported_tcb: bytes  #  that the host chose to report: the signing key is derived from it
     current_version: tuple[int, int, int]  #    major, minor, build
     committed_version: tuple[int, int, int]
-    has_checked_aliases: bool  #  since its last reset, and found none; a report says so from version 3 on
-    current_mitigations: int  #   a bit each; a report names them from version 5 on
+    has_checked_aliases: bool  #  since its last reset, and found none; reported from version 3 on
+    current_mitigations: int  #   a bit each; reported from version 5 on
     launch_mitigations: int
     cpu: tuple[int, int] | None  # family and model, from version 3 on
     chip_id: bytes
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """The product lines that it can come from. Before version 3 a report does not say, and Turin makes no such."""
+        """The possible product lines. Reports before version 3 do not name it, and Turin does not make those."""
         if self.cpu is None:
             return PRODUCTS["milan"], PRODUCTS["genoa"]
         family, model = self.cpu
@@ -144,7 +148,10 @@ class Report:
 
     @classmethod
     def decode(cls, raw: bytes) -> Report:
-        """Raises AdmissionError. What no signature covers must be zero, so that no two reports say the same."""
+        """Decode a report. Bytes that no signature covers must be zero, so that the encoding is unique.
+
+        Raises AdmissionError.
+        """
         if len(raw) != REPORT_BYTES:
             raise AdmissionError(f"a report has {REPORT_BYTES} bytes, this has {len(raw)}")
         version, algorithm, flags = _number(raw, 0x00), _number(raw, 0x34), _number(raw, 0x48)
@@ -152,11 +159,11 @@ class Report:
             known = ", ".join(map(str, VERSIONS))
             raise AdmissionError(f"a report of version {version}; this release reads versions {known}")
         if algorithm != _ECDSA_P384_SHA384:
-            raise AdmissionError(f"a report signed by algorithm {algorithm}, not by ECDSA P-384")
+            raise AdmissionError(f"a report with signature algorithm {algorithm}, not ECDSA P-384")
         if flags & ~_FLAGS_KNOWN:
-            raise AdmissionError(f"a report with flags {flags:#x}, some of which this release does not know")
+            raise AdmissionError(f"a report with flags {flags:#x}, some of which this release does not support")
         if any(raw[_R][_NUMBER_BYTES:]) or any(raw[_S][_NUMBER_BYTES:]) or any(raw[_S.stop :]):
-            raise AdmissionError("the report holds bytes behind its signature, where there must be zeros")
+            raise AdmissionError("the report has bytes other than zero after its signature")
         return cls(
             raw=raw,
             version=version,

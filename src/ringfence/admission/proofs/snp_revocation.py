@@ -1,7 +1,7 @@
-"""AMD's lists of revoked certificates, one for each product line, signed by its root and dated.
+"""AMD's certificate revocation lists, one for each product line, signed by its root.
 
-They come from files that the policy names, so all workers verify by the same ones, and nobody can show an older one. What such
-a list can revoke is what the root has signed: the keys that sign VCEKs and VLEKs, and with them every chip below.
+They come from files that the policy names, so all workers use the same ones, and a peer cannot present an older one. A list can
+revoke what the root has signed: the keys that sign VCEKs and VLEKs, and with them every chip below.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ FETCH: Final = "AMD serves it at https://kdsintf.amd.com/vcek/v1/LINE/crl"
 
 @dataclass(frozen=True)
 class RevocationList:
-    """One list, as it was read. That it is AMD's is checked when a report is verified."""
+    """One list. Its signature is checked when a report is verified."""
 
     raw: bytes
 
     @classmethod
     def parse(cls, content: bytes) -> RevocationList:
-        """In DER or PEM form. Raises ValueError."""
+        """Parse a list in DER or PEM form. Raises ValueError."""
         try:
             made = cls(content)
             if made.end < made.list.last_update_utc:
-                raise ValueError("it ends before it begins")
+                raise ValueError("its next update is before its last update")
             _ = (
                 made.issuer,
                 len(made.list),
             )  # the library reads these when they are asked for: here, not before a verifier
             return made
         except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:  # TypeError: strange names
-            raise ValueError(f"not a list of revoked certificates: {error}"[:_MESSAGE_CHARACTERS]) from None
+            raise ValueError(f"not a certificate revocation list: {error}"[:_MESSAGE_CHARACTERS]) from None
 
     @cached_property
     def list(self) -> x509.CertificateRevocationList:
@@ -55,7 +55,7 @@ class RevocationList:
     def end(self) -> datetime:
         end = self.list.next_update_utc
         if end is None:
-            raise ValueError("it does not say until when it is good")
+            raise ValueError("it has no next update")
         return end
 
     @cached_property
@@ -67,7 +67,7 @@ class RevocationList:
         return self.list.issuer.public_bytes()
 
     def describe(self) -> str:
-        """For people, in one printable line."""
+        """Describe the list in one printable line."""
         return f"list of revoked certificates of {self.list.issuer.rfc4514_string()[:_MESSAGE_CHARACTERS]!a}"
 
 
@@ -79,29 +79,29 @@ def check(
     name: str,
     now: float,
 ) -> None:
-    """Every list of this root is genuine, of this time, and does not revoke `signer`. Raises AdmissionError.
+    """Check that every list of this root is signed and current, and does not revoke `signer`. Raises AdmissionError.
 
-    `lists` are those of the rule: if it has any, one must be of this root. `others` stand elsewhere in the policy.
+    `lists` are those of the rule: if it has any, one must be of this root. `others` are those of the policy's other rules.
     """
     own = [each for each in dict.fromkeys((*lists, *others)) if each.issuer == root.subject.public_bytes()]
     if lists and not own:
-        told = f"there is no list of revoked certificates for {name}"
-        raise AdmissionError(f"{told}: name it in crl; {FETCH}", told=told)
+        to_peer = f"there is no list of revoked certificates for {name}"
+        raise AdmissionError(f"{to_peer}: name it in crl; {FETCH}", to_peer=to_peer)
     moment = datetime.fromtimestamp(now, UTC)
     for each in own:
         _check_signed(each, root)
         if not each.list.last_update_utc <= moment <= each.end:
             raise AdmissionError(
-                f"the list of revoked certificates for {name} is good from {each.list.last_update_utc:%Y-%m-%d} to "
+                f"the list of revoked certificates for {name} is valid from {each.list.last_update_utc:%Y-%m-%d} to "
                 f"{each.end:%Y-%m-%d}, and it is {moment:%Y-%m-%d}: fetch a new one; {FETCH}",
-                told=f"the policy's list of revoked certificates for {name} is not of this time",
+                to_peer=f"the policy's list of revoked certificates for {name} is not valid now",
             )
         if each.list.get_revoked_certificate_by_serial_number(signer.serial_number) is not None:
             raise AdmissionError(f"AMD has revoked the key that signed its endorsement certificate, for {name}")
 
 
 def objection(revoked: RevocationList, roots: Iterable[x509.Certificate], now: float) -> str | None:
-    """Why no guest of its product line would be admitted with this list, other than that it has expired; None: no reason."""
+    """Return why this list would refuse every guest of its product line, other than its expiry, or None."""
     root = next((each for each in roots if each.subject.public_bytes() == revoked.issuer), None)
     if root is None:
         return f"none of AMD's roots issued it; {FETCH}"
@@ -110,15 +110,17 @@ def objection(revoked: RevocationList, roots: Iterable[x509.Certificate], now: f
     except AdmissionError as error:
         return str(error)
     begin = revoked.list.last_update_utc
-    return f"it begins on {begin:%Y-%m-%d}: see the clock" if datetime.fromtimestamp(now, UTC) < begin else None
+    return (
+        f"it is valid from {begin:%Y-%m-%d} on: check the clock" if datetime.fromtimestamp(now, UTC) < begin else None
+    )
 
 
 def _check_signed(revoked: RevocationList, root: x509.Certificate) -> None:
     key = root.public_key()
     if not isinstance(key, rsa.RSAPublicKey):
-        raise AdmissionError("a root without an RSA key")
+        raise AdmissionError("the root's key is not an RSA key")
     try:
         key.verify(revoked.list.signature, revoked.list.tbs_certlist_bytes, _SCHEME, hashes.SHA384())
     except InvalidSignature:
         text = "a list of revoked certificates in the policy was not signed by AMD"
-        raise AdmissionError(f"{text}: fetch it again; {FETCH}", told=text) from None
+        raise AdmissionError(f"{text}: fetch it again; {FETCH}", to_peer=text) from None

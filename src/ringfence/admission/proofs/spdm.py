@@ -1,11 +1,15 @@
-"""A GPU's attestation report: the SPDM 1.1 question with our nonce, the GPU's answer, and its signature over both.
+"""A GPU's attestation report: the SPDM 1.1 request with the nonce, the GPU's response, and its signature over both.
 
     GET_MEASUREMENTS   11 e0 01 ff · nonce (32) · slot (1)                                                  37 bytes
     MEASUREMENTS       11 60 00 00 · blocks (1) · length (3) · blocks · nonce (32) · length (2) · opaque
-    signature          r · s, 48 bytes each, big-endian: ECDSA P-384 with SHA-384 over all that stands before it
+    signature          r · s, 48 bytes each, big-endian: ECDSA P-384 with SHA-384 over all preceding bytes
 
 All other numbers are little-endian. A block is index · 1 · length (2) · type · length (2) · SHA-384 value. Opaque data is
 a list of type (2) · length (2) · value. Everything is signed, and nothing may follow the signature.
+
+The parser is our own. NVIDIA's Python packages (nv-attestation-sdk, nv-local-gpu-verifier) are at the end of their support, pin
+old releases of cryptography and pyOpenSSL, and verify only with access to online services; their successor has no Python
+interface.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ VBIOS_VERSION: Final = 6
 FIRMWARE_ID: Final = 20
 PROTECTED_PCIE: Final = 21
 
-_QUESTION: Final = bytes((0x11, 0xE0, 0x01, 0xFF))  # signed, all measurements
-_ANSWER: Final = bytes((0x11, 0x60, 0x00, 0x00))
+_REQUEST: Final = bytes((0x11, 0xE0, 0x01, 0xFF))  # signed, all measurements
+_RESPONSE: Final = bytes((0x11, 0x60, 0x00, 0x00))
 _SLOT: Final = 0
 _DMTF: Final = 1
 _FIRMWARE: Final = 1
@@ -34,7 +38,7 @@ _FIRMWARE: Final = 1
 
 @dataclass(frozen=True)
 class Report:
-    """One device's report, taken apart. Believe nothing in it before the signature verifies."""
+    """One device's report, parsed. Its fields are not trusted before the signature was verified."""
 
     nonce: bytes
     measurements: dict[int, bytes]
@@ -48,40 +52,40 @@ class Report:
 
 
 def read(data: bytes) -> Report:
-    """The report, whole and nothing else."""
+    """Parse a report without trailing data. Raises AdmissionError."""
     report = _read(data)
     if report.length != len(data):
         raise AdmissionError(
-            f"the GPU report has {len(data) - report.length} bytes after its signature, which nobody vouches for"
+            f"the GPU report has {len(data) - report.length} bytes of trailing data after its signature"
         )
     return report
 
 
-def asked_nonce(data: bytes) -> bytes:
-    """The nonce of the question, whatever follows it: nothing else is read, so this costs nothing."""
-    return data[len(_QUESTION) : len(_QUESTION) + NONCE_BYTES]
+def request_nonce(data: bytes) -> bytes:
+    """Return the nonce of the request without parsing the rest, for a cheap first check."""
+    return data[len(_REQUEST) : len(_REQUEST) + NONCE_BYTES]
 
 
 def trim(data: bytes) -> bytes:
-    """The report without what some drivers leave behind its end; for those who collect, never for those who verify."""
+    """Return the report without the trailing bytes of some drivers; for collectors, never for verifiers."""
     return data[: _read(data).length]
 
 
 def driver_version(report: Report) -> str | None:
-    """ "550.90.07"; a switch has no driver."""
+    """Return the driver's version, such as "550.90.07"; None for a switch, which has no driver."""
     value = report.opaque.get(DRIVER_VERSION)
     return None if value is None else _text("driver version", value.removesuffix(b"\0"))
 
 
 def vbios_version(report: Report) -> str:
-    """ "96.00.9F.00.01": a GPU writes two 32-bit numbers, a switch writes the text."""
+    """Return the VBIOS version, such as "96.00.9F.00.01". A GPU reports two 32-bit numbers, a switch a text."""
     value = report.opaque.get(VBIOS_VERSION)
     if value is None:
         raise AdmissionError("the GPU report names no VBIOS")
     if len(value) != 8:
         return _text("VBIOS version", value)
     if any(value[5:]):
-        raise AdmissionError("the GPU report names a VBIOS in an unknown form")
+        raise AdmissionError("the GPU report's VBIOS version has an unknown format")
     return ".".join(f"{byte:02X}" for byte in (*reversed(value[:4]), value[4]))
 
 
@@ -89,7 +93,7 @@ def vbios_version(report: Report) -> str:
 
 
 class _Cursor:
-    """Takes fields off the front, and knows where it is: the signature covers all that was taken before it."""
+    """Reads fields in order. `at` is the position: the signature covers everything before it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -98,7 +102,9 @@ class _Cursor:
     def take(self, count: int) -> bytes:
         end = self.at + count
         if end > len(self._data):
-            raise AdmissionError(f"the GPU report ends early: {count} bytes wanted, {len(self._data) - self.at} left")
+            raise AdmissionError(
+                f"the GPU report is truncated: {count} bytes expected, {len(self._data) - self.at} left"
+            )
         part = self._data[self.at : end]
         self.at = end
         return part
@@ -109,7 +115,7 @@ class _Cursor:
     def expect(self, wanted: bytes, what: str) -> None:
         found = self.take(len(wanted))
         if found != wanted:
-            raise AdmissionError(f"not a GPU report: {what} is {found.hex()} where {wanted.hex()} is expected")
+            raise AdmissionError(f"not a GPU report: {what} is {found.hex()}, where {wanted.hex()} is expected")
 
     @property
     def empty(self) -> bool:
@@ -118,12 +124,12 @@ class _Cursor:
 
 def _read(data: bytes) -> Report:
     if len(data) > REPORT_BYTES:
-        raise AdmissionError(f"a GPU report of {len(data)} bytes where {REPORT_BYTES} are allowed")
+        raise AdmissionError(f"a GPU report of {len(data)} bytes, where at most {REPORT_BYTES} are allowed")
     cursor = _Cursor(data)
-    cursor.expect(_QUESTION, "the question's header")
+    cursor.expect(_REQUEST, "the request's header")
     nonce = cursor.take(NONCE_BYTES)
     cursor.expect(bytes([_SLOT]), "the certificate slot")
-    cursor.expect(_ANSWER, "the answer's header")
+    cursor.expect(_RESPONSE, "the response's header")
     blocks = cursor.number(1)
     measurements = _measurements(cursor.take(cursor.number(3)), blocks)
     cursor.take(NONCE_BYTES)  # the device's own
@@ -148,7 +154,7 @@ def _measurements(record: bytes, blocks: int) -> dict[int, bytes]:
         found[index] = value
         last = index
     if not cursor.empty or not found:
-        raise AdmissionError("the GPU's measurements are not as many as it says")
+        raise AdmissionError("the number of the GPU's measurements is wrong")
     return found
 
 
@@ -158,7 +164,7 @@ def _opaque(data: bytes) -> dict[int, bytes]:
     while not cursor.empty:
         kind = cursor.number(2)
         if kind in fields:
-            raise AdmissionError(f"the GPU report has field {kind} twice")
+            raise AdmissionError(f"the GPU report has a duplicate field {kind}")
         fields[kind] = cursor.take(cursor.number(2))
     return fields
 

@@ -1,7 +1,7 @@
-"""Intel TDX: a worker is admitted if Intel's hardware says that it runs in a TD with the measurements of the policy.
+"""Proof by Intel TDX: Intel's hardware attests that the worker runs in a TD with the measurements of the policy.
 
-proof = the quote, without padding. Its REPORTDATA is the binding. Signatures, TCB levels and revocations are verified by
-`dcap-qvl`, under the pinned root of Intel; the form of the quote and the rules of the policy are verified here.
+proof = the quote, without padding. Its REPORTDATA is the binding. `dcap-qvl` verifies signatures, TCB levels and revocations
+under the pinned root of Intel; this module verifies the encoding of the quote and the rules of the policy.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ringfence.policy.toml_table import Table
 
 KIND: Final = 3
 NAME: Final = "TDX"
-MEASURE: Final = "`ringfence evidence measure` prints what a policy wants"
+MEASURE: Final = "`ringfence evidence measure` prints the values for a policy"
 FETCH: Final = "`ringfence evidence collateral` fetches it"
 
 REGISTERS: Final = ("rtmr0", "rtmr1", "rtmr2", "rtmr3")
 UP_TO_DATE: Final = "UpToDate"
-RELAUNCH: Final = "TDRelaunchAdvised"  # how statuses begin that no policy accepts: the host was updated, the TD is old
+RELAUNCH: Final = "TDRelaunchAdvised"  # prefix of statuses that no policy accepts: the host was updated, the TD was not
 STATUSES: Final = (
     UP_TO_DATE,
     "SWHardeningNeeded",
@@ -39,18 +39,18 @@ STATUSES: Final = (
     "ConfigurationAndSWHardeningNeeded",
     "OutOfDate",
     "OutOfDateConfigurationNeeded",
-)  # a platform that is revoked is never accepted, so it has no name here
+)  # a revoked platform is never accepted, so its status is not listed
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the policy's [admit.tdx] says."""
+    """The table [admit.tdx]."""
 
     mrtd: tuple[bytes, ...]
-    rtmrs: tuple[tuple[bytes, ...], ...]  #   four of them; an empty one: any value, said so by the policy
+    rtmrs: tuple[tuple[bytes, ...], ...]  #   four; empty: any value, as the policy states explicitly
     collateral: tuple[Collateral, ...]
     statuses: tuple[str, ...] = (UP_TO_DATE,)
-    advisories: tuple[str, ...] = ()  #       that a platform which is not up to date may have
+    advisories: tuple[str, ...] = ()  #       accepted of a platform that is not up to date
     mr_config_id: tuple[bytes, ...] = ()  #   empty: any
     mr_owner: tuple[bytes, ...] = ()  #       empty: any
     mr_owner_config: tuple[bytes, ...] = ()  # empty: any
@@ -59,7 +59,7 @@ class Rules:
     ] = ()  #    by other rules of the policy: it admits no platform here, and may refuse one
 
     def content(self) -> bytes:
-        """The rules in one form, whatever the order of the policy's lists."""
+        """Return a canonical encoding, independent of the order of lists in the policy."""
         lists = [self.mrtd, *self.rtmrs, self.mr_config_id, self.mr_owner, self.mr_owner_config]
         lists += [tuple(each.encode() for each in names) for names in (self.statuses, self.advisories)]
         lists.append(tuple(each.digest for each in self.collateral))
@@ -68,7 +68,7 @@ class Rules:
         )
 
     def explain(self) -> list[str]:
-        """In plain words: whom this admits."""
+        """Describe what it admits, one line each."""
         lines = ["an Intel TDX guest, never one that its host may debug or migrate"]
         lines.append("with firmware of MRTD " + " or ".join(each.hex() for each in self.mrtd))
         for name, values in zip(REGISTERS, self.rtmrs, strict=True):
@@ -82,15 +82,15 @@ class Rules:
         lines += [f"{name} {' or '.join(each.hex() for each in values)}" for name, values in named if values]
         lines.append("on a platform whose TCB is " + " or ".join(self.statuses))
         if self.advisories:
-            lines.append("and which, if it is not up to date, has no advisory but " + ", ".join(self.advisories))
+            lines.append("and which, if it is not up to date, has no other advisory than " + ", ".join(self.advisories))
         for each in self.collateral:
             platform = f"FMSPC {each.fmspc} of the {each.ca} CA"
-            lines.append(f"verified with Intel's collateral for {platform}, good until {each.next_update}")
+            lines.append(f"verified with Intel's collateral for {platform}, valid until {each.next_update}")
         return lines
 
 
 def read_rules(table: Table) -> Rules:
-    """[admit.tdx] of a policy. There is no key for another root than Intel's."""
+    """Read the table [admit.tdx] of a policy. No key can set another root than Intel's. Raises PolicyError."""
     size = tdx_quote.REGISTER_BYTES
     unpinned = table.texts("unpinned", (), allowed=REGISTERS)
     pinned = {name: table.hexes(name, size, None) for name in REGISTERS}
@@ -118,12 +118,12 @@ def _collateral(table: Table, names: Sequence[str], contents: Sequence[bytes]) -
         raise table.error(f"collateral: {error}; {FETCH}") from None
 
 
-# -- the verdict ----------------------------------------------------------------------------------------------------
+# -- verification ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What is known of a TD after its quote has verified."""
+    """The claims of a verified quote."""
 
     body: tdx_quote.Body
     fmspc: str
@@ -133,7 +133,7 @@ class Claims:
 
 @cache
 def pinned_root() -> bytes:
-    """Intel's own, from the package, in DER. The only one that a policy file can lead to."""
+    """Return Intel's root from the package, in DER. A policy cannot set another."""
     return x509.load_pem_x509_certificate(roots.read("intel-sgx-root.pem")).public_bytes(Encoding.DER)
 
 
@@ -145,51 +145,53 @@ def authenticate(
     listed: tuple[Collateral, ...] = (),
     root: bytes | None = None,
 ) -> Claims:
-    """The quote is Intel's word about a TD, whatever that TD is, on a platform whatever its state. Or AdmissionError.
+    """Verify that Intel's hardware signed the quote, whatever its values and the platform's status. Raises AdmissionError.
 
-    The platform must have a file in `collateral`. Each part of it is the newest of all in `collateral` and `listed`.
+    The platform must have a file in `collateral`. Of each part, the newest in `collateral` and `listed` is used.
     """
     library = load_library()
     body = tdx_quote.read(quote)
     _check_attributes(body)
     try:
         check_agreement((*collateral, *listed))
-    except ValueError as error:  # no policy file leads here: it is refused when it is read
-        raise AdmissionError(f"collateral: {error}", told="the collateral of the policy contradicts itself") from None
+    except ValueError as error:  # cannot happen with a policy file, which is checked when it is read
+        raise AdmissionError(
+            f"collateral: {error}", to_peer="the policy's collateral files contradict each other"
+        ) from None
     try:
         parsed = asked(library.parse_quote, quote)
         fmspc, ca = parsed.fmspc().lower(), parsed.ca()
     except ValueError as error:
-        raise AdmissionError(f"the quote cannot be read: {_short(error)}") from None
+        raise AdmissionError(f"the quote is malformed: {_short(error)}") from None
     own = next((each for each in collateral if (each.fmspc, each.ca) == (fmspc, ca)), None)
     if own is None:
         known = ", ".join(f"{each.fmspc} of the {each.ca} CA" for each in collateral) or "none"
-        told = f"there is no collateral for its platform, FMSPC {fmspc} of the {ca} CA"
-        raise AdmissionError(f"{told} (there is: {known}); {FETCH}", told=told)
+        to_peer = f"there is no collateral for its platform, FMSPC {fmspc} of the {ca} CA"
+        raise AdmissionError(f"{to_peer} (there is: {known}); {FETCH}", to_peer=to_peer)
     try:
         terms = asked(library.QuoteCollateralV3.from_json, assemble(own, (*collateral, *listed)))
         verified = asked(library.verify_with_root_ca, quote, terms, root or pinned_root(), int(now))
     except ValueError as error:
         reason = _short(error)
-        hint = f"; its collateral must be of this month: {FETCH}" if "expired" in reason.lower() else ""
+        hint = f"; its collateral must be current: {FETCH}" if "expired" in reason.lower() else ""
         raise AdmissionError(f"the quote does not verify: {reason}{hint}") from None
     return Claims(body, fmspc, verified.status, tuple(verified.advisory_ids))
 
 
 def _check_attributes(body: tdx_quote.Body) -> None:
-    """What no policy can allow. dcap-qvl refuses most of it too; here it comes with what to do."""
+    """Refuse what no policy can allow. dcap-qvl refuses most of it too, without advice."""
     if body.is_debug:
         raise AdmissionError("its host may debug the TD and read its memory: launch it without the debug attribute")
     if not body.has_sept_ve_disabled:
         raise AdmissionError("its host can inject faults into the TD: launch it with SEPT_VE_DISABLE")
     if body.is_migratable or any(body.mr_service_td):
         raise AdmissionError("its host may migrate the TD: launch it without that attribute and without a service TD")
-    if body.has_older_module:  # dcap-qvl takes the status from what it was at the launch
-        raise AdmissionError("its TDX module is older than when the TD was launched (TEE_TCB_SVN2): update the host")
+    if body.has_older_module:  # dcap-qvl takes the status from the launch
+        raise AdmissionError("its TDX module is older than at the TD's launch (TEE_TCB_SVN2): update the host")
 
 
 def check(claims: Claims, rules: Rules) -> None:
-    """Whether the policy wants this TD. Raises AdmissionError, which says what to do."""
+    """Check the claims against the policy. Raises AdmissionError, which says what to do."""
     body = claims.body
     if claims.status.startswith(RELAUNCH):
         raise AdmissionError(
@@ -218,11 +220,11 @@ def check(claims: Claims, rules: Rules) -> None:
 
 
 def verify(proof: bytes, report_data: bytes, rules: Rules, now: float, *, root: bytes | None = None) -> Claims:
-    """Verify a proof for the 64 bytes that it must be about. `root` is for tests: no policy reaches it."""
-    _check_report_data(tdx_quote.read(proof), report_data)  # before the work that a recorded quote could cause
+    """Verify a proof over `report_data`. `root` is for tests; a policy cannot set it. Raises AdmissionError."""
+    _check_report_data(tdx_quote.read(proof), report_data)  # cheap and not authenticated: stops replayed quotes early
     claims = authenticate(proof, rules.collateral, now, listed=rules.listed, root=root)
     check(claims, rules)
-    _check_report_data(claims.body, report_data)  # and again of what has verified, which is what counts
+    _check_report_data(claims.body, report_data)  # the check that counts, on the verified quote
     return claims
 
 
@@ -232,7 +234,7 @@ def _check_report_data(body: tdx_quote.Body, report_data: bytes) -> None:
 
 
 def load_library() -> Any:
-    """dcap-qvl, which only those who verify TDX guests need."""
+    """Import dcap-qvl, which is needed only to verify TDX guests. Raises ConfigurationError if it is missing."""
     try:
         import dcap_qvl
     except ImportError as error:
@@ -243,30 +245,30 @@ def load_library() -> Any:
 
 
 def asked(call: Callable[..., Any], *arguments: object) -> Any:
-    """Ask the library. A panic inside it is not an Exception in Python; it counts as a refusal."""
+    """Call the library. A panic inside it, which is not an Exception in Python, raises ValueError."""
     try:
         return call(*arguments)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"dcap-qvl gave up: {error}") from None
+        raise ValueError(f"dcap-qvl failed: {error}") from None
 
 
 def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:200].removeprefix("Verification failed: ")
 
 
-# -- the proof ------------------------------------------------------------------------------------------------------
+# -- verifier and prover --------------------------------------------------------------------------------------------
 
 
 class TdxVerifier:
-    """Verifies workers by the rules, at the time that the clock tells."""
+    """Verifies TDX quotes by the rules of one table. `root` is for tests."""
 
     kind = KIND
     name = NAME
 
     def __init__(self, rules: Rules, clock: Clock, *, root: bytes | None = None) -> None:
-        load_library()  # a worker that cannot verify says so at once, not when the first peer arrives
+        load_library()  # fails at the start, not when the first peer connects
         self._rules = rules
         self._clock = clock
         self._root = root
@@ -278,16 +280,16 @@ class TdxVerifier:
         try:
             verify(evidence.proof, evidence.binding.digest, self._rules, evidence.moment(self._clock), root=self._root)
         except AdmissionError as error:
-            raise error.within(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
+            raise error.with_prefix(f"{NAME} refuses rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
-        """A quote signs nothing but itself: until peer verification the entry stands on the parent's word."""
+        """Hardware endorses no entries: workers other than the parent rely on the parent until peer verification."""
         if listing.endorsement:
-            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} knows none")
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {NAME} has none")
 
 
 class TdxProver:
-    """Shows quotes. `collect` asks the hardware: 64 bytes in, a quote out."""
+    """Makes proofs. `collect` returns a quote over 64 bytes."""
 
     kind = KIND
 

@@ -1,10 +1,10 @@
-"""Collateral: what Intel says of its platforms (TCB levels, the quoting enclave's identity, revocations), signed and dated.
+"""Collateral: Intel's signed statements about its platforms (TCB levels, the quoting enclave's identity, revocations).
 
-It comes from files that the policy names; `ringfence evidence collateral` fetches them. Being signed by Intel, it need not
-be fetched from Intel; being part of the policy, it is the same for all workers, and nobody can show an older one.
+It comes from files that the policy names; `ringfence evidence collateral` fetches them. It is signed by Intel, so it need not
+be fetched from Intel; it is part of the policy, so it is the same for all workers, and a peer cannot present an older one.
 
 A file has four parts, and files share some: the quoting enclave's identity and the root's list of revoked certificates are
-the same for all platforms. Of each part the newest that a policy lists is used, whichever file holds it.
+the same for all platforms. Of each part the newest in any file of the policy is used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEYS: Final = frozenset(
     }
 )
 _AUTHORITIES: Final = {"Intel SGX PCK Platform CA": "platform", "Intel SGX PCK Processor CA": "processor"}
-_MESSAGE_CHARACTERS: Final = 500  # libraries quote what they could not read, however long it is
+_MESSAGE_CHARACTERS: Final = 500  # libraries quote malformed input, however long it is
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Part:
     """One signed statement of a collateral file, with its signature and the certificates of its signer."""
 
     name: str
-    about: str  #                             the FMSPC or the authority that it is about; empty: all platforms
-    order: tuple[int, datetime, int]  #       greater: newer. Its number, when it was issued, how much it revokes
+    about: str  #                             its FMSPC or authority; empty: all platforms
+    order: tuple[int, datetime, int]  #       greater is newer: number, issue date, number of revocations
     end: datetime
-    texts: tuple[tuple[str, str], ...]  #     as they stand in the file
-    said: str = ""  #                         what is signed, but for lists of revoked certificates
+    texts: tuple[tuple[str, str], ...]  #     keys and values of the file
+    said: str = ""  #                         the signed text; empty for revocation lists
     revoked: frozenset[int] = frozenset()  #  serial numbers
 
 
 @dataclass(frozen=True)
 class Collateral:
-    """For one kind of platform, which its FMSPC names, with PCK certificates of one authority."""
+    """The collateral of one platform type (FMSPC) with PCK certificates of one authority."""
 
     text: str
     fmspc: str  #       12 hexadecimal digits, lower case
@@ -63,15 +63,15 @@ class Collateral:
 
     @classmethod
     def parse(cls, content: bytes, source: str = "this collateral") -> Collateral:
-        """Raises ValueError. That it is Intel's is checked when a quote is."""
+        """Parse a collateral file. Its signatures are checked when a quote is verified. Raises ValueError."""
         text = content.decode("utf-8")
         try:
             found = json.loads(text)
             if not isinstance(found, dict) or set(found) != KEYS or not all(isinstance(v, str) for v in found.values()):
-                raise ValueError("it must hold " + ", ".join(sorted(KEYS)))
+                raise ValueError("it must have " + ", ".join(sorted(KEYS)))
             info, identity = json.loads(found["tcb_info"]), json.loads(found["qe_identity"])
             if info["id"] != "TDX" or not isinstance(info["fmspc"], str):
-                raise ValueError("collateral that is not for TDX")
+                raise ValueError("the collateral is not for TDX")
             fmspc, ca = info["fmspc"].lower(), _authority(found["pck_crl"])
             parts = (
                 _statement(found, "tcb_info", fmspc, info),
@@ -87,7 +87,7 @@ class Collateral:
 
     @property
     def next_update(self) -> str:
-        """When the first part of it expires."""
+        """When the first of its parts expires."""
         return f"{min(each.end for each in self.parts):%Y-%m-%dT%H:%M:%SZ}"
 
     @cached_property
@@ -96,10 +96,10 @@ class Collateral:
 
 
 def check_agreement(listed: Iterable[Collateral]) -> None:
-    """That no file contradicts another. Raises ValueError, which names two files and says what to do.
+    """Check that the files do not contradict each other. Raises ValueError, which names two files and says what to do.
 
-    Each platform has one file, so that no older one admits what a newer one refuses. And the newest list of revoked
-    certificates revokes all that the older ones do: with it in use, what any listed file revokes is revoked.
+    Each platform has one file, so that an older one cannot admit what a newer one refuses. The newest list of revoked
+    certificates must include the older ones, so that using it applies the revocations of all files.
     """
     platforms: dict[tuple[str, str], Collateral] = {}
     newest: dict[tuple[str, str], tuple[Part, Collateral]] = {}
@@ -116,19 +116,19 @@ def check_agreement(listed: Iterable[Collateral]) -> None:
             (old, old_file), (new, new_file) = sorted((known, (part, each)), key=lambda one: one[0].order)
             if not old.revoked <= new.revoked:
                 raise ValueError(
-                    f"{part.name} of {old_file.source} revokes certificates that that of {new_file.source} does not: "
+                    f"{part.name} of {old_file.source} revokes certificates that {new_file.source} does not: "
                     "fetch both again"
                 )
             if old.order == new.order and old.said != new.said:
                 raise ValueError(
-                    f"{part.name} of {old_file.source} and that of {new_file.source} differ and have one number and "
-                    "date: fetch both again"
+                    f"{part.name} differs between {old_file.source} and {new_file.source} with the same number and date: "
+                    "fetch both again"
                 )
             newest[part.name, part.about] = (new, new_file)
 
 
 def assemble(own: Collateral, listed: Iterable[Collateral]) -> str:
-    """The collateral for the platforms of `own`, with the newest of each part that is listed: newest, not newest valid."""
+    """Return the collateral for the platform of `own`, with the newest listed version of each part, valid or not."""
     parts = [part for each in listed for part in each.parts]
     texts: dict[str, str] = {}
     for mine in own.parts:
@@ -141,21 +141,21 @@ def assemble(own: Collateral, listed: Iterable[Collateral]) -> str:
 
 
 def _authority(digits: str) -> str:
-    """Whose PCK certificates a list revokes."""
+    """Return the authority whose PCK certificates a list revokes."""
     names = x509.load_der_x509_crl(bytes.fromhex(digits)).issuer.get_attributes_for_oid(NameOID.COMMON_NAME)
     found = _AUTHORITIES.get(str(names[0].value)) if len(names) == 1 else None
     if found is None:
-        raise ValueError("pck_crl is of no authority for PCK certificates")
+        raise ValueError("pck_crl was not issued by an authority for PCK certificates")
     return found
 
 
 def _statement(found: dict[str, str], name: str, about: str, said: Any) -> Part:
     number = said["tcbEvaluationDataNumber"]
     if type(number) is not int:
-        raise ValueError(f"{name} whose tcbEvaluationDataNumber is no number")
+        raise ValueError(f"tcbEvaluationDataNumber of {name} is not a number")
     begin, end = (datetime.fromisoformat(said[key]) for key in ("issueDate", "nextUpdate"))
     if begin.tzinfo is None:
-        raise ValueError(f"{name} whose issueDate has no time zone")
+        raise ValueError(f"issueDate of {name} has no time zone")
     keys = (name, f"{name}_signature", f"{name}_issuer_chain")
     return Part(name, about, (number, begin, 0), end, tuple((key, found[key]) for key in keys), said=found[name])
 

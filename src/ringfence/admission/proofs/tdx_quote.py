@@ -1,8 +1,9 @@
-"""An Intel TDX quote: its form, checked to the last byte, and the fields of the TD that it is about.
+"""A strict parser of Intel TDX quotes, versions 4 and 5.
 
-    header (48) · body (584, or type and size and 584 or 648) · size · signature · key · QE's report · certificates
+    header (48) · body (584, or type and size and 584 or 648) · size · signature · key · QE report · certificates
 
-Nothing here is believed because it can be read: `tdx.authenticate` asks Intel's signatures.
+Parsing verifies nothing: `tdx.authenticate` verifies Intel's signatures with dcap-qvl. The quote is parsed here too, to check
+the fields below and to refuse trailing data before the signatures are verified.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _CERTIFIED_BY_CHAIN: Final = 5
 
 @dataclass(frozen=True)
 class Body:
-    """What the TDX module reports of a TD."""
+    """The TDX module's report of a TD."""
 
     signed_bytes: int  # of the quote, from its start
-    tcb_svn: bytes  #     of module (SVN, version), loader and more, when the TD was launched
-    tcb_svn2: bytes  #    the same now: the module can be replaced while TDs run
+    tcb_svn: bytes  #     of module (SVN, version), loader and others, at the TD's launch
+    tcb_svn2: bytes  #    the same now: the module can be updated while TDs run
     attributes: int
     mrtd: bytes
     mr_config_id: bytes
@@ -42,16 +43,16 @@ class Body:
     mr_owner_config: bytes
     rtmrs: tuple[bytes, bytes, bytes, bytes]
     report_data: bytes
-    mr_service_td: bytes  # zeros: no other TD, such as one that migrates, is bound to this one
+    mr_service_td: bytes  # zero: no service TD, such as one for migration, is bound to this one
 
-    # A host can look into a TD that has any bit of the lowest byte; only DEBUG is in use.
+    # A host can inspect a TD that has any bit of the lowest byte set; only DEBUG is in use.
     @property
     def is_debug(self) -> bool:
         return bool(self.attributes & 0xFF)
 
     @property
     def has_older_module(self) -> bool:
-        """Each version of the module counts its own SVN."""
+        """Whether the module is older now than at the launch. Each version of the module counts its own SVN."""
         launched, now = self.tcb_svn, self.tcb_svn2
         module = (now[1], now[0]) < (launched[1], launched[0])
         return module or any(new < old for new, old in zip(now[2:], launched[2:], strict=True))
@@ -62,22 +63,22 @@ class Body:
 
     @property
     def has_sept_ve_disabled(self) -> bool:
-        """Without it a host can inject faults into the guest at pages of its choice."""
+        """Without it, a host can inject faults into the guest at pages of its choice."""
         return bool(self.attributes >> 28 & 1)
 
 
 def trim(quote: bytes) -> bytes:
-    """The quote without the zeros that some kernels and hosts leave behind it."""
+    """Return the quote without the trailing zeros of some kernels and hosts. Raises AdmissionError."""
     end = _end(quote)
     if any(quote[end:]):
-        raise AdmissionError("there are bytes behind the end of the quote")
+        raise AdmissionError("there is trailing data after the quote")
     return quote[:end]
 
 
 def read(quote: bytes) -> Body:
-    """The TD's fields of a quote in exact form. Raises AdmissionError."""
+    """Parse a quote without trailing data. Raises AdmissionError."""
     if _end(quote) != len(quote):
-        raise AdmissionError(f"{len(quote) - _end(quote)} bytes behind the end of the quote")
+        raise AdmissionError(f"{len(quote) - _end(quote)} bytes of trailing data after the quote")
     start, size = _body(quote)
     body = quote[start : start + size]
     return Body(
@@ -96,13 +97,13 @@ def read(quote: bytes) -> Body:
 
 
 def report_data(quote: bytes) -> bytes:
-    """The 64 bytes that a quote carries, whatever stands behind it."""
+    """Return the 64 bytes of report data, regardless of trailing data. Raises AdmissionError."""
     start, _ = _body(quote)
     return quote[start + 520 : start + 584]
 
 
 def _body(quote: bytes) -> tuple[int, int]:
-    """Where the body begins, and its size."""
+    """Return the position and the size of the body."""
     version, key_type, tee = _number(quote, 0, 2), _number(quote, 2, 2), _number(quote, 4, 4)
     if tee != _TDX:
         raise AdmissionError("not a quote of a TDX guest" + (" but of an SGX enclave" if tee == 0 else ""))
@@ -114,14 +115,16 @@ def _body(quote: bytes) -> tuple[int, int]:
         raise AdmissionError(f"a quote of version {version}; this release reads versions 4 and 5")
     kind, size = _number(quote, _HEADER_BYTES, 2), _number(quote, _HEADER_BYTES + 2, 4)
     if _BODIES_V5.get(kind) != size:
-        raise AdmissionError(f"a quote whose body has type {kind} and {size} bytes, which this release does not read")
+        raise AdmissionError(
+            f"a quote whose body has type {kind} and {size} bytes, which this release does not support"
+        )
     return _HEADER_BYTES + 6, size
 
 
 def _end(quote: bytes) -> int:
-    """Where the quote ends by its own sizes, each of which must agree with those around it."""
+    """Return where the quote ends by its own length fields, which must be consistent."""
     if len(quote) > QUOTE_BYTES:
-        raise AdmissionError(f"a quote of {len(quote)} bytes where {QUOTE_BYTES} are allowed")
+        raise AdmissionError(f"a quote of {len(quote)} bytes, where at most {QUOTE_BYTES} are allowed")
     start, size = _body(quote)
     at = start + size + 4
     end = at + _number(quote, at - 4, 4)
@@ -131,12 +134,12 @@ def _end(quote: bytes) -> int:
     at += _number(quote, at - 2, 2) + 6
     by_chain = _number(quote, at - 6, 2) == _CERTIFIED_BY_CHAIN and at + _number(quote, at - 4, 4) == end
     if not by_qe or not by_chain or end > len(quote):
-        raise AdmissionError("a quote whose parts do not fit together, or that does not hold its certificates")
+        raise AdmissionError("a quote with inconsistent lengths, or without its certificates")
     return end
 
 
 def _number(quote: bytes, place: int, width: int) -> int:
     field = quote[place : place + width]
     if len(field) != width:
-        raise AdmissionError("a quote that ends early")
+        raise AdmissionError("the quote is truncated")
     return int.from_bytes(field, "little")

@@ -1,8 +1,8 @@
-"""A verifier's token: a worker is admitted if a service that the policy names has verified it, for this very connection.
+"""Proof by attestation token: a verifier service named in the policy has verified the worker, for this connection.
 
-The token is a JWT in EAT form (RFC 9711): NVIDIA's NRAS, Trustee and the clouds' services give such. The worker sends its
-hardware's evidence to the service with a nonce, the SHA-256 of the binding in hexadecimal digits, and the token must carry
-it as `eat_nonce`. A signature says who verified; what they found is in the claims, so a policy must name at least one.
+The token is a JWT in EAT form (RFC 9711), as NVIDIA's NRAS, Trustee and the clouds' services issue them. The worker sends its
+hardware's evidence to the service with a nonce, the SHA-256 of the binding in hexadecimal digits, and the token must contain
+it as `eat_nonce`. The signature identifies the service; its findings are in the claims, so a policy must name at least one.
 
 proof = token · number of detached submodules · name, token of each, by name
 """
@@ -22,7 +22,7 @@ from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs import jose
 from ringfence.admission.proofs.jose import Json, Key
 from ringfence.errors import AdmissionError, PolicyError, ProtocolError
-from ringfence.policy.toml_table import Table, shown
+from ringfence.policy.toml_table import Table, quoted
 
 KIND: Final = 6
 LEEWAY_SECONDS: Final = 60  # between the service's clock and this one
@@ -36,14 +36,14 @@ Expected = tuple[str, ...] | int | bool | Mapping[str, "Expected"]
 
 @dataclass(frozen=True)
 class Rules:
-    """Which service is believed, and what it must have found."""
+    """The table [admit.token]: the trusted service, and the claims that its tokens must have."""
 
     issuer: str
     keys: tuple[Key, ...]
     claims: Mapping[str, Expected]
     audience: str | None = None
-    submodules: int | None = None  #             exactly so many
-    submodule_claims: Mapping[str, Expected] | None = None  # of every one of them
+    submodules: int | None = None  #             the exact number
+    submodule_claims: Mapping[str, Expected] | None = None  # of each of them
 
     def content(self) -> bytes:
         parts = [encoding.blob(self.issuer.encode()), encoding.blob((self.audience or "").encode())]
@@ -55,20 +55,18 @@ class Rules:
         return b"".join(parts)
 
     def explain(self) -> list[str]:
-        lines = [
-            f"{self.issuer} has given it a token for this connection, signed with one of {len(self.keys)} pinned keys"
-        ]
+        lines = [f"{self.issuer} issued a token for this connection, signed with one of {len(self.keys)} pinned keys"]
         if self.audience is not None:
-            lines.append(f"the token is meant for {self.audience}")
-        lines += [f"the token says {line}" for line in _explain(self.claims)]
+            lines.append(f"the token's audience is {self.audience}")
+        lines += [f"the token claims {line}" for line in _explain(self.claims)]
         if self.submodules is not None:
-            lines.append(f"the token speaks of exactly {self.submodules} submodules")
-        lines += [f"of every submodule it says {line}" for line in _explain(self.submodule_claims or {})]
+            lines.append(f"the token has exactly {self.submodules} submodules")
+        lines += [f"of every submodule it claims {line}" for line in _explain(self.submodule_claims or {})]
         return lines
 
 
 def read_rules(table: Table) -> Rules:
-    """The policy's table [admit.token]."""
+    """Read the policy's table [admit.token]. Raises PolicyError."""
     claims = table.table("claims")
     submodule_claims = table.table("submodule_claims", None)
     rules = Rules(
@@ -89,14 +87,14 @@ def read_rules(table: Table) -> Rules:
 
 @dataclass(frozen=True)
 class Claims:
-    """What a verified token says."""
+    """The claims of a verified token."""
 
     claims: Json
     submodules: dict[str, Json]
 
 
 def nonce_of(binding_digest: bytes) -> str:
-    """What the service must put into the token."""
+    """Return the nonce that the token must contain."""
     return hashlib.sha256(binding_digest).hexdigest()
 
 
@@ -104,28 +102,31 @@ def nonce_of(binding_digest: bytes) -> str:
 
 
 def verify(proof: bytes, rules: Rules, nonce: str, now: float) -> Claims:
-    """The token and all its submodules, against the rules. A third party can verify a stored preimage and proof alike."""
+    """Verify the token and all its submodules. Raises AdmissionError.
+
+    A third party can verify a stored preimage and proof in the same way.
+    """
     token, detached = decode(proof)
     claims = _verify_one(token, rules, nonce, now)
     submodules = _submodules(claims, detached, rules, nonce, now)
     _compare("the token", claims, rules.claims)
     if rules.submodules is not None and len(submodules) != rules.submodules:
-        told = f"the token speaks of {len(submodules)} submodules where the policy asks for"
-        raise AdmissionError(f"{told} exactly {rules.submodules}", told=f"{told} another number")
+        to_peer = f"the token has {len(submodules)} submodules, where the policy asks for"
+        raise AdmissionError(f"{to_peer} exactly {rules.submodules}", to_peer=f"{to_peer} another number")
     if rules.submodule_claims is not None:
         if not submodules:
-            raise AdmissionError("the token speaks of no submodules, and the policy asks for claims about each")
+            raise AdmissionError("the token has no submodules, and the policy asks for claims of each")
         for name, found in submodules.items():
-            _compare(f"the token's submodule {shown(name)}", found, rules.submodule_claims)
+            _compare(f"the token's submodule {quoted(name)}", found, rules.submodule_claims)
     return Claims(claims, submodules)
 
 
 def _verify_one(token: str, rules: Rules, nonce: str, now: float) -> Json:
-    """One signed token: the issuer's, about this connection, at this time, for us, and not of a machine under debug."""
+    """Verify one signed token: issuer, time, audience, nonce and debug status."""
     claims = jose.verify(token, rules.keys)
     if claims.get("iss") != rules.issuer:
-        told = f"the token is of {shown(claims.get('iss'))}, the policy believes"
-        raise AdmissionError(f"{told} {rules.issuer}", told=f"{told} another issuer")
+        to_peer = f"the token was issued by {quoted(claims.get('iss'))}, the policy trusts"
+        raise AdmissionError(f"{to_peer} {rules.issuer}", to_peer=f"{to_peer} another issuer")
     _check_time(claims, now)
     _check_audience(claims, rules)
     _check_nonce(claims, nonce)
@@ -138,11 +139,11 @@ def _check_time(claims: Json, now: float) -> None:
     if end is None:
         raise AdmissionError("the token has no expiry (exp)")
     if now >= end + LEEWAY_SECONDS:
-        raise AdmissionError(f"the token expired {now - end:.0f} s ago: compare the clocks, or fetch it anew")
+        raise AdmissionError(f"the token expired {now - end:.0f} s ago: compare the clocks, or fetch a new one")
     for name in ("nbf", "iat"):
         begin = _time(claims, name)
         if begin is not None and now < begin - LEEWAY_SECONDS:
-            raise AdmissionError(f"the token begins to hold in {begin - now:.0f} s ({name}): compare the clocks")
+            raise AdmissionError(f"the token is not valid for another {begin - now:.0f} s ({name}): compare the clocks")
 
 
 def _time(claims: Json, name: str) -> int | None:
@@ -160,10 +161,10 @@ def _check_audience(claims: Json, rules: Rules) -> None:
     if rules.audience is None and not audiences:
         return
     if rules.audience is None:
-        raise AdmissionError(f"the token is meant for {shown(meant)}: name that as audience in the policy if it is you")
+        raise AdmissionError(f"the token's audience is {quoted(meant)}: set audience in the policy if that is this run")
     if rules.audience not in audiences:
-        told = f"the token is meant for {shown(meant)}, the policy asks for"
-        raise AdmissionError(f"{told} {rules.audience}", told=f"{told} another audience")
+        to_peer = f"the token's audience is {quoted(meant)}, the policy asks for"
+        raise AdmissionError(f"{to_peer} {rules.audience}", to_peer=f"{to_peer} another audience")
 
 
 def _check_nonce(claims: Json, nonce: str) -> None:
@@ -171,20 +172,23 @@ def _check_nonce(claims: Json, nonce: str) -> None:
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
     if not isinstance(value, str) or not value.isascii() or not keys.same(value.encode(), nonce.encode()):
-        raise AdmissionError("the token carries another nonce: it was not made for this connection")
+        raise AdmissionError("the token has another nonce: it was not made for this connection")
 
 
 def _check_debug(claims: Json) -> None:
     state = claims.get("dbgstat", _NO_DEBUG[0])
     if state not in _NO_DEBUG:
-        raise AdmissionError(f"the token says that debugging is {shown(state)}, not that it is disabled")
+        raise AdmissionError(f"the token's debug status is {quoted(state)}, not disabled")
 
 
 def _submodules(claims: Json, detached: Mapping[str, str], rules: Rules, nonce: str, now: float) -> dict[str, Json]:
-    """Claims inside the token, and tokens that it names by their digest: each of which must be here, and no other."""
+    """Return the claims of all submodules: inside the token, or in detached tokens that it names by their digest.
+
+    Every named token must be present, and no other.
+    """
     listed = claims.get("submods", {})
     if not isinstance(listed, dict) or len(listed) > SUBMODULES:
-        raise AdmissionError("the token's submodules are not an object of a few")
+        raise AdmissionError(f"the token's submodules are not an object with at most {SUBMODULES} members")
     found: dict[str, Json] = {}
     for name, value in listed.items():
         if isinstance(value, dict):
@@ -192,28 +196,26 @@ def _submodules(claims: Json, detached: Mapping[str, str], rules: Rules, nonce: 
             _check_flat(name, value)
             found[name] = value
         elif name not in detached:
-            raise AdmissionError(f"the token's submodule {shown(name)} is not with it")
+            raise AdmissionError(f"the token's submodule {quoted(name)} is missing")
         else:
             digest = hashlib.sha256(detached[name].encode("ascii")).hexdigest()
             if value != ["DIGEST", ["SHA-256", digest]]:
-                raise AdmissionError(f"the token vouches for another submodule {shown(name)} than came with it")
+                raise AdmissionError(
+                    f"the token's digest of submodule {quoted(name)} differs from the submodule that was presented"
+                )
             found[name] = _verify_one(detached[name], rules, nonce, now)
             _check_flat(name, found[name])
-    unauthenticated_peers = sorted(
-        detached.keys() - {name for name, value in listed.items() if not isinstance(value, dict)}
-    )
-    if unauthenticated_peers:
-        raise AdmissionError(
-            f"a submodule {shown(unauthenticated_peers[0])} comes with the token, which does not vouch for it"
-        )
+    unlisted = sorted(detached.keys() - {name for name, value in listed.items() if not isinstance(value, dict)})
+    if unlisted:
+        raise AdmissionError(f"the submodule {quoted(unlisted[0])} was presented, and the token does not list it")
     return found
 
 
 def _check_flat(name: str, claims: Json) -> None:
-    """What a service says two levels down no rule looks at, so nobody would see a bad device there."""
+    """Refuse nested submodules: no rule covers their claims, so a bad device could be hidden there."""
     if "submods" in claims:
         raise AdmissionError(
-            f"the token's submodule {shown(name)} has submodules of its own, which no policy can verify"
+            f"the token's submodule {quoted(name)} has submodules of its own, which policies do not support"
         )
 
 
@@ -223,22 +225,22 @@ def _compare(where: str, claims: Mapping[str, object], expected: Mapping[str, Ex
         if isinstance(wanted, Mapping):
             _compare(f"{where}, in {name}", value if isinstance(value, dict) else {}, wanted)
         elif not _agrees(value, wanted):
-            said = shown(value) if name in claims else "nothing"
+            said = quoted(value) if name in claims else "nothing"
             raise AdmissionError(
-                f"{where} says {said} of {name}; the policy asks for {_words(wanted)}",
-                told=f"{where} does not say what the policy asks for",
+                f"{where} claims {said} for {name}; the policy asks for {_expected_text(wanted)}",
+                to_peer=f"{where} does not have the claims that the policy asks for",
             )
 
 
 def _agrees(value: object, wanted: tuple[str, ...] | int | bool) -> bool:
-    """Of one type and equal: in Python 1 is True, in a policy it is not."""
+    """Whether type and value are equal: 1 equals True in Python, and must not here."""
     if isinstance(wanted, tuple):
         return isinstance(value, str) and value in wanted
     return type(value) is type(wanted) and value == wanted
 
 
 class TokenVerifier:
-    """The verifier."""
+    """Verifies attestation tokens by the rules of one table."""
 
     kind = KIND
     name = "attestation token"
@@ -254,16 +256,16 @@ class TokenVerifier:
         try:
             verify(evidence.proof, self._rules, nonce_of(evidence.binding.digest), evidence.moment(self._clock))
         except AdmissionError as error:
-            raise error.within(f"rank {evidence.entry.rank}: ") from None
+            raise error.with_prefix(f"rank {evidence.entry.rank}: ") from None
 
     def verify_listing(self, listing: Listing) -> None:
-        """A service signs no entries: whoever did not see the token relies on the admitted parent that did."""
+        """A service endorses no entries: workers other than the parent rely on the parent until peer verification."""
         if listing.endorsement:
-            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and a token makes none")
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and tokens have none")
 
 
 class TokenProver:
-    """The maker. `fetch` gets the service's answer for a nonce."""
+    """Makes proofs. `fetch` returns the service's answer for a nonce."""
 
     kind = KIND
 
@@ -277,18 +279,21 @@ class TokenProver:
         return b""
 
 
-# -- bytes ----------------------------------------------------------------------------------------------------------
+# -- encoding -------------------------------------------------------------------------------------------------------
 
 
 def read_answer(answer: bytes) -> tuple[str, dict[str, str]]:
-    """A service's answer: a token alone, or a token with detached submodules: [["JWT", token], {name: token, ...}]."""
+    """Parse a service's answer: a token, or a token with detached submodules: [["JWT", token], {name: token, ...}].
+
+    Raises AdmissionError.
+    """
     text = answer.strip()
     if not text.startswith(b"["):
         return _ascii(text), {}
     try:
         document = jose.read_json(text)
     except ValueError as error:
-        raise AdmissionError(f"the service's answer cannot be read: {shown(str(error))}") from None
+        raise AdmissionError(f"the service's answer is malformed: {quoted(str(error))}") from None
     match document:
         case [["JWT", str(token)], dict(detached)] if all(isinstance(each, str) for each in detached.values()):
             return token, detached
@@ -297,7 +302,7 @@ def read_answer(answer: bytes) -> tuple[str, dict[str, str]]:
 
 def encode(token: str, detached: Mapping[str, str]) -> bytes:
     if len(detached) > SUBMODULES or any(len(name) > NAME_CHARACTERS or not _plain(name) for name in detached):
-        raise AdmissionError("a token with too many submodules, or with strange names")
+        raise AdmissionError("a token with too many submodules, or with names that are not allowed")
     parts = [encoding.blob(_bytes(token)), encoding.number(len(detached), 1)]
     for name in sorted(detached):
         parts += [encoding.text(name), encoding.blob(_bytes(detached[name]))]
@@ -329,12 +334,12 @@ def _ascii(data: bytes) -> str:
     try:
         return data.decode("ascii")
     except UnicodeDecodeError:
-        raise AdmissionError("a token is not text") from None
+        raise AdmissionError("a token is not ASCII text") from None
 
 
 def _bytes(token: str) -> bytes:
     if not token.isascii():
-        raise AdmissionError("a token is not text")
+        raise AdmissionError("a token is not ASCII text")
     return token.encode("ascii")
 
 
@@ -342,14 +347,16 @@ def _bytes(token: str) -> bytes:
 
 
 def _expectations(table: Table) -> dict[str, Expected]:
-    for name in table.names:  # the author's own words, which go to terminals and into errors
+    for name in table.names:  # chosen by the author; they go to terminals and into errors
         if not 1 <= len(name) <= NAME_CHARACTERS or not name.isprintable():
-            raise table.error(f"{shown(name)} must be the name of a claim, 1 to {NAME_CHARACTERS} printable characters")
+            raise table.error(
+                f"{quoted(name)} must be the name of a claim, 1 to {NAME_CHARACTERS} printable characters"
+            )
     return {name: _expectation(table, name) for name in table.names}
 
 
 def _expectation(table: Table, name: str) -> Expected:
-    """A text, a list of texts of which any is right, a number, true or false, or a table of such."""
+    """Read an expected claim: a text, a list of accepted texts, a number, true or false, or a table of such."""
     inner: Table | None = None
     try:
         inner = table.table(name)
@@ -369,7 +376,7 @@ def _expectation(table: Table, name: str) -> Expected:
 
 
 def _content(expected: Mapping[str, Expected]) -> bytes:
-    """Canonical, with a mark of each type."""
+    """Return a canonical encoding, with a tag for each type."""
     parts = [encoding.number(len(expected), 2)]
     for name, wanted in sorted(expected.items()):
         parts.append(encoding.blob(name.encode()))
@@ -388,11 +395,11 @@ def _explain(expected: Mapping[str, Expected], within: str = "") -> list[str]:
         if isinstance(wanted, Mapping):
             lines += _explain(wanted, f"{within}{name}.")
         else:
-            lines.append(f"{within}{name} is {_words(wanted)}")
+            lines.append(f"{within}{name} is {_expected_text(wanted)}")
     return lines
 
 
-def _words(wanted: tuple[str, ...] | int | bool) -> str:
+def _expected_text(wanted: tuple[str, ...] | int | bool) -> str:
     if isinstance(wanted, tuple):
         return " or ".join(wanted)
     return str(wanted).lower()

@@ -1,6 +1,6 @@
-"""The roots that hardware evidence must lead to, pinned in the package: no policy key can name another.
+"""The root certificates of hardware vendors, pinned in the package. A policy cannot set others.
 
-SOURCES.md says where each comes from and how to check it against what its vendor publishes.
+SOURCES.md lists the source of each, and how to compare it with what its vendor publishes.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ from importlib import resources
 
 @cache
 def read(name: str) -> bytes:
-    """A pinned certificate file of this folder, such as "intel-sgx-root.pem"."""
+    """Return the content of a certificate file of this folder, such as "intel-sgx-root.pem"."""
     return resources.files(__name__).joinpath(name).read_bytes()
