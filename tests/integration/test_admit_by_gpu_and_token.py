@@ -71,7 +71,7 @@ def test_workers_admit_each_other_by_their_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("A guest or GPU whose measurements differ from the reference values is rejected.")
-def test_workers_whose_gpus_are_not_as_the_policy_says_are_refused(tmp_path: Path) -> None:
+def test_workers_with_other_gpus_than_the_policys_are_refused(tmp_path: Path) -> None:
     bad = {
         "other firmware": "reference values in measurement 33",
         "a GPU is kept back": "1 GPUs are presented, where the policy asks for another number",
@@ -83,7 +83,7 @@ def test_workers_whose_gpus_are_not_as_the_policy_says_are_refused(tmp_path: Pat
         assert reason in each["error"]
 
 
-def test_minted_gpus_do_not_get_past_the_pinned_root(tmp_path: Path) -> None:
+def test_minted_gpus_are_refused_under_the_pinned_root(tmp_path: Path) -> None:
     """What a policy file leads to verifies by NVIDIA's root, whatever root the evidence was minted under."""
     found = run_gpu_workers(tmp_path, ["pinned root", "good"], PATIENCE)
     assert all("not valid under NVIDIA's root" in each["error"] for each in found), found
@@ -136,7 +136,7 @@ def test_workers_whose_tokens_do_not_admit_are_refused(site: Path) -> None:
         assert reason in each["error"]
 
 
-def test_a_token_command_that_can_never_work_ends_the_join_at_once_and_says_what_to_do(site: Path) -> None:
+def test_a_broken_token_command_ends_the_join_at_once(site: Path) -> None:
     """Not at the deadline, where it would read as if somebody had not come."""
     broken = {**environment(site), "RINGFENCE_TOKEN_COMMAND": str(site / "no-such-command")}
     _, child = run_workers(site, [environment(site), broken], PATIENCE)

@@ -47,7 +47,7 @@ def test_a_worker_is_dialled_by_its_name(pair: Pool, name: str, host: str) -> No
     assert pair.check(add, 2, env=[{}, named]) == [2.0, 2.0]
 
 
-def test_a_name_that_nobody_can_resolve_is_named_with_its_worker(pair: Pool) -> None:
+def test_an_unresolvable_name_is_reported_with_its_worker(pair: Pool) -> None:
     results = pair.run(add, 2, env=[{}, {"RINGFENCE_ADVERTISE": "nowhere.invalid:4000"}])
     assert all(isinstance(result, Failure) for result in results)
     assert results[0].type == "PeerLostError"
@@ -57,7 +57,7 @@ def test_a_name_that_nobody_can_resolve_is_named_with_its_worker(pair: Pool) -> 
     assert "nowhere.invalid" in results[1].message
 
 
-def test_an_address_without_a_way_to_it_is_named_with_its_worker(pair: Pool) -> None:
+def test_an_unreachable_address_is_reported_with_its_worker(pair: Pool) -> None:
     """A broadcast address: the kernel says so at once, and sends nothing. It may be an outage, so the worker tries on."""
     outage = {"RINGFENCE_OUTAGE_TIMEOUT": "2"}
     results = pair.run(add, 2, env=[outage, {**outage, "RINGFENCE_ADVERTISE": "255.255.255.255:4000"}])

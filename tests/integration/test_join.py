@@ -35,7 +35,7 @@ from tests.unit.admission_samples import worker
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_everyone_comes_back_with_the_same_session(size: int) -> None:
+def test_all_workers_join_the_same_session(size: int) -> None:
     with World(size) as world:
         world.start(reversed(range(size)))
         members = world.members()
@@ -154,14 +154,16 @@ def test_a_missing_rank_is_named_by_everyone_at_the_deadline() -> None:
         assert HINTS in error
 
 
-def test_a_worker_without_its_parent_says_so() -> None:
+def test_a_worker_that_cannot_reach_its_parent_names_it() -> None:
     world = World(2, timeout=0.5)
     world.start([1])
     error = world.error(1)
     assert "rank 1 did not reach its parent, rank 0: it has not published an address" in error
 
 
-def test_a_worker_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_waiting_worker_warns_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two generations of one run: each looks for the other in a place of its own, until the deadline."""
     monkeypatch.setattr(diagnostics, "FIRST_WARNING", 0.3)
     monkeypatch.setattr(diagnostics, "NEXT_WARNING", 0.3)
@@ -185,7 +187,7 @@ def test_a_worker_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, capl
         assert "RINGFENCE_RUN_ID and RINGFENCE_GENERATION" in text
 
 
-def test_a_worker_that_has_its_neighbours_leaves_it_to_others_to_say_who_is_missing(
+def test_a_worker_with_all_its_neighbours_does_not_warn(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(diagnostics, "FIRST_WARNING", 1.0)
@@ -198,7 +200,7 @@ def test_a_worker_that_has_its_neighbours_leaves_it_to_others_to_say_who_is_miss
     assert "rank 0 itself is at" in said[0]
 
 
-def test_an_address_that_refuses_is_named_with_the_trouble() -> None:
+def test_an_address_that_refuses_is_named_with_the_error() -> None:
     store = MemoryStore()
     with listen(Settings(SECRET)) as probe:
         address = probe.getsockname()[:2]
@@ -208,7 +210,7 @@ def test_an_address_that_refuses_is_named_with_the_trouble() -> None:
     assert f"rank 1 did not reach its parent, rank 0: 127.0.0.1:{address[1]}: Connection refused" in world.error(1)
 
 
-def test_an_address_without_a_way_to_it_is_named_with_the_trouble() -> None:
+def test_an_unreachable_address_is_named_with_the_error() -> None:
     """TCP has none to a broadcast address: the kernel says so at once, sends nothing, and keeps no error in the socket."""
     store = MemoryStore()
     AddressBook(store, worker(0, 2, run_id="none", generation="0").entry).publish(("255.255.255.255", 4000))
@@ -230,7 +232,7 @@ def test_a_refusal_is_final_if_it_lasts_without_a_break() -> None:
         search.retry(13.0, "refused", refusal)
 
 
-def test_another_secret_is_refused_within_seconds_and_both_sides_say_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_secret_is_refused_and_both_sides_report_it(caplog: pytest.LogCaptureFixture) -> None:
     world = World(2, timeout=6.0)
     started = time.monotonic()
     world.start([0, 1], {1: Settings(OTHER_SECRET)})
@@ -245,14 +247,14 @@ def test_another_secret_is_refused_within_seconds_and_both_sides_say_why(caplog:
     assert HINTS not in refused + waited, "the cause is known"
 
 
-def test_a_worker_that_is_missing_beside_a_refused_one_is_a_reason_for_hints() -> None:
+def test_a_missing_worker_beside_a_refused_one_gets_hints() -> None:
     world = World(3, timeout=2.0)
     world.start([0, 1], {1: Settings(OTHER_SECRET)})
     waited = world.error(0)
     assert "rank 1 does not have the shared secret" in waited and HINTS in waited
 
 
-def test_a_join_ends_once_every_missing_child_has_refused_its_parent_for_good() -> None:
+def test_a_join_ends_once_every_missing_child_has_refused() -> None:
     """Rank 0 verifies by the right secret and proves by another: rank 1 proves itself, and then refuses it."""
     world = World(2, timeout=30.0)
     started = time.monotonic()
@@ -263,7 +265,7 @@ def test_a_join_ends_once_every_missing_child_has_refused_its_parent_for_good() 
     assert time.monotonic() - started < 15
 
 
-def test_refusals_are_final_once_all_missing_children_have_stopped_trying() -> None:
+def test_refusals_are_final_once_all_missing_children_stop_retrying() -> None:
     refusals = Refusals()
     for now in (0.0, 1.0, 2.0, 3.0):
         refusals.add(1, now, "no")
@@ -461,7 +463,7 @@ def test_a_goodbye_counts_only_for_the_peer_that_it_names() -> None:
         assert not end.after_bye
 
 
-def test_a_message_that_came_with_the_go_is_not_lost() -> None:
+def test_a_message_that_arrived_with_go_is_not_lost() -> None:
     """The parent may abort before the child has returned from its join: both in one piece on the wire."""
     world = World(2)
     world.start([0])
@@ -511,7 +513,7 @@ class Moody:
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
 @pytest.mark.parametrize("error", [ConfigurationError("the service is down"), AdmissionError("an odd answer")])
-def test_evidence_that_cannot_be_had_is_asked_for_again(rank: int, error: Exception) -> None:
+def test_unavailable_evidence_is_requested_again(rank: int, error: Exception) -> None:
     """An impostor at the parent's address makes a child ask for evidence, so this must not end anything."""
     moody = Moody(2, error)
     with World(2) as world:
@@ -521,7 +523,7 @@ def test_evidence_that_cannot_be_had_is_asked_for_again(rank: int, error: Except
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
-def test_evidence_that_never_comes_is_named_at_the_deadline(rank: int) -> None:
+def test_missing_evidence_is_reported_at_the_deadline(rank: int) -> None:
     moody = Moody(1000, ConfigurationError("the service is down\x1b"))
     with World(2, timeout=1.0) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
@@ -529,9 +531,7 @@ def test_evidence_that_never_comes_is_named_at_the_deadline(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
-def test_evidence_that_never_comes_is_not_waited_for_until_the_deadline(
-    rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_evidence_ends_the_join_before_the_deadline(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 0.3)
     moody = Moody(1000, ConfigurationError("the service is down"))
     with World(2, timeout=2.0) as world:
@@ -553,7 +553,7 @@ def test_a_worker_that_collects_serves_others_meanwhile() -> None:
         assert len(world.members()) == 3
 
 
-def test_what_nobody_foresaw_while_collecting_is_raised_and_not_lost() -> None:
+def test_an_unexpected_error_while_collecting_is_raised() -> None:
     broken = Slow(RuntimeError("nobody foresaw this"))
     broken.may_answer.set()
     with World(2, timeout=2.0) as world:
@@ -569,7 +569,7 @@ class Rude(SharedSecret):
         raise AdmissionError("it says \x1b[2J\nrank 9: admitted")
 
 
-def test_an_unauthenticated_peers_words_reach_a_log_as_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_an_unauthenticated_peer_is_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
     rude = Rude(SECRET, "none")
     with World(2, timeout=1.0) as world:
         world.start(range(2), admission={0: (Policy((rude,)), rude)})

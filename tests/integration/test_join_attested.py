@@ -59,7 +59,7 @@ def test_guests_of_both_kinds_admit_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
-def test_slow_evidence_keeps_no_run_from_forming(tmp_path: Path) -> None:
+def test_a_run_forms_with_slow_evidence(tmp_path: Path) -> None:
     """Rank 0 collects for four children, one after the other, and that takes longer than one report may take.
 
     The last one waits for its turn: nobody hangs up, and no report is made in vain.
@@ -80,7 +80,7 @@ def test_slow_evidence_keeps_no_run_from_forming(tmp_path: Path) -> None:
     assert max(each[4] for each in said) >= 5.0, said  # type: ignore[type-var, operator]  # of whoever began first
 
 
-def test_a_guest_that_runs_something_else_is_refused_and_told_why(tmp_path: Path) -> None:
+def test_a_guest_with_another_measurement_is_refused(tmp_path: Path) -> None:
     plans = [plan("tdx"), plan("tdx"), plan("snp")]
     chips = [tdx_chip(), tdx_chip(changes={376: bytes(48)}), snp_chip()]
     said = run(tmp_path / "store", plans, chips, timeout=8.0)

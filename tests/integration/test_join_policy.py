@@ -121,7 +121,7 @@ def test_processes_admit_each_other_by_each_kind_of_proof(site: Site, kind: str,
     assert len({(each["roster"], each["key"]) for each in said}) == 1
 
 
-def test_a_world_deeper_than_one_edge_checks_the_certificates_of_those_it_never_met(site: Site) -> None:
+def test_certificates_of_distant_workers_are_verified(site: Site) -> None:
     policy = site.policy(BY_CERTIFICATE)
     with World(7) as world:
         for rank in range(7):
@@ -159,7 +159,7 @@ def test_different_policies_are_refused_and_both_sides_are_named(site: Site) -> 
         ("another name", "the policy admits spiffe://example.org/worker/*"),
     ],
 )
-def test_a_worker_whose_certificate_does_not_fit_learns_it_before_it_dials(site: Site, wrong: str, says: str) -> None:
+def test_an_unusable_certificate_is_reported_before_dialling(site: Site, wrong: str, says: str) -> None:
     policy = site.policy(BY_CERTIFICATE)
     bad = {
         "foreign authority": lambda: site.certificate("x", authority=Authority(start=TODAY - HOUR, end=TODAY + HOUR)),
@@ -173,9 +173,7 @@ def test_a_worker_whose_certificate_does_not_fit_learns_it_before_it_dials(site:
     assert says in str(caught.value)
 
 
-def test_a_certificate_that_cannot_be_used_is_warned_of_where_another_rule_is_met(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unusable_certificate_is_logged_if_another_rule_is_met(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     bad = {**site.policy(BY_EITHER), **site.certificate("w1", end=TODAY - HOUR), **site.secret()}
     with caplog.at_level("WARNING", logger="ringfence"):
         _, prover = policy_of(settings_of(bad))
@@ -184,16 +182,14 @@ def test_a_certificate_that_cannot_be_used_is_warned_of_where_another_rule_is_me
     assert "rule 1: this worker's own certificate would be refused" in warning and "tries the next rule" in warning
 
 
-def test_a_rule_that_a_worker_has_no_credential_for_is_passed_over_in_silence(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rule_without_a_credential_is_skipped_silently(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="ringfence"):
         policy_of(settings_of({**site.policy(BY_EITHER), **site.secret()}))
     assert not caplog.messages
 
 
 @pytest.mark.parametrize("wrong", ["foreign authority", "expired"])
-def test_a_worker_that_dials_all_the_same_is_refused(site: Site, wrong: str) -> None:
+def test_a_worker_that_dials_with_a_bad_certificate_is_refused(site: Site, wrong: str) -> None:
     """Its own verify is more lenient than its policy says: it lies, and the parent's verification is what counts."""
     good = settings_of(site.policy(BY_CERTIFICATE), site.certificate("w0"))
     if wrong == "expired":
@@ -211,7 +207,7 @@ def test_a_worker_that_dials_all_the_same_is_refused(site: Site, wrong: str) -> 
     assert says in world.error(0)
 
 
-def test_a_worker_with_nothing_to_show_is_told_what_each_rule_wants(site: Site) -> None:
+def test_a_worker_without_credentials_is_told_what_each_rule_needs(site: Site) -> None:
     with pytest.raises(ConfigurationError, match="rule 1: set RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE"):
         policy_of(settings_of(site.policy(BY_CERTIFICATE)))
 
@@ -259,7 +255,7 @@ def test_a_secret_that_no_rule_asks_for_is_not_read(site: Site) -> None:
 
 
 @pytest.mark.promise("A certificate, VCEK file or token command that no policy asks for is rejected.")
-def test_a_certificate_that_nothing_asks_for_is_a_mistake(site: Site) -> None:
+def test_a_certificate_that_no_rule_asks_for_is_an_error(site: Site) -> None:
     certificate = site.certificate("w0")
     for others in (site.secret(), {**site.policy(BY_SECRET), **site.secret()}):
         with pytest.raises(ConfigurationError, match="no policy asks for certificates"):
@@ -268,7 +264,7 @@ def test_a_certificate_that_nothing_asks_for_is_a_mistake(site: Site) -> None:
 
 @pytest.mark.promise("A certificate, VCEK file or token command that no policy asks for is rejected.")
 @pytest.mark.parametrize(("name", "what"), [("RINGFENCE_VCEK_FILE", "SEV-SNP"), ("RINGFENCE_TOKEN_COMMAND", "tokens")])
-def test_what_proves_nothing_to_any_policy_of_this_run_is_a_mistake(site: Site, name: str, what: str) -> None:
+def test_a_credential_that_no_rule_asks_for_is_an_error(site: Site, name: str, what: str) -> None:
     """Its policy was forgotten, perhaps: by the secret alone others would be admitted."""
     for others in (site.secret(), {**site.policy(BY_SECRET), **site.secret()}):
         with pytest.raises(
@@ -278,7 +274,7 @@ def test_what_proves_nothing_to_any_policy_of_this_run_is_a_mistake(site: Site, 
         assert settings_of(others, {name: ""})
 
 
-def test_the_certificate_of_a_machines_key_is_read_where_a_rule_asks_for_snp(site: Site) -> None:
+def test_the_vcek_is_read_if_a_rule_asks_for_snp(site: Site) -> None:
     settings = settings_of(
         site.policy(BY_SNP_OR_SECRET), site.secret(), {"RINGFENCE_VCEK_FILE": str(site.folder / "ca.pem")}
     )
@@ -314,9 +310,7 @@ def test_files_that_do_not_fit_together_are_named(site: Site) -> None:
         load_credential(site.folder / "gone", key)
 
 
-def test_a_policy_is_read_with_what_lies_beside_it_wherever_the_worker_stands(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_a_policy_are_relative_to_its_folder(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     path = site.policy(BY_CERTIFICATE)["RINGFENCE_POLICY"]
     monkeypatch.chdir("/")
     assert load_policy(path).kinds == ("certificate",)
@@ -343,12 +337,12 @@ def test_a_policy_of_another_user_is_refused(tmp_path: Path) -> None:
         check_unshared(tmp_path, status(4242))
 
 
-def test_a_policy_that_is_set_and_empty_does_not_mean_the_secret_alone(site: Site) -> None:
+def test_an_empty_policy_setting_is_an_error(site: Site) -> None:
     with pytest.raises(ConfigurationError, match="RINGFENCE_POLICY is set and empty"):
         Settings.from_environment({"RINGFENCE_POLICY": "", **site.secret()})
 
 
-def test_a_policy_that_is_not_there_is_named_with_the_way_to_make_one(tmp_path: Path) -> None:
+def test_a_missing_policy_file_names_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"cannot read the policy .*gone.toml: No such file.*`ringfence policy new`"):
         load_policy(tmp_path / "gone.toml")
     with pytest.raises(PolicyError):

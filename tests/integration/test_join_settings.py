@@ -125,12 +125,12 @@ def test_any_other_form_is_refused(tmp_path: Path, content: str) -> None:
     ],
     ids=["zeros", "ones", "counting", "counting by two", "counting down", "two bytes", "passphrase in hexadecimal"],
 )
-def test_what_was_not_drawn_at_random_is_refused(tmp_path: Path, material: bytes) -> None:
+def test_a_secret_that_is_not_random_is_refused(tmp_path: Path, material: bytes) -> None:
     with pytest.raises(ConfigurationError, match="not drawn at random"):
         load_secret(write(tmp_path / "secret", material.hex() + "\n"))
 
 
-def test_a_directory_is_no_secret(tmp_path: Path) -> None:
+def test_a_directory_is_refused_as_a_secret(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with pytest.raises(ConfigurationError):
         load_secret(tmp_path)
@@ -160,7 +160,7 @@ def test_settings_show_no_secret(secret_file: Path) -> None:
         ("ringfence_policy", "RINGFENCE_POLICY"),
     ],
 )
-def test_a_misspelt_setting_is_refused_and_the_nearest_one_is_named(secret_file: Path, name: str, nearest: str) -> None:
+def test_a_misspelt_setting_is_refused_naming_the_nearest_one(secret_file: Path, name: str, nearest: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{name} is set.*did you mean {nearest}\?"):
         settings(secret_file, **{name: "/etc/policy.toml"})
     with pytest.raises(ConfigurationError, match=name):
@@ -179,13 +179,13 @@ def test_other_programs_settings_are_left_alone(secret_file: Path, name: str) ->
     settings(secret_file, **{name: "/etc/policy.toml"})
 
 
-def test_a_child_with_a_run_of_its_own_inherits_the_data_plane_and_no_other_setting() -> None:
+def test_a_child_process_inherits_the_data_plane_setting_only() -> None:
     ours = {"RINGFENCE_POLICY": "p", "RINGFENCE_SECRET_FILE": "s", "RINGFENCE_POLCY": "x"}
     others = {"PATH": "/bin", "RINGFENCE_DATAPLANE": "python"}
     assert inherited({**ours, **others}) == others
 
 
-def test_run_and_generation_come_from_us_then_from_torchrun_then_from_nowhere(secret_file: Path) -> None:
+def test_run_and_generation_default_to_torchruns(secret_file: Path) -> None:
     nothing = settings(secret_file)
     assert (nothing.run_id, nothing.generation) == ("none", "0")
     elastic = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2"}
@@ -210,7 +210,7 @@ def test_the_interface_by_address_name_or_master(secret_file: Path) -> None:
     assert settings(secret_file, MASTER_ADDR="::1").host == "::1"
 
 
-def test_where_no_master_is_named_the_stores_host_says_where_to_listen(secret_file: Path) -> None:
+def test_without_a_master_the_stores_host_selects_the_interface(secret_file: Path) -> None:
     environ = {"RINGFENCE_SECRET_FILE": str(secret_file)}
     assert Settings.from_environment(environ, "::1").host == "::1"
     assert Settings.from_environment({**environ, "MASTER_ADDR": "127.0.0.1"}, "::1").host == "127.0.0.1"
@@ -220,7 +220,7 @@ def test_where_no_master_is_named_the_stores_host_says_where_to_listen(secret_fi
         Settings.from_environment(environ, "nowhere.invalid")
 
 
-def test_a_master_that_cannot_be_found_is_no_reason_to_listen_where_nobody_comes(secret_file: Path) -> None:
+def test_a_master_that_cannot_be_resolved_is_an_error(secret_file: Path) -> None:
     lost = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "4"}
     for elsewhere in ({}, {"LOCAL_WORLD_SIZE": "2"}):
         with pytest.raises(
@@ -242,7 +242,7 @@ def test_a_master_that_cannot_be_found_is_no_reason_to_listen_where_nobody_comes
         ("192.0.2.1", None, "2", False),
     ],
 )
-def test_a_loopback_is_worth_a_word_where_workers_are_elsewhere(
+def test_a_loopback_is_reported_if_workers_are_on_other_machines(
     host: str,
     advertise: tuple[str, int] | None,
     here: str | None,
@@ -257,13 +257,13 @@ def test_a_loopback_is_worth_a_word_where_workers_are_elsewhere(
     assert (f"listens on {host}" in caplog.text and "set RINGFENCE_INTERFACE" in caplog.text) == warned
 
 
-def test_an_interface_that_does_not_exist_is_refused_and_the_others_are_named(secret_file: Path) -> None:
+def test_an_unknown_interface_is_refused_naming_the_others(secret_file: Path) -> None:
     name = socket.if_nameindex()[0][1]
     with pytest.raises(ConfigurationError, match=f"neither an address nor an interface.*{name}"):
         settings(secret_file, RINGFENCE_INTERFACE="nope0")
 
 
-def test_all_interfaces_at_once_need_an_address_that_peers_can_dial(secret_file: Path) -> None:
+def test_listening_on_all_interfaces_needs_an_advertised_address(secret_file: Path) -> None:
     with pytest.raises(ConfigurationError, match="peers cannot dial that"):
         settings(secret_file, RINGFENCE_INTERFACE="0.0.0.0")
     chosen = settings(secret_file, RINGFENCE_INTERFACE="0.0.0.0", RINGFENCE_ADVERTISE="gateway.example:4000")
@@ -271,7 +271,7 @@ def test_all_interfaces_at_once_need_an_address_that_peers_can_dial(secret_file:
     assert chosen.admission_address(("0.0.0.0", 20001)) == ("gateway.example", 20001)
 
 
-def test_what_is_bound_is_advertised_unless_said_otherwise(secret_file: Path) -> None:
+def test_the_bound_address_is_advertised_by_default(secret_file: Path) -> None:
     assert settings(secret_file).link_address(("127.0.0.1", 5)) == ("127.0.0.1", 5)
     assert settings(secret_file).admission_address(("127.0.0.1", 5)) == ("127.0.0.1", 5)
 
@@ -293,7 +293,7 @@ def test_timeouts_are_numbers_of_seconds(secret_file: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["0", "0.9", "86401", "-5", "5 min", "1e3", "inf", "nan", "٣٠"])
-def test_a_timeout_that_is_no_number_within_limits_is_refused(secret_file: Path, wrong: str) -> None:
+def test_a_timeout_outside_its_limits_is_refused(secret_file: Path, wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=r"RINGFENCE_JOIN_TIMEOUT=.* from 1 to 86400"):
         settings(secret_file, RINGFENCE_JOIN_TIMEOUT=wrong)
     with pytest.raises(ConfigurationError, match=r"RINGFENCE_OUTAGE_TIMEOUT=.* from 2 to 86400"):

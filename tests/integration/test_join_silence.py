@@ -72,7 +72,7 @@ def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 @pytest.mark.promise("A store or a resolver that does not answer holds no join beyond its timeout.")
-def test_a_store_that_falls_silent_ends_a_join_at_its_deadline(server: tuple[subprocess.Popen[str], int]) -> None:
+def test_a_join_with_a_silent_store_ends_at_its_deadline(server: tuple[subprocess.Popen[str], int]) -> None:
     process, port = server
     store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
     process.send_signal(signal.SIGSTOP)
@@ -87,7 +87,7 @@ def test_a_store_that_falls_silent_ends_a_join_at_its_deadline(server: tuple[sub
     process.send_signal(signal.SIGCONT)
 
 
-def test_a_store_that_ends_as_its_worker_does_leaves_the_worker_its_error(
+def test_a_store_that_ends_with_its_worker_does_not_hide_the_error(
     server: tuple[subprocess.Popen[str], int],
 ) -> None:
     """All workers have one deadline, and the store ends with one of them: the thread that asked it comes back just then."""
@@ -121,7 +121,7 @@ class Stuck(Driver):
         return super().nvmlInitWithFlags(flags)
 
 
-def test_a_driver_that_does_not_answer_ends_a_join_at_its_deadline(
+def test_a_join_with_a_silent_driver_ends_at_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker asks how many GPUs there are before it dials, to know which of its rules it can satisfy."""
@@ -189,7 +189,7 @@ def ask_the_silent() -> None:
 
 
 @pytest.mark.promise("A store or a resolver that does not answer holds no join beyond its timeout.")
-def test_a_slow_resolver_ends_a_join_at_its_deadline(tmp_path: Path) -> None:
+def test_a_join_with_a_slow_resolver_ends_at_its_deadline(tmp_path: Path) -> None:
     (tmp_path / "resolv.conf").write_text(NAMESERVER)
     (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
     script = 'ip link set lo up && mount --bind "$1/resolv.conf" /etc/resolv.conf && '

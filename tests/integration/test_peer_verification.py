@@ -34,7 +34,7 @@ from tests.unit.token_mint import key_set
 SIZE = 6
 
 
-def test_after_a_join_everybody_passes_with_everybody_it_never_met() -> None:
+def test_all_pairs_pass_peer_verification_after_a_join() -> None:
     vm = snp_mint.foundry()
     policy = Policy((snp.SnpVerifier(vm.rules, time.time, known=vm.roots),))
     prover = snp.SnpProver(lambda data: (vm.report(data), vm.certificate()))
@@ -55,7 +55,7 @@ def peer_verifier_of(member: Membership) -> PeerVerifier:
 
 
 @pytest.mark.promise("Once a run has formed, a worker keeps no shared secret, and no key from it that admits.")
-def test_under_a_secret_nobody_is_to_be_verified_again_and_nothing_of_the_policy_is_kept() -> None:
+def test_with_a_secret_no_peer_verifier_is_kept() -> None:
     with World(SIZE) as world:
         world.start(range(SIZE))
         assert [member.peer_verifier for member in world.members()] == [None] * SIZE

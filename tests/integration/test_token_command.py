@@ -52,7 +52,7 @@ def test_a_command_that_never_ends_is_ended() -> None:
         fetch_with(python("import threading; threading.Event().wait()"), seconds=0.3)("00")
 
 
-def test_what_the_command_says_stays_in_the_log_of_its_worker(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_commands_error_output_stays_in_the_local_log(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError) as caught:
         fetch_with(python("import sys; sys.exit('the service\\nrefuses key-1234')"))("00")
     assert "key-1234" not in str(caught.value)
@@ -64,20 +64,18 @@ def test_a_command_has_ended_before_its_peer_gives_up() -> None:
 
 
 @pytest.mark.parametrize("status", [64, 78, 126, 127])
-def test_a_command_that_says_that_asking_again_does_not_help_is_believed(status: int) -> None:
+def test_a_permanent_exit_code_is_not_retried(status: int) -> None:
     with pytest.raises(EvidenceError, match=rf"ended with {status}.*RINGFENCE_TOKEN_COMMAND"):
         fetch_with(python(f"raise SystemExit({status})"))("00")
 
 
-def test_a_command_that_does_not_start_is_hopeless_and_the_error_says_what_to_do() -> None:
+def test_a_command_that_does_not_start_says_what_to_do() -> None:
     with pytest.raises(EvidenceError, match=r"does not start: No such file.*set RINGFENCE_TOKEN_COMMAND"):
         fetch_with(["/no/such/command"])("00")
 
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY])
-def test_a_machine_that_is_short_of_something_just_now_is_asked_again(
-    code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shortage_of_resources_is_retried(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No fork, no descriptor: that passes, and must not end a run."""
 
     def refuse(*_: object, **__: object) -> None:
@@ -90,7 +88,7 @@ def test_a_machine_that_is_short_of_something_just_now_is_asked_again(
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC])
-def test_a_command_that_nobody_can_run_is_hopeless(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_cannot_be_executed_is_a_permanent_error(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 

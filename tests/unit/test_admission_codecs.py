@@ -32,17 +32,17 @@ def parse(frame: bytes) -> Message:
 
 
 @given(entries())
-def test_an_entry_comes_back_as_it_went(entry: Entry) -> None:
+def test_an_entry_round_trips(entry: Entry) -> None:
     assert Entry.decode(entry.encode()) == entry
 
 
 @given(anything)
-def test_a_message_comes_back_as_it_went(message: Message) -> None:
+def test_a_message_round_trips(message: Message) -> None:
     assert parse(encode(message)) == message
 
 
 @given(anything, st.data())
-def test_a_flipped_bit_is_refused_or_means_exactly_itself(message: Message, data: st.DataObject) -> None:
+def test_a_flipped_bit_is_refused_or_reencodes_identically(message: Message, data: st.DataObject) -> None:
     frame = bytearray(encode(message))
     if len(frame) == HEADER_BYTES:
         return
@@ -56,7 +56,7 @@ def test_a_flipped_bit_is_refused_or_means_exactly_itself(message: Message, data
 
 
 @given(st.sampled_from(sorted(ALL)), st.binary(max_size=400))
-def test_random_bytes_are_refused_or_mean_exactly_themselves(kind: int, body: bytes) -> None:
+def test_random_bytes_are_refused_or_reencode_identically(kind: int, body: bytes) -> None:
     try:
         message = decode(ALL, kind, body)
     except ProtocolError:
@@ -75,7 +75,7 @@ def test_a_longer_or_shorter_body_is_refused(message: Message, count: int) -> No
 
 
 @given(st.lists(messages, max_size=3), st.integers(1, 200))
-def test_frames_do_not_care_how_the_stream_was_cut(sent: list[Message], piece: int) -> None:
+def test_frames_do_not_depend_on_how_the_stream_is_split(sent: list[Message], piece: int) -> None:
     stream = b"".join(encode(message) for message in sent)
     frames, found = Frames(ALL, 1 << 20), []
     for at in range(0, len(stream), piece):
@@ -86,14 +86,14 @@ def test_frames_do_not_care_how_the_stream_was_cut(sent: list[Message], piece: i
     assert frames.rest() == b""
 
 
-def test_a_length_is_verified_before_its_bytes_arrive() -> None:
+def test_a_length_is_checked_before_its_bytes_arrive() -> None:
     frames = Frames(HANDSHAKE, 1000)
     frames.feed(bytes([1]) + (1001).to_bytes(4, "big"))
     with pytest.raises(ProtocolError, match="1001 bytes, where at most 1000"):
         frames.next()
 
 
-def test_a_type_is_verified_before_its_bytes_arrive() -> None:
+def test_a_type_is_checked_before_its_bytes_arrive() -> None:
     frames = Frames(HANDSHAKE, 1000)
     frames.feed(bytes([18]) + (900).to_bytes(4, "big"))
     with pytest.raises(ProtocolError, match="type 18"):

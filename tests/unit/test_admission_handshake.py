@@ -58,7 +58,7 @@ def test_the_child_proves_first() -> None:
         ({"world_size": 5}, Reason.WORLD_SIZE, ("world sizes: 4 and 5", "world sizes: 5 and 4")),
     ],
 )
-def test_what_differs_is_refused_by_both_and_both_values_are_named(
+def test_a_mismatch_is_refused_by_both_sides_naming_both_values(
     change: dict[str, Any], reason: Reason, named: tuple[str, str]
 ) -> None:
     for one, two in (meet(worker(1, **change), worker(0)), meet(worker(1), worker(0, **change))):
@@ -73,7 +73,7 @@ def test_what_differs_is_refused_by_both_and_both_values_are_named(
             )
 
 
-def test_different_policies_are_refused_and_both_digests_are_named() -> None:
+def test_different_policies_are_refused_naming_both_digests() -> None:
     child, parent = worker(1), worker(0)
     other = Hello(child.entry, bytes(32), SUITES, child.policy.kinds)
     two = parent.handshake(Role.PARENT)
@@ -93,7 +93,7 @@ def test_no_common_suite_is_refused() -> None:
     assert two.refusal.reason is Reason.SUITE
 
 
-def test_another_secret_is_refused_before_the_parent_has_proved_anything() -> None:
+def test_a_wrong_secret_is_refused_before_the_parent_presents_a_proof() -> None:
     child, parent = worker(1, secret=OTHER_SECRET), worker(0)
     one, two = child.handshake(Role.CHILD), parent.handshake(Role.PARENT)
     spoken = converse(one, two, channels(child, parent))
@@ -121,7 +121,7 @@ def test_a_parent_without_the_secret_is_refused_by_the_child() -> None:
     assert one.admitted is None
 
 
-def test_a_parent_must_hold_the_rank_that_was_dialled() -> None:
+def test_a_parent_must_have_the_dialled_rank() -> None:
     child, impostor = worker(1), worker(2)
     one = child.handshake(Role.CHILD)
     one.begin(channels(child, impostor)[0])
@@ -132,7 +132,7 @@ def test_a_parent_must_hold_the_rank_that_was_dialled() -> None:
     assert "rank 2" in one.refusal.text
 
 
-def test_a_parent_takes_only_its_own_children() -> None:
+def test_a_parent_admits_only_its_own_children() -> None:
     grandchild, parent = worker(5, world_size=8), worker(0, world_size=8)
     two = parent.handshake(Role.PARENT)
     two.begin(channels(grandchild, parent)[1])
@@ -194,7 +194,7 @@ def test_a_message_that_the_table_does_not_list_is_an_error(role: Role, state: S
         assert handshake.state is state
 
 
-def test_the_table_lists_one_message_and_a_refusal_for_each_waiting_state() -> None:
+def test_each_waiting_state_expects_one_message_or_a_refusal() -> None:
     waiting = {State.HELLO: Hello, State.PROOF: Proof, State.ADMIT: Admit}
     expected = {(role, state, kind) for role in Role for state, one in waiting.items() for kind in (one, Refuse)}
     working = {(role, state, Refuse) for role in Role for state in (State.COLLECT, State.VERIFY)}
@@ -202,7 +202,7 @@ def test_the_table_lists_one_message_and_a_refusal_for_each_waiting_state() -> N
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_proof_is_shown_once_and_only_where_it_is_wanted(role: Role) -> None:
+def test_a_proof_is_presented_once_and_only_in_collect(role: Role) -> None:
     proof = Proof(1, bytes(32))
     for state in set(State) - {State.COLLECT}:
         with pytest.raises(ProtocolError, match="a proof was presented while this worker"):

@@ -151,7 +151,7 @@ def explore(role: Role) -> tuple[list[Branch], int]:
 
 @pytest.mark.promise("Only a verification by the policy creates an admitted worker.")
 @pytest.mark.parametrize("role", Role)
-def test_nobody_is_admitted_without_a_verification_in_any_order_of_messages(role: Role) -> None:
+def test_no_order_of_messages_admits_without_verification(role: Role) -> None:
     branches, tried = explore(role)
     assert tried > 100
     assert {branch.handshake.state for branch in branches} == set(State) - {State.IDLE}
@@ -171,7 +171,7 @@ def test_nobody_is_admitted_without_a_verification_in_any_order_of_messages(role
 
 
 @pytest.mark.parametrize("role", Role)
-def test_every_state_either_waits_for_one_kind_of_message_or_is_the_end(role: Role) -> None:
+def test_every_state_waits_for_one_message_type_or_is_final(role: Role) -> None:
     child, parent = worker(1), worker(0)
     own, peer = (child, parent) if role is Role.CHILD else (parent, child)
     letters = alphabet(role, own, peer)
@@ -191,7 +191,7 @@ def test_every_state_either_waits_for_one_kind_of_message_or_is_the_end(role: Ro
         assert not working or accepted == {Refuse}, "who is waited for has nothing else to say"
 
 
-def test_the_exploration_finds_a_way_in_where_the_verify_says_yes_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exploration_finds_admission_with_a_lax_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the two tests above can fail: with the verdict taken away, unauthenticated peers are admitted and it is seen."""
     monkeypatch.setattr(Watched, "verify", lambda self, evidence: None)
     branches, _ = explore(Role.PARENT)
@@ -252,7 +252,7 @@ CHANGES: list[dict[str, object]] = [
 @pytest.mark.promise("No worker waits forever in an admission, in any order of messages and deaths.")
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda each: next(iter(each), "alike"))
 @pytest.mark.parametrize("changed", Role)
-def test_two_workers_come_to_an_end_in_every_interleaving(changes: dict[str, object], changed: Role) -> None:
+def test_two_workers_finish_in_every_interleaving(changes: dict[str, object], changed: Role) -> None:
     child = worker(1, **(changes if changed is Role.CHILD else {}))  # type: ignore[arg-type]
     parent = worker(0, **(changes if changed is Role.PARENT else {}))  # type: ignore[arg-type]
     one, two = child.handshake(Role.CHILD), parent.handshake(Role.PARENT)

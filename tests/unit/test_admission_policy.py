@@ -25,7 +25,7 @@ def world(size: int) -> list[Listing]:
 
 
 @pytest.mark.promise("Only a verification by the policy creates an admitted worker.")
-def test_nobody_else_makes_an_admitted() -> None:
+def test_only_verify_creates_an_admitted() -> None:
     entry = worker(1).entry
     with pytest.raises(TypeError, match=r"only policy\.verify"):
         Admitted(entry, "shared secret", object())
@@ -80,7 +80,7 @@ class PanicException(BaseException):
 
 @pytest.mark.promise("No fuzzed input crashes a parser or takes it more than 5 s of CPU time.")
 @pytest.mark.parametrize("error", [KeyError(1), RecursionError(), OverflowError(), PanicException("index")])
-def test_whatever_a_library_raises_over_an_unauthenticated_peers_bytes_is_a_refusal(error: BaseException) -> None:
+def test_any_exception_of_a_library_is_a_refusal(error: BaseException) -> None:
     shown = listing(worker(1))
     with pytest.raises(AdmissionError, match=rf"cannot be verified \({type(error).__name__}\)"):
         verify(Policy((Surprised(error),)), shown)
@@ -89,7 +89,7 @@ def test_whatever_a_library_raises_over_an_unauthenticated_peers_bytes_is_a_refu
     )  # the next rule is still asked
 
 
-def test_an_interrupt_is_nobodys_evidence() -> None:
+def test_an_interrupt_is_not_a_refusal() -> None:
     with pytest.raises(KeyboardInterrupt):
         verify(Policy((Surprised(KeyboardInterrupt()),)), listing(worker(1)))
 
@@ -99,12 +99,12 @@ def test_a_kind_that_the_policy_does_not_name_is_refused() -> None:
         verify(worker(0).policy, replace(listing(worker(1)), kind=7))
 
 
-def test_a_policy_of_nothing_admits_nobody() -> None:
+def test_an_empty_policy_admits_no_worker() -> None:
     with pytest.raises(AdmissionError):
         verify(Policy(()), listing(worker(1)))
 
 
-def test_the_policy_digest_says_nothing_of_the_secret() -> None:
+def test_the_policy_digest_reveals_nothing_of_the_secret() -> None:
     assert worker(0).policy.digest == worker(0, secret=keys.Secret(bytes(range(32)))).policy.digest
 
 

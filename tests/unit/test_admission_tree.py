@@ -78,7 +78,7 @@ def endorsed(one: Worker, digest: bytes) -> Listing:
 
 
 @pytest.mark.parametrize("size", [*range(1, 24), 64, 85, 86])
-def test_everyone_gets_the_same_session_from_rank_0(size: int) -> None:
+def test_all_workers_get_the_same_session_from_rank_0(size: int) -> None:
     world = World(size, seed=size)
     world.run()
     assert {tree.phase for tree in world.trees} == {Phase.GO}
@@ -109,7 +109,7 @@ def test_a_secret_that_rank_0_draws_twice_gives_another_session_key(fresh: int) 
     assert len(drawn[0]) == len(drawn[1]) == 1 and drawn[0] != drawn[1]
 
 
-def test_a_worker_pays_for_its_neighbours_and_not_for_the_world() -> None:
+def test_the_cost_of_a_worker_does_not_grow_with_the_world() -> None:
     for size in (21, 85, 128):
         world = World(size)
         world.run()
@@ -123,7 +123,7 @@ def test_a_worker_pays_for_its_neighbours_and_not_for_the_world() -> None:
 
 
 @pytest.mark.parametrize("absent", [1, 4, 9, 20])
-def test_nobody_begins_while_one_is_missing_and_all_learn_who(absent: int) -> None:
+def test_no_worker_begins_while_one_is_missing_and_all_learn_which(absent: int) -> None:
     world = World(21)
     below = frozenset(rank for rank in range(21) if is_below(rank, absent))
     world.run(absent=frozenset({absent}))
@@ -137,7 +137,7 @@ def test_nobody_begins_while_one_is_missing_and_all_learn_who(absent: int) -> No
         assert waiting.missing == len(below)
 
 
-def test_who_was_late_is_called_missing_no_more() -> None:
+def test_a_late_worker_is_no_longer_reported_missing() -> None:
     world = World(21)
     world.run(absent=frozenset({20}))
     world.send(0, world.trees[0].report())
@@ -170,7 +170,7 @@ def root_with_child(size: int = 3) -> Tree:
 
 
 @pytest.mark.promise("Two workers that claim one rank end the session, and the error names both.")
-def test_two_workers_with_one_rank_end_the_session_and_both_are_named() -> None:
+def test_two_workers_with_one_rank_end_the_session_naming_both() -> None:
     tree = root_with_child()
     with pytest.raises(AdmissionError, match=r"two workers claim rank 1: .*10.0.0.7:20001.* and .*10.0.0.9:20001"):
         tree.attach_child(worker(1, 3, host="10.0.0.9", public_key=bytes(32)).entry, bytes(32), SharedSecret.kind)
@@ -181,12 +181,12 @@ def test_a_worker_cannot_be_attached_twice() -> None:
         root_with_child().attach_child(worker(1, 3).entry, b"\1" * 32, SharedSecret.kind)
 
 
-def test_a_child_speaks_only_for_its_own_subtree() -> None:
+def test_a_child_lists_only_its_own_subtree() -> None:
     with pytest.raises(ProtocolError, match="not below it"):
         root_with_child().receive(1, Entries((endorsed(worker(2, 3), bytes(32)),)))
 
 
-def test_a_child_lists_itself_by_the_kind_of_proof_that_it_showed() -> None:
+def test_a_child_lists_itself_with_the_kind_it_presented() -> None:
     """Here evidence that endorses nothing would do for a listing, and the child was let in by the secret, or by that."""
     bare = TokenVerifier(rules(), lambda: NOW)
     one = worker(0, 3)
@@ -204,7 +204,7 @@ def test_a_child_lists_itself_by_the_kind_of_proof_that_it_showed() -> None:
                 tree.receive(1, Entries((listed,)))
 
 
-def test_a_child_lists_itself_as_it_showed_itself() -> None:
+def test_a_child_lists_itself_with_the_entry_it_presented() -> None:
     with pytest.raises(AdmissionError, match="with another entry or proof than it presented"):
         root_with_child().receive(1, Entries((endorsed(worker(1, 3, public_key=bytes(32)), bytes(32)),)))
     with pytest.raises(AdmissionError, match="with another entry or proof than it presented"):
@@ -229,14 +229,14 @@ def welcome(own: Worker, parent: Worker) -> Welcome:
     return Welcome(1, keys.Secret(bytes(32)), b"", listings)
 
 
-def test_a_worker_finds_itself_and_its_parent_verbatim_in_the_roster() -> None:
+def test_the_roster_lists_a_worker_and_its_parent_verbatim() -> None:
     assert leaf().receive(0, welcome(worker(1, 2), worker(0, 2)))
     for own, parent in ((worker(1, 2, port=9), worker(0, 2)), (worker(1, 2), worker(0, 2, public_key=bytes(32)))):
         with pytest.raises(AdmissionError, match="with another entry than it presented"):
             leaf().receive(0, welcome(own, parent))
 
 
-def test_a_parent_finds_its_children_verbatim_in_the_roster() -> None:
+def test_the_roster_lists_a_parents_children_verbatim() -> None:
     tree = tree_of(worker(1, 6))
     tree.begin()
     tree.attach_parent(worker(0, 6).entry, bytes(32))
@@ -252,7 +252,7 @@ BARE = TokenVerifier(rules(), lambda: NOW)  # a proof that endorses nothing: any
 @pytest.mark.promise("A worker rejects a roster that lists it, or its child, by another proof than was presented.")
 @pytest.mark.parametrize("lie", ["digest", "kind"])
 @pytest.mark.parametrize("about", [1, 5], ids=["itself", "its child"])
-def test_a_worker_finds_its_own_proof_and_its_childrens_in_the_roster(about: int, lie: str) -> None:
+def test_the_roster_lists_the_proofs_of_a_worker_and_its_children(about: int, lie: str) -> None:
     """Or at peer verification it would be blamed for what somebody above has listed in its name."""
     one = worker(1, 6)
     tree = Tree(one.entry, Policy((one.shared, BARE)), one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
@@ -325,7 +325,7 @@ def test_a_world_smaller_than_the_policy_allows_does_not_begin(rank: int) -> Non
 
 
 @pytest.mark.promise("Workers with different policies do not form a session, and the error names both policies.")
-def test_workers_that_verify_by_different_policies_do_not_share_a_session() -> None:
+def test_workers_with_different_policies_share_no_session() -> None:
     """Neighbours compare policies in their hellos. Whoever got past that by a neighbour's lie is found by the roster."""
     world = World(6)
     one = world.workers[5]
@@ -348,7 +348,7 @@ def test_workers_that_ask_for_different_sizes_have_different_policies() -> None:
     assert len({replace(policy, key_agreement=each).digest for each in keys.KEY_AGREEMENTS}) == 2
 
 
-def test_a_worker_can_say_whom_it_waits_for() -> None:
+def test_a_worker_describes_what_it_waits_for() -> None:
     tree = leaf()
     assert tree.awaited() == "rank 1 waits for the roster from its parent, rank 0"
     tree.receive(0, welcome(worker(1, 2), worker(0, 2)))

@@ -211,7 +211,7 @@ SHAPES = [(4, 1), (4, 2), (4, 3), (1, 3), (1, 4), (2, 4), (2, 5)]
 
 @pytest.mark.promise("No worker waits forever in an admission, in any order of messages and deaths.")
 @pytest.mark.parametrize(("fanout", "size"), SHAPES)
-def test_every_order_ends_with_everybody_in_one_session(
+def test_every_order_ends_with_all_workers_in_one_session(
     fanout: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "TREE_FANOUT", fanout)
@@ -226,7 +226,7 @@ def test_every_order_ends_with_everybody_in_one_session(
 
 @pytest.mark.promise("No worker waits forever in an admission, in any order of messages and deaths.")
 @pytest.mark.parametrize(("fanout", "size"), [(4, 2), (4, 3), (1, 3), (1, 4), (2, 4)])
-def test_a_death_at_any_moment_is_heard_by_everybody(fanout: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_at_any_moment_reaches_all_workers(fanout: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only who still waits for somebody that never came is left to its own deadline; everybody connected to it hears."""
     monkeypatch.setattr(keys, "TREE_FANOUT", fanout)
     watched = Watched()
@@ -330,7 +330,7 @@ def honest_between() -> tuple[Tree, Watched]:
 
 @pytest.mark.promise("Only a verification by the policy creates an admitted worker.")
 @pytest.mark.parametrize("attached", ["parent", "parent and child"])
-def test_a_lying_neighbour_brings_nobody_into_a_session_that_was_not_agreed(attached: str) -> None:
+def test_a_lying_neighbour_causes_no_session_that_was_not_agreed(attached: str) -> None:
     first, watched = honest_between()
     first.attach_parent(worker(0, SIZE).entry, digest_of(1))
     if attached == "parent and child":
@@ -367,7 +367,7 @@ def test_a_lying_neighbour_brings_nobody_into_a_session_that_was_not_agreed(atta
     assert (began > 0) == (attached == "parent and child"), "a worker whose child is missing never begins"
 
 
-def test_a_worker_takes_nothing_while_it_checks_the_roster_and_has_acknowledged_nothing_before() -> None:
+def test_a_worker_handles_no_message_while_it_checks_the_roster() -> None:
     first, watched = honest_between()
     first.attach_parent(worker(0, SIZE).entry, digest_of(1))
     first.attach_child(worker(5, SIZE).entry, digest_of(5), SharedSecret.kind)
@@ -384,7 +384,7 @@ def test_a_worker_takes_nothing_while_it_checks_the_roster_and_has_acknowledged_
     assert first.check() == []
 
 
-def test_a_worker_that_nobody_has_admitted_takes_nothing() -> None:
+def test_a_worker_handles_no_message_before_admission() -> None:
     tree, _ = honest_between()
     for name, message in letters(tree):
         for peer in (5, 2):

@@ -53,7 +53,7 @@ def objection(handshake: Handshake) -> str:
     return handshake.refusal.text
 
 
-def test_all_proofs_together_admit() -> None:
+def test_all_proofs_of_a_rule_admit() -> None:
     admitted = meet(GOOD).admitted
     assert admitted is not None
     assert admitted.proof_name == "shared secret and certificate"
@@ -66,7 +66,7 @@ def test_each_missing_or_wrong_part_is_refused() -> None:
     assert "not issued under an authority of the policy" in objection(meet(bundle.BundleProver([FOREIGN, SHARED])))
 
 
-def test_either_of_two_rules_is_enough_and_both_objections_are_told() -> None:
+def test_either_of_two_rules_is_enough_and_both_errors_are_reported() -> None:
     second = Rules((Authority().der,), ("spiffe://example.com/*",), "example.com")
     policy = Policy((CertificateVerifier(second, now), CertificateVerifier(RULES, now)))
     assert meet(CERTIFICATE, policy).admitted is not None
@@ -112,7 +112,7 @@ MISUSED = {
 @pytest.mark.promise("A proof made in one role is rejected in the other.")
 @pytest.mark.promise("A man in the middle that relays an admission or another worker's evidence is rejected.")
 @pytest.mark.parametrize("misuse", MISUSED)
-def test_a_bundle_that_was_made_elsewhere_is_refused_with_all_its_parts(misuse: str) -> None:
+def test_a_bundle_for_another_connection_is_refused(misuse: str) -> None:
     """One part of the right place does not carry the other, whichever it is."""
     here = dict(bundle.decode(bound_to(Role.CHILD, worker(1), worker(0)).proof, keys.PROOF_LIMIT_BYTES))
     elsewhere = dict(bundle.decode(MISUSED[misuse]().proof, keys.PROOF_LIMIT_BYTES))
@@ -132,7 +132,7 @@ def test_a_bundle_that_was_made_elsewhere_is_refused_with_all_its_parts(misuse: 
 
 
 @pytest.mark.promise("A proof that is reflected to its maker is rejected.")
-def test_a_bundle_that_is_reflected_to_its_maker_is_refused() -> None:
+def test_a_reflected_bundle_is_refused() -> None:
     child, parent = worker(1), worker(0)
     one = side(child, Role.CHILD, 0, GOOD)
     one.begin(channels(child, parent)[0])
@@ -142,7 +142,7 @@ def test_a_bundle_that_is_reflected_to_its_maker_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\2", b"\1\1\0\0\0\0", bytes(100), b"\2\1\0\0\0\0\7\0\0\0\0"])
-def test_a_bundle_that_cannot_be_read_is_refused(data: bytes) -> None:
+def test_a_malformed_bundle_is_refused(data: bytes) -> None:
     def tamper(role: Role, message: Message) -> Message:
         return Proof(bundle.KIND, data) if role is Role.CHILD and isinstance(message, Proof) else message
 

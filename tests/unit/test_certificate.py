@@ -66,7 +66,7 @@ def test_a_good_certificate_is_admitted_and_named(key: certificate.PrivateKey) -
     assert len(shown(credential)) < ENDORSEMENT_BYTES
 
 
-def test_a_chain_through_an_issuer_in_between_is_admitted_if_it_is_shown() -> None:
+def test_an_intermediate_is_accepted_if_it_is_presented() -> None:
     between = Authority("between", issuer=AUTHORITY)
     credential = between.issue(spiffe("trainer/7"))
     assert certificate.verify(RULES, shown(credential), STATEMENT, now()).id == "spiffe://example.org/trainer/7"
@@ -188,7 +188,7 @@ def test_a_certificate_counts_from_its_first_second_to_its_last() -> None:
     assert "valid from 2030-06-01 11:00:00 UTC" in refusal(RULES, credential, first - 1)
 
 
-def test_an_expired_authority_vouches_for_nobody() -> None:
+def test_an_expired_authority_admits_no_worker() -> None:
     old = Authority(start=NOW - 48 * HOUR, end=NOW - HOUR)
     rules = replace(RULES, authorities=(old.der,))
     assert "not issued under an authority of the policy" in refusal(rules, old.issue(spiffe("trainer/7")))
@@ -207,12 +207,12 @@ def test_a_key_usage_that_is_not_a_workers_is_refused(usage: x509.KeyUsage | Non
     assert says in refusal(RULES, AUTHORITY.issue(spiffe("trainer/7"), usage=usage))
 
 
-def test_an_authority_is_no_worker() -> None:
+def test_an_authority_is_not_admitted_as_a_worker() -> None:
     credential = AUTHORITY.issue(spiffe("trainer/7"), ca=True)
     assert "not issued under an authority of the policy" in refusal(RULES, credential)
 
 
-def test_a_worker_issues_no_certificates() -> None:
+def test_a_worker_cannot_issue_certificates() -> None:
     """A chain whose middle is a worker's certificate: the oldest mistake of all."""
     mate = AUTHORITY.issue(spiffe("trainer/1"))
     forger = Authority("worker", key=mate.key)
@@ -228,7 +228,7 @@ def test_another_authority_of_the_same_name_is_refused() -> None:
         assert "not issued under an authority of the policy" in refusal(RULES, replace(credential, chain=chain))
 
 
-def test_an_unauthenticated_peers_words_do_not_reach_a_log_as_they_are() -> None:
+def test_text_of_an_unauthenticated_peer_is_escaped_in_logs() -> None:
     unauthenticated_peer = Authority("end of line\r\nrank 0: admitted \x1b[2J")
     leaf = unauthenticated_peer.sign("worker\nrank 0: admitted", unauthenticated_peer.key, [spiffe("trainer/7")])
     credential = Credential((leaf.public_bytes(Encoding.DER), unauthenticated_peer.der), unauthenticated_peer.key)
@@ -312,7 +312,7 @@ def test_a_listing_is_endorsed_by_its_own_certificate_and_for_itself_only() -> N
             verify(policy, bad)
 
 
-def test_a_listing_that_passed_is_not_paid_for_twice() -> None:
+def test_a_verified_listing_is_not_verified_again() -> None:
     asked: list[float] = []
 
     def clock() -> float:
@@ -328,7 +328,7 @@ def test_a_listing_that_passed_is_not_paid_for_twice() -> None:
         verify(policy, replace(good, proof_digest=b"\1" * 32))
 
 
-def test_an_endorsement_is_no_proof_and_neither_is_what_tls_signs() -> None:
+def test_an_endorsement_or_a_tls_signature_is_not_a_proof() -> None:
     credential = AUTHORITY.issue(spiffe("trainer/7"))
     entry = worker(1).entry
     proof = Statement(keys.CERTIFICATE_PROOF, (entry.encode(), bytes(32)))
@@ -372,7 +372,7 @@ def test_a_table_is_resolved_to_what_its_files_hold() -> None:
     assert "'CN=test authority' until 2030-06-02, SHA-256 " in explained
 
 
-def test_a_spiffe_trust_bundle_is_read_and_keys_for_other_uses_are_left() -> None:
+def test_a_trust_bundle_is_read_without_keys_for_other_uses() -> None:
     text = 'ca = "b"\ntrust_domain = "example.org"\nids = "spiffe://example.org/**"'
     der = AUTHORITY.der
     rules = read(text, b=bundle(der))
@@ -457,7 +457,7 @@ def test_a_pattern_without_a_star_matches_itself_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("stars", [2, 3, 8, 1000])
-def test_the_time_that_matching_takes_does_not_explode(stars: int) -> None:
+def test_matching_time_is_not_exponential(stars: int) -> None:
     """An expression with three stars takes minutes over such a name; this takes so little that no limit is close."""
     pattern = "spiffe://example.org/" + "-".join(["*"] * stars) + "-gpu"
     assert identity.pattern_error(pattern, "example.org") is None
@@ -495,7 +495,7 @@ def test_the_name_is_matched_after_everything_else() -> None:
     ],
     ids=["P-256", "P-521", "Ed25519"],
 )
-def test_a_credential_is_taken_only_if_what_it_signs_fits_a_listing(key: certificate.PrivateKey) -> None:
+def test_a_credential_must_fit_an_endorsement(key: certificate.PrivateKey) -> None:
     """To the byte: the largest chain that is taken makes endorsements that can be sent, whatever the signature's length."""
     even = Authority(key=ed25519.Ed25519PrivateKey.generate())  # whose signatures are all of one length
     leaf = Authority("between", key=even.key).sign("worker", key, [spiffe("trainer/7")])
@@ -523,7 +523,7 @@ def test_room_is_kept_for_the_signature_of_a_long_rsa_key() -> None:
     assert certificate._most_signature_bytes(key) == len(certificate.sign(key, b"")) == 528
 
 
-def test_times_are_of_the_clock_that_was_handed_in() -> None:
+def test_times_come_from_the_given_clock() -> None:
     late = NOW + datetime.timedelta(days=400)
     verifier = CertificateVerifier(RULES, late.timestamp)
     with pytest.raises(AdmissionError, match="expired"):

@@ -47,7 +47,7 @@ def snp_kernel(**changes: object) -> Kernel:
     return Kernel(tsm.SNP, report, **values)  # type: ignore[arg-type]
 
 
-def test_a_td_gives_a_quote_without_its_padding() -> None:
+def test_a_td_returns_a_quote_without_padding() -> None:
     kernel = tdx_kernel()
     quote = guest.tdx(DATA, kernel)
     assert quote[568:632] == DATA
@@ -55,7 +55,7 @@ def test_a_td_gives_a_quote_without_its_padding() -> None:
     assert not kernel.instances, "the folder was left behind"
 
 
-def test_a_guest_of_amd_gives_a_report_and_the_certificate_of_its_host() -> None:
+def test_an_snp_guest_returns_a_report_and_the_hosts_certificate() -> None:
     kernel = snp_kernel()
     report, certificate = guest.snp(DATA, kernel)
     assert Report.decode(report).report_data == DATA
@@ -63,11 +63,11 @@ def test_a_guest_of_amd_gives_a_report_and_the_certificate_of_its_host() -> None
     assert not kernel.instances
 
 
-def test_a_certificate_of_ones_own_comes_before_the_hosts() -> None:
+def test_a_given_certificate_takes_precedence_over_the_hosts() -> None:
     assert guest.snp(DATA, snp_kernel(), certificate=b"own")[1] == b"own"
 
 
-def test_without_any_certificate_it_says_where_amd_serves_it() -> None:
+def test_without_a_certificate_the_error_names_amds_url() -> None:
     for auxblob in (None, b"", bytes(24), b"\1" * 23):
         with pytest.raises(ConfigurationError, match="RINGFENCE_VCEK_FILE") as caught:
             guest.snp(DATA, snp_kernel(auxblob=auxblob))
@@ -88,12 +88,12 @@ def test_the_address_of_a_recorded_chip() -> None:
 
 
 @pytest.mark.parametrize(("floor", "level", "expected"), [(0, None, 0), (0, 2, 2), (2, None, 2), (2, 3, 3)])
-def test_a_report_is_asked_for_at_the_level_that_is_wanted(floor: int, level: int | None, expected: int) -> None:
+def test_a_report_is_requested_at_the_wanted_level(floor: int, level: int | None, expected: int) -> None:
     report, _ = guest.snp(DATA, snp_kernel(level_floor=floor), level=level)
     assert Report.decode(report).vmpl == expected
 
 
-def test_a_level_that_the_guest_does_not_have_is_refused_before_anything_is_asked() -> None:
+def test_an_unavailable_level_is_refused_before_a_request() -> None:
     with pytest.raises(ConfigurationError, match="runs at VMPL 2 and cannot request a report of VMPL 0"):
         guest.snp(DATA, snp_kernel(level_floor=2), level=0)
 
@@ -115,7 +115,7 @@ def test_a_level_that_the_guest_does_not_have_is_refused_before_anything_is_aske
         ("make", errno.EINTR),
     ],
 )
-def test_what_passes_is_tried_again(attribute: str, code: int) -> None:
+def test_a_transient_error_is_retried(attribute: str, code: int) -> None:
     kernel = snp_kernel(faults={attribute: [code, code]})
     report, _ = guest.snp(DATA, kernel)
     assert Report.decode(report).report_data == DATA
@@ -136,7 +136,7 @@ def test_what_passes_is_tried_again(attribute: str, code: int) -> None:
         ("outblob", errno.EFBIG, "kernel's log"),
     ],
 )
-def test_what_does_not_pass_is_an_error_that_says_what_to_do(attribute: str, code: int, reason: str) -> None:
+def test_a_permanent_error_says_what_to_do(attribute: str, code: int, reason: str) -> None:
     kernel = tdx_kernel(faults={attribute: [code]})
     with pytest.raises(ConfigurationError, match=f"{os.strerror(code)}; .*{reason}"):
         guest.tdx(DATA, kernel)
@@ -144,14 +144,14 @@ def test_what_does_not_pass_is_an_error_that_says_what_to_do(attribute: str, cod
 
 
 @pytest.mark.parametrize("attribute", ["inblob", "outblob"])
-def test_what_never_passes_ends_after_a_few_attempts(attribute: str) -> None:
+def test_retries_are_limited(attribute: str) -> None:
     kernel = tdx_kernel(faults={attribute: [errno.EBUSY] * 100})
     with pytest.raises(ConfigurationError, match=f"in {tsm.ATTEMPTS} attempts"):
         guest.tdx(DATA, kernel)
     assert len(kernel.made) == tsm.ATTEMPTS
 
 
-def test_a_stale_report_is_never_taken_for_ours() -> None:
+def test_a_stale_report_is_not_accepted() -> None:
     """A provider that hands out what it made for somebody else."""
     kernel = Kernel(tsm.TDX, lambda data, level: tdx_foundry().quote(bytes(64)))
     with pytest.raises(ConfigurationError, match="has other report data than requested"):
@@ -159,7 +159,7 @@ def test_a_stale_report_is_never_taken_for_ours() -> None:
 
 
 @pytest.mark.parametrize("moment", ["generation", "outblob", "auxblob", "provider"])
-def test_somebody_who_writes_in_between_is_noticed(moment: str) -> None:
+def test_a_concurrent_write_is_detected(moment: str) -> None:
     intrusions = [bytes(64)]
 
     def intrude(kernel: Kernel, instance: Instance, name: str) -> None:
@@ -174,7 +174,7 @@ def test_somebody_who_writes_in_between_is_noticed(moment: str) -> None:
     assert len(kernel.made) == 2
 
 
-def test_somebody_who_writes_our_own_bytes_is_noticed_too() -> None:
+def test_a_concurrent_write_of_the_same_bytes_is_detected() -> None:
     def intrude(kernel: Kernel, instance: Instance, name: str) -> None:
         if name == "provider":
             instance.written += 1
@@ -183,7 +183,7 @@ def test_somebody_who_writes_our_own_bytes_is_noticed_too() -> None:
         guest.tdx(DATA, tdx_kernel(before_read=intrude))
 
 
-def test_a_folder_that_cannot_be_removed_hides_no_report() -> None:
+def test_a_folder_that_cannot_be_removed_is_ignored() -> None:
     class Stuck(Kernel):
         def remove(self, folder: str) -> None:
             raise failure(errno.EBUSY)
@@ -210,7 +210,7 @@ def test_a_guest_of_another_kind_says_so() -> None:
 
 
 @pytest.mark.parametrize("blob", [b"", bytes(100), bytes(1184), b"\xff" * 5000, bytes(40_000)])
-def test_a_kernel_that_gives_something_else_is_an_error_of_this_machine(blob: bytes) -> None:
+def test_a_malformed_answer_of_the_kernel_is_a_configuration_error(blob: bytes) -> None:
     with pytest.raises(ConfigurationError):
         guest.tdx(DATA, Kernel(tsm.TDX, lambda data, level: blob))
     with pytest.raises(ConfigurationError):

@@ -28,14 +28,14 @@ def serve(shares: CpuShares, backlog: Counter[str], costs: dict[str, float], pie
         yield address
 
 
-def test_addresses_that_ask_for_more_than_there_is_get_equal_shares() -> None:
+def test_overloaded_addresses_get_equal_shares() -> None:
     costs = {"a": 0.001, "b": 0.005, "c": 0.02}
     counted = Counter(serve(CpuShares(), Counter(dict.fromkeys(costs, 10_000)), costs, 5000))
     spent = [counted[each] * costs[each] for each in costs]
     assert max(spent) - min(spent) <= 2 * max(costs.values())
 
 
-def test_an_address_that_comes_later_is_next_whatever_others_have_had() -> None:
+def test_a_new_address_is_served_next() -> None:
     shares, costs = CpuShares(), {"attacker": 1.0, "child": 0.001}
     backlog = Counter({"attacker": 10_000})
     list(serve(shares, backlog, costs, 1000))
@@ -43,7 +43,7 @@ def test_an_address_that_comes_later_is_next_whatever_others_have_had() -> None:
     assert "child" in list(serve(shares, backlog, costs, 2))
 
 
-def test_what_was_spent_in_the_name_of_an_address_is_forgiven_once_others_have_had_as_much() -> None:
+def test_past_work_does_not_delay_an_address() -> None:
     """An attacker at the address of an honest worker must not exhaust anything there for good."""
     shares, costs = CpuShares(), {"shared": 5.0, "other": 0.001}
     list(serve(shares, Counter({"shared": 1000}), costs, 1000))
@@ -53,7 +53,7 @@ def test_what_was_spent_in_the_name_of_an_address_is_forgiven_once_others_have_h
     assert waited * costs["other"] <= 5.0 + costs["other"], "no longer than the last piece of work took"
 
 
-def test_new_addresses_without_end_do_not_starve_an_old_one() -> None:
+def test_a_series_of_new_addresses_does_not_starve_an_old_one() -> None:
     shares, costs = CpuShares(), dict.fromkeys(map(str, range(10_000)), 0.01)
     costs["child"] = 0.01
     list(serve(shares, Counter({"child": 3}), costs, 3))
@@ -65,7 +65,7 @@ def test_new_addresses_without_end_do_not_starve_an_old_one() -> None:
     assert served.index("child") <= keys.ADMISSION_PENDING
 
 
-def test_no_more_addresses_are_remembered_than_matter() -> None:
+def test_the_number_of_tags_is_bounded() -> None:
     shares, chance = CpuShares(), random.Random(1)
     for count in range(10_000):
         shares.charge(str(count), chance.random())
@@ -112,7 +112,7 @@ def policy() -> Policy:
     return Policy((SharedSecret(SECRET, "run-7"),))
 
 
-def test_a_queue_serves_the_address_that_has_cost_least_and_each_in_order(
+def test_a_queue_serves_the_cheapest_address_first_and_in_order(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 0.1, "b2": 0.1}
@@ -125,7 +125,7 @@ def test_a_queue_serves_the_address_that_has_cost_least_and_each_in_order(
     assert spending.order == ["a1", "b1", "b2", "a2", "a3"]
 
 
-def test_who_is_gone_is_not_verified(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnected_peer_is_not_verified(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     spending = Spending(monkeypatch, dict.fromkeys(("one", "two", "three"), 0.0))
     queue, peers = Verification(policy, CpuShares()), [Fake("a"), Fake("a"), Fake("a")]
     for peer, name in zip(peers, ("one", "two", "three"), strict=True):

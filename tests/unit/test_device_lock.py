@@ -58,7 +58,7 @@ class Asks:
         return b""
 
 
-def check_that_who_hung_up_is_passed_over(device: threading.Lock, prover: Asks, questions: Callable[[], int]) -> None:
+def check_disconnected_peer_is_skipped(device: threading.Lock, prover: Asks, questions: Callable[[], int]) -> None:
     collector = Collector(prover)
     waiting, gone = unauthenticated_peer(), unauthenticated_peer()
     with device:  # it is busy with another question
@@ -74,13 +74,13 @@ def check_that_who_hung_up_is_passed_over(device: threading.Lock, prover: Asks, 
 
 
 @pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
-def test_the_kernel_is_not_asked_for_who_has_hung_up() -> None:
+def test_the_kernel_is_not_asked_for_a_disconnected_peer() -> None:
     kernel = snp_kernel()
     prover = Asks(lambda data: guest.snp(data, kernel))
-    check_that_who_hung_up_is_passed_over(tsm._device_lock, prover, lambda: len(kernel.made))
+    check_disconnected_peer_is_skipped(tsm._device_lock, prover, lambda: len(kernel.made))
 
 
-def test_gpus_are_not_asked_for_who_has_hung_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_gpus_are_not_asked_for_a_disconnected_peer(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     asked = []
     plain = driver.nvmlDeviceGetConfComputeGpuAttestationReport
 
@@ -90,10 +90,10 @@ def test_gpus_are_not_asked_for_who_has_hung_up(driver: Driver, monkeypatch: pyt
 
     monkeypatch.setattr(driver, "nvmlDeviceGetConfComputeGpuAttestationReport", report)
     prover = Asks(lambda data: nvml.collect(nvidia.nonce_of(data), nvml.load(), root=ROOT.certificate))
-    check_that_who_hung_up_is_passed_over(nvml._device_lock, prover, lambda: len(asked) // len(driver.devices))
+    check_disconnected_peer_is_skipped(nvml._device_lock, prover, lambda: len(asked) // len(driver.devices))
 
 
-def test_the_kernel_is_asked_for_one_connection_after_the_other() -> None:
+def test_the_kernel_is_asked_for_one_connection_at_a_time() -> None:
     kernel = snp_kernel()
     kernel.make_report, overlapped = watched(kernel.make_report)
     collector = Collector(Asks(lambda data: guest.snp(data, kernel)))
@@ -110,14 +110,14 @@ def test_the_kernel_is_asked_for_one_connection_after_the_other() -> None:
 # -- giving up ------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_window_counts_from_the_first_of_failures_that_follow_each_other() -> None:
+def test_a_failure_window_starts_at_the_first_consecutive_failure() -> None:
     failure_window = FailureWindow()
     assert failure_window.record(100.0, 101.0) == 0
     assert failure_window.record(102.0, 111.0) == 10
     assert failure_window.record(111.0, 131.5) == 30.5, "an attempt that takes long is an attempt all the same"
 
 
-def test_time_in_which_nothing_was_tried_does_not_count() -> None:
+def test_time_without_attempts_does_not_count() -> None:
     """A parent is asked for evidence when a child comes; the next may come minutes later."""
     failure_window = FailureWindow()
     failure_window.record(100.0, 101.0)
@@ -125,7 +125,7 @@ def test_time_in_which_nothing_was_tried_does_not_count() -> None:
     assert failure_window.record(202.0, 203.0) == 2
 
 
-def test_a_proof_ends_a_failure_window_also_if_its_peer_has_hung_up() -> None:
+def test_a_proof_for_a_disconnected_peer_ends_a_failure_window() -> None:
     collector, gone = Collector(Asks(lambda _: None)), unauthenticated_peer()
     collector.failure_window.record(100.0, 101.0)
     gone.stream.close()

@@ -53,7 +53,7 @@ def test_what_is_collected_admits(driver: Driver) -> None:
     assert verify(policy, Evidence(worker(1).entry, prover.kind, prover.prove(binding), binding))
 
 
-def test_gpus_are_asked_for_one_connection_after_the_other(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_asked_for_one_connection_at_a_time(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker collects for its parent and its children at the same time; a device keeps one question in mind."""
     report, overlapped = watched(driver.nvmlDeviceGetConfComputeGpuAttestationReport)
     monkeypatch.setattr(driver, "nvmlDeviceGetConfComputeGpuAttestationReport", report)
@@ -65,13 +65,13 @@ def test_gpus_are_asked_for_one_connection_after_the_other(driver: Driver, monke
     assert not overlapped.is_set()
 
 
-def test_bytes_that_a_driver_leaves_behind_do_not_travel(driver: Driver) -> None:
+def test_trailing_bytes_of_a_driver_are_not_sent(driver: Driver) -> None:
     driver.behind = b"\0"
     for gpu in collect():
         assert verify_report(gpu, NONCE, mint.NOW, root=ROOT.certificate)
 
 
-def test_another_processes_answer_is_not_taken_for_ours(driver: Driver) -> None:
+def test_the_answer_to_another_process_is_not_accepted(driver: Driver) -> None:
     driver.nonce = bytes(32)
     with pytest.raises(ConfigurationError, match="of another request: try again"):
         collect()
@@ -96,7 +96,7 @@ def test_what_goes_wrong_is_named(driver: Driver, name: str, code: object, reaso
         collect()
 
 
-def test_without_the_bindings_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pynvml_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ConfigurationError, match=r"pip install \"nvidia-ml-py>=13\""):
         nvml.load()

@@ -41,7 +41,7 @@ def made() -> Circle:
 
 
 @pytest.mark.parametrize("name", TECHNOLOGIES)
-def test_everybody_passes_with_everybody(name: str) -> None:
+def test_all_pairs_of_workers_pass_peer_verification(name: str) -> None:
     made = circle(KEYS, TECHNOLOGIES[name]())
     for own in range(SIZE):
         known = made.peer_verifier(own)
@@ -50,7 +50,7 @@ def test_everybody_passes_with_everybody(name: str) -> None:
             assert known.verified(rank)
 
 
-def test_two_agree_on_whether_they_have_met(made: Circle) -> None:
+def test_both_workers_agree_whether_verification_is_due(made: Circle) -> None:
     sides = [made.peer_verifier(rank) for rank in range(SIZE)]
     due = {(one, two) for one in range(SIZE) for two in range(SIZE) if sides[one].due(two)}
     assert due == {(two, one) for one, two in due}
@@ -60,7 +60,7 @@ def test_two_agree_on_whether_they_have_met(made: Circle) -> None:
     }
 
 
-def test_who_has_a_key_that_signs_has_been_verified_with_the_roster() -> None:
+def test_signing_kinds_need_no_peer_verification() -> None:
     """A secret and a certificate endorse the entry itself: there is nothing more that a proof could say to others."""
     workers = [worker(rank, SIZE) for rank in range(SIZE)]
     shared = workers[0].shared
@@ -76,7 +76,7 @@ def test_who_has_a_key_that_signs_has_been_verified_with_the_roster() -> None:
 
 @pytest.mark.promise("A worker listed by evidence or a token is verified again by each worker that links with it.")
 @pytest.mark.parametrize("lie", LIES, ids=lambda each: each.__name__)
-def test_lies_in_the_tree_are_found_out(lie: Lie) -> None:
+def test_a_lie_in_the_tree_is_detected(lie: Lie) -> None:
     mixed = circle(KEYS)
     shown = lie(mixed)
     with pytest.raises(
@@ -86,7 +86,7 @@ def test_lies_in_the_tree_are_found_out(lie: Lie) -> None:
     assert not mixed.peer_verifier(4).verified(5)
 
 
-def test_another_proof_than_the_one_that_the_roster_lists_is_refused(made: Circle) -> None:
+def test_a_proof_that_is_not_in_the_roster_is_refused(made: Circle) -> None:
     """However good: the roster is what all agreed on."""
     fresh = replace(made.presentations[5], proof=report(made.presentations[5].binding.digest, key=None))
     assert fresh.proof != made.presentations[5].proof
@@ -94,7 +94,7 @@ def test_another_proof_than_the_one_that_the_roster_lists_is_refused(made: Circl
         made.peer_verifier(4).verify(5, fresh.encode())
 
 
-def test_rank_0_shows_what_it_showed_to_a_child(made: Circle) -> None:
+def test_rank_0_presents_the_proof_it_presented_to_a_child(made: Circle) -> None:
     for child, fine in ((1, True), (4, True), (5, False)):
         binding = binding_of(made.entries, 0, shown_to=child)
         presentation = Presentation(snp.KIND, NOW, binding, report(binding.digest))
@@ -107,13 +107,13 @@ def test_rank_0_shows_what_it_showed_to_a_child(made: Circle) -> None:
 
 
 @pytest.mark.parametrize("at", [NOW - PATIENCE - 302, NOW + 302], ids=["before", "after"])
-def test_a_proof_counts_as_of_when_the_run_formed(made: Circle, at: float) -> None:
+def test_a_proof_is_verified_as_of_when_the_run_formed(made: Circle, at: float) -> None:
     """Not at any other time: nobody may say that it was shown when its certificate was still good."""
     with pytest.raises(AdmissionError, match="not presented while this run formed"):
         made.peer_verifier(4).verify(5, replace(made.presentations[5], at=int(at)).encode())
 
 
-def test_a_certificate_that_has_expired_since_is_no_reason(made: Circle) -> None:
+def test_a_certificate_that_expired_since_is_accepted(made: Circle) -> None:
     """Credentials are verified once a session: a group that is made later must not end the run."""
     known = made.peer_verifier(4)
     vm = snp_mint.foundry()
@@ -141,7 +141,7 @@ def test_every_flipped_bit_of_what_a_proof_covers_is_refused(made: Circle) -> No
     ),
     st.binary(min_size=1, max_size=3),
 )
-def test_a_presentation_reads_as_it_was_written_and_nothing_else_does(presentation: Presentation, more: bytes) -> None:
+def test_a_presentation_round_trips_and_has_one_encoding(presentation: Presentation, more: bytes) -> None:
     data = presentation.encode()
     assert Presentation.decode(data) == presentation
     assert len(data) <= keys.PRESENTATION_BYTES
@@ -151,7 +151,7 @@ def test_a_presentation_reads_as_it_was_written_and_nothing_else_does(presentati
 
 
 @given(st.binary(max_size=600))
-def test_whatever_is_shown_is_refused_by_name(data: bytes) -> None:
+def test_any_malformed_presentation_is_refused_naming_the_worker(data: bytes) -> None:
     with pytest.raises(AdmissionError, match="worker 5, which worker 1 admitted"):
         circle_once().peer_verifier(4).verify(5, data)
 

@@ -62,12 +62,12 @@ def test_the_order_of_proofs_in_a_rule_is_that_of_their_numbers() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-def test_a_policy_that_names_only_the_secret_is_the_policy_without_a_file() -> None:
+def test_a_secret_only_policy_equals_the_policy_without_a_file() -> None:
     assert kinds.digest_of(policy(SECRET_RULE)) == worker(0).policy.digest
 
 
 @pytest.mark.parametrize("rules", [SECRET_RULE, CERTIFICATE_RULE, BOTH_RULE, BOTH_RULE + SECRET_RULE])
-def test_the_digest_needs_no_secret_and_is_that_of_the_verify(rules: str) -> None:
+def test_the_digest_needs_no_secret_and_equals_the_verifiers(rules: str) -> None:
     file = policy(rules, 'version = 1\nmin_workers = 3\nmax_session_age = "7d"\n')
     assert kinds.digest_of(file) == kinds.policy_of(file, now, SHARED).digest
 
@@ -83,7 +83,7 @@ def test_the_digest_needs_no_secret_and_is_that_of_the_verify(rules: str) -> Non
     ],
     ids=["order", "file name", "twice", "comments and notes", "list"],
 )
-def test_what_does_not_change_the_verification_does_not_change_the_digest(same: str) -> None:
+def test_equivalent_policies_have_the_same_digest(same: str) -> None:
     assert kinds.digest_of(policy(same)) == kinds.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
 
 
@@ -100,7 +100,7 @@ def test_what_does_not_change_the_verification_does_not_change_the_digest(same: 
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace('"ca.pem"', '["ca.pem", "two.pem"]'),
     ],
 )
-def test_what_changes_the_verification_changes_the_digest(other: str) -> None:
+def test_different_policies_have_different_digests(other: str) -> None:
     assert kinds.digest_of(read(other)) != kinds.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
 
 
@@ -148,13 +148,13 @@ def test_a_renamed_key_is_refused_naming_the_new_one(text: str, says: str) -> No
         policy(text)
 
 
-def test_a_verify_by_secret_must_hold_it() -> None:
+def test_a_policy_with_a_secret_rule_needs_the_secret() -> None:
     with pytest.raises(ConfigurationError, match="set RINGFENCE_SECRET_FILE on every worker"):
         kinds.policy_of(policy(BOTH_RULE), now, None)
     assert kinds.policy_of(policy(CERTIFICATE_RULE), now, None).kinds == (2,)
 
 
-def test_no_word_of_the_secret_is_in_a_policy() -> None:
+def test_the_policy_digest_does_not_depend_on_the_secret() -> None:
     other = SharedSecret(keys.Secret(bytes(range(50, 82))), "run-7")
     file = policy(BOTH_RULE)
     assert kinds.policy_of(file, now, SHARED).digest == kinds.policy_of(file, now, other).digest
@@ -174,7 +174,7 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
 
 
 @pytest.mark.promise("A policy cannot name a root of trust for hardware.")
-def test_a_policy_reaches_a_verifier_as_rules_and_a_clock_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_passes_only_rules_and_a_clock_to_a_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verifies of hardware take other roots as keyword arguments, for tests. What reads a policy passes none."""
     for name, kind in kinds.KINDS.items():
         if kind.verifier is None:

@@ -100,7 +100,7 @@ def test_the_byte_of_a_certificate_that_is_not_signed_must_be_zero() -> None:
         nvidia.verify_report(replace(one.gpu, chain=chain), one.nonce, NOW)
 
 
-def test_a_byte_that_a_driver_left_behind_is_trimmed_by_the_prover_and_refused_by_the_verify() -> None:
+def test_trailing_driver_bytes_are_trimmed_by_the_prover_only() -> None:
     one = record("hopper_coco_report1.txt")
     assert len(one.report) == len(one.gpu.report) + 1
     assert claims(one)
@@ -192,7 +192,7 @@ def test_another_measurement_more_or_fewer_are_refused_by_number() -> None:
         verified(one, Rules((replace(good, firmware_ids=(bytes(48),)),)))
 
 
-def test_gpus_that_talk_in_the_clear_are_refused_unless_the_policy_says_otherwise() -> None:
+def test_protected_pcie_is_refused_unless_the_policy_allows_it() -> None:
     one = record("hopper_evidence.json[0]")
     assert claims(one).protected_pcie
     with pytest.raises(AdmissionError, match=r"in plaintext.*protected_pcie = true"):
@@ -371,7 +371,7 @@ def test_gpus_are_counted_and_each_is_another() -> None:
 
 
 @pytest.mark.promise("A worker that presents fewer GPUs than the policy's `gpus` is rejected.")
-def test_a_gpu_that_is_left_out_is_missed_only_where_the_policy_counts() -> None:
+def test_a_missing_gpu_is_refused_if_the_policy_sets_a_count() -> None:
     """A worker has two and presents one. Only `gpus` tells a verifier how many there are."""
     one, two = (mint.Device.under(ROOT, number) for number in (1, 2))
     verdict(one, two, gpus=2)
@@ -387,7 +387,7 @@ def test_one_bad_gpu_among_good_ones_is_refused() -> None:
         verdict(mint.Device.under(ROOT), bad, mint.Device.under(ROOT, 3))
 
 
-def test_a_report_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
+def test_a_replayed_report_is_refused_before_signatures_are_verified() -> None:
     """The nonces of all GPUs come before the chain of the first."""
     nonce, rules = nvidia.nonce_of(b"this one"), Rules((minted_reference_values(mint.Device.under(ROOT)),))
     good = Gpu(mint.Device.under(ROOT).report(nonce), (b"no", b"certificates"))
@@ -399,7 +399,7 @@ def test_a_report_for_another_connection_is_refused_before_any_signature_is_look
 
 
 @pytest.mark.parametrize("mode", [b"", b"\0", b"\x56", b"\xab", b"\xaa\0", b"\x55\x55"])
-def test_a_protected_pcie_mode_that_nobody_knows_is_refused(mode: bytes) -> None:
+def test_an_unknown_protected_pcie_mode_is_refused(mode: bytes) -> None:
     device = mint.Device.under(ROOT)
     device.opaque[spdm.PROTECTED_PCIE] = mode
     with pytest.raises(AdmissionError, match="does not support"):
@@ -407,7 +407,7 @@ def test_a_protected_pcie_mode_that_nobody_knows_is_refused(mode: bytes) -> None
 
 
 @pytest.mark.promise("A refusal does not tell the peer which values the policy asks for.")
-def test_a_worker_that_is_refused_hears_nothing_of_the_policy() -> None:
+def test_a_refused_worker_learns_nothing_of_the_policy() -> None:
     known = minted_reference_values(mint.Device.under(ROOT))
     cases = ((Rules((known,), gpus=7), "exactly 7"), (Rules((replace(known, driver="999.99"),)), "999.99"))
     for rules, secret in cases:
@@ -541,7 +541,7 @@ def test_an_extension_that_the_library_trips_over_is_a_refusal() -> None:
         nvidia_chain.verify(device.boot().chain, top.certificate, mint.BEGIN)
 
 
-def test_chains_of_the_wrong_length_or_under_another_root_are_refused() -> None:
+def test_a_chain_of_wrong_length_or_root_is_refused() -> None:
     device = mint.Device.under(ROOT)
     refused(chain_with(device, chain=()), "chain has 0 certificates")
     refused(chain_with(device, chain=device.chain[:1]), "chain has 1 certificates")
@@ -604,7 +604,7 @@ def test_a_proof_has_one_form() -> None:
         nvidia.decode(proof[: head + 2] + b"\1\0" + proof[head + 4 :])
 
 
-def test_a_listing_has_no_endorsement_and_is_taken_on_the_parents_word() -> None:
+def test_a_listing_without_endorsement_relies_on_the_parent() -> None:
     verifier = NvidiaVerifier(Rules((minted_reference_values(mint.Device.under(ROOT)),)), lambda: mint.NOW)
     listing = Listing(worker(1).entry, nvidia.KIND, bytes(32), b"")
     assert verify(Policy((verifier,)), listing).entry == worker(1).entry

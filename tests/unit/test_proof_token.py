@@ -58,7 +58,7 @@ def test_recorded_tokens_verify_at_their_time(name: str) -> None:
 
 @pytest.mark.promise("Expired certificates, collateral and tokens are rejected at admission.")
 @pytest.mark.parametrize("name", RECORDED)
-def test_recorded_tokens_are_refused_at_other_times_and_for_other_reasons(name: str) -> None:
+def test_recorded_tokens_are_refused_with_other_times_or_rules(name: str) -> None:
     proof, wanted, now = recorded(name)
     cases = [
         (wanted, RECORDED_NONCE, now + 3600 + 60, "expired 65 s ago"),
@@ -66,7 +66,12 @@ def test_recorded_tokens_are_refused_at_other_times_and_for_other_reasons(name: 
         (wanted, NONCE, now, "not made for this connection"),
         (replace(wanted, issuer=ISSUER), RECORDED_NONCE, now, "the policy trusts https://verifier.example"),
         (replace(wanted, claims={"x-nvidia-overall-att-result": False}), RECORDED_NONCE, now, "asks for false"),
-        (replace(wanted, claims={"x-nvidia-overall-att-result": 1}), RECORDED_NONCE, now, "claims True for .* asks for 1"),
+        (
+            replace(wanted, claims={"x-nvidia-overall-att-result": 1}),
+            RECORDED_NONCE,
+            now,
+            "claims True for .* asks for 1",
+        ),
         (replace(wanted, submodules=2), RECORDED_NONCE, now, "1 submodules .* exactly 2"),
         (replace(wanted, submodule_claims={"hwmodel": ("GH200",)}), RECORDED_NONCE, now, "of hwmodel; .* GH200"),
         (replace(wanted, audience="me"), RECORDED_NONCE, now, "asks for me"),
@@ -258,7 +263,7 @@ def test_submodules_inside_the_token() -> None:
     refused(ES384.sign(claims()), "no submodules", submodule_claims={"ear.status": ("affirming",)})
 
 
-def test_detached_submodules_are_those_that_the_token_vouches_for() -> None:
+def test_detached_submodules_must_match_the_token() -> None:
     inner = {f"GPU-{each}": ES384.sign(claims(jti=str(each))) for each in range(2)}
     outer = ES384.sign(claims(submods=mint.detached(inner)))
 
@@ -426,7 +431,7 @@ def test_a_fresh_token_admits_on_its_own_connection_only() -> None:
         verify(late, shown)
 
 
-def test_a_listing_has_no_endorsement_and_is_taken_on_the_parents_word() -> None:
+def test_a_listing_without_endorsement_relies_on_the_parent() -> None:
     verifier = TokenVerifier(rules(), lambda: NOW)
     listing = Listing(worker(1).entry, token.KIND, bytes(32), b"")
     assert verify(Policy((verifier,)), listing).entry == worker(1).entry
@@ -475,7 +480,7 @@ def test_a_proof_has_one_form() -> None:
         ({"ready": None}, "ready"),
     ],
 )
-def test_an_unauthenticated_peer_hears_nothing_of_the_policy(changes: dict[str, object], secret: str) -> None:
+def test_an_unauthenticated_peer_learns_nothing_of_the_policy(changes: dict[str, object], secret: str) -> None:
     prover = TokenProver(
         lambda nonce: ES384.sign(claims(**{"eat_nonce": nonce, "aud": "audience-1"} | changes)).encode()
     )
@@ -488,7 +493,7 @@ def test_an_unauthenticated_peer_hears_nothing_of_the_policy(changes: dict[str, 
 
 
 @pytest.mark.promise("A refusal does not tell the peer which values the policy asks for.")
-def test_an_unauthenticated_peer_is_not_told_the_algorithm_of_a_key() -> None:
+def test_an_unauthenticated_peer_does_not_learn_a_keys_algorithm() -> None:
     """The name of a key is guessed or public; what the policy holds for it is not told."""
     with pytest.raises(AdmissionError, match="its key is for ES384") as caught:
         accepted(ES256.sign(claims(), kid=ES384.kid))

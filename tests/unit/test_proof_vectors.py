@@ -68,7 +68,7 @@ def test_the_code_makes_the_vectors(vectors: Any) -> None:
     assert made == vectors
 
 
-def test_the_vectors_pass_the_verify(vectors: Any) -> None:
+def test_the_vectors_verify(vectors: Any) -> None:
     rules = Rules((bytes.fromhex(vectors["authority"]),), PATTERNS, "example.org")
     proof, endorsement = (bytes.fromhex(vectors[f"certificate {name}"]) for name in ("proof", "endorsement"))
     entry = worker(1).entry
@@ -98,7 +98,7 @@ def text(value: str) -> bytes:
     return len(value).to_bytes(2, "big") + value.encode()
 
 
-def test_a_second_reading_of_the_spec_makes_the_same_vectors(vectors: Any) -> None:
+def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> None:
     value = {name: bytes.fromhex(each) for name, each in vectors.items()}
     public = x509.load_der_x509_certificate(value["certificate"]).public_key()
     assert isinstance(public, Ed25519PublicKey)

@@ -146,7 +146,7 @@ def test_versions_that_were_never_tested_are_refused(version: int) -> None:
 
 
 @pytest.mark.parametrize("bit", range(5, 32))
-def test_flags_that_nobody_has_given_a_meaning_are_refused(bit: int) -> None:
+def test_unknown_flags_are_refused(bit: int) -> None:
     report = foundry().report(DATA, changes={0x48: (1 << bit).to_bytes(4, "little")})
     with pytest.raises(AdmissionError, match="some of which this release does not support"):
         Report.decode(report)
@@ -166,7 +166,7 @@ def test_any_bytes_are_a_certificate_or_refused(leaf: bytes) -> None:
         snp.authenticate(RECORDS["trustee"].report, leaf, RECORDS["trustee"].now)
 
 
-def test_a_proof_decodes_to_what_was_encoded_and_nothing_may_follow() -> None:
+def test_a_proof_round_trips_and_refuses_trailing_data() -> None:
     proof = snp.encode(b"report", b"certificate")
     assert snp.decode(proof) == (b"report", b"certificate")
     for wrong in (proof + b"\0", proof[:-1], b"", proof[4:]):
@@ -179,7 +179,7 @@ def test_a_certificate_with_bytes_behind_it_is_refused() -> None:
         authenticate(RECORDS["trustee"], certificate=RECORDS["trustee"].certificate + b"\0")
 
 
-def test_a_report_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
+def test_a_replayed_report_is_refused_before_signatures_are_verified() -> None:
     proof = snp.encode(foundry().report(DATA), b"not a certificate")
     with pytest.raises(AdmissionError, match="malformed"):
         snp.verify(proof, DATA, foundry().rules, time.time(), known=foundry().roots)
@@ -187,7 +187,7 @@ def test_a_report_for_another_connection_is_refused_before_any_signature_is_look
         snp.verify(proof, bytes(64), foundry().rules, time.time(), known=foundry().roots)
 
 
-def test_a_guest_that_is_refused_hears_nothing_of_the_policy() -> None:
+def test_a_refused_guest_learns_nothing_of_the_policy() -> None:
     mint = foundry()
     high = Tcb(tuple((part, 251) for part, _ in mint.rules.minimum_tcb[0][1].parts))
     cases = (

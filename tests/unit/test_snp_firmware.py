@@ -177,7 +177,7 @@ def test_what_is_measured_of_old_and_provisional_firmware_admits_it() -> None:
 
 
 @pytest.mark.parametrize("name", [each for each in RECORDS if each != "google"])
-def test_a_recorded_report_needs_exactly_the_exceptions_that_are_true_of_it(name: str) -> None:
+def test_a_recorded_report_needs_exactly_its_own_exceptions(name: str) -> None:
     record = RECORDS[name]
     proof, data = snp.encode(record.report, record.certificate), Report.decode(record.report).report_data
     for allow, require in itertools.product((False, True), repeat=2):

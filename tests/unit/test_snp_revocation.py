@@ -25,12 +25,12 @@ def verify(*lists: RevocationList, product: str = "milan") -> snp.Claims:
     return snp.verify(proof, DATA, replace(mint.rules, revoked=lists), time.time(), known=mint.roots)
 
 
-def test_who_is_on_no_list_is_admitted() -> None:
+def test_a_guest_on_no_revocation_list_is_admitted() -> None:
     assert verify().tcb == verify(foundry("milan").revoked()).tcb == verify(foundry("milan").revoked(2, 3)).tcb
 
 
 @pytest.mark.promise("A platform whose firmware is outdated or revoked is rejected.")
-def test_whose_signer_was_revoked_is_refused() -> None:
+def test_a_guest_with_a_revoked_signer_is_refused() -> None:
     with pytest.raises(
         AdmissionError, match="AMD has revoked the key that signed its endorsement certificate, for Milan"
     ):
@@ -54,7 +54,7 @@ def test_a_list_counts_within_its_time_only(days: tuple[int, int]) -> None:
         verify(foundry("milan").revoked(days=days))
 
 
-def test_a_list_that_somebody_else_signed_is_refused() -> None:
+def test_a_list_with_a_wrong_signature_is_refused() -> None:
     """Or whoever writes a policy's folder could take a revocation back."""
     with pytest.raises(AdmissionError, match="was not signed by AMD"):
         verify(foundry("milan").revoked(key=rsa.generate_private_key(65537, 2048)))
@@ -69,7 +69,7 @@ def test_every_flipped_bit_of_a_list_is_refused() -> None:
             verify(RevocationList.parse(bytes(changed)))
 
 
-def test_what_is_wrong_with_a_list_is_known_before_anybody_is_verified_by_it() -> None:
+def test_an_invalid_list_is_reported_before_it_is_used() -> None:
     mint, now = foundry("milan"), time.time()
     roots = [line.root for line in mint.roots.values()]
     assert objection(mint.revoked(7), roots, now) is None

@@ -97,7 +97,7 @@ def test_a_recorded_enclave_is_no_td(file: str) -> None:
         tdx.authenticate(load(file), RECORDS["dstack"].collateral, RECORDS["dstack"].now)
 
 
-def test_the_recorded_enclave_verifies_under_the_pinned_root_and_a_bad_tcb_is_only_a_status() -> None:
+def test_a_recorded_enclave_with_a_bad_tcb_verifies_with_its_status() -> None:
     """What makes the check of the status ours to do."""
     terms = dcap_qvl.QuoteCollateralV3.from_json((FOLDER / "phala-sgx_quote_collateral.json").read_text())
     now = int(moment("2025-06-19"))
@@ -108,7 +108,7 @@ def test_the_recorded_enclave_verifies_under_the_pinned_root_and_a_bad_tcb_is_on
 
 
 @pytest.mark.parametrize(("file", "version"), WITHOUT_COLLATERAL.items())
-def test_quotes_without_recorded_collateral_are_read_as_dcap_qvl_reads_them(file: str, version: int) -> None:
+def test_quotes_are_parsed_as_dcap_qvl_parses_them(file: str, version: int) -> None:
     quote = tdx_quote.trim(load(file))
     body, theirs = tdx_quote.read(quote), dcap_qvl.parse_quote(quote)
     report = theirs.report
@@ -133,7 +133,7 @@ def test_a_recorded_td_that_its_host_may_debug_is_refused() -> None:
         tdx.authenticate(load("trustee-tdx_quote_4.dat"), RECORDS["near"].collateral, RECORDS["near"].now)
 
 
-def test_text_behind_a_recorded_quote_is_refused() -> None:
+def test_trailing_data_after_a_recorded_quote_is_refused() -> None:
     with pytest.raises(AdmissionError, match="trailing data after the quote"):
         tdx_quote.trim(load("google-tdx_prod_quote_SPR_E4.dat"))
 
@@ -151,7 +151,7 @@ def test_every_flipped_bit_of_what_is_signed_is_refused(exhaustive: bool) -> Non
 
 
 @pytest.mark.long
-def test_a_flipped_bit_behind_what_is_signed_is_refused_or_changes_no_claim(exhaustive: bool) -> None:
+def test_a_flipped_unsigned_bit_is_refused_or_changes_no_claim(exhaustive: bool) -> None:
     """Newlines of PEM and the copy of the root that a quote carries: so a digest of a quote is nobody's identity."""
     record = RECORDS["dstack"]
     quote, terms, now = record.quote, record.collateral, record.now
@@ -170,7 +170,7 @@ def test_a_flipped_bit_behind_what_is_signed_is_refused_or_changes_no_claim(exha
 
 
 @records
-def test_padding_must_be_zeros_and_is_no_part_of_a_proof(record: Record) -> None:
+def test_padding_must_be_zero_and_is_not_part_of_a_proof(record: Record) -> None:
     padded = load(record.file)
     assert len(padded) > len(record.quote)
     with pytest.raises(AdmissionError, match="70 bytes of trailing data after the quote"):
@@ -180,7 +180,7 @@ def test_padding_must_be_zeros_and_is_no_part_of_a_proof(record: Record) -> None
             tdx_quote.trim(record.quote + changed)
 
 
-def test_a_quote_for_another_connection_is_refused_before_any_signature_is_looked_at() -> None:
+def test_a_replayed_quote_is_refused_before_signatures_are_verified() -> None:
     """Nothing here would verify: there is no collateral, and the signatures are overwritten."""
     quote = foundry().quote(DATA)
     overwritten = quote[:700] + bytes(64) + quote[764:]
@@ -245,7 +245,7 @@ def test_collateral_ends_with_the_first_of_its_parts() -> None:
 
 @pytest.mark.parametrize("name", ["tcb_info", "qe_identity", "root_ca_crl", "pck_crl"])
 @pytest.mark.parametrize("value", ["", "{}", "00", '{"nextUpdate": 1}', 1, None, "[" * 100_000])
-def test_collateral_with_a_part_that_cannot_be_read_is_a_value_error(name: str, value: object) -> None:
+def test_collateral_with_a_malformed_part_raises_value_error(name: str, value: object) -> None:
     parts = json.loads(RECORDS["near"].collateral[0].text)
     parts[name] = value
     with pytest.raises(ValueError):  # noqa: PT011 - which is its whole contract
@@ -335,7 +335,7 @@ def test_a_module_that_is_older_than_at_the_launch_is_refused(now: bytes, is_old
         assert verify(quote).status == "UpToDate"
 
 
-def test_a_td_that_was_launched_on_an_old_module_is_refused_though_its_host_was_updated() -> None:
+def test_a_td_launched_on_an_old_module_is_refused_after_an_update() -> None:
     launched = bytes((2, *SVN[1:]))  # OutOfDate, by the recorded collateral
     quote = foundry().quote(DATA, changes={0: launched, 584: SVN}, service_td=bytes(48))
     with pytest.raises(
@@ -350,7 +350,7 @@ def test_a_quote_signed_by_another_key_is_refused() -> None:
 
 
 @pytest.mark.parametrize("status", [each for each in tdx.STATUSES if each != tdx.UP_TO_DATE])
-def test_a_platform_that_is_not_up_to_date_is_refused_unless_status_and_advisories_are_named(status: str) -> None:
+def test_an_outdated_platform_needs_its_status_and_advisories_listed(status: str) -> None:
     mint = foundry()
     quote, rules = mint.quote(DATA), replace(mint.rules, collateral=(mint.collateral(status=status),))
     with pytest.raises(AdmissionError, match=rf"TCB is {status} \(INTEL-SA-00001\): update the host"):
@@ -376,7 +376,7 @@ def test_each_further_register_refuses_what_is_not_listed(name: str) -> None:
         verify(foundry().quote(DATA), rules)
 
 
-def test_a_register_that_the_policy_does_not_pin_may_have_any_value() -> None:
+def test_an_unpinned_register_may_have_any_value() -> None:
     rules = foundry().rules
     rules = replace(rules, rtmrs=(*rules.rtmrs[:3], ()))
     assert verify(foundry().quote(DATA, changes={472: b"\7" * 48}), rules).body.rtmrs[3] == b"\7" * 48
@@ -420,7 +420,7 @@ def test_a_policy_that_cannot_be_meant_is_refused(old: str, new: str, reason: st
         read(policy().replace(old, new, 1))
 
 
-def test_a_file_that_is_no_collateral_is_a_policy_error_that_says_where_to_get_it() -> None:
+def test_a_malformed_collateral_file_names_how_to_fetch_it() -> None:
     with pytest.raises(PolicyError, match=r"collateral: not a collateral file.*ringfence evidence collateral"):
         read(policy(), b"{}")
 
@@ -460,7 +460,7 @@ def test_the_test_root_is_part_of_the_policy_digest() -> None:
 
 
 @pytest.mark.processes
-def test_without_dcap_qvl_a_verify_says_what_to_install() -> None:
+def test_without_dcap_qvl_the_error_names_what_to_install() -> None:
     program = (
         "import sys, time\n"
         "sys.modules['dcap_qvl'] = None\n"
@@ -473,7 +473,7 @@ def test_without_dcap_qvl_a_verify_says_what_to_install() -> None:
     assert 'pip install "dcap-qvl>=0.7,<0.8"' in done.stdout, done.stderr
 
 
-def test_a_panic_of_the_library_is_a_refusal_and_an_interrupt_is_not() -> None:
+def test_a_library_panic_is_a_refusal_and_an_interrupt_is_not() -> None:
     panic = type("PanicException", (BaseException,), {})
 
     def fail(error: BaseException) -> None:
