@@ -1,4 +1,4 @@
-"""The key schedule: every label, every key, every limit of the protocol, in one file.
+"""The key schedule: all labels, keys and limits of the protocol.
 
     shared secret ──► admission key (per run)                                  proofs at admission
     session secret ──► session key ──┬► hello key                                  first message on a link
@@ -6,10 +6,10 @@
                                        ├► sender → receiver: key, IV, ratchet
                                        ├► receiver → sender: key, IV, ratchet
                                        └► confirmation keys
-    session key, a draw of every member, group digest ──► group instance secret
+    session key, random contributions of all members, group digest ──► group instance secret
                                  └► origin key per sender and key phase       sealed once, forwarded
 
-HKDF-SHA-256 and HMAC-SHA-256 come from `cryptography`; nothing here is a primitive of our own.
+HKDF-SHA-256 and HMAC-SHA-256 come from `cryptography`; this module implements no primitives.
 """
 
 from __future__ import annotations
@@ -32,52 +32,46 @@ SECRET_BYTES: Final = 32
 KEY_BYTES: Final = 32
 IV_BYTES: Final = 12
 TAG_BYTES: Final = 16
-NONCE_BYTES: Final = 32  # freshness in hellos, not the AEAD nonce
+NONCE_BYTES: Final = 32  # for freshness in hellos; not an AEAD nonce
 DIGEST_BYTES: Final = 32
 
-SEGMENT_BYTES: Final = 256 * 1024  # the most that is sealed as one piece
+SEGMENT_BYTES: Final = 256 * 1024  # the largest unit that is sealed
 KEY_PHASE_SHIFT: Final = 20  # a key seals at most 2**20 segments
-COUNTER_LIMIT: Final = 1 << 52  # so that a key phase fits the 32 bits it has in a header
+COUNTER_LIMIT: Final = 1 << 52  # so that a key phase fits its 32 bits in a header
 
 TREE_FANOUT: Final = 4  # children of a worker in the admission tree
-ADMISSION_SECONDS: Final = 10.0  # for one unauthenticated peer to finish its handshake, or to say the right hello
-EVIDENCE_SECONDS: Final = 30.0  # to show evidence of hardware or a token, once the hellos agree
-TOKEN_SECONDS: Final = 20.0  # for a token command, so that its peer still waits when it has ended
-ADMISSION_BYTES: Final = (
-    128 * 1024
-)  # what an unauthenticated peer may send before it is verified: TLS, a hello, a proof
-TLS_HANDSHAKE_BYTES: Final = 8 * 1024  # of these, until TLS is established: a key share and a certificate are 2,400
-ADMISSION_RECORDS: Final = 64  # of TLS, in which it may send that: each costs CPU time, however short it is
-ADMISSION_CPU_SECONDS: Final = 0.25  # of the loop, for one connection before it is verified; an honest one takes 0.003
-ADMISSION_SLICE_SECONDS: Final = (
-    0.01  # of CPU time for all unauthenticated peers, before admitted neighbours have their turn again
-)
-ADMISSION_PENDING: Final = 64  # unauthenticated peers at once that have not said the right hello, and as many that have
-ADMISSION_PENDING_PER_ADDRESS: Final = 16  # of those that have not
-LINK_HELLO_SECONDS: Final = 10.0  # for a dialler to say who it is
-LINK_PENDING: Final = 256  # diallers at once that have not, and
-LINK_PENDING_PER_ADDRESS: Final = 128  # workers of one host share an address, and dial for every group
-LINK_DIALS: Final = 5  # tries to be heard in such a crowd, each after twice the pause
+ADMISSION_SECONDS: Final = 10.0  # for an unauthenticated peer to finish its handshake, or to send a valid hello
+EVIDENCE_SECONDS: Final = 30.0  # to present hardware evidence or a token, after the hellos match
+TOKEN_SECONDS: Final = 20.0  # for a token command; ends before its peer's limit
+ADMISSION_BYTES: Final = 128 * 1024  # that an unauthenticated peer may send: TLS, a hello, a proof
+TLS_HANDSHAKE_BYTES: Final = 8 * 1024  # of these, until TLS is established; a key share and a certificate have 2,400
+ADMISSION_RECORDS: Final = 64  # TLS records in which it may send them: each costs CPU time, whatever its size
+ADMISSION_CPU_SECONDS: Final = 0.25  # of the loop for one unauthenticated peer; an honest one takes 0.003
+ADMISSION_SLICE_SECONDS: Final = 0.01  # of CPU time for all unauthenticated peers before admitted neighbours are served
+ADMISSION_PENDING: Final = 64  # concurrent peers without an accepted hello, and as many with one
+ADMISSION_PENDING_PER_ADDRESS: Final = 16  # of those without
+LINK_HELLO_SECONDS: Final = 10.0  # for a dialler to identify itself
+LINK_PENDING: Final = 256  # concurrent diallers that have not
+LINK_PENDING_PER_ADDRESS: Final = 128  # workers of one host share an address and dial for every group
+LINK_DIALS: Final = 5  # attempts while the acceptor is full, with exponential backoff
 LINK_REDIAL_SECONDS: Final = 0.05
-JOIN_SECONDS: Final = 300.0  # until a run must have formed; RINGFENCE_JOIN_TIMEOUT
+JOIN_SECONDS: Final = 300.0  # until a run must have formed; default of RINGFENCE_JOIN_TIMEOUT
 JOIN_RANGE: Final = (1.0, 86400.0)
-OUTAGE_SECONDS: Final = 300.0  # without an answer until a worker is given up; RINGFENCE_OUTAGE_TIMEOUT
+OUTAGE_SECONDS: Final = 300.0  # without an answer until a worker is lost; default of RINGFENCE_OUTAGE_TIMEOUT
 OUTAGE_RANGE: Final = (2.0, 86400.0)
 OUTAGE_REDIAL_SECONDS: Final = 1.0  # between attempts to dial a worker that does not answer
-SUSPICION_SECONDS: Final = 1.0  # between the end of a data connection and calling its worker lost
+SUSPICION_SECONDS: Final = 1.0  # between the end of a data connection and reporting its worker as lost
 ABORT_TEXT_BYTES: Final = 256
 REFUSAL_TEXT_BYTES: Final = 512
 PROOF_LIMIT_BYTES: Final = 112 * 1024  # an HMAC is 32, a quote 5,000; 16 GPUs with their certificates are 98,000
-PRESENTATION_BYTES: Final = (
-    PROOF_LIMIT_BYTES + 1024
-)  # the same with its preimage, as two workers show it who never met in the tree
-TABLE_LIMIT_BYTES: Final = 1 << 20  # the schedule table that comes with the roster
+PRESENTATION_BYTES: Final = PROOF_LIMIT_BYTES + 1024  # a proof with its preimage, as presented at peer verification
+TABLE_LIMIT_BYTES: Final = 1 << 20  # of the schedule table sent with the roster
 
-# What TLS may agree on keys by, in the order of preference. Hybrid: an attacker who records today and has a quantum computer
-# one day must still break ML-KEM; whoever breaks ML-KEM must still break X25519.
+# Key agreement groups of TLS in the order of preference. Hybrid: an attacker who records connections now and has a quantum
+# computer later must still break ML-KEM; an attacker who breaks ML-KEM must still break X25519.
 HYBRID_GROUPS: Final = ("X25519MLKEM768",)
 CLASSICAL_GROUPS: Final = ("X25519", "P-256")
-KEY_AGREEMENTS: Final = ("hybrid", "any")  # what a policy may ask for; the first is the default
+KEY_AGREEMENTS: Final = ("hybrid", "any")  # values in a policy; the first is the default
 
 # -- labels ---------------------------------------------------------------------------------------------------------
 
@@ -118,7 +112,7 @@ ORIGIN: Final = _label("aes-256-gcm origin")
 
 
 class Secret:
-    """Key material: cannot be printed, pickled or compared by accident."""
+    """Key material that is not printed or pickled, and is compared in constant time."""
 
     __slots__ = ("_bytes", "_keyed")
 
@@ -127,17 +121,17 @@ class Secret:
         self._keyed: HMAC | None = None
 
     def reveal(self) -> bytes:
-        """The bytes, for a primitive that needs them."""
+        """Return the bytes, for a cryptographic primitive."""
         return self._bytes
 
     def keyed(self) -> HMAC:
-        """An HMAC-SHA-256 under this key that has seen nothing yet. Kept: to set one up costs three times its use."""
+        """Return a fresh HMAC-SHA-256 with this key. Cached: its setup costs three times its use."""
         if self._keyed is None:
             self._keyed = HMAC(self._bytes, hashes.SHA256())
         return self._keyed.copy()
 
     def forget(self) -> None:
-        """Hold nothing any more, whoever still has this object."""
+        """Drop the key, even if references to this object remain."""
         self._bytes, self._keyed = b"", None
 
     def __repr__(self) -> str:
@@ -159,7 +153,7 @@ class Secret:
 
 
 def digest(label: bytes, *parts: bytes) -> bytes:
-    """SHA-256 over a label and parts, each preceded by its length, so that no two inputs run together."""
+    """Return SHA-256 over a label and parts, each preceded by its length, so that the input is unambiguous."""
     state = hashlib.sha256(label)
     for part in parts:
         state.update(len(part).to_bytes(8, "big"))
@@ -168,7 +162,7 @@ def digest(label: bytes, *parts: bytes) -> bytes:
 
 
 def mac(key: Secret, label: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA-256 over the digest of labelled parts."""
+    """Return HMAC-SHA-256 over the digest of labelled parts."""
     state = key.keyed()
     state.update(digest(label, *parts))
     return state.finalize()
@@ -180,34 +174,35 @@ def same(left: bytes, right: bytes) -> bool:
 
 
 def derive(secret: Secret, salt: bytes, info: bytes, length: int = KEY_BYTES) -> Secret:
-    """HKDF-SHA-256, extract and expand."""
+    """Derive a key with HKDF-SHA-256, extract and expand."""
     return Secret(HKDF(hashes.SHA256(), length, salt, info).derive(secret.reveal()))
 
 
 def expand(secret: Secret, info: bytes, length: int = KEY_BYTES) -> Secret:
-    """HKDF-SHA-256, expand only: `secret` is already uniform."""
+    """Derive a key with HKDF-SHA-256, expand only: `secret` must be uniform."""
     return Secret(HKDFExpand(hashes.SHA256(), length, info).derive(secret.reveal()))
 
 
 def admission_key(shared: Secret, run_id: str) -> Secret:
-    """What a worker shows knowledge of under the shared-secret proof; bound to the run."""
+    """Return the key of shared-secret proofs for one run."""
     return derive(shared, salt=run_id.encode(), info=ADMISSION_KEY)
 
 
 def secret_fingerprint(shared: Secret) -> str:
-    """What people compare to see that two files hold the same secret. Says nothing of 32 bytes that were drawn at random."""
+    """Return a fingerprint to compare secret files by. It reveals nothing about 32 random bytes."""
     return digest(SECRET_FINGERPRINT, shared.reveal())[:8].hex()
 
 
 def session_key(session_secret: Secret, roster_digest: bytes) -> Secret:
-    """The root of a session's link keys: nobody has it who does not have this very roster."""
+    """Return the root of a session's link keys, which depends on the roster."""
     return derive(session_secret, salt=roster_digest, info=SESSION_KEY)
 
 
 def group_secret(session_key: Secret, draws: bytes, group_digest: bytes) -> Secret:
-    """The instance secret of a group, from the XOR of what its members drew (spec/link.md, section 6).
+    """Return the instance secret of a group, from the XOR of its members' random contributions (spec/link.md, section 6).
 
-    The session key covers every worker's own public key, and a group digest names one group of a session: so no worker's keys
-    repeat, whatever the others draw. Whoever is outside the group does not know it if one member's draw is random.
+    The session key covers every worker's own public key, and a group digest identifies one group of a session, so keys do not
+    repeat, whatever the other members contribute. Workers outside the group do not know the secret if at least one member's
+    contribution is random.
     """
     return derive(Secret(draws), salt=session_key.reveal(), info=GROUP_SECRET + group_digest)
