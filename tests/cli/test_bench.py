@@ -156,7 +156,7 @@ def test_interrupted_between_limited_hosts_it_leaves_its_samples_and_nothing_els
     )
     os.close(theirs)
     try:
-        read_until(terminal, "░ 3/100000")
+        read_until(terminal, " 3/100000")
         assert len(namespaces(process)) == 3  # two hosts and the bridge
     finally:
         process.send_signal(ending)

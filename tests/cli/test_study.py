@@ -71,11 +71,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     (folder / "grid.toml").write_text(GRID)
     arguments = ("--grid", str(folder / "grid.toml"), "--results", str(folder / "results"))
-    for reached in ("░ 3/24", "░ 8/"):
+    for reached in (" 3/24", " 8/"):
         process, terminal = start(*arguments)
         try:
             read_until(terminal, reached)
-            if reached == "░ 3/24":  # a second one is refused while the first goes on
+            if reached == " 3/24":  # a second one is refused while the first goes on
                 second = ringfence("study", *arguments)
                 assert second.returncode == 2
                 assert re.search(rf"in use by process {process.pid} on \S+ since 20.*: ringfence study", second.stderr)
@@ -163,7 +163,7 @@ def test_new_code_stopped_on_the_way_leaves_what_was_shown(study: Path) -> None:
     arguments = ("--grid", str(small), "--results", str(results))
     process, terminal = start(*arguments)
     try:
-        read_until(terminal, "░ 3/8")
+        read_until(terminal, "3/8")
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -172,7 +172,7 @@ def test_new_code_stopped_on_the_way_leaves_what_was_shown(study: Path) -> None:
     assert machines_in(results) == {("elsewhere", 8)}
     done = ringfence("study", *arguments)
     assert done.returncode == 0, done.stderr
-    assert "1 of them are shown as measured on another machine or with other code, each until" in done.stderr
+    assert "1 of them are shown as measured on another machine or with other code until" in done.stderr
     assert machines_in(results) == {("here", 8)}
 
 
@@ -203,9 +203,8 @@ def test_without_the_compiled_data_plane_the_profile_is_left_out_and_the_rest_is
     (tmp_path / "grid.toml").write_text(f'rounds = 2\n[[cells]]\nkind = "trace"{trace}')
     done = ringfence("study", "--grid", "grid.toml", folder=tmp_path, RINGFENCE_DATAPLANE="python", timeout=120)
     assert done.returncode == 0, done.stderr
-    assert (
-        "ringfence-profiled is left out of 1 cells: it needs the compiled data plane; RINGFENCE_DATAPLANE"
-        in done.stderr
+    assert "ringfence-profiled is left out of 1 cells: it needs the compiled data plane; RINGFENCE_DATAPLANE" in " ".join(
+        done.stderr.split()
     )
     rows = json.loads((tmp_path / "study-results" / "summary" / "cells.json").read_text())
     assert {row["variant"] for row in rows} == {"gloo-a", "gloo-b", "ringfence", "alone"}
@@ -221,7 +220,7 @@ def test_where_no_namespaces_can_be_made_it_does_not_say_that_all_was_measured(t
         assert done.returncode == 0, done.stderr
         assert "1 cells are skipped: network namespaces need root and iproute2" in done.stderr
         assert "nothing to do" not in done.stderr
-    assert "both layers are what the samples make" in done.stderr
+    assert "both layers are up to date" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -229,7 +228,7 @@ def test_where_no_namespaces_can_be_made_it_does_not_say_that_all_was_measured(t
     [
         (("--grid", "nowhere.toml"), "cannot read the grid"),
         (("--grid", "wrong.toml", "--list"), "wrong.toml, block 1, modles: is unknown"),
-        (("rebuild",), "holds no samples"),
+        (("rebuild",), "contains no samples"),
         (("query",), "`ringfence study` makes it"),
         (("query", "--workers", "two"), "two"),
         (("query", "--rate", "fast"), "1gbit"),

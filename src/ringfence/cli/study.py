@@ -165,7 +165,7 @@ def _rebuild(folder: Folder, nothing_new: bool) -> None:
         _say("nothing to do: no round is missing, and both layers are up to date")
     else:
         made = [name for name, done in (("tidy", tidied), ("summary", summarised)) if done]
-        _say(f"rebuilt: {' and '.join(made)}" if made else "nothing to do: both layers are up to date")
+        _say(f"rebuilt: {' and '.join(made)}" if made else "both layers are up to date")
 
 
 def run_query(options: argparse.Namespace) -> int:
