@@ -13,7 +13,7 @@ from ringfence.settings import Settings, load_credential, load_policy
 from tests.cli.command import ringfence
 
 
-def test_certificates_are_good_for_the_policy_that_goes_with_them(tmp_path: Path) -> None:
+def test_certificates_meet_the_policy_made_for_them(tmp_path: Path) -> None:
     assert ringfence("certificate", "new", "site", "node-0", "node-1", folder=tmp_path).returncode == 0
     assert ringfence("policy", "new", "site/policy.toml", folder=tmp_path).returncode == 0
     site = tmp_path / "site"
@@ -91,7 +91,7 @@ def test_an_authority_that_others_can_use_is_not_used(tmp_path: Path) -> None:
     assert "cannot read site/ca.key" in ringfence("certificate", "new", "site", "b", folder=tmp_path).stderr
 
 
-def test_an_authority_of_which_half_is_missing_is_told_with_a_way_out(tmp_path: Path) -> None:
+def test_an_incomplete_authority_is_refused_with_a_remedy(tmp_path: Path) -> None:
     ringfence("certificate", "new", "site", "a", folder=tmp_path)
     (tmp_path / "site" / "ca.pem").unlink()
     done = ringfence("certificate", "new", "site", "b", folder=tmp_path)
@@ -99,7 +99,7 @@ def test_an_authority_of_which_half_is_missing_is_told_with_a_way_out(tmp_path: 
     assert "restore the missing file, or name a new folder" in done.stderr
 
 
-def test_where_certificates_do_not_fit_nothing_is_left_of_them(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_certificates(tmp_path: Path) -> None:
     """Keys fit here, and certificates do not."""
     done = ringfence("certificate", "new", "new/site", "a", folder=tmp_path, room=400)
     assert done.returncode == 2
@@ -107,7 +107,7 @@ def test_where_certificates_do_not_fit_nothing_is_left_of_them(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_where_one_certificate_does_not_fit_none_is_written(tmp_path: Path) -> None:
+def test_if_one_certificate_cannot_be_written_none_is(tmp_path: Path) -> None:
     ringfence("certificate", "new", "site", "a", folder=tmp_path)
     before = sorted(tmp_path.rglob("*"))
     room = (tmp_path / "site" / "a.pem").stat().st_size + 50  # a signature may be a little longer; a name of 63 is much

@@ -31,13 +31,13 @@ def test_help_is_there_for_every_command(arguments: tuple[str, ...]) -> None:
     assert done.stdout.startswith(f"usage: {' '.join(['ringfence', *arguments])}")
 
 
-def test_what_a_terminal_cannot_show_is_replaced() -> None:
+def test_characters_that_a_terminal_cannot_show_are_replaced() -> None:
     done = ringfence("bench", "collectives", "--help", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "--sizes SIZE,?" in done.stdout
 
 
-def test_help_teaches_by_examples_and_names_the_exit_codes() -> None:
+def test_help_has_examples_and_exit_codes() -> None:
     text = ringfence("--help").stdout
     assert "examples:" in text
     assert "exit codes:" in text
@@ -106,7 +106,7 @@ PRINTING = [("1", ("plan", "models")), ("", ("plan", "models")), ("", ("plan", "
 
 
 @pytest.mark.parametrize(("unbuffered", "arguments"), PRINTING)
-def test_a_reader_that_has_had_enough_ends_the_command_in_silence(unbuffered: str, arguments: tuple[str, ...]) -> None:
+def test_a_closed_pipe_ends_the_command_silently(unbuffered: str, arguments: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb"):
@@ -115,7 +115,7 @@ def test_a_reader_that_has_had_enough_ends_the_command_in_silence(unbuffered: st
 
 
 @pytest.mark.parametrize(("unbuffered", "arguments"), PRINTING)
-def test_output_that_finds_no_room_is_one_line_and_exit_code_2(unbuffered: str, arguments: tuple[str, ...]) -> None:
+def test_output_to_a_full_disk_is_one_line_and_exit_code_2(unbuffered: str, arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:
         done = printing_to(full.fileno(), *arguments, unbuffered=unbuffered)
     assert done.returncode == 2
@@ -138,6 +138,6 @@ sys.exit(main(["--version"]))
 """
 
 
-def test_an_interrupt_while_modules_are_imported_is_no_traceback() -> None:
+def test_an_interrupt_during_imports_prints_no_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

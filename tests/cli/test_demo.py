@@ -23,7 +23,7 @@ from tests.cli.command import ringfence
 
 
 @pytest.mark.promise("A flipped bit during training raises on every worker, and the error names the sender.")
-def test_the_whole_story_comes_true() -> None:
+def test_all_checks_of_the_demo_pass() -> None:
     done = ringfence("demo", timeout=90, RINGFENCE_POLICY="of/another/run.toml")  # which has no part in it
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("All checks passed.")
@@ -36,7 +36,7 @@ def test_the_whole_story_comes_true() -> None:
 
 
 @pytest.mark.parametrize("step", [b"1. ", b"2. "])
-def test_a_demo_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path, step: bytes) -> None:
+def test_sigterm_leaves_no_files_and_no_workers(tmp_path: Path, step: bytes) -> None:
     """SIGTERM to the command alone, as from a supervisor: no secret on the disk, and no worker."""
     demo = subprocess.Popen(
         [sys.executable, "-m", "ringfence.cli", "demo"],
@@ -72,7 +72,7 @@ def test_a_sentence_that_is_not_there_is_not_found() -> None:
     assert sighting.dump.startswith("00000030  30 31")
 
 
-def test_nothing_captured_is_nothing_shown() -> None:
+def test_without_packets_nothing_is_shown() -> None:
     assert viewer.look([], SENTENCE) == viewer.Sighting(0, 0, "")
 
 
@@ -88,13 +88,13 @@ def test_the_payload_of_a_packet_is_cut_out_exactly() -> None:
     assert capture.tcp_payload(packet(b"hello")) == (b"\x7f\0\0\1\x7f\0\0\2\0\1\0\2", b"hello")
 
 
-def test_packets_without_a_payload_or_of_another_protocol_are_left_out() -> None:
+def test_packets_without_tcp_payload_are_ignored() -> None:
     assert capture.tcp_payload(packet(b"")) is None
     assert capture.tcp_payload(packet(b"hello", socket.IPPROTO_UDP)) is None
 
 
 @given(st.binary(max_size=80))
-def test_no_packet_makes_the_viewer_stumble(data: bytes) -> None:
+def test_any_packet_can_be_parsed(data: bytes) -> None:
     parsed = capture.tcp_payload(data)
     assert parsed is None or parsed[1] in data
 
@@ -130,7 +130,7 @@ def test_the_relay_passes_bytes_on_and_keeps_a_copy(passage: Passage) -> None:
     assert sorted(relay.streams()) == [b"and back", b"there"]
 
 
-def test_the_relay_flips_one_bit_once_and_only_on_the_way_to_the_worker(
+def test_the_relay_flips_one_bit_once_and_only_toward_the_worker(
     passage: Passage,
 ) -> None:
     relay, dialler, worker = passage
@@ -153,7 +153,7 @@ def test_the_end_of_a_connection_passes_through_the_relay(
     assert worker.recv(100) == b""
 
 
-def test_where_nobody_may_listen_the_gloo_half_is_left_out_and_says_so(
+def test_without_capture_the_gloo_step_is_skipped_with_a_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert demo.gloo_is_readable(tmp_path, None, private=False)
@@ -169,6 +169,6 @@ def test_the_choice_of_the_data_plane_reaches_the_workers(tmp_path: Path, monkey
         workers.add_up()
 
 
-def test_a_worker_that_ends_early_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_a_worker_that_ends_early_is_reported_with_its_last_line(tmp_path: Path) -> None:
     with Workers("no-such-backend", tmp_path, [{}, {}]) as workers, pytest.raises(DemoError, match="no-such-backend"):
         workers.add_up()

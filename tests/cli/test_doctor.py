@@ -66,7 +66,7 @@ def test_a_ready_machine_is_exit_code_0(secret: Path) -> None:
         ("RINGFENCE_TOKEN_COMMAND", "'"),
     ],
 )
-def test_what_a_worker_would_refuse_is_found_with_the_workers_words(secret: Path, name: str, value: str) -> None:
+def test_doctor_reports_the_error_that_a_worker_would_raise(secret: Path, name: str, value: str) -> None:
     environ = {"RINGFENCE_SECRET_FILE": str(secret), name: value}
     with pytest.raises(ConfigurationError) as refused:
         Settings.from_environment(environ)
@@ -89,7 +89,7 @@ def test_ports_that_are_used_up_are_found() -> None:
     assert "cannot listen on ports" in found.text
 
 
-def test_a_range_of_one_port_is_too_small_for_a_worker_with_children(secret: Path) -> None:
+def test_one_port_is_too_few_for_a_worker_with_children(secret: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     done = ringfence("doctor", RINGFENCE_SECRET_FILE=str(secret), RINGFENCE_PORTS=str(port))
@@ -120,7 +120,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_data_plane_that_was_not_compiled_is_named_with_its_repair(secret: Path) -> None:
+def test_doctor_reports_a_data_plane_that_is_not_compiled(secret: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_COMPILER, "doctor", "--json"],
@@ -189,13 +189,13 @@ def test_a_secret_file_that_is_not_there_is_found(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in found.text
 
 
-def test_a_secret_file_that_is_not_there_can_be_made_as_it_is_said(tmp_path: Path) -> None:
+def test_the_fix_for_a_missing_secret_file_works(tmp_path: Path) -> None:
     found = configuration.secret_file({"RINGFENCE_SECRET_FILE": str(tmp_path / "run.secret")})
     assert repaired(found, tmp_path).good is True
 
 
 @pytest.mark.parametrize("content", ["", "password\n"])
-def test_a_file_that_is_no_secret_is_put_aside_by_its_repair(secret: Path, content: str) -> None:
+def test_the_fix_for_an_invalid_secret_keeps_the_old_file(secret: Path, content: str) -> None:
     secret.write_text(content)
     found = configuration.secret_file({"RINGFENCE_SECRET_FILE": str(secret)})
     assert repaired(found, secret.parent).good is True
@@ -212,7 +212,7 @@ def repaired(found: Check, folder: Path) -> Check:
     return configuration.secret_file({"RINGFENCE_SECRET_FILE": str(folder / "run.secret")})
 
 
-def test_a_secret_that_may_not_be_read_is_not_to_be_replaced(secret: Path) -> None:
+def test_an_unreadable_secret_is_not_replaced(secret: Path) -> None:
     """Other machines have the same one: with a new secret this worker would be refused."""
     secret.chmod(0)
     with unprivileged(secret.parent):
@@ -258,7 +258,7 @@ def test_it_says_which_tee_this_machine_is_a_guest_of(tmp_path: Path, device: st
     assert (found.value, found.good) == (kind, True)
 
 
-def test_with_a_policy_it_says_what_this_worker_would_show(secret: Path) -> None:
+def test_with_a_policy_doctor_names_what_the_worker_presents(secret: Path) -> None:
     policy = secret.parent / "policy.toml"
     policy.write_text("version = 1\n[[admit]]\n[admit.secret]\n")
     environ = {"RINGFENCE_POLICY": str(policy), "RINGFENCE_SECRET_FILE": str(secret)}
@@ -365,7 +365,7 @@ def test_a_missing_torch_comes_with_its_repair(monkeypatch: pytest.MonkeyPatch) 
     assert found.fix == 'python -m pip install "torch>=2.13,<2.16"'
 
 
-def test_a_missing_cryptography_does_not_stop_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_runs_without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
         monkeypatch.setitem(sys.modules, name, None)
     assert software.openssl().value is None

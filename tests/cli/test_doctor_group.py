@@ -50,7 +50,7 @@ def test_a_torch_that_forms_no_group_is_not_ready(tmp_path: Path) -> None:
     [(CRASHES, "the process ended with SIGABRT"), (PLAINTEXT, "torch made a group of 'gloo', which is not encrypted")],
     ids=["crash", "plaintext"],
 )
-def test_a_torch_that_crashes_or_makes_plaintext_groups_is_not_ready(tmp_path: Path, added: str, said: str) -> None:
+def test_doctor_fails_if_torch_crashes_or_makes_plaintext_groups(tmp_path: Path, added: str, said: str) -> None:
     python = installation_with_changed_torch(tmp_path, added)
     done = ringfence("doctor", "--json", python=python)
     (found,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "group"]
@@ -71,7 +71,7 @@ def test_settings_of_a_run_do_not_reach_the_group() -> None:
     assert group({**os.environ, **wrong}, []).good is True
 
 
-def test_the_group_waits_until_the_software_is_repaired() -> None:
+def test_the_group_is_skipped_while_software_is_missing() -> None:
     fault: dict[str, Any] = {"value": None, "good": False}
     found = group(os.environ, [Check("torch", "missing", **fault), Check("backend", "none", **fault)])
     assert (found.good, found.text) == (None, "skipped: first repair torch, backend")

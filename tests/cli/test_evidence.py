@@ -73,7 +73,7 @@ def test_recorded_evidence_is_genuine_at_its_time() -> None:
         ((TURIN[0], "--certificate", f"{TDX}/none"), 2, "No such file"),
     ],
 )
-def test_what_is_not_in_order_is_refused_with_its_reason(
+def test_invalid_evidence_is_refused_with_its_reason(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, text: str
 ) -> None:
     found, output = run(capsys, "verify", *arguments)
@@ -130,7 +130,7 @@ def test_what_is_measured_from_a_quote_admits_it(
 
 
 @pytest.mark.parametrize("file", ["hopper_evidence.json", "evidence_hopper_590_12.json", "multi_gpu_hopper.json"])
-def test_what_is_measured_from_gpus_is_a_file_of_reference_values_values(
+def test_measuring_gpus_gives_a_file_of_reference_values(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str
 ) -> None:
     """Evidence of real GPUs, as NVIDIA's tools wrote it, under NVIDIA's root."""
@@ -162,7 +162,7 @@ def test_gpu_evidence_that_was_changed_is_not_measured(capsys: pytest.CaptureFix
     assert (code, "not signed by its attestation key" in output) == (1, True)
 
 
-def test_what_cannot_be_verified_is_measured_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unverified_evidence_is_measured_and_marked(capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run(capsys, "measure", f"{SNP}/virtee-report_milan.hex")
     assert code == 0
     assert output.startswith("# SEV-SNP report from Milan or Genoa, NOT VERIFIED: no --certificate was given")
@@ -308,9 +308,7 @@ def test_collateral_is_fetched_from_the_service_that_is_named(
     assert run(capsys, "verify", *QUOTE, "--collateral", out)[0] == 0
 
 
-def test_collateral_is_refreshed_in_place_and_never_by_an_older_one(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_older_collateral_never_replaces_newer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A month later the same command replaces the file; the policy that lists it goes on."""
     mint = foundry()
     quote, out = tmp_path / "quote", tmp_path / "b0c06f000000.json"

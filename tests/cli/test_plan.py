@@ -71,7 +71,7 @@ def test_one_point_without_torch() -> None:
         assert words in done.stdout
 
 
-def test_a_price_in_json_adds_up() -> None:
+def test_a_cost_in_json_adds_up() -> None:
     found = answered("plan", "--model", "gpt2", "--hardware", "snp-25g", "--workers", "8")
     (point,) = found["points"]
     sealed = point["variants"]["ringfence"]
@@ -138,7 +138,7 @@ def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
     assert checked["steps"]["scored_cells"] + checked["collectives"]["scored_cells"] == checked["scored_cells"]
 
 
-def test_where_a_profile_does_not_fit_nothing_is_left_of_it(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_profile(tmp_path: Path) -> None:
     folder = study(tmp_path)
     done = ringfence("plan", "calibrate", "--study", str(folder), folder=tmp_path, room=20)
     assert done.returncode == 2
@@ -146,7 +146,7 @@ def test_where_a_profile_does_not_fit_nothing_is_left_of_it(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_validation_says_what_free_communication_would_score() -> None:
+def test_a_validation_scores_free_communication_too() -> None:
     shown = validation_summary(validate(synthetic()))
     rows = [line.split("  ")[0] for line in shown.splitlines()[2:]]
     assert rows == ["collectives", "steps", "steps, were communication free"]
@@ -154,7 +154,7 @@ def test_a_validation_says_what_free_communication_would_score() -> None:
     assert "free" not in validation_summary(only)
 
 
-def test_of_two_machines_the_one_that_was_measured_last_is_read(tmp_path: Path) -> None:
+def test_the_machine_measured_last_is_read(tmp_path: Path) -> None:
     """As in the report of the same study, however many rows the older one has."""
     folder = study(tmp_path) / "summary"
     rows = synthetic()
@@ -198,13 +198,13 @@ def test_fsdp_is_predicted_beside_ddp() -> None:
     assert sharded["variants"]["ringfence"]["seconds"] > ddp["variants"]["ringfence"]["seconds"]
 
 
-def test_levers_that_exist_come_first_and_the_others_name_what_they_need() -> None:
+def test_levers_that_exist_come_before_those_that_do_not() -> None:
     shown = bare("plan", "--model", "gpt2-xl", "--hardware", "h100-ppcie").stdout
     assert shown.index("recommended now:") < shown.index("not available yet") < shown.index("would need")
     assert shown.index("bucket  ") < shown.index("a schedule of two levels")
 
 
-def test_a_schedule_that_is_asked_for_is_said_not_to_be_built() -> None:
+def test_a_requested_schedule_is_marked_as_not_built() -> None:
     asked = bare("plan", "--model", "gpt2", "--workers", "8", "--schedule", "doubling").stdout
     assert "schedule: doubling, as asked; not built: the runtime's table chooses" in asked
     assert "as asked" not in bare("plan", "--model", "gpt2", "--workers", "8").stdout
@@ -235,7 +235,7 @@ def test_a_schedule_that_is_asked_for_is_said_not_to_be_built() -> None:
         (["calibrate", "--study", "nowhere", "--to", "taken.svg"], "name a new file with --to"),
     ],
 )
-def test_mistakes_are_told_with_a_way_out(arguments: list[str], says: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_with_a_remedy(arguments: list[str], says: str, tmp_path: Path) -> None:
     (tmp_path / "taken.svg").write_text("mine")
     done = bare("plan", *arguments, folder=tmp_path)
     assert done.returncode == 2

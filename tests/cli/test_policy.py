@@ -37,7 +37,7 @@ def test_there_is_a_template_for_every_kind_of_proof() -> None:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_a_template_names_known_keys_and_is_refused_until_it_is_filled_in(tmp_path: Path, kind: str) -> None:
+def test_a_template_has_known_keys_and_must_be_filled_in(tmp_path: Path, kind: str) -> None:
     assert ringfence("certificate", "new", ".", "a", folder=tmp_path).returncode == 0
     assert ringfence("policy", "new", "policy.toml", "--admit", kind, folder=tmp_path).returncode == 0
     text = (tmp_path / "policy.toml").read_text()
@@ -149,7 +149,7 @@ def test_check_finds_collateral_at_its_end(tmp_path: Path) -> None:
     ],
     ids=["expired", "soon", "not signed", "foreign"],
 )
-def test_check_finds_lists_of_revoked_certificates_that_no_worker_believes(
+def test_check_finds_revocation_lists_that_amd_did_not_sign(
     tmp_path: Path, days: tuple[int, int], amd: bool, says: str
 ) -> None:
     """In AMD's name or not, these are signed by somebody else."""
@@ -189,7 +189,7 @@ def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
     ]
 
 
-def test_where_a_policy_does_not_fit_nothing_is_left_of_it(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_policy(tmp_path: Path) -> None:
     done = ringfence("policy", "new", "policy.toml", "--trust-domain", "example.org", folder=tmp_path, room=20)
     assert done.returncode == 2
     assert done.stderr == "ringfence: cannot write policy.toml: File too large\n"

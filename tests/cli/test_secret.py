@@ -24,7 +24,7 @@ def test_a_new_secret_is_64_hex_digits_that_only_the_owner_reads(tmp_path: Path)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_the_secret_is_not_printed_and_the_next_step_is(tmp_path: Path) -> None:
+def test_the_secret_is_never_printed(tmp_path: Path) -> None:
     done = ringfence("secret", "new", "run.secret", folder=tmp_path)
     file = tmp_path / "run.secret"
     assert file.read_text().strip() not in done.stdout + done.stderr
@@ -76,7 +76,7 @@ def fingerprint(folder: Path, name: str = "run.secret") -> str:
     return str(json.loads(done.stdout)["fingerprint"])
 
 
-def test_two_copies_have_one_fingerprint_and_two_secrets_have_two(tmp_path: Path) -> None:
+def test_equal_secrets_have_equal_fingerprints(tmp_path: Path) -> None:
     for name in ("one", "two"):
         ringfence("secret", "new", name, folder=tmp_path)
     shutil.copy2(tmp_path / "one", tmp_path / "copy")
@@ -85,7 +85,7 @@ def test_two_copies_have_one_fingerprint_and_two_secrets_have_two(tmp_path: Path
     assert fingerprint(tmp_path, "one") not in (tmp_path / "one").read_text()
 
 
-def test_a_file_that_workers_would_refuse_does_not_pass_the_check(tmp_path: Path) -> None:
+def test_check_refuses_a_file_that_workers_would_refuse(tmp_path: Path) -> None:
     ringfence("secret", "new", "run.secret", folder=tmp_path)
     (tmp_path / "run.secret").chmod(0o644)
     done = ringfence("secret", "check", "run.secret", folder=tmp_path)
@@ -151,7 +151,7 @@ def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 20])
-def test_where_a_secret_does_not_fit_nothing_is_left_of_it(tmp_path: Path, room: int) -> None:
+def test_a_full_disk_leaves_no_partial_secret(tmp_path: Path, room: int) -> None:
     done = ringfence("secret", "new", "run.secret", folder=tmp_path, room=room)
     assert done.returncode == 2
     assert done.stderr == "ringfence: cannot write run.secret: File too large\n"
@@ -159,7 +159,7 @@ def test_where_a_secret_does_not_fit_nothing_is_left_of_it(tmp_path: Path, room:
     assert ringfence("secret", "new", "run.secret", folder=tmp_path).returncode == 0
 
 
-def test_where_a_new_secret_does_not_fit_the_old_one_stays(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_secret(tmp_path: Path) -> None:
     ringfence("secret", "new", "run.secret", folder=tmp_path)
     before = (tmp_path / "run.secret").read_text()
     done = ringfence("secret", "rotate", "run.secret", folder=tmp_path, room=20)

@@ -40,7 +40,7 @@ def test_each_half_predicts_the_other() -> None:
     assert worst < 0.3
 
 
-def test_the_two_ways_of_hiding_are_told_apart() -> None:
+def test_tail_and_beside_are_fitted_separately() -> None:
     """A step that a GPU computes and one that computes on the same cores have a figure each."""
     found = calibrate(synthetic(noise=0.0), cores=2).variants
     for variant, true in TRUTH.items():

@@ -38,7 +38,7 @@ def simulated(
     workers=st.integers(2, 64),
     slices=st.sampled_from([1 * KIB, 8 * KIB, 100 * KIB, 256 * KIB, 600 * KIB]),
 )
-def test_rings_cost_what_the_walk_says(
+def test_ring_costs_agree_with_the_simulation(
     profile: Hardware, variant: str, identifier: ScheduleId, workers: int, slices: int
 ) -> None:
     size = slices * workers
@@ -53,14 +53,14 @@ def test_rings_cost_what_the_walk_says(
     workers=st.sampled_from([2, 4, 7, 8, 16, 31, 32, 64]),
     size=st.sampled_from([4 * KIB, 256 * KIB, 2 * MIB, 6 * MIB]),
 )
-def test_all_schedules_cost_about_what_the_walk_says(
+def test_costs_of_all_schedules_are_near_the_simulation(
     profile: Hardware, identifier: ScheduleId, workers: int, size: int
 ) -> None:
     closed = collective_cost(profile, VARIANTS["ringfence"], identifier, workers, size).seconds
     assert closed == pytest.approx(simulated(profile, "ringfence", identifier, workers, size), rel=0.45)
 
 
-def test_rings_and_trees_are_near_the_walk_on_the_whole() -> None:
+def test_rings_and_trees_are_near_the_simulation_on_average() -> None:
     """The tolerances above are for the worst; this is about the usual: half of all within 4 %, nine of ten within 25 %."""
     off = []
     for name in ("tdx-10g", "tdx-100g", "tdx-400g"):
@@ -77,7 +77,7 @@ def test_rings_and_trees_are_near_the_walk_on_the_whole() -> None:
 
 @pytest.mark.parametrize("identifier", [*RINGS, *TREES, *CHAINS, ScheduleId.BROADCAST_BINOMIAL], ids=lambda i: i.name)
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 8, 13, 16, 33])
-def test_chains_are_as_long_as_the_walk_finds_them(identifier: ScheduleId, workers: int) -> None:
+def test_chains_are_as_long_as_in_the_simulation(identifier: ScheduleId, workers: int) -> None:
     """With nothing but latency, a collective takes as many seconds as messages wait for each other."""
     figures = {f"core_{name}": 0.0 for name in ("seal", "open", "send", "receive", "reduce", "copy", "message")}
     only_latency = hardware.load("tdx-100g").with_values(**figures, network_latency=1e6, network_rate=1e9)

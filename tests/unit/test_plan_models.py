@@ -26,7 +26,7 @@ SIZES = {
 }
 
 
-def test_models_have_the_parameters_that_everybody_counts() -> None:
+def test_models_have_their_known_number_of_parameters() -> None:
     assert {name: models.load(name).elements for name in SIZES} == SIZES
     assert set(models.names()) > set(SIZES)
 

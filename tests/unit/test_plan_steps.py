@@ -69,7 +69,7 @@ def test_fewer_synchronisations_cost_less() -> None:
     assert often.exposed == pytest.approx(10 * seldom.exposed)
 
 
-def test_two_levels_are_worth_it_where_workers_share_a_fast_node() -> None:
+def test_two_levels_pay_off_where_workers_share_a_fast_node() -> None:
     profile = hardware.load("h100-ppcie")
     flat, two = (all_reduce(profile, VARIANTS["ringfence"], name, 64, 1e8).seconds for name in ("ring", "hierarchical"))
     assert two < flat / 2
@@ -96,7 +96,7 @@ def test_advice_never_makes_it_worse(name: str, workers: int, model: str) -> Non
     assert {each.lever for each in built} <= {"bucket"}
 
 
-def test_a_schedule_is_advised_as_what_cannot_be_set_today() -> None:
+def test_a_better_schedule_is_advised_as_not_built() -> None:
     """The runtime's table chooses: whoever asks with a bad schedule is told of a better one, and that it is not built."""
     profile = hardware.load("tdx-100g")
     found = plan(profile, Question(GPT2, 8, schedule="doubling"))
@@ -106,7 +106,7 @@ def test_a_schedule_is_advised_as_what_cannot_be_set_today() -> None:
     assert found.tuned["ringfence"].seconds > found.synchronous.seconds
 
 
-def test_two_levels_that_were_asked_for_are_not_advised_again() -> None:
+def test_a_requested_schedule_is_not_advised_again() -> None:
     profile = hardware.load("h100-ppcie")
     found = plan(profile, Question(GPT2, 64, schedule="hierarchical"))
     assert not any("schedule" in each.lever for each in found.advice)
@@ -129,7 +129,7 @@ def test_plaintext_is_compared_at_what_is_best_for_plaintext(name: str, workers:
     assert plain <= step(profile, VARIANTS["plaintext"], best_for(profile, question, "plaintext")).seconds
 
 
-def test_buckets_that_were_best_for_one_thread_do_not_stay_where_more_threads_want_others() -> None:
+def test_buckets_are_chosen_again_for_more_threads() -> None:
     profile, question = hardware.load("tdx-100g"), Question(models.load("gpt2-xl"), 16_384)
     best = best_for(profile, question, "ringfence")
     assert best.threads > 1
@@ -183,7 +183,7 @@ def test_published_figures_stand_beside_what_is_predicted() -> None:
         assert (each.compute + copies * overhead + moved / rate) / each.plain == pytest.approx(41.6)
 
 
-def test_the_published_setting_is_priced_by_the_model_itself() -> None:
+def test_the_published_setting_is_predicted_by_the_model() -> None:
     profile, model = hardware.load("h100-cc"), models.load("gpt2-xl")
     for each in published.gpt2_xl():
         question = Question(model, 4, samples=each.samples)
@@ -203,7 +203,7 @@ def test_each_of_fastracks_fixes_saves_time() -> None:
     assert found[0].reduction == 0
 
 
-def test_a_trace_that_was_cut_is_found_again_by_its_scale() -> None:
+def test_a_cut_trace_is_found_again_by_its_scale() -> None:
     from ringfence.lab.plan.traces import as_replayed, trace
 
     for name, most in (("gpt2-xl", 512 << 20), ("llama-7b", 2 << 30), ("gpt2", 64 << 20), ("resnet50", 1 << 30)):

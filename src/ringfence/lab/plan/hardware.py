@@ -61,10 +61,6 @@ VARIANT_FIGURES: Final = {
     "tail": "times what the model finds left to do when computing ends that leaves the cores free; may be above 1",
     "beside": "times its core seconds where computing takes the same cores; above 1 if the two slow each other down",
 }
-_RENAMED: Final = {
-    "cross" + "ing": "device",
-    "ways": "variants",
-}  # sections of profiles written before the first release
 
 
 @dataclass(frozen=True)
