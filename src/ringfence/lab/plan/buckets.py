@@ -1,4 +1,4 @@
-"""The buckets into which DistributedDataParallel gathers gradients: what an all-reduce of a training step is about."""
+"""The buckets into which DistributedDataParallel gathers gradients, each of which is all-reduced."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 
 MIB: Final = 1 << 20
 DEFAULT_MIB: Final = 25.0
-_FIRST: Final = 1 * MIB  # DDP's first bucket, when nobody asked for a size: so that something leaves early
+_FIRST: Final = 1 * MIB  # DDP's first bucket if no size is set: communication starts early
 
 
 def buckets(parameters: Sequence[int], cap_mib: float | None, bytes_each: int) -> tuple[int, ...]:
-    """Bytes of the buckets, in the order in which DDP reduces them: from the last parameter to the first.
+    """Return the bytes of the buckets in the order in which DDP reduces them: from the last parameter to the first.
 
     This is DDP from its second step on; in the first it does not yet know in which order gradients come, and reduces
     everything as one. A bucket is closed by the parameter with which it reaches its cap, so it may be much larger. `bytes_each`

@@ -51,7 +51,7 @@ Terms = dict[str, float]
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds, the terms that add up to them, and which bound they are from."""
+    """Seconds, the terms that add up to them, and the bound that determines them."""
 
     seconds: float
     terms: Mapping[str, float]
@@ -65,7 +65,7 @@ class Cost:
         return max(self.terms, key=lambda term: self.terms[term])
 
     def plus(self, other: Cost) -> Cost:
-        """One after the other."""
+        """Return the cost of both, one after the other."""
         bound = self.bound if self.seconds >= other.seconds else other.bound
         terms = _added(self.terms, other.terms)
         return Cost(self.seconds + other.seconds, terms, bound, self.work + other.work, self.cpu + other.cpu)
@@ -79,7 +79,7 @@ FREE: Final = Cost(0.0, {"per-message overhead": 0.0}, "chain")
 
 
 class Load(NamedTuple):
-    """What one worker does in all: segments handled, and bytes through each stage."""
+    """The work of one worker: segments handled, and bytes through each stage."""
 
     messages: float = 0.0
     sealed: float = 0.0
@@ -118,7 +118,7 @@ def collective_cost(
     memory: float | None = None,
     narrow: bool = False,
 ) -> Cost:
-    """What one collective of `whole` bytes among `size` workers costs.
+    """Return the cost of one collective of `whole` bytes among `size` workers.
 
     `per_node`: if not as the hardware says. `at_once`: how many run at the same time, so that a thread has others to turn to.
     `memory`: bytes that a worker goes through before it comes back to these, if not the whole. `narrow`: it adds bfloat16.
@@ -167,7 +167,7 @@ def collective_cost(
 
 
 def _joined(path: Terms, work: Terms, bound: str) -> tuple[Terms, str]:
-    """Everybody is busy all the time: the longer of the two, and a little more where they are about the same.
+    """Combine the bounds of workers that are always busy: the longer one, and a little more where both are similar.
 
     Then a segment sometimes finds its worker at work on another one. The smooth maximum agrees with the simulation.
     """
@@ -184,7 +184,7 @@ def _in_turn(path: Terms, work: Terms, bound: str, pieces: float) -> tuple[Terms
 
 
 def load(variant: Variant, counted: Mapping[Task, float], whole: float) -> Load:
-    """What one worker's tasks come to when the collective is about so many bytes."""
+    """Return the work of one worker in a collective of `whole` bytes."""
     messages = sealed = opened = sent = received = reduced = copied = 0.0
     for (action, part, seals), times in counted.items():
         length = part * whole * times
@@ -209,14 +209,14 @@ def _loads(variant: Variant, identifier: ScheduleId, size: int, whole: float) ->
 
 
 def _leaving(identifier: ScheduleId, size: int, together: int, loads: tuple[Load, ...], mean: Load) -> float:
-    """Bytes that the busiest node sends or gets over its card."""
+    """Return the bytes that the busiest node sends or receives over its network card."""
     if together >= size:
         return 0.0
     most = max(max(each.sent, each.received) for each in loads)
     if identifier in _RINGS:
         return most  # neighbours sit together: one of a node's workers talks to another node
     all_of_them = max(most, together * max(mean.sent, mean.received))
-    return all_of_them * (size - together) / (size - 1)  # anybody may talk to anybody
+    return all_of_them * (size - together) / (size - 1)  # any worker may send to any other
 
 
 def _message(
@@ -229,7 +229,7 @@ def _message(
     together: int,
     identifier: ScheduleId,
 ) -> Terms:
-    """One message of the chain: its first segment, or all of it where nothing goes on before it is complete."""
+    """Return the terms of one message of the chain: of its first segment, or of all if the next one waits for all."""
     length, pieces = segments(variant, link.part * whole)
     far = 0.0 if together >= size else (1 / together if identifier in _RINGS else 1.0)
     sharing = max(0.0, together / max(1.0, hardware["node", "cores"]) - 1)
@@ -253,7 +253,7 @@ def _message(
 
 
 def _shares(identifier: ScheduleId, variant: Variant, size: int) -> tuple[float, float]:
-    """Of a chain's messages, how many are sealed anew and how many are added to something."""
+    """Return the shares of a chain's messages that are sealed anew and that are added to other data."""
     name = identifier.name
     if identifier is ScheduleId.ALL_REDUCE_DOUBLING:
         return 1.0, 1.0
@@ -281,7 +281,7 @@ def without_device(hardware: Hardware) -> Hardware:
 
 
 def staging(hardware: Hardware, variant: Variant, size: int, whole: float, copies: float, per_node: int) -> Cost:
-    """What a call costs that works on memory of its own: getting as much as the whole, and copying it so many times."""
+    """Return the cost of a call that allocates as much memory as `whole` and copies it `copies` times."""
     spent = stage_costs(hardware, variant)
     each = whole * (copies * spent.staged + (spent.fresh if whole > GIVEN_BACK else 0.0))
     together = min(size, max(1, per_node))

@@ -91,11 +91,11 @@ class Hardware:
         return self.values[key]
 
     def assumed(self) -> dict[str, str]:
-        """The figures that nobody measured or published, with the reason why they are what they are."""
+        """Return the figures that were neither measured nor published, with the reason for each."""
         return {f"{a}.{b}": figure.origin for (a, b), figure in self.figures.items() if figure.assumed}
 
     def with_values(self, **changes: float) -> Hardware:
-        """The same with other figures, `core_seal=0.1` in the file's unit: for what-if questions and fits."""
+        """Return the profile with other figures, such as `core_seal=0.1`, in the units of the file."""
         figures = dict(self.figures)
         for name, value in changes.items():
             section, _, what = name.partition("_")
@@ -105,21 +105,21 @@ class Hardware:
 
 @lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
-    """The profiles that come with the package."""
+    """Return the names of the package's profiles."""
     files = sorted(file.name for file in _folder().iterdir() if file.name.endswith(".toml"))
     return tuple(name for file in files if not _document(name := file.removesuffix(".toml")).get("base"))
 
 
 @lru_cache(maxsize=32)
 def load(name: str) -> Hardware:
-    """A profile of the package by name."""
+    """Return a profile of the package. Raises ConfigurationError for an unknown name."""
     if name not in names():
         raise ConfigurationError(f"no hardware profile is called {name!r}: {', '.join(names())}, or the path of a file")
     return parse(_text(name), name)
 
 
 def parse(text: str, name: str) -> Hardware:
-    """A profile from its TOML text."""
+    """Parse a profile from TOML. Raises ConfigurationError if anything in it is unknown or missing."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -128,7 +128,7 @@ def parse(text: str, name: str) -> Hardware:
 
 
 def _merged(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """The document over the one that it extends, section by section."""
+    """Merge a document into the one that it extends, section by section."""
     base = document.pop("extends", None)
     document.pop("base", None)
     if base is None:
@@ -189,7 +189,7 @@ def _variants(name: str, found: object) -> dict[str, dict[str, float]]:
 
 
 def dump(hardware: Hardware, source: str, date: str) -> str:
-    """The profile as TOML. What was measured is said to come from `source`."""
+    """Return the profile as TOML, with `source` and `date` for measured figures."""
     lines = [f"title = {json.dumps(hardware.title)}"]
     for section in SECTIONS:
         lines.append(f"\n[{section}]")

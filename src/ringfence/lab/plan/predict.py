@@ -24,7 +24,7 @@ Case = Mapping[str, Any]
 
 
 def covered(case: Case) -> bool:
-    """Whether the model says anything about such a cell: no callers busy in Python, and DDP only."""
+    """Return whether the model covers a cell: DDP only, and no callers busy in Python."""
     if case["kind"] == "collective":
         return not case.get("busy") and case["operation"] in GLOO
     known = case["kind"] in ("training", "trace") and case.get("strategy") in (None, "ddp")
@@ -32,7 +32,10 @@ def covered(case: Case) -> bool:
 
 
 def predict(hardware: Hardware, case: Case, variant: str, alone: float | None = None) -> float:
-    """Seconds of the cell. `alone` is what a step takes without communication: measured, or what a user knows of it."""
+    """Return the seconds of a cell. `alone`: seconds of a step without communication.
+
+    Raises ConfigurationError if the model does not cover the cell, or `alone` is needed and missing.
+    """
     if variant not in MEASURED or not covered(case):
         raise ConfigurationError(f"the model does not cover {variant} in a cell of kind {case['kind']}")
     workers = int(case["workers"])
@@ -65,7 +68,7 @@ def _collective(hardware: Hardware, case: Case, variant: str, per_node: int) -> 
 
 
 def _over(hardware: Hardware, case: Case, alone: float, seconds: Callable[[Hardware, int], float]) -> float:
-    """Between hosts with limited links, the slower of the cores that all hosts share here and the links.
+    """Return the seconds between hosts with limited links: the slower of the shared cores and the links.
 
     What is compared is what communication adds; where both add about the same, it is a little more than either.
     """

@@ -81,7 +81,7 @@ def copies_only(hardware: Hardware | None = None) -> list[Copies]:
 
 
 def distance(predicted: float, buckets_are: str) -> str:
-    """How far a prediction is from what was published, in words."""
+    """Return how far a prediction is from the published figure, such as "2.0 times above"."""
     times = predicted / PUBLISHED[buckets_are]
     return f"{times:.1f} times above" if times >= 1 else f"{1 / times:.1f} times below"
 

@@ -1,4 +1,4 @@
-"""Which settings to use, and what each is expected to gain: one lever after the other, cheapest to pull first.
+"""Recommends settings with their expected gain: one lever after the other, those that exist first.
 
 bucket    DDP's bucket_cap_mb                                 a number in the training script: can be set today
 unit      blocks that FSDP wraps together                     in the training script: can be set today
@@ -30,7 +30,7 @@ _MOST_STEPS: Final = 500  # between two synchronisations; published low-communic
 
 @dataclass(frozen=True)
 class Advice:
-    """One lever: from what, to what, and the share of the step that is saved."""
+    """One lever: its new value, and the share of the step that it saves."""
 
     lever: str
     value: str
@@ -90,9 +90,9 @@ def plan(hardware: Hardware, question: Question) -> Plan:
 
 
 def in_the_clear(hardware: Hardware, question: Question, sealed: Question, built: bool = False) -> Step:
-    """Plaintext with the settings that are best for itself, or with those of the sealed variant, if they are better still.
+    """Return plaintext with the settings that are best for it, or with those of the sealed variant if they are better.
 
-    So what sealing costs is told against the best that there is without it.
+    So the cost of sealing is relative to the best plaintext.
     """
     choices = (best_for(hardware, question, "plaintext", built), sealed)
     return min((step(hardware, VARIANTS["plaintext"], each) for each in choices), key=lambda found: found.seconds)
@@ -108,7 +108,7 @@ def best_for(hardware: Hardware, question: Question, variant: str, built: bool =
 def _pulled(
     hardware: Hardware, question: Question, variant: str, levers: Iterable[tuple[bool, list[dict[str, Any]]]]
 ) -> Iterator[tuple[Advice, Question, Step]]:
-    """The levers that are worth it for this variant, each on top of those before."""
+    """Yield the levers that save enough for this variant, each on top of those before."""
     now = step(hardware, VARIANTS[variant], question)
     for built, choices in levers:
         found = _better(hardware, variant, question, now, choices)
@@ -150,7 +150,7 @@ _FIELDS: Final = {
 
 
 def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list[dict[str, Any]]]]:
-    """In turn: whether it can be set today, and its positions. Schedules are looked for together with bucket sizes."""
+    """Yield for each lever whether it exists, and its positions. Schedules are tried together with bucket sizes."""
     per_worker = max(1.0, hardware["node", "cores"] / max(1.0, hardware["node", "workers"]))
     counts = [count for count in THREADS if count <= per_worker]
     if question.strategy == "fsdp":
@@ -169,7 +169,7 @@ def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list
 def _better(
     hardware: Hardware, variant: str, question: Question, now: Step, choices: list[dict[str, Any]]
 ) -> tuple[Question, Step] | None:
-    """Of all within half a hundredth of the best, the one that changes least; if it saves enough at all."""
+    """Return, of all choices within 0.5 % of the best, the one that changes least; None if it saves too little."""
     asked = [replace(question, **choice) for choice in choices]
     predicted = [(each, step(hardware, VARIANTS[variant], each)) for each in asked]
     least = min(each.seconds for _, each in predicted)
@@ -181,7 +181,7 @@ def _better(
 
 
 def _spaced(hardware: Hardware, question: Question, now: Step) -> tuple[Question, Step] | None:
-    """Fewer synchronisations, if communication adds much more than is bearable even so."""
+    """Return fewer synchronisations if communication still adds much more than `_BEARABLE`, else None."""
     if question.strategy == "fsdp" or now.exposed <= 2 * _BEARABLE * now.compute:  # FSDP gathers in every step
         return None
     wanted = now.communication.seconds / (_BEARABLE * now.compute)
@@ -191,7 +191,7 @@ def _spaced(hardware: Hardware, question: Question, now: Step) -> tuple[Question
 
 
 def _needs(changed: list[str], better: Question) -> str:
-    """What the runtime lacks for a lever."""
+    """Return what the runtime lacks for a lever."""
     found = []
     if "schedule" in changed:
         two_levels = better.schedule == "hierarchical"

@@ -1,4 +1,4 @@
-"""The runtime's table of thresholds as the model would set it: from which size on which schedule is cheaper.
+"""The runtime's table of thresholds as the model would set it: from which size on a schedule is cheaper.
 
 The table travels with the roster, so all ranks choose alike. This makes one for a profile and changes nothing.
 """
@@ -49,7 +49,7 @@ CostGrid = dict[tuple[Collective, int, int], dict[ScheduleId, float]]
 
 @dataclass(frozen=True)
 class Difference:
-    """Where another table chooses another schedule, and what the model expects of it."""
+    """A collective for which another table chooses another schedule, and the gain that the model predicts."""
 
     collective: str
     workers: int
@@ -60,7 +60,7 @@ class Difference:
 
 
 def table(hardware: Hardware, groups: Sequence[int] = GROUPS) -> Table:
-    """The thresholds with which the choices cost least, over all sizes and groups alike."""
+    """Return the thresholds with which the choices cost least over all sizes and groups."""
     costs = _cost_grid(hardware, groups)
     found = DEFAULT
     for _ in range(_ROUNDS):
@@ -78,7 +78,7 @@ def table(hardware: Hardware, groups: Sequence[int] = GROUPS) -> Table:
 
 
 def differences(hardware: Hardware, groups: Sequence[int] = GROUPS, proposed: Table | None = None) -> list[Difference]:
-    """Where the model's table and the default one choose differently."""
+    """Return where the model's table and the default one choose different schedules."""
     costs, mine = _cost_grid(hardware, groups), proposed or table(hardware, groups)
     result = []
     for (kind, size, whole), each in costs.items():
@@ -105,7 +105,7 @@ def _grid(groups: Sequence[int]) -> Iterator[tuple[Collective, int, int]]:
 
 
 def _regret(costs: CostGrid, kinds: tuple[Collective, ...], tried: Table) -> float:
-    """How much slower than the best choices a table's are, on average of the logarithms."""
+    """Return how much slower than the best choices those of a table are: the mean logarithm."""
     total = count = 0.0
     for (kind, size, whole), each in costs.items():
         if kind in kinds:

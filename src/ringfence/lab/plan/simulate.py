@@ -2,7 +2,7 @@
 
 Each rank has its threads and its node's cores, each node a card for what leaves and one for what comes. A worker serves its
 links in turn, a segment each, as the runtime does. What a step waits for is what the schedule says: the same dependencies, by
-segment or whole, that the runtime obeys. It knows nothing of what a calibration adds for waiting threads and small caches.
+segment or whole, that the runtime obeys. It leaves out what a calibration adds for waiting threads and small caches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Simulation:
             self._depend(rank, schedule)
 
     def _match(self) -> None:
-        """The k-th SEND to a peer is the k-th RECV or REDUCE from it there."""
+        """Match the k-th SEND to a peer with the peer's k-th RECV or REDUCE from this rank."""
         receives: dict[tuple[int, int], list[int]] = {}
         for rank, schedule in enumerate(self._schedules):
             for index, step in enumerate(schedule.steps):
@@ -100,7 +100,7 @@ class Simulation:
         self._waits[rank][later[0]][later[1]] += 1
 
     def seconds(self) -> float:
-        """When the last worker is done."""
+        """Run the simulation; return when the last worker is done."""
         for rank in range(len(self._schedules)):
             for index, row in enumerate(self._waits[rank]):
                 for segment, waiting in enumerate(row):
@@ -120,7 +120,7 @@ class Simulation:
         heapq.heappush(self._events, (when, self._ticket, rank, index, segment, done))
 
     def _queue(self, now: float, rank: int, index: int, segment: int) -> None:
-        """Behind what the same link has to do already; links take turns."""
+        """Queue a segment behind others of its link; links take turns."""
         step = self._schedules[rank].steps[index]
         link = 2 * step.peer + (step.action is Action.SEND)
         queue = self._queues[rank].setdefault(link, deque())
@@ -130,7 +130,7 @@ class Simulation:
         self._start(now, rank)
 
     def _start(self, now: float, rank: int) -> None:
-        """On a thread of the worker and a core of its node."""
+        """Start ready segments while the worker has a free thread and its node a free core."""
         node = rank // self._per_node
         while self._ready[rank] and self._idle[rank]:
             if not self._cores[node]:
@@ -170,7 +170,7 @@ class Simulation:
         return spent.message + length * (spent.receive + spent.open + adding)
 
     def _leave(self, now: float, rank: int, index: int, segment: int) -> None:
-        """Over both cards, unless the peer is in the same node."""
+        """Send a segment through both network cards, unless the peer is in the same node."""
         peer, theirs = self._targets[rank, index]
         here, there = rank // self._per_node, peer // self._per_node
         latency = self._switch

@@ -29,7 +29,7 @@ _EVERYTHING: Final = 1 << 62  # a trace that is not cut
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: one training setting."""
+    """A training setting whose cost is to be predicted."""
 
     model: Model
     workers: int
@@ -48,7 +48,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Step:
-    """The answer: seconds a step, and what they are made of."""
+    """The predicted cost of a step, and its parts."""
 
     seconds: float
     compute: float
@@ -63,7 +63,7 @@ class Step:
 
     @property
     def terms(self) -> dict[str, float]:
-        """What the step is made of: its computing, and what was not hidden by term, in proportion."""
+        """The parts of the step: computing, and the exposed communication divided among its terms."""
         whole = self.communication.seconds
         share = self.exposed / whole if whole else 0.0
         return {"compute": self.compute, **{term: value * share for term, value in self.communication.terms.items()}}
@@ -113,7 +113,7 @@ def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Questi
 
 
 def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: float, busy: bool) -> Step:
-    """The cost of a step with FSDP. Parameters and gradients travel as `wire_bytes` says."""
+    """Return the cost of a step with FSDP. Parameters and gradients are sent with `wire_bytes` per element."""
     found = fsdp.units(question.model, question.blocks)
 
     def costs_of(operation: str) -> list[Cost]:
@@ -153,7 +153,7 @@ def _overlaps_nothing(hardware: Hardware, variant: Variant) -> bool:
 def _on_the_same_cores(
     hardware: Hardware, variant: Variant, finished: float, compute: float, cpu: float, workers: int
 ) -> float:
-    """Computing and communication share the cores: their core seconds add up, and a step takes no less than that."""
+    """Return the seconds of a step whose computing and communication share the cores: their core seconds add up."""
     fitted = fitted_figures(hardware, variant)
     together = min(workers, max(1, int(hardware["node", "workers"])))
     cores = max(1.0, hardware["node", "cores"])
@@ -192,7 +192,10 @@ def all_reduce(
     threads: int = 1,
     narrow: bool = False,
 ) -> Cost:
-    """One all-reduce of a step: by the runtime's own choice (`table`), by a named schedule, or in two levels."""
+    """Return the cost of one all-reduce of a step, with the runtime's choice (`table`), a named schedule, or two levels.
+
+    Raises ConfigurationError for an unknown schedule.
+    """
     if workers < 2:
         return FREE
     if variant.name in ("gloo", "hop-by-hop"):
@@ -217,22 +220,22 @@ def _of_a_step(
     narrow: bool,
     per_node: int | None = None,
 ) -> Cost:
-    """Other collectives run at the same time, and a step goes through more memory than any cache holds."""
+    """Return the cost of a collective in a step: others run at the same time, and the caches are cold."""
     return collective_cost(
         hardware, variant, identifier, workers, whole, threads, per_node, variant.at_once, math.inf, narrow
     )
 
 
 def hierarchical_possible(hardware: Hardware, workers: int) -> bool:
-    """Whether there are two levels: several workers in a node, and only full nodes."""
+    """Return whether two levels are possible: several workers in a node, and only full nodes."""
     together = int(hardware["node", "workers"])
     return together > 1 and workers >= together and workers % together == 0
 
 
 def _hierarchical(hardware: Hardware, variant: Variant, workers: int, whole: float, threads: int, narrow: bool) -> Cost:
-    """Composed of schedules that exist: reduce-scatter in each node, a ring for each part among nodes, all-gather in each node.
+    """Return the cost of two levels: reduce-scatter in each node, a ring for each part among nodes, all-gather in each node.
 
-    The runtime has no such schedule yet; this says whether it would be worth having.
+    The runtime has no such schedule yet; this predicts whether it would pay off.
     """
     if not hierarchical_possible(hardware, workers):
         return all_reduce(hardware, variant, "ring", workers, whole, threads, narrow)
@@ -258,7 +261,7 @@ def _hierarchical(hardware: Hardware, variant: Variant, workers: int, whole: flo
 
 @lru_cache(maxsize=64)
 def _one_of(hardware: Hardware, together: int) -> Hardware:
-    """A worker's share of its node: what it has when all workers of a node talk to others at once."""
+    """Return a worker's share of its node while all workers of the node communicate at once."""
     rate, cores = (hardware.figures[key].value / together for key in (("network", "rate"), ("node", "cores")))
     memory = hardware.figures["memory", "rate"].value / together
     return hardware.with_values(network_rate=rate, node_cores=max(1.0, cores), node_workers=1, memory_rate=memory)

@@ -1,4 +1,4 @@
-"""A training step as a trace: which bucket is reduced after how much computing. What the study replays and plan costs."""
+"""A training step as a trace: which bucket is reduced after how much computing. Studies replay it, plans predict it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORWARD: Final = 1 / 3  # of a step's computing: the backward pass costs twice t
 
 @dataclass(frozen=True)
 class Trace:
-    """One step. Each bucket is handed to the all-reduce after its computing, and nobody waits for it until the end."""
+    """One step. Each bucket is all-reduced after its computing; the step waits for all of them at its end."""
 
     steps: tuple[tuple[int, float], ...]  # (bytes of the bucket, seconds of computing before it), in order
     busy: bool  # whether that computing takes a core (a CPU's) or leaves it free (a GPU's)
@@ -32,7 +32,7 @@ class Trace:
 def trace(
     model: Model, cap_mib: float | None, bytes_each: int, seconds: float, busy: bool, most_bytes: int = MOST_BYTES
 ) -> Trace:
-    """The step of a model that computes for `seconds` when nothing is communicated.
+    """Return the step of a model that computes for `seconds` without communication.
 
     The forward pass comes before the first bucket; the backward pass is spread over buckets by the parameters in them.
     A step of more than `most_bytes` is cut to an even choice of its buckets, with its computing cut alike.
@@ -52,7 +52,7 @@ def trace(
 def as_replayed(
     model: Model, cap_mib: float | None, bytes_each: int, seconds: float, busy: bool, scale: float
 ) -> Trace:
-    """The trace that was cut by `scale`, of which `seconds` is what its computing took as it was replayed."""
+    """Return the trace that was cut by `scale` and whose computing took `seconds` in the replay."""
     sizes = buckets(model.parameters, cap_mib, bytes_each)
     whole = sum(sizes)
     limits = [_evenly(sizes, wanted) for wanted in range(len(sizes), 0, -1)]
@@ -61,7 +61,7 @@ def as_replayed(
 
 
 def _thinned(sizes: tuple[int, ...], most: int) -> list[int]:
-    """Buckets spread evenly over the step that together have at most so many bytes; one alone is cut itself."""
+    """Choose buckets, evenly spread over the step, of at most `most` bytes in total; a single bucket is cut itself."""
     for wanted in range(len(sizes), 0, -1):
         chosen = _evenly(sizes, wanted)
         if sum(chosen) <= most:

@@ -25,7 +25,7 @@ ON_THE_WIRE: Final = 1514 / 1448  # a byte with its share of Ethernet's, IP's an
 
 @dataclass(frozen=True)
 class Variant:
-    """How bytes get from worker to worker."""
+    """How a variant moves bytes from worker to worker."""
 
     name: str
     what: str
@@ -68,7 +68,7 @@ class StageCosts(NamedTuple):
     fresh: float = 0.0
 
     def met(self, lost: float, narrow: bool) -> StageCosts:
-        """As a collective meets them: with this share of all bytes lost from the cache, and perhaps in bfloat16."""
+        """Return the costs in a collective: this share of all bytes is no longer in the cache; `narrow` means bfloat16."""
         slower = 1 + self.cold * lost
         stages = {
             stage: getattr(self, stage) * slower for stage in ("seal", "open", "send", "receive", "reduce", "copy")
@@ -108,7 +108,7 @@ def stage_costs(hardware: Hardware, variant: Variant) -> StageCosts:
 
 @lru_cache(maxsize=4096)
 def segments(variant: Variant, length: float) -> tuple[float, int]:
-    """How long the pieces of a message are, and how many."""
+    """Return the length of a message's segments, and their number."""
     if not variant.pipelined:
         return length, 1
     if variant.segment:
@@ -119,7 +119,7 @@ def segments(variant: Variant, length: float) -> tuple[float, int]:
 
 
 def lost(variant: Variant, memory: float, piece: float) -> float:
-    """The share of bytes that the cache has lost when somebody asks for them again.
+    """Return the share of bytes that are no longer in the cache when they are used again.
 
     Of so much memory that is gone through again and again, all may find it lost; a piece that is handled whole is lost from one
     stage to the next as well.
@@ -138,7 +138,7 @@ class Task(NamedTuple):
 
 
 def share(schedule: Schedule, place: Place) -> float:
-    """How long a chunk is, as a share of what the collective is about (see the catalogue)."""
+    """Return the length of a chunk as a share of the collective's bytes."""
     if place.buffer is Buffer.SCRATCH:
         return sum(share(schedule, each) for each in schedule.scratch[place.part : place.part + place.parts])
     if place.buffer is Buffer.DATA:
@@ -149,7 +149,7 @@ def share(schedule: Schedule, place: Place) -> float:
 
 
 def tasks(schedule: Schedule) -> Counter[Task]:
-    """Everything a rank does, by kind and length."""
+    """Count the tasks of a rank, by kind and length."""
     lengths = [share(schedule, place) for place in schedule.chunks]
     found: Counter[Task] = Counter()
     for step in schedule.steps:
@@ -173,7 +173,7 @@ def busiest(identifier: ScheduleId, size: int) -> tuple[tuple[Counter[Task], ...
 
 
 def usual(identifier: ScheduleId, size: int) -> Mapping[Task, float]:
-    """What a worker does on average: what each takes of the things that the workers of a node share.
+    """Return the mean tasks of a worker, which determine the use of what the workers of a node share.
 
     Beyond 64 workers it is that of 64: a tree has as many edges as workers, less one, whatever its size.
     """
@@ -214,7 +214,7 @@ class Link(NamedTuple):
 
 @lru_cache(maxsize=512)
 def chain(identifier: ScheduleId, size: int) -> tuple[Link, ...]:
-    """The longest chain of messages, from the rule of each schedule; a test simulates the schedules and compares."""
+    """Return the longest chain of messages of a schedule, from its rule; a test compares it with the simulation."""
     if size < 2:
         return ()
     rounds, levels = (size - 1).bit_length(), size.bit_length() - 1
@@ -244,4 +244,4 @@ def chain(identifier: ScheduleId, size: int) -> tuple[Link, ...]:
         case ScheduleId.BARRIER:
             return (Link(0.0, rounds, True),)
         case _:
-            return (Link(1 / size, 1, True),)  # direct exchanges: nobody waits for what another passes on
+            return (Link(1 / size, 1, True),)  # direct exchanges: no message waits for another
