@@ -51,7 +51,7 @@ def circumstances(edition: Edition) -> str:
 
 def commands(edition: Edition) -> str:
     """As they are called now: older samples carry an older name of one option."""
-    found = [command.replace("--contenders", "--variants") for command in edition.commands]
+    found = list(edition.commands)
     return "\n".join(["```sh", *found, "```"]) if found else NOTHING
 
 

@@ -203,8 +203,9 @@ def test_without_the_compiled_data_plane_the_profile_is_left_out_and_the_rest_is
     (tmp_path / "grid.toml").write_text(f'rounds = 2\n[[cells]]\nkind = "trace"{trace}')
     done = ringfence("study", "--grid", "grid.toml", folder=tmp_path, RINGFENCE_DATAPLANE="python", timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "ringfence-profiled is left out of 1 cells: it needs the compiled data plane; RINGFENCE_DATAPLANE" in " ".join(
-        done.stderr.split()
+    assert (
+        "ringfence-profiled is left out of 1 cells: it needs the compiled data plane; RINGFENCE_DATAPLANE"
+        in " ".join(done.stderr.split())
     )
     rows = json.loads((tmp_path / "study-results" / "summary" / "cells.json").read_text())
     assert {row["variant"] for row in rows} == {"gloo-a", "gloo-b", "ringfence", "alone"}

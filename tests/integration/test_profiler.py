@@ -118,7 +118,7 @@ def test_a_range_ends_before_the_wait_does(pool: Pool, tmp_path: Path) -> None:
     assert pool.check(finished, 2, args=(str(tmp_path),)) == [0, 0]
 
 
-def crossing() -> tuple[int, float]:
+def delayed_call() -> tuple[int, float]:
     """Asynchronous calls with overlapping ranges: their number, and torch's sum of their time."""
     with profile(record_shapes=True) as done:
         for _ in range(5):
@@ -132,7 +132,7 @@ def crossing() -> tuple[int, float]:
 
 
 def test_overlapping_ranges_are_summed(pool: Pool) -> None:
-    for count, total in pool.check(crossing, 2):
+    for count, total in pool.check(delayed_call, 2):
         assert count == 20 and total > 0
 
 

@@ -1,4 +1,4 @@
-"""Workers that were let in by evidence, minted under a test root: their roster, and what each shows at peer verification."""
+"""Workers admitted by evidence that was minted under a test root: their roster, and what each presents at peer verification."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_a_child_lists_only_its_own_subtree() -> None:
 
 
 def test_a_child_lists_itself_with_the_kind_it_presented() -> None:
-    """Here evidence that endorses nothing would do for a listing, and the child was let in by the secret, or by that."""
+    """The evidence here needs no endorsement for a listing; the child was admitted by the secret, or by that evidence."""
     bare = TokenVerifier(rules(), lambda: NOW)
     one = worker(0, 3)
     listed = replace(endorsed(worker(1, 3), bytes(32)), kind=bare.kind, endorsement=b"")

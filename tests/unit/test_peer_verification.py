@@ -1,4 +1,4 @@
-"""Peer verification: who was let in by evidence is verified again, by whoever it opens a link with, from the proof itself."""
+"""Peer verification: a worker admitted by evidence is verified again from its proof by each worker that it links with."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_an_acceptor_must_hold_the_key_of_its_worker() -> None:
 
 
 @pytest.mark.promise("A worker with a public key of low order gets no link.")
-def test_who_dials_with_a_key_of_low_order_is_shown_the_door() -> None:
+def test_a_dialler_with_a_key_of_low_order_is_refused() -> None:
     """The shared secret would be zero, which any attacker knows."""
     world = World(3)
     world.engines[1].keys._public_keys = [bytes(32), *world.engines[1].keys._public_keys[1:]]

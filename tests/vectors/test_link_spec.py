@@ -146,17 +146,17 @@ def doubling(r: int, size: int, root: int) -> Messages:
         yield forth(r + 1, 1)
 
 
-def binary(seat: int, size: int) -> tuple[int, list[int]]:
-    return (seat - 1) // 2, [child for child in (2 * seat + 1, 2 * seat + 2) if child < size]
+def binary(relative: int, size: int) -> tuple[int, list[int]]:
+    return (relative - 1) // 2, [child for child in (2 * relative + 1, 2 * relative + 2) if child < size]
 
 
-def chain(seat: int, size: int) -> tuple[int, list[int]]:
-    return seat - 1, [seat + 1] if seat + 1 < size else []
+def chain(relative: int, size: int) -> tuple[int, list[int]]:
+    return relative - 1, [relative + 1] if relative + 1 < size else []
 
 
-def binomial(seat: int, size: int) -> tuple[int, list[int]]:
-    below = bits(size) if seat == 0 else (seat & -seat).bit_length() - 1
-    return seat & (seat - 1), [seat + 2**k for k in range(below) if seat + 2**k < size]
+def binomial(relative: int, size: int) -> tuple[int, list[int]]:
+    below = bits(size) if relative == 0 else (relative & -relative).bit_length() - 1
+    return relative & (relative - 1), [relative + 2**k for k in range(below) if relative + 2**k < size]
 
 
 Tree = Callable[[int, int], tuple[int, list[int]]]
@@ -164,9 +164,9 @@ Tree = Callable[[int, int], tuple[int, list[int]]]
 
 def down(tree: Tree, label: int, forwarded: bool, farthest_first: bool = False) -> Callable[[int, int, int], Messages]:
     def messages(r: int, size: int, root: int) -> Messages:
-        seat, origin = (r - root) % size, root if forwarded else -1
-        parent, children = tree(seat, size)
-        if seat:
+        relative, origin = (r - root) % size, root if forwarded else -1
+        parent, children = tree(relative, size)
+        if relative:
             yield back((root + parent) % size, label, origin)
         for child in reversed(children) if farthest_first else children:
             yield forth((root + child) % size, label, origin)
@@ -176,11 +176,11 @@ def down(tree: Tree, label: int, forwarded: bool, farthest_first: bool = False) 
 
 def up(tree: Tree) -> Callable[[int, int, int], Messages]:
     def messages(r: int, size: int, root: int) -> Messages:
-        seat = (r - root) % size
-        parent, children = tree(seat, size)
+        relative = (r - root) % size
+        parent, children = tree(relative, size)
         for child in children:
             yield back((root + child) % size, 0)
-        if seat:
+        if relative:
             yield forth((root + parent) % size, 0)
 
     return messages
@@ -224,14 +224,14 @@ def to_root(r: int, size: int, root: int) -> Messages:
     if r != root:
         yield forth(root, 0)
     else:
-        yield from (back((root + seat) % size, 0) for seat in range(1, size))
+        yield from (back((root + relative) % size, 0) for relative in range(1, size))
 
 
 def from_root(r: int, size: int, root: int) -> Messages:
     if r != root:
         yield back(root, 0)
     else:
-        yield from (forth((root + seat) % size, 0) for seat in range(1, size))
+        yield from (forth((root + relative) % size, 0) for relative in range(1, size))
 
 
 def straight(r: int, size: int, root: int) -> Messages:

@@ -168,7 +168,9 @@ def run_collect(options: argparse.Namespace) -> int:
     return 0
 
 
-def collect(kind: str | None, report_data: bytes, files: Any, certificate: bytes | None, vmpl: int | None) -> StoredEvidence:
+def collect(
+    kind: str | None, report_data: bytes, files: Any, certificate: bytes | None, vmpl: int | None
+) -> StoredEvidence:
     """Collect evidence from this machine. `files` is the kernel's interface; tests pass their own."""
     from ringfence.admission.proofs import nvidia, snp
     from ringfence.evidence import guest, nvml, tsm

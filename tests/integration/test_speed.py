@@ -44,6 +44,6 @@ def test_sealed_all_reduce_stays_within_the_limit(worker_pool: WorkerPool) -> No
     assert passed, f"sealed over plaintext Gloo at 25 MiB, 2 workers: {read}, the limit is {LIMIT}"
 
 
-def test_the_gate_shuts_when_sealing_is_slowed_on_purpose(worker_pool: WorkerPool) -> None:
+def test_the_limit_detects_slowed_sealing(worker_pool: WorkerPool) -> None:
     passed, read = passes(worker_pool, SLOWED)
-    assert not passed, f"slowed sealing over plaintext Gloo: {read}, and the acceptor did not notice"
+    assert not passed, f"slowed sealing over plaintext Gloo: {read}, and the limit did not detect it"
