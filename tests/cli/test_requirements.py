@@ -15,7 +15,7 @@ COLLECTIVES = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--r
 MEMORY = ("bench", "memory", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
 TRAIN = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1")
 TORCH = 'workers need torch: python -m pip install "torch>=2.13,<2.16"'
-INSTALL_LAB = 'python -m pip install "ringfence[lab]"'
+INSTALL_LAB = 'python -m pip install ".[lab]"'
 
 
 @pytest.mark.parametrize("command", [("doctor",), ("--help",)], ids=" ".join)

@@ -24,7 +24,9 @@ def lab(command: str) -> None:
     Raises ConfigurationError, which says what to install.
     """
     if any(find_spec(name) is None for name in LAB):
-        raise ConfigurationError(f'{command} needs the lab extra: python -m pip install "ringfence[lab]"')
+        raise ConfigurationError(
+            f'{command} needs the lab extra: in a clone of ringfence, python -m pip install ".[lab]"'
+        )
 
 
 def workers() -> None:
