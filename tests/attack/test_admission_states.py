@@ -293,5 +293,5 @@ def test_the_liar_joins_if_it_does_not_stop() -> None:
 def test_frames_of_the_tree_are_refused_before_admission() -> None:
     frames = Frames(TREE, tree_frame_limit(SIZE))
     frames.feed(encode(worker(0, SIZE).hello))
-    with pytest.raises(Exception, match="no place here"):
+    with pytest.raises(Exception, match="not allowed here"):
         frames.next()

@@ -226,7 +226,7 @@ WRONG: dict[str, tuple[str, Callable[[], Make], str]] = {
     "a VCEK that names another chip": (
         "snp",
         lambda: snp_proof_with(lambda: snp_mint.foundry().certificate(chip=bytes(64))),
-        "its VCEK of 0000",
+        "its VCEK for 0000",
     ),
     "out-of-date firmware": (
         "snp",
@@ -256,7 +256,7 @@ WRONG: dict[str, tuple[str, Callable[[], Make], str]] = {
     "an older TDX module than at the launch": (
         "tdx",
         lambda: tdx_quote_with(changes={584: b"\2"}, service_td=bytes(48)),
-        "older than when the TD was launched",
+        "older than at the TD's launch",
     ),
     "an expired VCEK": (
         "snp",

@@ -54,7 +54,7 @@ def test_a_job_split_in_two_is_refused_by_every_worker() -> None:
 def test_a_world_of_one_worker_is_refused() -> None:
     """A worker alone needs no proof of others: it would train on its share of the data and succeed."""
     for world in halves(least=4, sizes=(1, 1, 1, 1)):
-        assert "the run has 1 worker; its policy" in world.error(0)
+        assert "a run of 1 worker; its policy" in world.error(0)
 
 
 def test_the_whole_job_is_admitted_under_the_same_policy() -> None:

@@ -61,7 +61,7 @@ def test_recorded_evidence_is_genuine_at_its_time() -> None:
         ((*TURIN[:3], "--at", "2040-01-01"), 1, "and it is 2040-01-01"),
         ((TURIN[0], "--certificate", f"{SNP}/oak-genoa_vcek.der", "--at", "2026-01-01"), 1, "VCEK is of another chip"),
         ((TURIN[0],), 1, "its endorsement certificate is malformed"),
-        ((QUOTE[0], *COLLATERAL), 1, "its collateral must be of this month: `ringfence evidence collateral`"),
+        ((QUOTE[0], *COLLATERAL), 1, "its collateral must be current: `ringfence evidence collateral`"),
         (QUOTE, 2, "name it with --collateral"),
         ((*QUOTE, "--collateral", f"{TDX}/phala-near_quote_collateral.json"), 1, "no collateral for its platform"),
         ((*QUOTE, "--collateral", QUOTE[0]), 2, "--collateral"),

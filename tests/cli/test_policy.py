@@ -180,7 +180,7 @@ def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
     assert lines[0] == "A worker is admitted if it meets any of 2 rules:"
     assert "1. the cluster in Turin" in lines
     assert "     has the run's shared secret (RINGFENCE_SECRET_FILE)" in lines
-    assert "     shows a certificate named *.nodes.example.org" in lines
+    assert "     presents a certificate named *.nodes.example.org" in lines
     assert "2. secret" in lines
     assert lines[-3:] == [
         "No other worker is admitted.",

@@ -32,7 +32,7 @@ def test_the_commands_on_recorded_evidence_do_what_the_guide_says(tmp_path: Path
     assert "TDX quote: genuine" in done.stdout
     assert done.stdout.count("refused") == 2
     assert "VCEK is of another chip" in done.stdout
-    assert "its collateral must be of this month" in done.stdout
+    assert "its collateral must be current" in done.stdout
     measured = done.stdout[done.stdout.index("[admit.snp]") : done.stdout.index("!!")]
     shown = policies()[0]["admit"][0]["snp"]
     assert tomllib.loads(measured)["admit"]["snp"] == shown
