@@ -1,4 +1,4 @@
-"""Files with secrets and policies: who may read or change them is checked, and they are written whole or not at all."""
+"""Files with secrets and policies: checks their owner and mode, and writes them whole or not at all."""
 
 from __future__ import annotations
 

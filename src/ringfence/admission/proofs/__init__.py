@@ -1,1 +1,1 @@
-"""What a worker can show to be admitted: one kind of proof a file, each a `policy.Verifier` and a `policy.Prover`."""
+"""The kinds of proof, one in a file, each with a `policy.Verifier` and a `policy.Prover`."""

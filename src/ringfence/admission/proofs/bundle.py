@@ -52,18 +52,18 @@ class BundleVerifier:
         return encode([(part.kind, part.content()) for part in self._parts])
 
     def verify(self, evidence: Evidence) -> str | None:
-        shown = self._split(evidence.entry, evidence.proof, keys.PROOF_LIMIT_BYTES)
+        parts = self._split(evidence.entry, evidence.proof, keys.PROOF_LIMIT_BYTES)
         names = [
             part.verify(replace(evidence, kind=kind, proof=proof))
-            for part, (kind, proof) in zip(self._parts, shown, strict=True)
+            for part, (kind, proof) in zip(self._parts, parts, strict=True)
         ]
         return next(filter(None, names), None)
 
     def verify_listing(self, listing: Listing) -> str | None:
-        shown = self._split(listing.entry, listing.endorsement, ENDORSEMENT_BYTES)
+        parts = self._split(listing.entry, listing.endorsement, ENDORSEMENT_BYTES)
         names = [
             part.verify_listing(replace(listing, kind=kind, endorsement=endorsement))
-            for part, (kind, endorsement) in zip(self._parts, shown, strict=True)
+            for part, (kind, endorsement) in zip(self._parts, parts, strict=True)
         ]
         return next(filter(None, names), None)
 

@@ -54,9 +54,30 @@ class Product:
 PRODUCTS: Final = {
     product.name: product
     for product in (
-        Product("milan", 0x19, (range(0x10),), TCB_PARTS, _PLACES, 64),
-        Product("genoa", 0x19, (range(0x10, 0x20), range(0xA0, 0xB0)), TCB_PARTS, _PLACES, 64),
-        Product("turin", 0x1A, (range(0x20),), TCB_PARTS_TURIN, _PLACES_TURIN, 8),
+        Product(
+            name="milan",
+            family=0x19,
+            models=(range(0x10),),
+            tcb_parts=TCB_PARTS,
+            tcb_places=_PLACES,
+            chip_bytes=64,
+        ),
+        Product(
+            name="genoa",
+            family=0x19,
+            models=(range(0x10, 0x20), range(0xA0, 0xB0)),
+            tcb_parts=TCB_PARTS,
+            tcb_places=_PLACES,
+            chip_bytes=64,
+        ),
+        Product(
+            name="turin",
+            family=0x1A,
+            models=(range(0x20),),
+            tcb_parts=TCB_PARTS_TURIN,
+            tcb_places=_PLACES_TURIN,
+            chip_bytes=8,
+        ),
     )
 }
 
