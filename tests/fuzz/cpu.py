@@ -77,7 +77,7 @@ def _changed(data: bytes, seeds: list[bytes], chance: random.Random) -> bytes:
 
 
 def table(path: Path) -> str:
-    """The lines of a search, as a document shows them."""
+    """Format the results of a search for a document."""
     heads = (
         "what is sent",
         "bytes",

@@ -160,7 +160,7 @@ def _bundles() -> list[bytes]:
 
 
 def _converse(data: bytes) -> tuple[float, int]:
-    """Frames of a child that nobody has admitted, as its parent takes them."""
+    """Frames of a child that is not admitted, as its parent receives them."""
     handshake = worker(0).handshake(Role.PARENT)
     handshake.begin(channels(worker(1), worker(0))[1])
     frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)

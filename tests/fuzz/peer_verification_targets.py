@@ -1,4 +1,4 @@
-"""What a worker shows at peer verification: nobody passes with anything but the proof that was made for its own entry."""
+"""Presentations at peer verification: only the proof made for the worker's own entry is accepted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _seeds() -> list[bytes]:
 
 
 def _peer_verification(data: bytes) -> None:
-    """A byte that says whether rank 5 shows it, to rank 4, or rank 0, to rank 5; then what is shown."""
+    """One byte selects the worker (rank 5 to rank 4, or rank 0 to rank 5); the presentation follows."""
     rank = 5 if data and data[0] & 1 else 0
     own, shown = _verify()[rank == 0], data[1:]
     own._verified.clear()

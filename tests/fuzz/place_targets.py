@@ -1,4 +1,4 @@
-"""What is read before anything is authenticated, or from whoever runs the store, besides the messages of admission."""
+"""Input that is parsed before authentication, or that comes from the store, besides the messages of admission."""
 
 from __future__ import annotations
 

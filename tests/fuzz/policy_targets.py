@@ -162,7 +162,7 @@ def _revoked() -> list[bytes]:
 
 
 def _read_revoked(data: bytes) -> None:
-    """What a list says can be asked for without a surprise, and nobody believes a changed one."""
+    """Accessing the fields of a list raises nothing unexpected, and a changed list is refused."""
     found, line = RevocationList.parse(data), snp_mint.foundry("milan").roots["milan"]
     assert found.describe().isprintable() and len(found.digest) == 32
     same = found.list.tbs_certlist_bytes == RevocationList(_revoked()[0]).list.tbs_certlist_bytes  # what is signed

@@ -1,4 +1,4 @@
-"""Proofs, as a verifier gets them from whoever dials: each is refused by an AdmissionError, or it is the recorded one."""
+"""Proofs of an unauthenticated peer: each is refused with an AdmissionError, or equals the recorded one."""
 
 from __future__ import annotations
 

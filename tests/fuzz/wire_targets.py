@@ -122,7 +122,7 @@ def _recordings() -> list[bytes]:
 
 
 def _handshake(data: bytes) -> None:
-    """An unauthenticated peer who recorded another connection of the same two workers talks to one of them."""
+    """An unauthenticated peer that recorded another connection of the same two workers connects to one of them."""
     role = Role(data[0] & 1) if data else Role.CHILD
     own, peer = (worker(1), worker(0)) if role is Role.CHILD else (worker(0), worker(1))
     ends = channels(worker(1), worker(0), exporter=b"another connection".ljust(32))

@@ -96,7 +96,7 @@ def work(pipe: Connection, folder: str, rank: int, size: int, plan: Plan, timeou
 def run(
     folder: Path, plans: Sequence[Plan], chips: Sequence[Chip], timeout: float = TIMEOUT
 ) -> list[tuple[object, ...]]:
-    """Run a worker for each plan, each with its chip; what they said at the end, by rank."""
+    """Run a worker for each plan, each with its chip, and return their results by rank."""
     context = multiprocessing.get_context("spawn")
     folder.mkdir(exist_ok=True)
     pipes, processes = [], []

@@ -64,7 +64,7 @@ def slow_policy(run_id: str = "none") -> Policy:
 
 
 class Slow(SlowlyShown):
-    """A prover that takes its time, until it is told that it may answer. Whoever waits for `asked` knows that it was asked."""
+    """A prover that answers only when it is allowed to. `asked` is released when it was asked."""
 
     def __init__(self, error: Exception | None = None, run_id: str = "none") -> None:
         super().__init__(SECRET, run_id)

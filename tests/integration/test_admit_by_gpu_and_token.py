@@ -109,7 +109,7 @@ def environment(folder: Path, claims: dict[str, object] | None = None, key: str 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A policy that believes a service, the service's key, and one of somebody else."""
+    """A policy that trusts a service, the service's key, and another key."""
     for name in ("service.key", "unauthenticated_peer.key"):
         (tmp_path / name).write_bytes(pem(ec.generate_private_key(ec.SECP384R1())))
     (tmp_path / "keys.json").write_bytes(key_set(signer_in(tmp_path / "service.key")))
@@ -137,7 +137,7 @@ def test_workers_whose_tokens_do_not_admit_are_refused(site: Path) -> None:
 
 
 def test_a_broken_token_command_ends_the_join_at_once(site: Path) -> None:
-    """Not at the deadline, where it would read as if somebody had not come."""
+    """Not at the deadline, where it would look like a missing worker."""
     broken = {**environment(site), "RINGFENCE_TOKEN_COMMAND": str(site / "no-such-command")}
     _, child = run_workers(site, [environment(site), broken], PATIENCE)
     assert child["error"].startswith("EvidenceError: the token command")

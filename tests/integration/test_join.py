@@ -1,4 +1,4 @@
-"""Workers join over real sockets: complete and alike, or an error that says who is missing and why."""
+"""Workers join over real sockets: all in the same session, or an error that names the missing ranks and why."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_refusals_are_final_once_all_missing_children_stop_retrying() -> None:
 
 @pytest.mark.promise("A peer that has not proved its rank cannot end a join.")
 def test_a_worker_refused_for_good_does_not_end_the_join_of_others() -> None:
-    """It has not proved which worker it is: whoever reaches the port could end a run by pretending to be the one missing."""
+    """It has not proved its identity: any peer that reaches the port could end a run by claiming to be the missing rank."""
     with World(2, timeout=20.0) as world:
         world.start([0])
         other = World(2, timeout=20.0, store=world.store)

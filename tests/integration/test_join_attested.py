@@ -1,4 +1,4 @@
-"""Processes admit each other by fresh hardware evidence, minted under a test root; and nobody else gets in."""
+"""Processes admit each other by fresh hardware evidence under a test root; all others are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rule that asks for a certificate, a TDX guest and every GPU: all three, from one worker, on one connection, or nobody."""
+"""A rule with a certificate, a TDX guest and every GPU: a worker must present all three on one connection."""
 
 from __future__ import annotations
 

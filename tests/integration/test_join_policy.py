@@ -190,7 +190,7 @@ def test_a_rule_without_a_credential_is_skipped_silently(site: Site, caplog: pyt
 
 @pytest.mark.parametrize("wrong", ["foreign authority", "expired"])
 def test_a_worker_that_dials_with_a_bad_certificate_is_refused(site: Site, wrong: str) -> None:
-    """Its own verify is more lenient than its policy says: it lies, and the parent's verification is what counts."""
+    """Its own verifier is more lenient than its policy: a malicious worker. The parent's verification decides."""
     good = settings_of(site.policy(BY_CERTIFICATE), site.certificate("w0"))
     if wrong == "expired":
         bad, says = settings_of(site.policy(BY_CERTIFICATE), site.certificate("w1", end=TODAY - HOUR)), "expired at"

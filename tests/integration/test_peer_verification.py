@@ -1,4 +1,4 @@
-"""Peer verification after real joins: what workers kept of their admission is what those who never met them verify."""
+"""Peer verification after real joins, with what each worker kept of its admission."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def held_by(top: object) -> list[object]:
 @pytest.mark.promise("Once a run has formed, a worker keeps no shared secret, and no key from it that admits.")
 @pytest.mark.parametrize("together", [False, True], ids=["either", "both"])
 def test_a_run_by_secret_and_hardware_keeps_no_key_that_admits(together: bool) -> None:
-    """Ranks 1 and 5 came by the secret, if that is enough: whoever meets them needs no key to know them again."""
+    """Ranks 1 and 5 were admitted by the secret, if that is enough: peer verification needs no key for them."""
     vm, shared = snp_mint.foundry(), SharedSecret(SECRET, "none")
     hardware = snp.SnpVerifier(vm.rules, time.time, known=vm.roots)
     prover: Prover = snp.SnpProver(lambda data: (vm.report(data), vm.certificate()))

@@ -88,7 +88,7 @@ Tamper = Callable[[Role, Message], Message]
 def converse(
     child: Handshake, parent: Handshake, ends: tuple[Channel, Channel], tamper: Tamper = lambda role, message: message
 ) -> list[tuple[Role, Message]]:
-    """Carry messages between two handshakes until both fall silent. `tamper` sits in between."""
+    """Pass messages between two handshakes until neither sends any. `tamper` may change them."""
     transcript: list[tuple[Role, Message]] = []
     queue = [(Role.CHILD, each) for each in child.begin(ends[0])] + [
         (Role.PARENT, each) for each in parent.begin(ends[1])

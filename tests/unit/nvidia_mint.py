@@ -1,4 +1,4 @@
-"""GPUs of a test's own: real keys, certificates and reports in NVIDIA's form, under a root that nobody else trusts."""
+"""GPUs for tests: keys, certificates and reports in NVIDIA's format, under a root of the tests."""
 
 from __future__ import annotations
 

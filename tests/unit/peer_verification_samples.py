@@ -1,4 +1,4 @@
-"""Workers admitted by evidence that was minted under a test root: their roster, and what each presents at peer verification."""
+"""Workers admitted by evidence under a test root: their roster, and their presentations at peer verification."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class Technology:
-    """One kind of evidence: who verifies it, and how the test's own hardware or service makes a proof for a binding."""
+    """One kind of evidence: its verifier, and how the test's hardware or service makes a proof for a binding."""
 
     kind: int
     policy: Policy

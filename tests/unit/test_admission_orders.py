@@ -33,7 +33,7 @@ OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
 
 
 class Watched(SharedSecret):
-    """The real verifier, which also notes whom it has passed."""
+    """The real verifier, which also records the entries that it admits."""
 
     def __init__(self) -> None:
         super().__init__(SECRET, "run-7")
@@ -48,7 +48,7 @@ class Watched(SharedSecret):
 
 
 def proof_of(own: Worker, role: Role, peer: Worker, exporter: bytes = b"e" * 32) -> Proof:
-    """What `own` shows in `role` to `peer`, on a connection with this exporter."""
+    """The proof that `own` presents in `role` to `peer`, on a connection with this exporter."""
     ends = channels(own, peer, exporter) if role is Role.CHILD else channels(peer, own, exporter)[::-1]
     handshake = own.handshake(role)
     handshake.begin(ends[0])
@@ -82,7 +82,7 @@ def alphabet(role: Role, own: Worker, peer: Worker) -> dict[str, Message]:
 
 
 class Known(NamedTuple):
-    """One state: all that the handshake holds, and whom its policy has passed on the way here."""
+    """One state: the handshake, and the entries that its policy has admitted so far."""
 
     state: State
     peer: Hello | None

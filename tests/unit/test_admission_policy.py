@@ -1,4 +1,4 @@
-"""Nothing but verify() makes an Admitted, and nothing but an Admitted gets into a roster."""
+"""Only verify() creates an Admitted, and a roster consists of Admitted workers only."""
 
 from __future__ import annotations
 

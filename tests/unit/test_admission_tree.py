@@ -1,4 +1,4 @@
-"""Whole worlds in memory: everyone ends with the same roster and secret, or nobody begins."""
+"""Whole worlds in memory: all workers get the same roster and secret, or no session begins."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_child_lists_only_its_own_subtree() -> None:
 
 
 def test_a_child_lists_itself_with_the_kind_it_presented() -> None:
-    """The evidence here needs no endorsement for a listing; the child was admitted by the secret, or by that evidence."""
+    """Evidence without an endorsement would be enough for a listing; the child was admitted by the secret, or by that."""
     bare = TokenVerifier(rules(), lambda: NOW)
     one = worker(0, 3)
     listed = replace(endorsed(worker(1, 3), bytes(32)), kind=bare.kind, endorsement=b"")
@@ -253,7 +253,7 @@ BARE = TokenVerifier(rules(), lambda: NOW)  # a proof that endorses nothing: any
 @pytest.mark.parametrize("lie", ["digest", "kind"])
 @pytest.mark.parametrize("about", [1, 5], ids=["itself", "its child"])
 def test_the_roster_lists_the_proofs_of_a_worker_and_its_children(about: int, lie: str) -> None:
-    """Or at peer verification it would be blamed for what somebody above has listed in its name."""
+    """Otherwise it would fail peer verification because of what a worker above has listed for it."""
     one = worker(1, 6)
     tree = Tree(one.entry, Policy((one.shared, BARE)), one.shared, Terms(keys.Secret(bytes(32)), b"", SUITES))
     tree.begin()

@@ -97,7 +97,7 @@ class Step:
             self.wires[sender, peer] = (*self.wires.get((sender, peer), ()), *items)
 
     def attach(self, child: int) -> World:
-        """The child is done with its handshake; the parent is when the child's last word arrives."""
+        """The child has finished its handshake; the parent finishes when the child's last message arrives."""
         parent = parent_of(child)
         assert parent is not None
         outgoing = self.tree(child).attach_parent(worker(parent, len(self.trees)).entry, digest_of(child))
@@ -227,7 +227,7 @@ def test_every_order_ends_with_all_workers_in_one_session(
 @pytest.mark.promise("No worker waits forever in an admission, in any order of messages and deaths.")
 @pytest.mark.parametrize(("fanout", "size"), [(4, 2), (4, 3), (1, 3), (1, 4), (2, 4)])
 def test_a_crash_at_any_moment_reaches_all_workers(fanout: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only who still waits for somebody that never came is left to its own deadline; everybody connected to it hears."""
+    """All workers connected to it are notified; only one that still waits for a missing worker keeps its own deadline."""
     monkeypatch.setattr(keys, "TREE_FANOUT", fanout)
     watched = Watched()
     ways: set[Any] = set()

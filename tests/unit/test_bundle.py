@@ -1,4 +1,4 @@
-"""Several proofs together: all of them pass, or nobody is admitted."""
+"""Bundles: a worker is admitted only if all its proofs verify."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def side(one: Worker, role: Role, peer: int, prover: Prover, policy: Policy = PO
 
 
 def meet(prover: Prover, policy: Policy = POLICY, tamper: Tamper = lambda role, message: message) -> Handshake:
-    """How a parent verifies a child that shows what `prover` makes."""
+    """The result of a parent that verifies a child with the proof of `prover`."""
     parent, child = worker(0), worker(1)
     verifying = side(parent, Role.PARENT, 1, GOOD if policy is POLICY else prover, policy)
     converse(side(child, Role.CHILD, 0, prover, policy), verifying, channels(child, parent), tamper)
@@ -194,7 +194,7 @@ def test_what_is_read_encodes_to_the_same_bytes(data: bytes) -> None:
 
 
 def test_a_certificate_a_quote_and_sixteen_gpus_fit_together() -> None:
-    """Of real sizes: a recorded quote, and four times what four recorded GPUs show, who share fewer certificates then."""
+    """With real sizes: a recorded quote, and the evidence of four recorded GPUs four times, with fewer shared certificates."""
     quote = (Path(__file__).parents[1] / "evidence" / "tdx" / "phala-tdx_quote").read_bytes()
     gpus = 4 * nvidia.encode([one.gpu for one in serialized("multi_gpu_hopper.json")])
     shown = Proof(bundle.KIND, bundle.encode([(2, bytes(ENDORSEMENT_BYTES)), (3, quote), (5, gpus)]))

@@ -170,7 +170,7 @@ def test_beside_a_uri_no_other_name_counts() -> None:
 
 
 def test_a_pattern_for_hosts_is_none_for_uris() -> None:
-    """A star that stands for one label once stood for a whole URI, which the same authority may give to anybody."""
+    """A star for one label must not match a whole URI, which the same authority may issue to any worker."""
     rules = replace(PLAIN, ids=("*", "*.example.org"))
     assert certificate.verify(rules, shown(AUTHORITY.issue(DNS("node"))), STATEMENT, now())
     for name in (URI("https://evil/any/path"), URI("https://evil/x.example.org")):
@@ -480,7 +480,7 @@ def test_patterns_match_as_their_expressions_would(pattern: str, name: str, is_u
 
 
 def test_the_name_is_matched_after_everything_else() -> None:
-    """So that nobody whom no authority knows can make a worker compare names, or learn which it admits."""
+    """A peer without a valid certificate cannot make a worker compare names, or learn which names it admits."""
     unauthenticated_peer = Authority().issue(spiffe("viewer/7"))
     assert "not issued under an authority of the policy" in refusal(RULES, unauthenticated_peer)
     assert "trainer" not in refusal(RULES, unauthenticated_peer)

@@ -1,4 +1,4 @@
-"""Collecting evidence from a kernel that behaves as the real one does: whatever goes wrong in between is noticed."""
+"""Collecting evidence from a simulated kernel: interference and errors are detected."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_retries_are_limited(attribute: str) -> None:
 
 
 def test_a_stale_report_is_not_accepted() -> None:
-    """A provider that hands out what it made for somebody else."""
+    """A provider that returns the report of another request."""
     kernel = Kernel(tsm.TDX, lambda data, level: tdx_foundry().quote(bytes(64)))
     with pytest.raises(ConfigurationError, match="has other report data than requested"):
         guest.tdx(DATA, kernel)

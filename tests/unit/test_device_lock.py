@@ -1,4 +1,4 @@
-"""Evidence for several connections at once: one question to a device at a time, and none for who has hung up."""
+"""Evidence for several connections: one request to a device at a time, and none for a disconnected peer."""
 
 from __future__ import annotations
 

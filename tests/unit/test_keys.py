@@ -134,7 +134,7 @@ def test_keys_are_bound_to_run_and_roster() -> None:
 
 
 def test_limits_fit_the_cipher_and_the_header() -> None:
-    """AES-GCM's security bound is about (blocks under a key)**2 / 2**128; below 2**-50 it is nobody's worry."""
+    """AES-GCM's security bound is about (blocks under a key)**2 / 2**128; below 2**-50 it is negligible."""
     blocks = (keys.SEGMENT_BYTES // 16 + 8) << keys.KEY_PHASE_SHIFT
     assert blocks**2 < 2 ** (128 - 50)
     assert keys.COUNTER_LIMIT >> keys.KEY_PHASE_SHIFT <= 2**32

@@ -1,4 +1,4 @@
-"""Peer verification: a worker admitted by evidence is verified again from its proof by each worker that it links with."""
+"""Peer verification: workers admitted by evidence verify each other's proofs when they first connect."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_rank_0_presents_the_proof_it_presented_to_a_child(made: Circle) -> None
 
 @pytest.mark.parametrize("at", [NOW - PATIENCE - 302, NOW + 302], ids=["before", "after"])
 def test_a_proof_is_verified_as_of_when_the_run_formed(made: Circle, at: float) -> None:
-    """Not at any other time: nobody may say that it was shown when its certificate was still good."""
+    """Not at another time: a worker must not claim that it was presented while its certificate was still valid."""
     with pytest.raises(AdmissionError, match="not presented while this run formed"):
         made.peer_verifier(4).verify(5, replace(made.presentations[5], at=int(at)).encode())
 

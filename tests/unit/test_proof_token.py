@@ -1,4 +1,4 @@
-"""A verifier's token: the recorded ones verify, forged ones do not, and what a policy asks for is what admits."""
+"""Attestation tokens: recorded ones verify, forged ones do not, and each claim of a policy is enforced."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_claims_that_are_not_strict_json_are_refused(body: bytes, reason: str) -
 
 
 def test_a_header_and_a_signature_are_short() -> None:
-    """They are read before anybody is believed. The claims are not: they may be as long as a proof."""
+    """They are parsed before the signature is verified. The claims are not: they may be as long as a proof."""
     long = json.dumps({"alg": "ES256", "kid": "p256", "x5c": "A" * 7000}).encode()
     refused(ES256.sign_bytes(long, b"{}"), "a header or a signature that is too long")
     header, body, _ = ES256.sign(claims()).split(".")

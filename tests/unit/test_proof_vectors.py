@@ -52,7 +52,7 @@ def from_code(key: bytes, leaf: bytes, authority: bytes) -> dict[str, Any]:
 
 
 def fresh() -> dict[str, Any]:
-    """For whoever changes the format: new vectors, under a new key and a new authority."""
+    """Make new vectors with a new key and a new authority, after a change of the format."""
     key, authority = Ed25519PrivateKey.generate(), Authority()
     credential = authority.issue(spiffe("worker/1"), key=key)
     return from_code(key.private_bytes_raw(), credential.chain[0], authority.der)

@@ -1,4 +1,4 @@
-"""SEV-SNP: real reports verify at their time, every change to them is refused, and each rule of a policy bites."""
+"""SEV-SNP: recorded reports verify at their time, changed ones are refused, and each rule of a policy is enforced."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_list_counts_within_its_time_only(days: tuple[int, int]) -> None:
 
 
 def test_a_list_with_a_wrong_signature_is_refused() -> None:
-    """Or whoever writes a policy's folder could take a revocation back."""
+    """Otherwise, write access to a policy's folder would be enough to undo a revocation."""
     with pytest.raises(AdmissionError, match="was not signed by AMD"):
         verify(foundry("milan").revoked(key=rsa.generate_private_key(65537, 2048)))
 

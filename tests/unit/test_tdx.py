@@ -1,4 +1,4 @@
-"""TDX: real quotes verify at their time, changes to them are refused, and each rule of a policy bites."""
+"""TDX: recorded quotes verify at their time, changed ones are refused, and each rule of a policy is enforced."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_every_flipped_bit_of_what_is_signed_is_refused(exhaustive: bool) -> Non
 
 @pytest.mark.long
 def test_a_flipped_unsigned_bit_is_refused_or_changes_no_claim(exhaustive: bool) -> None:
-    """Newlines of PEM and the copy of the root that a quote carries: so a digest of a quote is nobody's identity."""
+    """Newlines of PEM and the copy of the root in a quote can change: so the digest of a quote does not identify it."""
     record = RECORDS["dstack"]
     quote, terms, now = record.quote, record.collateral, record.now
     claims = tdx.authenticate(quote, terms, now)
