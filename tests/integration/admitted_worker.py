@@ -26,7 +26,7 @@ TIMEOUT = 30.0
 
 
 class FolderStore:
-    """As much of a store as a join uses."""
+    """The store methods that a join uses."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,7 +49,7 @@ class FolderStore:
 def run_workers(
     folder: Path, environments: Sequence[Mapping[str, str]], timeout: float = TIMEOUT
 ) -> list[dict[str, str]]:
-    """Start a worker for each environment, and gather what they say: {"by", "roster", "key"} or {"error"}."""
+    """Start a worker for each environment, and collect their results: {"by", "roster", "key"} or {"error"}."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("RINGFENCE_", "TORCHELASTIC"))
     }
@@ -73,7 +73,7 @@ def run_workers(
 
 
 def goodbye(member: Membership) -> dict[str, str]:
-    """Leave at once; what a worker that was admitted has to tell."""
+    """Leave the session, and return the result of an admitted worker."""
     for edge in member.edges:
         edge.send(Bye(member.rank))
         edge.close()

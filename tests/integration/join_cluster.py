@@ -1,4 +1,4 @@
-"""Joins in threads of one process: a join blocks only its caller, so a whole world fits into a test."""
+"""Joins in threads of one process: a join blocks only its caller, so one test can run a whole world."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
 
 
 class MemoryStore:
-    """As much of a store as a join uses. `overwritten` maps a rank to what readers find in place of its address."""
+    """The store methods that a join uses. `overwritten` maps a rank to what readers find in place of its address."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -48,7 +48,7 @@ class MemoryStore:
         return key, (host, int(port))
 
     def wait_for_lookups(self, count: int, timeout: float = 10.0) -> None:
-        """Until workers have looked for an address `count` times."""
+        """Wait until workers have looked up an address `count` times."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.lookups >= count, timeout)
 
@@ -96,7 +96,7 @@ class World:
         settings: Mapping[int, Settings] | None = None,
         admission: Mapping[int, tuple[Policy, Prover]] | None = None,
     ) -> None:
-        """`admission` overrules what a worker's settings say of how it verifies and what it shows."""
+        """Start these ranks. `admission` overrides the policy and the prover of a worker's settings."""
         for rank in ranks:
             chosen = (settings or {}).get(rank, Settings(SECRET))
             verifying = (admission or {}).get(rank)
@@ -119,7 +119,7 @@ class World:
         return found
 
     def error(self, rank: int) -> str:
-        """What rank's join raised."""
+        """Return what the join of `rank` raised."""
         self._threads[rank].join(self.timeout + 10)
         outcome = self.outcomes[rank]
         assert isinstance(outcome, Exception), outcome

@@ -1,4 +1,4 @@
-"""The environment and the secret's file: what is taken, what is refused, and what the refusal says."""
+"""Settings and the secret file: which values are accepted, and the errors for others."""
 
 from __future__ import annotations
 

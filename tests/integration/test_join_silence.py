@@ -1,4 +1,4 @@
-"""What a join asks falls silent: the process of the store is stopped, a nameserver or a driver does not answer.
+"""Services that stop answering during a join: the store, a nameserver or a driver.
 
 The deadline holds.
 """
@@ -110,7 +110,7 @@ def test_a_store_that_ends_with_its_worker_does_not_hide_the_error(
 
 
 class Stuck(Driver):
-    """A driver that is not ready until it is told so."""
+    """A driver that blocks until it is released."""
 
     def __init__(self, root: nvidia_mint.Issuer) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""A user's own command fetches the token; what it prints is verified, and what goes wrong with it is named."""
+"""The user's command that fetches a token: its output is used as a proof, and its failures are reported."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_command_that_does_not_start_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY])
 def test_a_shortage_of_resources_is_retried(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No fork, no descriptor: that passes, and must not end a run."""
+    """A shortage of processes or descriptors is transient and must not end a run."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))

@@ -117,7 +117,7 @@ def device_id(issuer: ec.EllipticCurvePublicKey, firmware_id: bytes) -> tuple[x5
 
 
 def tcb_info(*firmware_ids: bytes, flags: bytes | None = None) -> tuple[x509.ExtensionType, bool]:
-    """As Blackwell says it. `flags`: the content of its BIT STRING."""
+    """The firmware extension of Blackwell. `flags`: the content of its BIT STRING."""
     values = (der(0x30, _SHA384, der(0x04, each)) for each in firmware_ids)
     value = der(0x30, der(0x80, b"TEST"), der(0xA6, *values), b"" if flags is None else der(0x87, flags))
     return x509.UnrecognizedExtension(x509.ObjectIdentifier("2.23.133.5.4.1.1"), value), False
@@ -125,7 +125,7 @@ def tcb_info(*firmware_ids: bytes, flags: bytes | None = None) -> tuple[x509.Ext
 
 @dataclass
 class Device:
-    """A GPU that signs whatever nonce it is asked about."""
+    """A GPU that signs any nonce."""
 
     name: str = "NVIDIA:GH100:48B02D0000000001"
     firmware_id: bytes = hashlib.sha384(b"firmware").digest()

@@ -1,4 +1,4 @@
-"""A test root in AMD's form, which signs reports for any REPORT_DATA: handshakes need fresh ones, recorded ones are not."""
+"""A test root in AMD's format, which signs reports over any REPORT_DATA: handshakes need fresh reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def number(value: int) -> bytes:
 
 
 class Foundry:
-    """The keys of an AMD that is not AMD, for one product line. Making RSA keys is slow: share one through `foundry()`."""
+    """Test keys in place of AMD's, for one product line. Making RSA keys is slow: share one through `foundry()`."""
 
     def __init__(self, product: str = "milan") -> None:
         self.product = PRODUCTS[product]

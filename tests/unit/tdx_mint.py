@@ -1,4 +1,4 @@
-"""A test root in Intel's form, with a PCK, collateral and quotes for any REPORTDATA: recorded quotes are never fresh."""
+"""A test root in Intel's format, with a PCK, collateral and quotes over any REPORTDATA: handshakes need fresh quotes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pem(*certificates: x509.Certificate) -> str:
 
 
 class Foundry:
-    """The keys of an Intel that is not Intel, and one platform in the likeness of a recorded one."""
+    """Test keys in place of Intel's, and one platform modelled on a recorded one."""
 
     def __init__(self) -> None:
         self._now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)

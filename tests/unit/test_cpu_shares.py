@@ -1,4 +1,4 @@
-"""Who is verified first: addresses share CPU time, and none of them can be made to wait for good."""
+"""CPU shares: addresses share CPU time fairly, and none of them starves."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def test_the_number_of_tags_is_bounded() -> None:
 
 
 class Fake:
-    """A peer, as far as the queue looks at it."""
+    """The part of a peer that the queue uses."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
 
 class Spending:
-    """Verifies nothing, and says what it took."""
+    """Verifies nothing, and reports a given CPU time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
         self.order: list[str] = []

@@ -1,4 +1,4 @@
-"""The policy file: what is read from it, what its digest covers, and what it says in plain words."""
+"""The policy file: parsing, digest and explanation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_any_rule_admits_and_inside_a_rule_all_proofs_are_needed() -> None:
 
 
 def test_the_order_of_proofs_in_a_rule_is_that_of_their_numbers() -> None:
-    """Cheap proofs are verified before dear ones, however the file is written."""
+    """Cheap proofs are verified before expensive ones, regardless of the order in the file."""
     numbers = [kind.number for kind in kinds.KINDS.values()]
     assert numbers == sorted(numbers)
     assert len(set(numbers)) == len(numbers)
@@ -175,7 +175,7 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
 
 @pytest.mark.promise("A policy cannot name a root of trust for hardware.")
 def test_a_policy_passes_only_rules_and_a_clock_to_a_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verifies of hardware take other roots as keyword arguments, for tests. What reads a policy passes none."""
+    """Verifiers of hardware take other roots as keyword arguments, for tests. A policy passes none."""
     for name, kind in kinds.KINDS.items():
         if kind.verifier is None:
             continue
@@ -198,7 +198,7 @@ def test_a_policy_passes_only_rules_and_a_clock_to_a_verifier(monkeypatch: pytes
 
 @pytest.mark.promise("A policy cannot name a root of trust for hardware.")
 def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
-    """All files that a policy can name, by kind. Of hardware: values to compare with, and what Intel and AMD have signed."""
+    """All files that a policy can name, by kind. For hardware: reference values, and what Intel and AMD have signed."""
     taken = {
         name: set(re.findall(r"table\.files?\(\"(\w+)\"", inspect.getsource(kind.read_rules)))
         for name, kind in kinds.KINDS.items()

@@ -1,4 +1,4 @@
-"""An attestation service of a test's own: real keys, and tokens that it signs as it is told."""
+"""An attestation service for tests, which signs any token."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SIGNERS = (ES256, ES384, RS256)
 
 
 def claims(**changes: object) -> dict[str, object]:
-    """Good ones; a claim of None is left out."""
+    """Claims that are accepted; a claim of None is left out."""
     good = {
         "iss": ISSUER,
         "exp": int(NOW) + 3600,
