@@ -1,4 +1,4 @@
-"""Print what was renamed since a commit: words, policy keys, files, and the definitions in every file of Python.
+"""Print what was renamed since a commit: words, policy keys, settings, files, and the definitions in every file of Python.
 
 scripts/renames            since the commit before names were put into the field's words
 scripts/renames COMMIT     since another
@@ -14,8 +14,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from ringfence import settings
 from ringfence.policy import toml_table
-from ringfence.settings import FORMER_NAMES
 
 ROOT = Path(__file__).parents[1]
 BEFORE = "8a7ec5b"
@@ -66,12 +66,10 @@ def main() -> None:
     for kind in ("words", "phrases", "identifiers"):
         for old, new in table[kind].items():
             print(f"  {old} -> {new}")
-    print("policy keys")
-    for new, old in toml_table.FORMER_NAMES.items():
-        print(f"  {old} -> {new}")
-    print("settings")
-    for old, new in FORMER_NAMES.items():
-        print(f"  {old} -> {new}")
+    for title, renames in (("policy keys", toml_table.RENAMED), ("settings", settings.RENAMED)):
+        print(title)
+        for old, new in renames.items():
+            print(f"  {old} -> {new}")
     pairs = list(files_since(commit))
     print("files")
     for old, new in pairs:

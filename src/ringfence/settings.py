@@ -47,7 +47,7 @@ from ringfence.private_files import HOW_TO_MAKE_SECRET, PEM_BYTES, StrPath, load
 PREFIX: Final = "RINGFENCE_"
 _NEAR: Final = 0.88  # likeness of a misspelt prefix: one letter is wrong, missing or too many
 DATAPLANE: Final = "RINGFENCE_DATAPLANE"
-FORMER_NAMES: Final = {"RINGFENCE_CORE": DATAPLANE}  # renamed settings and their current names
+RENAMED: Final = {"RINGFENCE_CORE": DATAPLANE}  # old settings and their current names
 CREDENTIALS: Final = (
     "RINGFENCE_POLICY",
     "RINGFENCE_SECRET_FILE",
@@ -147,8 +147,8 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     """Raise ConfigurationError for a misspelt or former name: a run that lacks its policy would admit others."""
     unknown = sorted(name for name in environ if name not in KNOWN and _is_meant_for_us(name))
     for name in unknown:
-        if name in FORMER_NAMES:
-            raise ConfigurationError(f"{name} is called {FORMER_NAMES[name]} now: rename it")
+        if name in RENAMED:
+            raise ConfigurationError(f"{name} is called {RENAMED[name]} now: rename it")
     if unknown:
         raise ConfigurationError(
             f"{unknown[0]} is set, and ringfence has no such setting: did you mean {_nearest(unknown[0])}? "

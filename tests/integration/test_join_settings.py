@@ -12,7 +12,7 @@ from ringfence import session
 from ringfence.admission.entry import format_address
 from ringfence.errors import ConfigurationError
 from ringfence.private_files import load_secret, new_secret_file
-from ringfence.settings import FORMER_NAMES, Settings, inherited, parse_address
+from ringfence.settings import RENAMED, Settings, inherited, parse_address
 
 RANDOM = "8f1d6c0be25a47937de0fb1c6a9842d35be7103cf4a86e92d11f7ac508b36e4d"
 
@@ -167,7 +167,7 @@ def test_a_misspelt_setting_is_refused_naming_the_nearest_one(secret_file: Path,
         settings(secret_file, **{name: ""})
 
 
-@pytest.mark.parametrize(("former", "name"), FORMER_NAMES.items())
+@pytest.mark.parametrize(("former", "name"), RENAMED.items())
 def test_a_former_setting_is_refused_naming_the_current_one(secret_file: Path, former: str, name: str) -> None:
     for value in ("python", ""):
         with pytest.raises(ConfigurationError, match=f"^{former} is called {name} now: rename it$"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.settings import FORMER_NAMES, KNOWN
+from ringfence.settings import KNOWN, RENAMED
 
 ROOT = Path(__file__).parents[2]
 SINGLE = (".pre-commit-config.yaml", "mkdocs.yml", "pyproject.toml", "setup.py")
@@ -27,7 +27,7 @@ def test_every_setting_is_documented() -> None:
     pattern = re.compile(r"\bRINGFENCE_[A-Z_]*[A-Z]\b")
     used = {name for file in (ROOT / "src").rglob("*.py") for name in pattern.findall(file.read_text())}
     documented = set(pattern.findall((ROOT / "docs/reference/settings.md").read_text()))
-    assert used - set(FORMER_NAMES) == documented == set(KNOWN)
+    assert used - set(RENAMED) == documented == set(KNOWN)
 
 
 def test_nothing_installs_ringfence_by_its_name_alone() -> None:

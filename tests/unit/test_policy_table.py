@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import ConfigurationError, PolicyError
-from ringfence.policy.toml_table import FILE_BYTES, FORMER_NAMES, POLICY_BYTES, Table, parse
+from ringfence.policy.toml_table import FILE_BYTES, POLICY_BYTES, RENAMED, Table, parse
 
 FILES = {"ca.pem": b"certificates", "two.pem": b"more", "huge": bytes(FILE_BYTES + 1)}
 
@@ -74,8 +74,8 @@ def test_an_unknown_key_inside_is_found_from_the_root() -> None:
         root.done()
 
 
-@pytest.mark.parametrize(("name", "former"), FORMER_NAMES.items())
-def test_a_former_key_is_refused_naming_the_current_one(name: str, former: str) -> None:
+@pytest.mark.parametrize(("former", "name"), RENAMED.items())
+def test_a_former_key_is_refused_naming_the_current_one(former: str, name: str) -> None:
     for text in (f'{former} = "x"', f'{former} = "x"\n{name} = "x"'):
         with pytest.raises(PolicyError, match=f"the policy: the key {former} is called {name} now: rename it"):
             table(text).text(name)

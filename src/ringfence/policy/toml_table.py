@@ -20,8 +20,8 @@ POLICY_BYTES: Final = 1 << 20  # of the policy itself
 FILE_BYTES: Final = 4 << 20  # of a file named in it
 TEXT_CHARACTERS: Final = 4096
 
-# Current keys, and the names they had in older policies. An old name is refused in a table that takes the current one.
-FORMER_NAMES: Final = {"max_session_age": "max_epoch_age", "reference_values": "golden"}
+# Keys of older policies and their current names. An old key is refused in a table that takes the current one.
+RENAMED: Final = {"max_epoch_age": "max_session_age", "golden": "reference_values"}
 
 Read = Callable[[str, int], bytes]  # path as written in the policy, most bytes to read; raises OSError
 D = TypeVar("D")
@@ -211,9 +211,9 @@ class Table:
     def _take(self, name: str, default: object) -> object:
         """Return the value, or None if it is absent and may be: TOML has no null."""
         self._known[name] = None
-        former = FORMER_NAMES.get(name)
-        if former is not None and former in self._values:
-            raise PolicyError(f"{self.where}: the key {former} is called {name} now: rename it")
+        for old, new in RENAMED.items():
+            if new == name and old in self._values:
+                raise PolicyError(f"{self.where}: the key {old} is called {new} now: rename it")
         if name not in self._values and default is _REQUIRED:
             raise PolicyError(f"{self.where}: {name} is missing")
         return self._values.get(name)
