@@ -1,4 +1,4 @@
-"""What the workers of `ringfence bench admission` show: the shared secret, or certificates of an authority made for it."""
+"""The credentials of the workers of `ringfence bench admission`: a shared secret, or certificates of a temporary CA."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _USES: Final = (
 
 
 def by_secret(run_id: str) -> Admission:
-    """Everybody holds one secret."""
+    """All workers have the same secret."""
     secret = keys.Secret(bytes(range(keys.SECRET_BYTES)))
 
     def admission(rank: int) -> tuple[Policy, Prover]:
@@ -39,7 +39,7 @@ def by_secret(run_id: str) -> Admission:
 
 
 def by_certificate(run_id: str) -> Admission:
-    """Everybody has a P-256 certificate of its own, with a SPIFFE id, straight from one authority."""
+    """Each worker has its own P-256 certificate with a SPIFFE ID, issued by one CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     authority = _signed("authority", key, "authority", key, None).public_bytes(Encoding.DER)
     rules = Rules((authority,), (f"spiffe://{_DOMAIN}/worker/*",), _DOMAIN)
@@ -59,7 +59,7 @@ PROOFS: Final[dict[str, Callable[[str], Admission]]] = {"secret": by_secret, "ce
 def _signed(
     subject: str, key: ec.EllipticCurvePrivateKey, issuer: str, issuer_key: ec.EllipticCurvePrivateKey, uri: str | None
 ) -> x509.Certificate:
-    """The authority's own certificate, or with a URI a worker's."""
+    """Return the certificate of the CA or, with a URI, of a worker."""
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     granted = {"digital_signature"} if uri else {"key_cert_sign", "crl_sign"}
     builder = (

@@ -1,4 +1,4 @@
-"""What a collective moves through each stage, counted in the schedules that run; needs no torch."""
+"""The bytes that a collective moves through each stage, counted in its schedules. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ringfence.collectives.schedule import Action, Place, Schedule
 
 
 def stage_bytes(operation: str, size: int, ranks: int, table: Table | None = None) -> dict[str, int]:
-    """How many bytes pass through each stage, over all ranks, in the schedules that run."""
+    """Return the bytes that pass through each stage, over all ranks."""
     kind = Collective[operation.upper()]
     total = dict.fromkeys(("seal", "open", "reduce", "send", "receive"), 0)
     for rank in range(ranks):

@@ -1,4 +1,4 @@
-"""A self-signed certificate for the TLS ring of the benchmark; every worker of a run shows the same one."""
+"""A self-signed certificate for the TLS ring of the benchmark; all workers of a run use the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfence.private_files import write_new
 
 
 def write_certificate(path: Path) -> None:
-    """Key and certificate in one file that only its owner can read."""
+    """Write key and certificate to one file that only its owner can read."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ringfence bench")])
     now = datetime.datetime.now(datetime.UTC)

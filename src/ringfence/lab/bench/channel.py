@@ -10,7 +10,7 @@ Message = dict[str, Any]
 
 
 class Channel:
-    """One end of a socket pair."""
+    """One endpoint of a socket pair."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
@@ -20,7 +20,7 @@ class Channel:
         self._stream.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> Message | None:
-        """The next message; None when the other end has hung up."""
+        """Return the next message, or None if the other endpoint has closed the connection."""
         line = self._lines.readline()
         message: Message | None = json.loads(line) if line.endswith(b"\n") else None
         return message

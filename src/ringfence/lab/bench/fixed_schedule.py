@@ -1,4 +1,4 @@
-"""ringfence with one schedule for all-reduces of every size: whether the table chooses well, and what a plan says of it."""
+"""ringfence with one schedule for all-reduces of every size, to check the choices of the selection table and of the planner."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class _Link:
         self.bytes = self._passes * count * segment
 
     def seal(self) -> Callable[[int, int], None]:
-        """Every segment of every pass takes a counter of its own; those of the last pass stay for opening."""
+        """Seal all segments. Each segment of each pass has its own counter; those of the last pass are opened later."""
         counters = [[self._keys.take() for _ in self._plain] for _ in range(self._passes)]
         self._counters = counters[-1]
 
@@ -68,7 +68,7 @@ class _Link:
         return work
 
     def timed(self, work: Callable[[int, int], None]) -> dict[str, float]:
-        """All passes over all segments, from the first thread's start to the last one's end."""
+        """Time all passes over all segments, from the first thread's start to the last one's end."""
         together = Barrier(self._threads)
 
         def share(thread: int) -> tuple[int, int]:
@@ -87,13 +87,13 @@ class _Link:
         return {"seconds": seconds, "cpu": cpu / 1e9, "bytes": self.bytes}
 
     def check(self) -> None:
-        """What came out is what went in; a cipher that several threads may not share would show here."""
+        """Check that the opened bytes are the sealed ones."""
         if self._opened != self._plain:
             raise RingfenceError("segments that several threads sealed do not open to what they were: tell us")
 
 
 def measure_round(segment: int, threads: int) -> Round:
-    """Seal and open once."""
+    """Measure one round of sealing and opening."""
     link = _Link(segment, threads)
     measured = {"seal": link.timed(link.seal()), "open": link.timed(link.open())}
     link.check()
@@ -101,7 +101,7 @@ def measure_round(segment: int, threads: int) -> Round:
 
 
 def measure(setup: Setup, segments: Sequence[int], threads: Sequence[int], facts: Mapping[str, Any]) -> list[Measured]:
-    """Every round goes through all cases, in an order of its own; what the folder has already is not repeated."""
+    """Measure the missing rounds. Each round measures all cases in its own order."""
     around = {"machine": setup.circumstances(facts)["machine"]}
     cases = [
         {"kind": "link", "segment": segment, "threads": count, **around} for segment in segments for count in threads
@@ -124,7 +124,7 @@ def measure(setup: Setup, segments: Sequence[int], threads: Sequence[int], facts
 
 @dataclass(frozen=True)
 class LinkResult:
-    """One segment size on so many threads; rates in GB/s (10⁹ bytes)."""
+    """One segment size and number of threads; rates in GB/s (10⁹ bytes)."""
 
     case: Case
     rounds: int

@@ -20,7 +20,7 @@ _CODE = (".py", ".c", ".h", ".cpp", ".so")  # what is compiled counts too
 
 
 def facts() -> dict[str, Any]:
-    """CPU, caches, kernel and versions."""
+    """Return the CPU, caches, kernel and versions."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -36,17 +36,17 @@ def facts() -> dict[str, Any]:
 
 
 def now() -> str:
-    """The date, to the second, in UTC."""
+    """Return the date and time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def digest(facts: Mapping[str, Any]) -> str:
-    """Names a machine with its code, by its facts."""
+    """Return the digest of the facts of a machine and its code."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def source_digest(without: Collection[str] = ()) -> str:
-    """Names the very code that is measured: samples of different code are never put together.
+    """Return the digest of the measured code: samples of different code are never combined.
 
     `without` are folders of the package that take no part in what is measured.
     """

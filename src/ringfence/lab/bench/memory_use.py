@@ -29,7 +29,7 @@ _MIB: Final = 1 << 20
 
 
 def measure(setup: Setup, sizes: Sequence[int], workers: Sequence[int], facts: Mapping[str, Any]) -> list[Measured]:
-    """A round is a worker pool of its own that goes through all sizes, small ones first."""
+    """Measure memory. A round starts a new worker pool and measures all sizes, small ones first."""
     samples = Samples(setup.results)
     worker_pools = [(count, name) for count in workers for name in setup.variants]
     cases = {

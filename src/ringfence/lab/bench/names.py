@@ -1,4 +1,4 @@
-"""What can be measured, by name; needs no torch, so that the command line can say it."""
+"""The names of everything that can be measured. Needs no torch, because the command line imports it."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ WIRES: Final = ("float32", "bfloat16")  # what gradients travel as
 
 
 def necessary_bytes(operation: str, size: int, ranks: int) -> int:
-    """What all ranks together must send at the least, without the network's help: the divisor of CPU time per byte."""
+    """Return the least bytes that all ranks together must send: the divisor of CPU time per byte."""
     return _TIMES_MOVED[operation] * (ranks - 1) * size

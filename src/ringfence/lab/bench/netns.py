@@ -1,4 +1,4 @@
-"""Hosts that are network namespaces: each hangs on a bridge by a veth pair whose two ends are limited to a rate.
+"""Hosts as network namespaces: each is connected to a bridge by a veth pair whose two ends are limited to a rate.
 
     host 0: 10.83.0.1 ──veth, tbf──┐
     host 1: 10.83.0.2 ──veth, tbf──┤ bridge, in a namespace of its own
@@ -29,7 +29,10 @@ _QUEUE: Final = "50ms"
 
 
 def bits_per_second(rate: str) -> int:
-    """ "2.5gbit" in bits per second."""
+    """Parse a rate such as "2.5gbit" into bits per second.
+
+    Raises ConfigurationError.
+    """
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(kbit|mbit|gbit)", rate.lower())
     bits = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if bits < _LOWEST_RATE:
@@ -38,17 +41,17 @@ def bits_per_second(rate: str) -> int:
 
 
 def burst_bytes(rate: str) -> int:
-    """What may pass at once before the limit bites. Small messages that fit in it are not slowed: it is printed."""
+    """Return the burst of the rate limit, in bytes. Messages that fit in it are not slowed, so it is printed."""
     return max(_SMALLEST_BURST, int(bits_per_second(rate) / 8 * _BURST_SECONDS))
 
 
 def available() -> bool:
-    """Whether namespaces can be made here."""
+    """Return whether this process can make network namespaces."""
     return os.geteuid() == 0 and shutil.which("ip") is not None and shutil.which("tc") is not None
 
 
 class Hosts:
-    """`count` hosts; gone again at the end of the `with`, whatever ends it."""
+    """`count` hosts. A context manager: leaving it removes them."""
 
     def __init__(self, count: int, rate: str | None) -> None:
         if not available():
@@ -60,7 +63,7 @@ class Hosts:
             bits_per_second(rate)
 
     def placements(self, workers: int) -> list[Placement]:
-        """Workers side by side on as few hosts as there are, in order of rank."""
+        """Return the placements of `workers` workers, distributed over the hosts in order of rank."""
         count = len(self._names)
         homes = [rank * count // workers for rank in range(workers)]
         return [Placement(("ip", "netns", "exec", self._names[home]), _address(home), _INTERFACE) for home in homes]
@@ -106,7 +109,7 @@ class Hosts:
 
 
 def _remove_orphans() -> None:
-    """Namespaces of a benchmark that was killed outright: their names say which process made them."""
+    """Remove the namespaces of benchmarks that were killed; a name contains the id of the process."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)  # noqa: S607
     for name, process in re.findall(r"^(rfb([0-9]+)-\S+)", listed.stdout, re.M):
         if not Path("/proc", process).exists():

@@ -11,18 +11,18 @@ from ringfence.errors import RingfenceError
 
 
 class WrongResult(RingfenceError):
-    """A variant computed something else; timing it would mean nothing."""
+    """A variant computed a wrong result; its time would mean nothing."""
 
 
 def type_of(wire: str) -> torch.dtype:
-    """torch's type by its name."""
+    """Return the torch dtype of a name."""
     kind = getattr(torch, wire)
     assert isinstance(kind, torch.dtype)
     return kind
 
 
 class Tensors(NamedTuple):
-    """`whole` is as long as the size says; `part` is one rank's share of it; `other` takes what all-to-all brings."""
+    """The tensors of a collective: `whole` has the given size, `part` is one rank's share, `other` receives all-to-all."""
 
     whole: torch.Tensor
     part: torch.Tensor
@@ -30,7 +30,7 @@ class Tensors(NamedTuple):
 
     @classmethod
     def of(cls, operation: str, size: int, ranks: int, wire: str = "float32") -> Tensors:
-        """One type throughout; the number of elements is rounded so that all parts are alike."""
+        """Allocate tensors of one dtype; the number of elements is rounded so that all parts are equal."""
         kind = type_of(wire)
         each = max(1, size // kind.itemsize // ranks)
         return cls(
@@ -41,7 +41,7 @@ class Tensors(NamedTuple):
 
 
 def call(operation: str, tensors: Tensors, group: Any, asynchronous: bool = False) -> Any:
-    """The collective through torch.distributed, as a training script calls it."""
+    """Call the collective of torch.distributed, as a training script does."""
     whole, part, other = tensors
     match operation:
         case "all_reduce":
@@ -57,7 +57,7 @@ def call(operation: str, tensors: Tensors, group: Any, asynchronous: bool = Fals
 
 
 def fill(operation: str, tensors: Tensors, rank: int, ranks: int) -> None:
-    """Numbers whose result is known: small integers, so that every order of addition gives the same."""
+    """Fill tensors with small integers: their sum is exact in any order."""
     tensors.part.fill_(rank + 1)
     if operation == "all_to_all":
         for peer, chunk in enumerate(tensors.whole.tensor_split(ranks)):

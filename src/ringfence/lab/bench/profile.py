@@ -49,7 +49,7 @@ class Stages:
 
 
 class ProfiledEngine(Engine):
-    """An engine that knows where its time went."""
+    """An engine that measures its stages."""
 
     def __init__(self, *, network: Any, **others: Any) -> None:
         self.stages = Stages(network)
@@ -57,6 +57,6 @@ class ProfiledEngine(Engine):
 
 
 class ProfiledSession(Session):
-    """Sealed as ever, with clocks."""
+    """A session that seals, with clocks."""
 
     engine_type = ProfiledEngine

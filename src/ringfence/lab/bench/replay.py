@@ -42,13 +42,13 @@ class Memory:
 
 
 class Compute(Protocol):
-    """Computing since the beginning of a step; each call goes on for so many seconds more."""
+    """Simulated computing of a step. Each call computes for the given number of seconds."""
 
     def __call__(self, seconds: float) -> None: ...
 
 
 class Busy:
-    """A CPU's: it takes processor time, so it takes longer where there are fewer cores than workers.
+    """Computing on a CPU. It takes processor time, so it takes longer if there are fewer cores than workers.
 
     Whole matrix products, each without the interpreter's lock, as a backward pass holds it hardly ever. What one takes too
     long is taken off the next.
@@ -65,7 +65,7 @@ class Busy:
 
 
 class Idle:
-    """A GPU's: for the host it is time that passes."""
+    """Computing on a GPU: the host waits."""
 
     def __init__(self) -> None:
         self._until = time.perf_counter()
@@ -78,7 +78,7 @@ class Idle:
 def step(
     variant: Variant, memory: Memory, seconds: Sequence[float], compute: Callable[[], Compute]
 ) -> Callable[[], None]:
-    """A function that replays one step."""
+    """Return a function that replays one step."""
     alone = isinstance(variant, AloneVariant)
     nothing = memory.largest[:0]
 

@@ -1,4 +1,4 @@
-"""From rounds to what a reader wants: medians, ratios with intervals, the instrument's resolution, CPU time per byte."""
+"""Summarizes rounds: medians, ratios with intervals, the resolution of the measurement, CPU time per byte."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Result:
 
 
 def result(measured: Measured) -> Result:
-    """What the rounds of a case say."""
+    """Summarize the rounds of a case."""
     rounds = measured.rounds
     first, second = (_column(rounds, name, "seconds") for name in names.BASELINE)
     taking_part = [name for name in measured.case["variants"] if all(name in samples for samples in rounds)]
@@ -88,7 +88,7 @@ def _column(rounds: Sequence[Round], name: str, what: str) -> list[float]:
 
 
 def _stages(rounds: Sequence[Round], name: str) -> dict[str, float] | None:
-    """The shares of each stage, as means: shares that add up to one stay so."""
+    """Return the mean share of each stage."""
     all_shares = [samples[name]["stages"] for samples in rounds if "stages" in samples[name]]
     if not all_shares:
         return None

@@ -25,7 +25,7 @@ _HANDSHAKE_SECONDS: Final = 30.0
 
 
 class Ring:
-    """A ring in the clear. `exchange` is what the others replace."""
+    """A plaintext ring. Subclasses replace `exchange`."""
 
     def __init__(self, store: Any, name: str, rank: int, size: int, host: str, folder: Path) -> None:
         self.rank = rank
@@ -98,7 +98,7 @@ class Ring:
         self._all_gather(chunks, owned=(self.rank + 1) % self.size)
 
     def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Chunks are shifted by one, so that each rank ends up with the one of its own number."""
+        """Reduce-scatter; chunks are shifted by one, so that each rank ends with the chunk of its own number."""
         if self._sums.shape != tensor.shape:
             self._sums = torch.empty_like(tensor)
         chunks = list(self._sums.copy_(tensor).tensor_split(self.size))
@@ -111,7 +111,7 @@ class Ring:
         self._all_gather(chunks, owned=self.rank)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """From rank 0 along the chain, the whole message at each hop."""
+        """Broadcast from rank 0 along the chain, the whole message at each hop."""
         whole, nothing = as_bytes(tensor), memoryview(bytearray())
         if self.rank > 0:
             self.exchange(nothing, whole)
@@ -119,7 +119,7 @@ class Ring:
             self.exchange(whole, nothing)
 
     def _reduce_scatter(self, chunks: list[torch.Tensor]) -> None:
-        """Afterwards rank r holds the sum of chunk r + 1."""
+        """Reduce around the ring. Afterwards rank r has the sum of chunk r + 1."""
         if self._background.numel() < chunks[0].numel() or self._background.dtype != chunks[0].dtype:
             self._background = torch.empty_like(chunks[0])
         for step in range(self.size - 1):
@@ -135,7 +135,7 @@ class Ring:
 
 
 class HopByHopRing(Ring):
-    """Each chunk is sealed as a whole for each hop. The key is of the benchmark: it is about time, not about secrets."""
+    """A ring that seals each chunk as a whole for each hop. The key is fixed: only the time matters here."""
 
     def _secure(
         self, store: Any, name: str, forth: socket.socket, back: socket.socket, folder: Path
@@ -163,12 +163,12 @@ class HopByHopRing(Ring):
 
 
 class TlsRing(Ring):
-    """Every connection is TLS 1.3 through Python's ssl, with certificates that both ends check."""
+    """A ring over TLS 1.3 through Python's ssl, with certificates that both endpoints verify."""
 
     def _secure(
         self, store: Any, name: str, forth: socket.socket, back: socket.socket, folder: Path
     ) -> tuple[socket.socket, socket.socket]:
-        """Rank 0 greets its next before it answers its previous; the others answer first, or all would wait."""
+        """Rank 0 connects to the next rank first, the others accept first: otherwise all would wait."""
         client, server = _context(ssl.PROTOCOL_TLS_CLIENT, folder), _context(ssl.PROTOCOL_TLS_SERVER, folder)
         if self.rank == 0:
             out = client.wrap_socket(forth)
@@ -177,7 +177,7 @@ class TlsRing(Ring):
         return client.wrap_socket(forth), into
 
     def _wait(self, writing: bool, reading: bool) -> None:
-        """What TLS has decrypted already does not show at the socket."""
+        """Return whether TLS has decrypted data, for which the socket is not readable."""
         assert isinstance(self._in, ssl.SSLSocket)
         if not (reading and self._in.pending()):
             super()._wait(writing, reading)

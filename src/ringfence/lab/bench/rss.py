@@ -1,4 +1,4 @@
-"""The memory of this process as the kernel counts it: pages that are resident now, and the most there were."""
+"""The resident memory of this process, now and at its peak, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _RESET_PEAK: Final = "5"  # proc(5): the peak starts again from what is resident
 
 
 def resident_bytes() -> int:
-    """What is resident now, mapped files and shared memory included."""
+    """Return the resident bytes, with mapped files and shared memory."""
     return _kibibytes("VmRSS") << 10
 
 
 def peak_bytes() -> int:
-    """The most that was resident since `reset_peak`."""
+    """Return the peak of the resident bytes since `reset_peak`."""
     return _kibibytes("VmHWM") << 10
 
 

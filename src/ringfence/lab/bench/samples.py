@@ -22,7 +22,7 @@ Round = dict[str, dict[str, Any]]
 
 
 class Samples:
-    """What one file holds."""
+    """The samples of one file."""
 
     def __init__(self, folder: Path, file: str = FILE) -> None:
         self.path = folder / file
@@ -50,11 +50,11 @@ class Samples:
                 self._rounds.setdefault(key(record["case"]), []).append(record["samples"])
 
     def begin(self, machine: Mapping[str, Any], command: str, date: str) -> None:
-        """Note the circumstances of what follows."""
+        """Record the machine, command and date of the rounds that follow."""
         self._append({"run": self.run, "machine": machine, "command": command, "date": date})
 
     def rounds(self, case: Case) -> list[Round]:
-        """What has been measured with exactly these settings."""
+        """Return the rounds that were measured with exactly these settings."""
         return self._rounds.get(key(case), [])
 
     def add(self, case: Case, samples: Round) -> None:
@@ -75,5 +75,5 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def key(case: Case) -> str:
-    """Equal for equal settings, in whatever order they stand."""
+    """Return a key that is equal for equal settings, in any order."""
     return json.dumps(case, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Bytes on the wire: what the TCP connections of this process have moved, as the kernel counted it."""
+"""Bytes on the wire: the kernel's counters of the TCP connections of this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Connection(NamedTuple):
 
 
 def connections() -> dict[str, Connection]:
-    """All that are open now, also those of other libraries, by the kernel's name for the socket."""
+    """Return all open connections, also those of other libraries, by the kernel's name of the socket."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # not TCP, or closed since
@@ -35,7 +35,7 @@ def connections() -> dict[str, Connection]:
 
 
 def bytes_sent() -> int:
-    """What all connections that are open now have sent."""
+    """Return the bytes that all open connections have sent."""
     return sum(connection.sent for connection in connections().values())
 
 

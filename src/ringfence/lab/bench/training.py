@@ -31,7 +31,7 @@ Batch = dict[str, torch.Tensor]
 def prepare(
     name: str, strategy: str, bucket_mb: float | None, variants: Mapping[str, Variant], wire: str = "float32"
 ) -> tuple[dict[str, Callable[[], None]], dict[str, Any]]:
-    """For each variant a function that does one step; and facts about the model."""
+    """Return a function for each variant that executes one step, and facts about the model."""
     torch.manual_seed(_SEED)
     model, batch = _build(name)
     facts = {
@@ -65,7 +65,7 @@ def _build(name: str) -> tuple[nn.Module, Batch]:
 
 
 def _sharing(model: nn.Module) -> nn.Module:
-    """A copy of the modules over the same parameters' memory."""
+    """Return a copy of the modules that shares the memory of the parameters."""
     other = copy.deepcopy(model)
     for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
         mine.data = theirs.data
@@ -84,7 +84,7 @@ def _replicated(model: nn.Module, variant: Variant, bucket_mb: float | None, wir
 
 
 def _through_ring(variant: RingVariant, bucket: dist.GradBucket, wire: str) -> torch.futures.Future[torch.Tensor]:
-    """One bucket after the other, on a thread of the ring's own, while the backward pass goes on."""
+    """Reduce the buckets one after the other on a thread of the ring, during the backward pass."""
     result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def reduce() -> None:
@@ -99,7 +99,7 @@ def _through_ring(variant: RingVariant, bucket: dist.GradBucket, wire: str) -> t
 
 
 def _sharded(model: nn.Module, variant: Variant) -> nn.Module:
-    """The blocks of the model one by one, then the rest, as FSDP2 is meant to be used."""
+    """Shard the blocks of the model one by one, then the rest, as FSDP2 recommends."""
     if isinstance(variant, RingVariant):
         raise ConfigurationError("FSDP2 needs process groups: leave the rings out of --variants")
     mesh = DeviceMesh.from_group(variant.group, "cpu")

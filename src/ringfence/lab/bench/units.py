@@ -1,4 +1,4 @@
-"""Sizes and times as people read them."""
+"""Parses and formats sizes and times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ _UNITS: Final = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def bytes_of(text: str) -> int:
-    """ "25MiB" in bytes; a ValueError says how to write it."""
+    """Parse a size such as "25MiB" into bytes.
+
+    Raises ValueError.
+    """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(B|KiB|MiB|GiB)?", text)
     size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
     if size < 4 or size % 4:
@@ -18,7 +21,7 @@ def bytes_of(text: str) -> int:
 
 
 def size_text(size: float) -> str:
-    """Bytes in the largest unit that keeps them above one."""
+    """Format bytes in the largest unit in which they are at least one."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= unit:
             return f"{size / unit:.4g} {name}"
@@ -26,7 +29,7 @@ def size_text(size: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds in the unit that shows three figures or so."""
+    """Format seconds in s, ms or µs."""
     if seconds >= 1:
         return f"{seconds:.3f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"

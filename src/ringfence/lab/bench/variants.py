@@ -1,4 +1,4 @@
-"""Who takes part, on a worker's side: each variant runs a collective now, or begins it and says when it is done."""
+"""The variants on the side of a worker: each runs a collective, or begins it and reports when it is done."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Begun(Protocol):
 
 
 class Variant(Protocol):
-    """`group` is None for those that are no process group."""
+    """A variant. `group` is None if it is not a process group."""
 
     group: Any
     stages: Stages | None
@@ -41,7 +41,7 @@ class Variant(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a worker stands."""
+    """The rank of a worker and its environment."""
 
     rank: int
     size: int
@@ -76,7 +76,7 @@ class _Begun:
 
 
 class RingVariant:
-    """One of the rings that are built here."""
+    """One of the rings of this benchmark."""
 
     def __init__(self, ring: Ring) -> None:
         self.group = None
@@ -104,7 +104,7 @@ class RingVariant:
 
 
 class AloneVariant:
-    """Nobody to talk to: what a step costs when nothing is communicated. It takes part in steps, not in collectives."""
+    """A step without communication. It takes part in steps, not in collectives."""
 
     group = None
     stages: Stages | None = None
@@ -130,7 +130,7 @@ _RINGS: Final[dict[str, type[Ring]]] = {"plain-ring": Ring, "hop-by-hop": HopByH
 
 
 def make(name: str, place: Place) -> Variant:
-    """A variant by name. "package.module:Class" names a session of one's own, for tests of this very instrument."""
+    """Return a variant by name. "package.module:Class" names a session class, for tests of the benchmark."""
     if name == "gloo-a":
         return GroupVariant(dist.group.WORLD)
     if name == "gloo-b":
@@ -147,7 +147,7 @@ def make(name: str, place: Place) -> Variant:
 
 
 def _group_over(session_type: type[Session], name: str) -> Any:
-    """A subgroup of the default Gloo group that has a session of its own.
+    """Return a subgroup of the default Gloo group with its own session.
 
     torch makes groups by the name of a registered backend; these names exist in the benchmark's workers only.
     """
@@ -165,6 +165,6 @@ def _group_over(session_type: type[Session], name: str) -> Any:
 
 
 def gloo_facts() -> dict[str, Any]:
-    """What the baseline runs with."""
+    """Return the options of the baseline."""
     options = dist.group.WORLD._get_backend(torch.device("cpu")).options
     return {"threads": options._threads, "devices": len(options._devices)}

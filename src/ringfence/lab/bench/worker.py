@@ -61,7 +61,7 @@ class Worker:
         return {"variants": taking_part}
 
     def _chosen(self, only: list[str] | None) -> dict[str, Variant]:
-        """Those of this case, in the order that it names them; all, if it names none."""
+        """Return the variants of this case in its order; all, if it names none."""
         return self.variants if only is None else {name: self.variants[name] for name in only}
 
     def _check(self, operation: str, tensors: Tensors, taking_part: Iterable[str]) -> None:
@@ -73,7 +73,7 @@ class Worker:
             tensor.zero_()  # sums of sums grow without end otherwise
 
     def round(self, turns: list[tuple[str, int]], busy: bool) -> Message:
-        """Every variant in turn, each as often as it says."""
+        """Time every variant in turn, each with its number of repeats."""
         run = self._run_busy if busy else self._run
         return {name: self._timed(name, repeats, run) for name, repeats in turns}
 
@@ -82,7 +82,7 @@ class Worker:
             variant.run(self._operation, self._tensors)
 
     def _run_busy(self, variant: Variant, repeats: int) -> None:
-        """The caller computes in pure Python until the collective is done."""
+        """Compute in pure Python until the collective is done."""
         counted = 0
         for _ in range(repeats):
             begun = variant.begin(self._operation, self._tensors)
@@ -108,12 +108,12 @@ class Worker:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def warm(self, name: str) -> Message:
-        """Sum a small tensor, so that all is loaded that any collective needs."""
+        """Sum a small tensor, so that everything that a collective needs is loaded."""
         self._sum(name, _WARM_BYTES)
         return {"start": self._at_start, "warm": resident_bytes()}
 
     def swell(self, name: str, size: int) -> Message:
-        """Sum a large one; the most memory that it took, and the connections that carried it."""
+        """Sum a large tensor; return the peak of memory and the number of connections that carried it."""
         reset_peak()
         before = connections()
         tensor = self._sum(name, size)
@@ -146,7 +146,7 @@ class Worker:
         wire: str = "float32",
         only: list[str] | None = None,
     ) -> Message:
-        """Build the model once for each variant; facts about it."""
+        """Build the model once for each variant; return facts about it."""
         from ringfence.lab.bench import training
 
         self._steps.clear()
@@ -156,7 +156,7 @@ class Worker:
     def prepare_trace(
         self, steps: list[tuple[int, float]], busy: bool, wire: str, only: list[str] | None = None
     ) -> Message:
-        """Make the memory of the buckets and see that every variant sums the largest of them rightly."""
+        """Allocate the buckets and check that every variant sums the largest of them correctly."""
         self._steps.clear()
         memory = replay.Memory([size for size, _ in steps], wire)
         chosen = self._chosen(only)
@@ -168,7 +168,7 @@ class Worker:
         return {"variants": list(chosen)}
 
     def train(self, turns: list[tuple[str, int]]) -> Message:
-        """Every variant in turn, so many steps each."""
+        """Time the given number of steps of every variant in turn."""
 
         def steps(name: str) -> Callable[[Variant, int], None]:
             def run(variant: Variant, repeats: int) -> None:
@@ -181,7 +181,7 @@ class Worker:
 
 
 def serve(worker: Worker, channel: Channel) -> None:
-    """Do what comes until the other end hangs up."""
+    """Execute commands until the other endpoint closes the connection."""
     while (message := channel.receive()) is not None:
         command = getattr(worker, message.pop("do"))
         channel.send({"done": command(**message)})

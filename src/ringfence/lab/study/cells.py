@@ -32,7 +32,7 @@ Step = tuple[int, float]  # bytes of a bucket, seconds of computing before it
 
 @dataclass(frozen=True)
 class Cell:
-    """`settings` has all of SETTINGS, None for what does not apply, and whatever else tells this cell from others."""
+    """A cell. `settings` has all of SETTINGS (None where one does not apply) and what else distinguishes this cell."""
 
     settings: Mapping[str, Any]
     rounds: int
@@ -40,18 +40,18 @@ class Cell:
 
     @cached_property
     def name(self) -> str:
-        """Words for people, and a digest of all settings, so that no two cells share a file."""
+        """A readable name with a digest of all settings, so that no two cells share a file."""
         digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:8]
         return "-".join([*_words(self.settings), digest])
 
     def without(self, variant: str) -> Cell:
-        """The same with one variant less, which is another cell."""
+        """Return the cell without a variant, which is another cell."""
         kept = [name for name in self.settings["variants"] if name != variant]
         return replace(self, settings={**self.settings, "variants": kept})
 
     @property
     def worker_pool(self) -> tuple[int, str, int]:
-        """Cells that are alike in this are measured by the same workers: hosts, rate, workers."""
+        """Hosts, rate and workers: cells that are equal in these share a worker pool."""
         return self.settings["hosts"], self.settings["rate"] or "", self.settings["workers"]
 
 
@@ -73,7 +73,7 @@ def _words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def label(settings: Mapping[str, Any]) -> str:
-    """A cell in the words of a table; takes a cell's settings or a row of a layer."""
+    """Return the label of a cell from its settings or from a row of a layer."""
     if settings["kind"] == "collective":
         what = f"{settings['operation']} {size_text(settings['size'])}"
     elif settings["kind"] == "training":

@@ -42,13 +42,16 @@ _VARIANTS: Final = {
 
 
 def built_in(name: str) -> list[Cell]:
-    """A grid that comes with the package: "default" or "quick"."""
+    """Return the cells of a built-in grid: "default" or "quick"."""
     file = resources.files("ringfence.lab.study") / "grids" / f"{name}.toml"
     return read(file.read_text(encoding="utf-8"), f"the grid {name!r}")
 
 
 def read(text: str, origin: str) -> list[Cell]:
-    """All cells of a grid, in the order of the file."""
+    """Return all cells of a grid, in the order of the file.
+
+    Raises ConfigurationError, which names the line or block.
+    """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -70,7 +73,7 @@ def read(text: str, origin: str) -> list[Cell]:
 
 
 class _Block:
-    """One table of the file, with errors that say where they are."""
+    """One table of the file. Its errors name the table."""
 
     def __init__(self, table: dict[str, Any], where: str) -> None:
         self._table = table
@@ -225,5 +228,5 @@ def _rate(value: Any) -> str:
 
 
 def _bucket(value: Any) -> float | None:
-    """In MiB; None is DDP's own."""
+    """Parse a bucket size in MiB; None is DDP's default."""
     return None if value == "default" else _positive(value)

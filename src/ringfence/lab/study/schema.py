@@ -78,11 +78,11 @@ STAGE_COLUMNS: Final = [field.name for field in _STAGE_COLUMNS]
 
 
 class SchemaError(ConfigurationError):
-    """A layer is not what it should be; it can be made again from the one below."""
+    """A layer is invalid; it can be rebuilt from the layer below."""
 
 
 def batch_of(columns: dict[str, list[Any]], schema: Any, where: str) -> Any:
-    """Columns as a record batch of this schema."""
+    """Return columns as a record batch of this schema."""
     try:
         batch = pa.RecordBatch.from_pydict(columns, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, KeyError) as error:
@@ -91,7 +91,10 @@ def batch_of(columns: dict[str, list[Any]], schema: Any, where: str) -> Any:
 
 
 def checked(batch: Any, schema: Any, where: str) -> Any:
-    """The batch, if it has the columns and types of the schema, a value wherever one is due, and times that can be."""
+    """Return the batch if its columns, types and values are valid under the schema.
+
+    Raises SchemaError otherwise.
+    """
     if not batch.schema.equals(schema, check_metadata=False):
         raise SchemaError(
             f"{where}: the columns are not those of this version; `ringfence study rebuild` makes them again"
@@ -106,7 +109,7 @@ def checked(batch: Any, schema: Any, where: str) -> Any:
 
 
 def opened(path: Path, schema: Any) -> Any:
-    """A layer's file, if it has this schema."""
+    """Open the file of a layer and check its schema."""
     try:
         file = pq.ParquetFile(path)
     except FileNotFoundError:
@@ -121,7 +124,7 @@ def opened(path: Path, schema: Any) -> Any:
 
 
 def made_from(path: Path, schema: Any) -> str:
-    """What a layer says it was made from; nothing, if it is not there or not readable."""
+    """Return the digest of what a layer was made from, or nothing if it does not exist or is not readable."""
     try:
         metadata = opened(path, schema).metadata.metadata or {}
     except SchemaError:

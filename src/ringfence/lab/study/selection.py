@@ -1,12 +1,12 @@
-"""Which rounds of a raw file the layers show, where it holds those of several machines or versions of the measured code.
+"""The selection of rounds that the layers use, if a raw file has those of several machines or versions of the measured code.
 
-The answer is noted in the file itself, so that the layers follow from raw samples alone:
+The selection is recorded in the raw file, so that the layers follow from raw samples alone:
 
     {"run": id, "shown": case}                    the rounds of this case, whatever rounds come after
     {"run": id, "shown": case, "date": "…"}       the same, because a study under these circumstances was complete then
 
-The last note counts; where there is none, the last round does. A study notes what is shown before it adds the first round of
-other circumstances, and its own as soon as all its rounds are there: stopped in between, it takes nothing away.
+The last record is valid; without one, the last round is. A study records the current selection before it adds the first round
+of other circumstances, and its own when all its rounds exist: if it is stopped in between, the selection stays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAIL: Final = 1 << 16
 
 
 def case_of(file: Path) -> Case | None:
-    """The settings of the rounds that the layers show; None where there is no round to show."""
+    """Return the settings of the selected rounds, or None if there is no round."""
     if not file.exists():
         return None
     noted = _noted(file)
@@ -30,19 +30,19 @@ def case_of(file: Path) -> Case | None:
 
 
 def others(file: Path, case: Case) -> bool:
-    """Whether the layers show rounds, and of other circumstances than these."""
+    """Return whether rounds with other settings than `case` are selected."""
     now = case_of(file)
     return now is not None and key(now) != key(case)
 
 
 def hold(file: Path, run: str, case: Case) -> None:
-    """Whatever other rounds are shown go on to be, while rounds of `case` are added."""
+    """Keep the current selection while rounds of `case` are added."""
     if others(file, case):
         append(file, {"run": run, NOTE: case_of(file)})
 
 
 def show(file: Path, run: str, case: Case, date: str) -> bool:
-    """From now on the rounds of `case` are shown; whether that changes anything."""
+    """Select the rounds of `case`; return whether that is a change."""
     changes = others(file, case)
     if changes:
         append(file, {"run": run, NOTE: case, "date": date})
@@ -60,7 +60,7 @@ def _noted(file: Path) -> Case | None:
 
 
 def _last_case(file: Path) -> Case | None:
-    """The settings of the last round in a file, without reading all of it."""
+    """Return the settings of the last round in a file without reading all of it."""
     size, length = file.stat().st_size, _TAIL
     while True:
         with file.open("rb") as lines:
@@ -77,7 +77,7 @@ def _last_case(file: Path) -> Case | None:
 
 
 def _field(line: bytes, name: str) -> Case | None:
-    """What a line has under a name. A line that is none of a study has nothing: the reading of the whole file names it."""
+    """Return the value of a field of a line, or None if the line is invalid: reading the whole file reports it."""
     try:
         found: Case | None = json.loads(line).get(name)
     except (ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""From tidy samples to one row for each cell and variant, one cell at a time."""
+"""Builds the summary layer: one row for each cell and variant, one cell at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def summarise(folder: Folder) -> bool:
-    """Make the layer from the tidy one; whether there was anything to do."""
+    """Build the layer from the tidy one; return whether it was out of date."""
     made = origin(digest_of([folder.tidy]))
     if made_from(folder.summary, SUMMARY) == made and folder.summary_json.exists() and folder.machines.exists():
         return False
@@ -78,7 +78,7 @@ def _tidy_rows(source: Any) -> Iterator[Row]:
 
 
 def summary_of(rows: Sequence[Row]) -> Iterator[Row]:
-    """What the rounds of one cell say, for each variant in the order in which they first come."""
+    """Yield the summary of one cell, a row for each variant in the order of their first rounds."""
     by_variant: dict[str, dict[int, Row]] = {}
     for row in rows:
         by_variant.setdefault(row["variant"], {})[row["round"]] = row

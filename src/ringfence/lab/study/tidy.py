@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def tidy(folder: Folder, chunk: int = CHUNK) -> bool:
-    """Make the layer from all raw files; whether there was anything to do."""
+    """Build the layer from all raw files; return whether it was out of date."""
     files = folder.raw_files()
     made = origin(digest_of(files))
     if made_from(folder.tidy, TIDY) == made:
@@ -56,7 +56,7 @@ def _write(writer: Any, columns: dict[str, list[Any]], where: Path) -> None:
 
 
 def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
-    """The rows of one cell; what machine they were measured on is noted in `machines`."""
+    """Yield the rows of one cell; record their machine in `machines`."""
     case = selection.case_of(file)
     if case is None:  # nothing measured yet, or not to be read: then the line is named
         for _ in _records(file):
@@ -84,7 +84,7 @@ def _rows(file: Path, machines: dict[str, Any]) -> Iterator[Row]:
 
 
 def _settings(file: Path, case: Mapping[str, Any]) -> Row:
-    """The columns that all rows of a cell share."""
+    """Return the columns that all rows of a cell share."""
     same = ("kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts", "busy")
     try:
         return {
@@ -117,7 +117,7 @@ def _of_round(record: Mapping[str, Any], variants: list[str], shared: Row) -> It
 
 
 def _records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line by line. A last line without its end was being written when its study was killed: it does not count."""
+    """Yield the lines of a file without a last incomplete line, which a killed study left."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
