@@ -69,7 +69,7 @@ def test_training_is_measured(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for buckets in ("default buckets", "buckets of 1 MiB"):
         block = done.stdout.split(f"gpt2-tiny, ddp, {buckets}, 2 workers")[1]
-        assert re.search(r"^ringfence +[\d.]+ m?s +[\d.]+ \[[\d.]+, [\d.]+\] +±[\d.]+ +[\d.]+ s ", block, re.M)
+        assert re.search(r"^ringfence +[\d.]+ m?s +[\d.]+ \[[\d.]+, [\d.]+\] +[\d.]+ s ", block, re.M)
 
 
 def test_a_busy_caller_burdens_every_variant_alike(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_link_is_measured_on_several_threads(tmp_path: Path) -> None:
     command = ("bench", "link", "--segments", "64KiB,512KiB", "--threads", "1,2", "--results", str(tmp_path))
     done = ringfence(*command, "--rounds", "1")
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^ +(?:64|512) KiB +[12] +[\d.]+ \[", done.stdout, re.M)) == 4
+    assert len(re.findall(r"^(?:64|512) KiB +[12] +[\d.]+ \[", done.stdout, re.M)) == 4
     more = ringfence(*command, "--rounds", "2", "--json")
     results = json.loads(more.stdout)["results"]
     assert [(each["case"]["segment"], each["case"]["threads"], each["rounds"]) for each in results] == [

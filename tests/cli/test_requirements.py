@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ COLLECTIVES = ("bench", "collectives", "--workers", "2", "--sizes", "4KiB", "--r
 MEMORY = ("bench", "memory", "--workers", "2", "--sizes", "4KiB", "--rounds", "1")
 TRAIN = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1")
 TORCH = 'workers need torch: python -m pip install "torch>=2.13,<2.16"'
-INSTALL_LAB = 'python -m pip install ".[lab]"'
+INSTALL_LAB = 'pip install ".[lab]" in a clone'
 
 
 @pytest.mark.parametrize("command", [("doctor",), ("--help",)], ids=" ".join)
@@ -72,6 +73,13 @@ class TestWithoutTheLab:
             done = ringfence(*command, folder=tmp_path, python=python)
             assert done.stderr == ""
             assert done.returncode == (1 if command == ("doctor",) else 0), done.stdout  # it finds no settings
+
+
+def test_the_extras_have_what_the_lab_imports() -> None:
+    document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = document["project"]["optional-dependencies"]
+    assert set(extras["lab"]) <= set(extras["dev"])
+    assert {*LAB, "numpy"} == {requirement.partition(">")[0] for requirement in extras["lab"]}
 
 
 def test_the_help_of_each_lab_command_is_that_of_its_module() -> None:

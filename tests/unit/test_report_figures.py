@@ -125,7 +125,7 @@ def test_steps_that_were_cut_differently_are_not_joined() -> None:
     assert "Not shown: llama-7b trace, GPU, 8 workers, 1/113 of the step (cut to another length" in figure.says
     (missing,) = overhead.workers(study_of(trace(2, 56.5) + trace(8, 113.0)))
     assert isinstance(missing, Missing)
-    assert "cut differently" in missing.why
+    assert "cut to another length" in missing.why
 
 
 def test_what_a_replayed_step_stands_for_is_said() -> None:

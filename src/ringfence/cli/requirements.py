@@ -24,15 +24,13 @@ def lab(command: str) -> None:
     Raises ConfigurationError, which says what to install.
     """
     if any(find_spec(name) is None for name in LAB):
-        raise ConfigurationError(
-            f'{command} needs the lab extra: in a clone of ringfence, python -m pip install ".[lab]"'
-        )
+        raise ConfigurationError(f'{command} needs the lab extra: pip install ".[lab]" in a clone')
 
 
 def workers() -> None:
     """Check that worker processes can import torch and the data plane.
 
-    Raises ConfigurationError if torch is missing or RINGFENCE_CORE names no data plane.
+    Raises ConfigurationError if torch is missing or RINGFENCE_DATAPLANE names no data plane.
     """
     from ringfence.dataplane import info
 
