@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -89,6 +91,21 @@ def test_a_sweep_with_a_chart(tmp_path: Path) -> None:
     assert "16,384" in done.stdout
     drawn = picture.read_text()
     assert all(words in drawn for words in ("workers", "seconds a step", "sealed hop by hop"))
+
+
+def test_a_sweep_shows_its_progress_on_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "ringfence.cli", "plan", "--model", "gpt2", "--sweep"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    shown = b""
+    with os.fdopen(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO at the end
+        while part := terminal.read(1 << 16):
+            shown += part
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert b"16,384" in output
+    assert b"predicting" in shown
 
 
 def test_models_and_hardware_are_listed() -> None:
