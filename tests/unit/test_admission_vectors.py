@@ -69,7 +69,9 @@ def from_code() -> dict[str, Any]:
         "parent's proof": parent.shared.prove(down).hex(),
         "child's proof digest": shown.hex(),
         "child's presentation": Presentation.of((Proof(1, child.shared.prove(up)), up), PRESENTED_AT).encode().hex(),
-        "parent's presentation": Presentation.of((Proof(1, parent.shared.prove(down)), down), PRESENTED_AT).encode().hex(),
+        "parent's presentation": Presentation.of((Proof(1, parent.shared.prove(down)), down), PRESENTED_AT)
+        .encode()
+        .hex(),
         "listings": [listing.encode().hex() for listing in listings],
         "roster digest": digest.hex(),
         "session key": keys.session_key(SESSION_SECRET, digest).reveal().hex(),
@@ -191,7 +193,9 @@ def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> N
     }
     for covered, name in ((up, "child"), (down, "parent")):
         made = mac(key, "secret proof", hashlib.sha512(covered).digest())
-        expected[f"{name}'s presentation"] = b"\1" + PRESENTED_AT.to_bytes(8, "big") + covered + (32).to_bytes(4, "big") + made
+        expected[f"{name}'s presentation"] = (
+            b"\1" + PRESENTED_AT.to_bytes(8, "big") + covered + (32).to_bytes(4, "big") + made
+        )
     assert {name: value.hex() for name, value in expected.items()} == {name: vectors[name] for name in expected}
     assert vectors["entries"] == [entry(0).hex(), entry(1).hex()]
     assert vectors["child's binding"]["preimage"] == up.hex()
