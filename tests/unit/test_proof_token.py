@@ -72,7 +72,7 @@ def test_recorded_tokens_are_refused_with_other_times_or_rules(name: str) -> Non
             now,
             "claims True for .* asks for 1",
         ),
-        (replace(wanted, submodules=2), RECORDED_NONCE, now, "1 submodules .* exactly 2"),
+        (replace(wanted, submodules=2), RECORDED_NONCE, now, "1 submodules, .* exactly 2"),
         (replace(wanted, submodule_claims={"hwmodel": ("GH200",)}), RECORDED_NONCE, now, "of hwmodel; .* GH200"),
         (replace(wanted, audience="me"), RECORDED_NONCE, now, "asks for me"),
     ]
@@ -284,7 +284,7 @@ def test_detached_submodules_must_match_the_token() -> None:
     for bad, reason in (
         (ES384.sign(claims(eat_nonce="0" * 64)), "another nonce"),
         (ES384.sign(claims(exp=1)), "expired"),
-        (ES384.sign(claims(dbgstat="enabled")), "debugging"),
+        (ES384.sign(claims(dbgstat="enabled")), "debug status"),
         (ES384.sign(claims(submods={"NVLink": {}})), "'GPU-0' has submodules of its own"),
         (ES384.sign(claims(), kid="p256", alg="ES256"), "signature"),
     ):

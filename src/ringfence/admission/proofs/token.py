@@ -21,17 +21,22 @@ from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
 from ringfence.admission.proofs import jose
 from ringfence.admission.proofs.jose import Json, Key
-from ringfence.errors import AdmissionError, PolicyError, ProtocolError
+from ringfence.admission.proofs.token_claims import (
+    NAME_CHARACTERS,
+    Expected,
+    compare_claims,
+    encode_claims,
+    explain_claims,
+    read_claims,
+)
+from ringfence.errors import AdmissionError, ProtocolError
 from ringfence.policy.toml_table import Table, quoted
 
 KIND: Final = 6
 LEEWAY_SECONDS: Final = 60  # between the service's clock and this one
 SUBMODULES: Final = 64
-NAME_CHARACTERS: Final = 128
 _NO_DEBUG: Final = ("disabled", "disabled-since-boot", "disabled-permanently", "disabled-fully-and-permanently")
 _TIME_LIMIT: Final = 1 << 53
-
-Expected = tuple[str, ...] | int | bool | Mapping[str, "Expected"]
 
 
 @dataclass(frozen=True)
@@ -51,17 +56,17 @@ class Rules:
         for key in sorted(self.keys, key=lambda each: each.kid):
             parts += [encoding.blob(key.kid.encode()), encoding.text(key.algorithm), encoding.blob(key.spki)]
         parts += [encoding.number(0 if self.submodules is None else self.submodules, 2)]
-        parts += [_content(self.claims), _content(self.submodule_claims or {})]
+        parts += [encode_claims(self.claims), encode_claims(self.submodule_claims or {})]
         return b"".join(parts)
 
     def explain(self) -> list[str]:
         lines = [f"{self.issuer} issued a token for this connection, signed with one of {len(self.keys)} pinned keys"]
         if self.audience is not None:
             lines.append(f"the token's audience is {self.audience}")
-        lines += [f"the token claims {line}" for line in _explain(self.claims)]
+        lines += [f"the token claims {line}" for line in explain_claims(self.claims)]
         if self.submodules is not None:
             lines.append(f"the token has exactly {self.submodules} submodules")
-        lines += [f"of every submodule it claims {line}" for line in _explain(self.submodule_claims or {})]
+        lines += [f"of every submodule it claims {line}" for line in explain_claims(self.submodule_claims or {})]
         return lines
 
 
@@ -72,10 +77,10 @@ def read_rules(table: Table) -> Rules:
     rules = Rules(
         issuer=table.text("issuer"),
         keys=jose.read_keys(table.file("keys"), f"{table.where}, keys"),
-        claims=_expectations(claims),
+        claims=read_claims(claims),
         audience=table.text("audience", None),
         submodules=table.number("submodules", None, least=1, most=SUBMODULES),
-        submodule_claims=None if submodule_claims is None else _expectations(submodule_claims),
+        submodule_claims=None if submodule_claims is None else read_claims(submodule_claims),
     )
     table.done()
     if not rules.claims:
@@ -109,7 +114,7 @@ def verify(proof: bytes, rules: Rules, nonce: str, now: float) -> Claims:
     token, detached = decode(proof)
     claims = _verify_one(token, rules, nonce, now)
     submodules = _submodules(claims, detached, rules, nonce, now)
-    _compare("the token", claims, rules.claims)
+    compare_claims("the token", claims, rules.claims)
     if rules.submodules is not None and len(submodules) != rules.submodules:
         to_peer = f"the token has {len(submodules)} submodules, where the policy asks for"
         raise AdmissionError(f"{to_peer} exactly {rules.submodules}", to_peer=f"{to_peer} another number")
@@ -117,7 +122,7 @@ def verify(proof: bytes, rules: Rules, nonce: str, now: float) -> Claims:
         if not submodules:
             raise AdmissionError("the token has no submodules, and the policy asks for claims of each")
         for name, found in submodules.items():
-            _compare(f"the token's submodule {quoted(name)}", found, rules.submodule_claims)
+            compare_claims(f"the token's submodule {quoted(name)}", found, rules.submodule_claims)
     return Claims(claims, submodules)
 
 
@@ -217,26 +222,6 @@ def _check_flat(name: str, claims: Json) -> None:
         raise AdmissionError(
             f"the token's submodule {quoted(name)} has submodules of its own, which policies do not support"
         )
-
-
-def _compare(where: str, claims: Mapping[str, object], expected: Mapping[str, Expected]) -> None:
-    for name, wanted in expected.items():
-        value = claims.get(name)
-        if isinstance(wanted, Mapping):
-            _compare(f"{where}, in {name}", value if isinstance(value, dict) else {}, wanted)
-        elif not _agrees(value, wanted):
-            said = quoted(value) if name in claims else "nothing"
-            raise AdmissionError(
-                f"{where} claims {said} for {name}; the policy asks for {_expected_text(wanted)}",
-                to_peer=f"{where} does not have the claims that the policy asks for",
-            )
-
-
-def _agrees(value: object, wanted: tuple[str, ...] | int | bool) -> bool:
-    """Whether type and value are equal: 1 equals True in Python, and must not here."""
-    if isinstance(wanted, tuple):
-        return isinstance(value, str) and value in wanted
-    return type(value) is type(wanted) and value == wanted
 
 
 class TokenVerifier:
@@ -341,65 +326,3 @@ def _bytes(token: str) -> bytes:
     if not token.isascii():
         raise AdmissionError("a token is not ASCII text")
     return token.encode("ascii")
-
-
-# -- expectations ---------------------------------------------------------------------------------------------------
-
-
-def _expectations(table: Table) -> dict[str, Expected]:
-    for name in table.names:  # chosen by the author; they go to terminals and into errors
-        if not 1 <= len(name) <= NAME_CHARACTERS or not name.isprintable():
-            raise table.error(
-                f"{quoted(name)} must be the name of a claim, 1 to {NAME_CHARACTERS} printable characters"
-            )
-    return {name: _expectation(table, name) for name in table.names}
-
-
-def _expectation(table: Table, name: str) -> Expected:
-    """Read an expected claim: a text, a list of accepted texts, a number, true or false, or a table of such."""
-    inner: Table | None = None
-    try:
-        inner = table.table(name)
-    except PolicyError:
-        for read in (table.flag, table.number, table.texts):
-            try:
-                return read(name)
-            except PolicyError:
-                continue
-        raise table.error(
-            f"{name} must be a text, a list of texts, a whole number, true or false, or a table of such"
-        ) from None
-    expected = _expectations(inner)
-    if not expected:
-        raise inner.error("names no claim")
-    return expected
-
-
-def _content(expected: Mapping[str, Expected]) -> bytes:
-    """Return a canonical encoding, with a tag for each type."""
-    parts = [encoding.number(len(expected), 2)]
-    for name, wanted in sorted(expected.items()):
-        parts.append(encoding.blob(name.encode()))
-        if isinstance(wanted, Mapping):
-            parts += [b"t", _content(wanted)]
-        elif isinstance(wanted, tuple):
-            parts += [b"s", encoding.number(len(wanted), 2), *(encoding.blob(each.encode()) for each in sorted(wanted))]
-        else:
-            parts += [b"b" if isinstance(wanted, bool) else b"n", encoding.number(wanted, 8)]
-    return b"".join(parts)
-
-
-def _explain(expected: Mapping[str, Expected], within: str = "") -> list[str]:
-    lines = []
-    for name, wanted in sorted(expected.items()):
-        if isinstance(wanted, Mapping):
-            lines += _explain(wanted, f"{within}{name}.")
-        else:
-            lines.append(f"{within}{name} is {_expected_text(wanted)}")
-    return lines
-
-
-def _expected_text(wanted: tuple[str, ...] | int | bool) -> str:
-    if isinstance(wanted, tuple):
-        return " or ".join(wanted)
-    return str(wanted).lower()
