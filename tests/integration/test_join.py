@@ -296,7 +296,7 @@ def test_another_world_size_is_refused_and_both_are_named() -> None:
     two, three = World(2, timeout=6.0, store=store), World(3, timeout=8.0, store=store)
     two.start([0])
     three.start([1])
-    assert "count 3 and 2 workers" in three.error(1)
+    assert "different world sizes: 3 and 2" in three.error(1)
     assert "different world sizes: 2 and 3" in two.error(0)
 
 

@@ -595,7 +595,7 @@ def test_a_proof_has_one_form() -> None:
         "not in order": extra,  # a certificate that nobody uses
         "is missing": proof[: head + 2] + b"\x04" + proof[head + 3 :],
         "1 to 16 GPUs": b"\0\0",
-        "GPU proof is malformed: message ends early": b"",
+        "GPU proof is malformed: truncated message": b"",
     }
     for reason, changed in bad.items():
         with pytest.raises(AdmissionError, match=reason):

@@ -73,7 +73,7 @@ def test_recorded_tokens_are_refused_with_other_times_or_rules(name: str) -> Non
             "claims True for .* asks for 1",
         ),
         (replace(wanted, submodules=2), RECORDED_NONCE, now, "1 submodules, .* exactly 2"),
-        (replace(wanted, submodule_claims={"hwmodel": ("GH200",)}), RECORDED_NONCE, now, "of hwmodel; .* GH200"),
+        (replace(wanted, submodule_claims={"hwmodel": ("GH200",)}), RECORDED_NONCE, now, "for hwmodel; .* GH200"),
         (replace(wanted, audience="me"), RECORDED_NONCE, now, "asks for me"),
     ]
     for other, nonce, when, reason in cases:
