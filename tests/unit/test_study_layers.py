@@ -145,7 +145,7 @@ def test_few_rounds_are_not_scored_however_alike_they_are(tmp_path: Path, rounds
     make(folder)
     rows = list(query.rows(folder.summary, SUMMARY, {}))
     assert {(row["rounds"], row["resolution"], row["scored"]) for row in rows} == {(rounds, 0.0, scored)}
-    assert ("too few rounds to score this cell" in table.summary(rows)) is not scored
+    assert ("not scored: fewer than 5 rounds" in table.summary(rows)) is not scored
 
 
 def test_a_file_without_a_round_has_no_rows(folder: Folder) -> None:
