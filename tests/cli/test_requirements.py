@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ringfence import cli
+from ringfence.cli.lab_commands import LAB as COMMANDS
 from ringfence.cli.requirements import LAB
 from tests.cli.command import installation_without, ringfence
 
@@ -66,7 +67,7 @@ class TestWithoutTheLab:
         done = ringfence("--help", python=python)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == ringfence("--help").stdout
-        assert all(f"\n    {name} " in done.stdout for name in cli.LAB)
+        assert all(f"\n    {name} " in done.stdout for name in COMMANDS)
 
     def test_commands_of_the_product_work(self, python: str, tmp_path: Path) -> None:
         for command in (("secret", "new", "run.secret"), ("policy", "new", "policy.toml"), ("doctor",)):

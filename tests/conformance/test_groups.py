@@ -59,7 +59,7 @@ def gloo_by_name() -> tuple[int, str]:
 
 
 @pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
-def test_a_group_that_names_gloo_is_of_the_backend_in_use(pool: Pool, backend: str) -> None:
+def test_group_of_backend_gloo_uses_the_default_backend(pool: Pool, backend: str) -> None:
     results = pool.check(gloo_by_name, 2, backend)
     assert results == [(1, backend)] * 2
 

@@ -118,7 +118,7 @@ def operator_around_the_group() -> None:
 
 
 @pytest.mark.promise("torch operators that bypass the process group are refused.")
-def test_torch_operators_cannot_go_around_the_group(pool: Pool) -> None:
+def test_torch_operators_cannot_bypass_the_group(pool: Pool) -> None:
     """torch's C++ operators use a group's default backend, which implements no collective."""
     for error, total in pool.check(refused, 3, "ringfence", (operator_around_the_group,)):
         assert "Backend ringfence does not support" in error or "No backend type associated" in error

@@ -70,7 +70,7 @@ def different_sizes() -> None:
 
 @pytest.mark.promise("Workers that call different collectives in one group get an error that names both calls.")
 @pytest.mark.parametrize("world", [2, 4])
-def test_ranks_in_different_collectives_get_an_error_that_names_both(pool: Pool, world: int) -> None:
+def test_different_collectives_raise_an_error_naming_both(pool: Pool, world: int) -> None:
     results = raised(pool.run(different_collectives, world), {"MismatchError", "AbortedError"})
     assert any(result.type == "MismatchError" for result in results)
     for result in results:
@@ -135,7 +135,7 @@ def how_it_ends(call: Callable[[], object]) -> tuple[str, str]:
     ],
     ids=["receive against all-reduce", "two groups"],
 )
-def test_calls_that_do_not_meet_end_at_their_timeout_and_say_whom_they_wait_for(
+def test_unmatched_calls_time_out_naming_the_awaited_worker(
     pool: Pool, work: Callable[[], tuple[str, str]], calls: tuple[str, str]
 ) -> None:
     results = pool.check(work, 2, renew=True)
@@ -235,7 +235,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.promise("A tensor that is resized or moved during a call fails the call on every worker.")
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_tensor_resized_under_a_collective_fails_it_everywhere(pool: Pool, tmp_path: Path, change: str) -> None:
+def test_a_tensor_resized_during_a_collective_fails_all_ranks(pool: Pool, tmp_path: Path, change: str) -> None:
     with ProcessSignal(tmp_path / "signal") as ready:
         culprit, other = pool.check(resize_under_way, 2, args=(change, ready.path), renew=True)
     assert culprit[0] == "TensorChangedError" and other[0] == "AbortedError"
@@ -301,7 +301,7 @@ def test_every_survivor_names_a_killed_worker_soon(
 
 @pytest.mark.promise("A killed worker makes every other worker raise, and the error names it.")
 @pytest.mark.parametrize("victim", [1, 6], ids=["between the levels", "on the second level"])
-def test_a_death_is_told_over_two_levels_of_the_tree(pool: Pool, tmp_path: Path, victim: int) -> None:
+def test_a_killed_worker_is_reported_over_two_levels_of_the_tree(pool: Pool, tmp_path: Path, victim: int) -> None:
     """In a world of seven, workers 5 and 6 are children of worker 1. The abort reaches all workers through the tree."""
     assert list(children_of(1, DEEP)) == [5, 6]
     kill_and_look(pool, tmp_path, DEEP, victim, with_children=False)

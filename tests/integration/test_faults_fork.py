@@ -134,9 +134,7 @@ SHOWN = {"secret": {"Secret"}, "certificate": {"ECPrivateKey"}, "both": {"Secret
 
 @pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
 @pytest.mark.parametrize("kind", SHOWN)
-def test_a_child_that_is_forked_while_its_parent_joins_holds_nothing_of_it(
-    pool: Pool, tmp_path: Path, kind: str
-) -> None:
+def test_a_child_forked_during_a_join_holds_nothing_of_it(pool: Pool, tmp_path: Path, kind: str) -> None:
     (found,) = pool.check(fork_while_joining, 1, backend=None, args=environments(Site(tmp_path), kind)[:1])
     ours, our_keys, theirs, their_keys, joined = found
     assert len(ours) >= 4, "two listeners, both ends of a connection"
@@ -197,7 +195,7 @@ def what_could_verify() -> tuple[int, bool, bool]:
 
 
 @pytest.mark.promise("Once a run has formed, a worker keeps no shared secret, and no key from it that admits.")
-def test_nothing_that_admits_is_kept_where_nobody_is_to_be_verified(pool: Pool) -> None:
+def test_no_credential_is_kept_without_peer_verification(pool: Pool) -> None:
     assert pool.check(what_could_verify, WORLD, renew=True) == [(0, False, False)] * WORLD
 
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(2 * SECONDS + 10)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
         full = metafunc.config.getoption("--full")
-        refused = metafunc.function is test_an_example_without_its_lines_is_refused
+        refused = metafunc.function is test_example_without_ringfence_is_refused
         names = ALL if full else CHEAP[:1] if refused else CHEAP  # test_guard.py tests the refused mesh
         cases = [(name, 4 if full and name == "mesh" else 2) for name in names]  # two of each dimension
         metafunc.parametrize(("name", "workers"), cases, ids=names)
@@ -101,7 +101,7 @@ def test_example_trains_sealed_with_the_losses_of_gloo(name: str, workers: int, 
 
 
 @pytest.mark.promise("A framework that would make an unprotected group is refused under `RINGFENCE_REQUIRE=1`.")
-def test_an_example_without_its_lines_is_refused(name: str, workers: int, tmp_path: Path) -> None:
+def test_example_without_ringfence_is_refused(name: str, workers: int, tmp_path: Path) -> None:
     done = run(name, workers, without_ringfence(name, "pass"), tmp_path, RINGFENCE_REQUIRE="1")
     said = done.stdout + done.stderr
     assert done.returncode != 0, said

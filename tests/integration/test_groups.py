@@ -35,7 +35,7 @@ def test_init_keeps_an_existing_ringfence_group(pool: Pool) -> None:
 
 
 @pytest.mark.promise("`ringfence.assert_sealed()` names a group of another backend.")
-def test_init_and_assert_sealed_refuse_a_default_group_of_gloo(pool: Pool) -> None:
+def test_init_and_assert_sealed_refuse_a_gloo_default_group(pool: Pool) -> None:
     for answers in pool.check(ask_twice, 2, "gloo"):
         for text in answers:
             assert "the default process group is of backend gloo" in text
@@ -93,7 +93,7 @@ def beside() -> tuple[str, str, str]:
 
 
 @pytest.mark.promise("`ringfence.assert_sealed()` names a group of another backend.")
-def test_a_group_of_gloo_beside_ours_is_named(pool: Pool) -> None:
+def test_an_additional_gloo_group_is_named(pool: Pool) -> None:
     for before, after, kind in pool.check(beside, 2, "ringfence"):
         assert (before, kind) == ("", "RingfenceProcessGroup")
         assert after.startswith("the process group beside is of backend gloo: its traffic is not protected")

@@ -104,7 +104,7 @@ def warned(folder: Path) -> dict[str, list[Any]]:
 
 @pytest.mark.promise("`RINGFENCE_REQUIRE=1` refuses process groups of other backends, and RPC agents.")
 @pytest.mark.parametrize("way", UNPROTECTED)
-def test_an_unprotected_group_is_refused_naming_the_call_and_the_fix(way: str, refused: dict[str, list[Any]]) -> None:
+def test_refusal_names_the_call_and_the_fix(way: str, refused: dict[str, list[Any]]) -> None:
     kind, message = refused[way]
     assert kind == "ConfigurationError", message
     assert "train.py:" in message and "RINGFENCE_REQUIRE=1 refuses it" in message
@@ -147,7 +147,7 @@ def test_no_message_if_protection_is_not_configured(folder: Path) -> None:
 
 
 @pytest.mark.promise("`RINGFENCE_REQUIRE=1` refuses process groups of other backends, and RPC agents.")
-def test_unsetting_the_variable_in_the_program_changes_nothing(folder: Path) -> None:
+def test_unsetting_the_variable_in_the_program_has_no_effect(folder: Path) -> None:
     program = (
         "import os, torch.distributed as dist\ndel os.environ['RINGFENCE_REQUIRE']\ndist.init_process_group('gloo')\n"
     )
@@ -187,7 +187,7 @@ print('imported')
 
 
 @pytest.mark.promise("`RINGFENCE_REQUIRE=1` refuses process groups of other backends, and RPC agents.")
-def test_a_torch_that_cannot_be_guarded_fails_to_import_if_required(folder: Path) -> None:
+def test_import_torch_fails_if_it_cannot_be_guarded(folder: Path) -> None:
     variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = run(folder, "-c", UNKNOWN_TORCH, RINGFENCE_REQUIRE="1", **variables)
     assert done.returncode != 0 and "imported" not in done.stdout
@@ -206,7 +206,7 @@ print("made")
 
 
 @pytest.mark.promise("A group that other code makes under ringfence's name is refused.")
-def test_a_group_that_other_code_makes_under_our_name_is_refused(folder: Path) -> None:
+def test_group_of_another_plugin_with_our_name_is_refused(folder: Path) -> None:
     done = run(folder, "-c", TAKEN)
     assert done.returncode != 0 and "made" not in done.stdout
     assert "other code has registered this name" in done.stderr

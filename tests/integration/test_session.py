@@ -62,7 +62,7 @@ def test_a_world_of_one_reports_no_proof(pair: Pool) -> None:
 
 
 @pytest.mark.promise("Runs with different ids or generations cannot be spliced, even with one secret.")
-def test_rank_0_warns_of_a_run_without_a_name_that_spans_machines(pair: Pool) -> None:
+def test_rank_0_warns_of_a_default_run_id_on_several_machines(pair: Pool) -> None:
     first, second = logged(pair, {**HERE, **NO_NAME}, {**THERE, **NO_NAME})
     assert first.count(WARNING) == 1
     assert "Set RINGFENCE_RUN_ID, or torchrun's --rdzv-id" in first

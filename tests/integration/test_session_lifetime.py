@@ -80,9 +80,7 @@ def wait_for_the_death_of(rank: int) -> None:
 
 @pytest.mark.promise("A session that reaches `max_session_age` ends on every worker.")
 @pytest.mark.parametrize("work", [all_reduce_for_ever, all_reduce_after_the_age], ids=["busy", "idle"])
-def test_a_session_that_is_too_old_ends_on_every_worker_and_says_what_to_do(
-    pool: Pool, aged: dict[str, str], work: Any
-) -> None:
+def test_an_expired_session_ends_on_every_worker(pool: Pool, aged: dict[str, str], work: Any) -> None:
     for result in pool.run(work, 3, env=aged, renew=True):
         assert isinstance(result, Failure), result
         assert result.type == "AbortedError", result
@@ -91,7 +89,7 @@ def test_a_session_that_is_too_old_ends_on_every_worker_and_says_what_to_do(
 
 
 @pytest.mark.promise("A session that reaches `max_session_age` ends on every worker.")
-def test_the_age_is_counted_by_a_clock_that_goes_on_in_suspend(pool: Pool, aged: dict[str, str]) -> None:
+def test_the_session_age_advances_during_suspend(pool: Pool, aged: dict[str, str]) -> None:
     """Suspending a machine is not possible here, so the test reads from the kernel which clock each timer uses."""
     for left in values(pool.run(boot_time_timers, 2, env=aged, renew=True)):
         assert len(left) == 1 and 0 <= left[0] <= AGE
@@ -225,7 +223,7 @@ def test_a_change_of_membership_is_a_new_session(pool: Pool) -> None:
 
 
 @pytest.mark.promise("A worker of an older generation does not come back.")
-def test_a_worker_of_an_older_generation_does_not_come_back(pool: Pool) -> None:
+def test_a_worker_of_an_older_generation_cannot_rejoin(pool: Pool) -> None:
     """It looks for its own generation and finds no worker; the new session does not wait for it."""
     with pool.fresh() as own:
         values(own.run(session_and_sum, 2))

@@ -89,7 +89,7 @@ def fail_to_start(path: str, kind: str) -> tuple[int, str, Counter[str], float]:
 
 @pytest.mark.promise("The error of an initialisation that failed keeps no key.")
 @pytest.mark.parametrize("kind", FAILURES)
-def test_a_failure_after_the_join_keeps_no_key_and_reaches_the_others(tmp_path: Path, kind: str) -> None:
+def test_failure_after_the_join_deletes_keys_and_is_reported(tmp_path: Path, kind: str) -> None:
     with Pool() as fresh:
         ends = fresh.check(fail_to_start, 2, backend=None, args=(str(tmp_path / "store"), kind))
     errors = {rank: error for rank, error, _, _ in ends}
@@ -125,7 +125,7 @@ def look_for_key(variables: dict[str, str], key: bytes) -> tuple[str, list[str],
 
 @pytest.mark.promise("The error of an initialisation that failed keeps no key.")
 @pytest.mark.parametrize("kind", ["secret without its newline", "key of another certificate"])
-def test_the_error_of_an_unusable_credential_keeps_no_key(tmp_path: Path, kind: str) -> None:
+def test_error_of_an_unusable_credential_holds_no_key(tmp_path: Path, kind: str) -> None:
     if kind.startswith("secret"):
         key = secrets.token_hex(32).encode()
         file = tmp_path / "run.secret"
@@ -167,7 +167,7 @@ def fork_at_the_start(path: str) -> list[tuple[str, Counter[str], int]]:
 
 
 @pytest.mark.promise("A child that Python forks holds no key and no connection, and can neither seal nor open.")
-def test_a_child_that_is_forked_between_settings_and_loop_holds_nothing(tmp_path: Path) -> None:
+def test_child_forked_before_the_loop_holds_no_credentials(tmp_path: Path) -> None:
     with Pool() as fresh:
         for found in fresh.check(fork_at_the_start, 2, backend=None, args=(str(tmp_path / "store"),)):
             assert [name for name, _, _ in found] == ["listen", "TcpNetwork", "ProgressLoop"]

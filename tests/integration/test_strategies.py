@@ -120,7 +120,7 @@ def ask_for(backend: str) -> list[str]:
 
 @pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
 @pytest.mark.parametrize("asked", ["gloo", "cpu:gloo", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:ringfence"])
-def test_no_group_that_a_script_asks_for_is_gloos(pool: Pool, asked: str) -> None:
+def test_no_group_of_a_script_uses_gloo(pool: Pool, asked: str) -> None:
     assert pool.check(guarded, 2, "ringfence", (ask_for, asked), renew=True) == [["ringfence"] * 3] * 2
 
 
@@ -149,6 +149,6 @@ def make_group_under_guard(make: Callable[[], None]) -> None:
 
 @pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
 @pytest.mark.parametrize("make", WAYS, ids=lambda make: make.__name__)
-def test_the_guard_against_gloo_fires(pool: Pool, make: Callable[[], None]) -> None:
+def test_check_for_gloo_detects_gloo(pool: Pool, make: Callable[[], None]) -> None:
     results = pool.run(make_group_under_guard, 2, "gloo", (make,))
     assert [result.type for result in results] == ["GlooForbidden"] * 2

@@ -118,7 +118,7 @@ def test_an_execution_checks_its_memory_against_the_program() -> None:
     run([view])
     wrong: dict[str, Any]
     for wrong in ({"views": []}, {"views": [view], "call": b""}, {"views": [view], "instance": b""}):
-        with pytest.raises(ValueError, match="something else than its program"):
+        with pytest.raises(ValueError, match="do not match its program"):
             run(**wrong)  # type: ignore[arg-type]
     with pytest.raises(BufferError):
         run([memoryview(b"read only")])

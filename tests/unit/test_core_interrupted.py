@@ -169,7 +169,7 @@ def test_an_unexpected_frame_is_not_overwritten() -> None:
         assert len(_core.receive(end) or b"") == 104
         here.send(b"A" * 100_000)
         end.readable = True
-        with pytest.raises(RuntimeError, match="waiting to be refused"):
+        with pytest.raises(RuntimeError, match="has not been handled"):
             _core.receive(end)
 
 

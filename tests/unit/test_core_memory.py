@@ -86,7 +86,7 @@ def assert_blamed(world: World, requests: list[Any], culprit: int, what: str, on
 @pytest.mark.promise("A tensor that is resized or moved during a call fails the call on every worker.")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("rounds", [0, 3, 5, 7])
-def test_a_tensor_changed_during_an_all_reduce_fails_it_everywhere(change: str, rounds: int) -> None:
+def test_a_tensor_resized_during_an_all_reduce_fails_it(change: str, rounds: int) -> None:
     world = warm_world(3, capacity=1 << 16)
     tensors = [torch.ones(COUNT) for _ in range(3)]
     requests = [
@@ -335,7 +335,7 @@ def work_of_all_kinds() -> None:
 
 
 @pytest.mark.promise("A view that the data plane handed out refers to live memory, or raises ValueError.")
-def test_whoever_keeps_a_view_keeps_its_memory_or_nothing(profiler: Profiler) -> None:
+def test_a_kept_view_keeps_its_memory_or_is_released(profiler: Profiler) -> None:
     work_of_all_kinds()
     sys.setprofile(None)
     gc.collect()

@@ -110,7 +110,7 @@ def test_truncated_frame_is_refused(cut: int) -> None:
 
 @pytest.mark.promise("A frame opens only at its own position, in its own direction and on its own connection.")
 @given(st.integers(0, 5), st.integers(0, 5))
-def test_a_frame_opens_at_its_own_place_only(sealed_at: int, opened_at: int) -> None:
+def test_frame_opens_only_at_its_own_position(sealed_at: int, opened_at: int) -> None:
     """Dropped, repeated and reordered frames all have a counter that is not the next one."""
     sealed = seal(sealer_at(sealed_at), b"header", b"text")
     opener = opener_at(opened_at)
@@ -121,7 +121,7 @@ def test_a_frame_opens_at_its_own_place_only(sealed_at: int, opened_at: int) -> 
 
 
 @pytest.mark.promise("A frame opens only at its own position, in its own direction and on its own connection.")
-def test_a_frame_is_worth_nothing_in_another_direction_or_connection() -> None:
+def test_frame_does_not_open_in_another_direction_or_connection() -> None:
     hello = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
     first = link_secrets(SESSION_KEY, bytes(32), hello, bytes(32))
     again = link_secrets(SESSION_KEY, bytes(32), hello, bytes([1] * 32))
@@ -144,7 +144,7 @@ def nonce_and_key(secret: Secret, counter: int) -> tuple[bytes, bytes]:
 
 @pytest.mark.promise("A link uses a fresh nonce for every frame, also across a key phase.")
 @pytest.mark.parametrize("start", [0, PHASE_1 - 4], ids=["at first", "across a key phase"])
-def test_no_nonce_is_used_twice_under_a_key(start: int) -> None:
+def test_no_nonce_is_reused_under_a_key(start: int) -> None:
     sealer = sealer_at(start)
     used = set()
     for counter in range(start, start + 12):
@@ -250,7 +250,7 @@ def test_forwarded_segment_opens_only_at_its_own_position(
 
 
 @pytest.mark.promise("A frame with any single bit flipped is rejected, and its plaintext is wiped.")
-def test_every_flipped_bit_of_a_forwarded_segment_is_refused_and_wiped() -> None:
+def test_flipped_bit_in_forwarded_segment_is_refused_and_wiped() -> None:
     reader = OriginKeys(SECRET, 0)
     counter, sealed = forwarded(OriginKeys(SECRET, 3))
     for changed in flips(sealed):

@@ -390,7 +390,7 @@ def test_a_sender_continues_after_a_nop_and_reads_the_bye() -> None:
 
 
 @pytest.mark.promise("A NOP frame that was changed in transit is rejected.")
-def test_a_changed_prompt_does_not_authenticate() -> None:
+def test_a_changed_nop_does_not_authenticate() -> None:
     world, waiting = prompted()
 
     def change(pipe: Pipe, data: bytes) -> bytes:

@@ -81,7 +81,7 @@ def test_no_more_is_read_from_an_unauthenticated_peer_than_a_hello() -> None:
 
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 @pytest.mark.parametrize("words", ["none", "half a hello", "a hello"])
-def test_silence_ends_at_the_deadline_and_not_before(words: str) -> None:
+def test_a_silent_connection_is_closed_at_the_deadline(words: str) -> None:
     world = World(3)
     data = {"none": b"", "half a hello": hello(world)[:50], "a hello": hello(world)}[words]
     stream = dial(world, data)
@@ -121,7 +121,7 @@ def test_a_hello_of_another_session_is_refused() -> None:
 
 
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
-def test_a_replayed_hello_gets_a_fresh_reply_and_no_further() -> None:
+def test_a_replayed_hello_does_not_authenticate() -> None:
     world = World(3)
     heard: dict[tuple[int, int], bytes] = {}
 
@@ -146,7 +146,7 @@ def test_a_replayed_hello_gets_a_fresh_reply_and_no_further() -> None:
 
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 @pytest.mark.parametrize("unauthenticated_peers", [1, 7], ids=["one address", "many addresses"])
-def test_a_flood_displaces_itself_and_lets_workers_in(unauthenticated_peers: int) -> None:
+def test_a_flood_closes_only_its_own_connections(unauthenticated_peers: int) -> None:
     world = World(3)
     engine = world.engines[1]
     for number in range(200):
@@ -161,7 +161,7 @@ def test_a_flood_displaces_itself_and_lets_workers_in(unauthenticated_peers: int
 
 
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
-def test_a_flood_of_replayed_hellos_displaces_itself_and_lets_workers_in() -> None:
+def test_a_flood_of_replayed_hellos_closes_its_own_connections() -> None:
     """If every pending connection has sent a hello, the oldest is closed; a dialling worker is the newest."""
     world = World(3)
     engine, greeting = world.engines[1], hello(world)

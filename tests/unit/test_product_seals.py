@@ -23,7 +23,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence.backend import create
-from ringfence.cli import LAB as LAB_COMMANDS
+from ringfence.cli.lab_commands import LAB as LAB_COMMANDS
 from ringfence.cli.requirements import LAB
 from ringfence.keys import Secret
 from ringfence.lab.bench.unsealed import UnsealedKeys, UnsealedSession

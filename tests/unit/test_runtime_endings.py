@@ -287,7 +287,7 @@ def end_by(ending: str, world: World, rank: int = 0) -> None:
 
 @pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork", "removal"])
-def test_who_still_holds_an_object_of_what_has_ended_holds_no_key(ending: str) -> None:
+def test_objects_of_an_ended_session_hold_no_key(ending: str) -> None:
     """A process group, a request or interrupted C code may refer to such objects: they exist, without keys."""
     world = World(3)
     calls = [
@@ -329,7 +329,7 @@ def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
 @pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["failure", "leaving", "fork"])
-def test_after_the_session_no_bytes_derive_a_recorded_link(ending: str) -> None:
+def test_no_link_secret_remains_in_memory_after_the_session(ending: str) -> None:
     """Nonces are sent in plaintext: the shared X25519 secret and the session key would decrypt a recorded link."""
     world = World(2)
     secrets: list[LinkSecrets] = []

@@ -41,7 +41,7 @@ def error_of(request: Request) -> RingfenceError:
 
 
 @pytest.mark.promise("A worker with a public key of low order gets no link.")
-def test_a_key_of_low_order_is_blamed_on_the_worker_that_has_it() -> None:
+def test_a_key_of_low_order_names_its_worker() -> None:
     """Its shared secret with every worker would be zero."""
     world = World(3)
     for engine in world.engines:

@@ -14,20 +14,12 @@ from typing import Final, TextIO
 
 from ringfence import __version__
 from ringfence.cli import terminal
+from ringfence.cli.lab_commands import LAB
 from ringfence.errors import RingfenceError
 
 # 128 + SIGPIPE, as a shell reports it when a reader such as `head` closes the pipe; not 0, which means success. The signal
 # itself stays ignored, so that a command leaves normally: it ends its workers and removes its temporary files.
 UNREAD: Final = 141
-
-# Commands of the lab, with their help. They need the packages of the extra `lab`, so their modules are imported only when
-# one of them is called.
-LAB: Final = {
-    "bench": "measure what sealing costs here",
-    "study": "measure a grid of models, workers and networks",
-    "report": "make a page with figures out of a study",
-    "plan": "predict a training step elsewhere",
-}
 
 EXIT_CODES = """\
 exit codes:

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import LAB, bench_admission, requirements
+from ringfence.cli import bench_admission, requirements
+from ringfence.cli.lab_commands import LAB
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench import names
 from ringfence.lab.bench.units import bytes_of

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import LAB, plan_chart, plan_checks, plan_sources, plan_views
+from ringfence.cli import plan_chart, plan_checks, plan_sources, plan_views
+from ringfence.cli.lab_commands import LAB
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import hardware, models

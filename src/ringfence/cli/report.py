@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringfence.cli import LAB
+from ringfence.cli.lab_commands import LAB
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

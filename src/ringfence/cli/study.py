@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import LAB, requirements
+from ringfence.cli import requirements
 from ringfence.cli.bench import interrupt
+from ringfence.cli.lab_commands import LAB
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench import names
 from ringfence.lab.bench.units import bytes_of
