@@ -11,7 +11,7 @@ import pytest
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Listing
 from ringfence.admission.policy import Evidence, Policy, verify
-from ringfence.admission.proofs import jose, token
+from ringfence.admission.proofs import jose, token, token_claims
 from ringfence.admission.proofs.token import Rules, TokenProver, TokenVerifier
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.toml_table import parse
@@ -31,8 +31,8 @@ KEYS = jose.read_keys((FOLDER / "nras_recovered_jwks.json").read_bytes(), "keys"
 def recorded(name: str) -> tuple[bytes, Rules, float]:
     issuer, issued, _ = RECORDED[name]
     proof = token.encode(*token.read_answer((FOLDER / name).read_bytes()))
-    wanted: dict[str, token.Expected] = {"x-nvidia-overall-att-result": True}
-    inner: dict[str, token.Expected] = {"measres": ("success",), "secboot": True, "dbgstat": ("disabled",)}
+    wanted: dict[str, token_claims.Expected] = {"x-nvidia-overall-att-result": True}
+    inner: dict[str, token_claims.Expected] = {"measres": ("success",), "secboot": True, "dbgstat": ("disabled",)}
     return proof, Rules(issuer, KEYS, wanted, submodules=1, submodule_claims=inner), issued + 5.0
 
 
