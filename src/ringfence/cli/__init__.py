@@ -35,13 +35,13 @@ examples:
   ringfence secret new run.secret            make the secret of a run, then
   export RINGFENCE_SECRET_FILE=$PWD/run.secret
                                              train with backend="ringfence"
-  ringfence certificate new site node-0      certificates instead of a secret,
+  ringfence certificate new site node-0      certificates instead of it,
   ringfence policy new site/policy.toml      a policy that requires them,
   ringfence policy explain site/policy.toml  and whom it admits
   ringfence bench collectives --workers 2    measure what sealing costs here
   ringfence study --list                     measure models, workers, networks
   ringfence report                           show the results of a study
-  ringfence plan --model gpt2-xl             predict the cost on other hardware
+  ringfence plan --model gpt2-xl             predict the cost elsewhere
 
 """
 
