@@ -77,7 +77,7 @@ def test_a_run_forms_with_slow_evidence(tmp_path: Path) -> None:
     said = run(tmp_path / "store", [slow] * 5, [counting(rank) for rank in range(5)])
     assert joined(said) == ["SEV-SNP"]
     assert asked == {0: 4, 1: 1, 2: 1, 3: 1, 4: 1}
-    assert max(each[4] for each in said) >= 5.0, said  # type: ignore[type-var, operator]  # of whoever began first
+    assert max(each[4] for each in said) >= 5.0, said  # type: ignore[type-var, operator]  # of the worker that began first
 
 
 def test_a_guest_with_another_measurement_is_refused(tmp_path: Path) -> None:

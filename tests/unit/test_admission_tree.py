@@ -326,7 +326,7 @@ def test_a_world_smaller_than_the_policy_allows_does_not_begin(rank: int) -> Non
 
 @pytest.mark.promise("Workers with different policies do not form a session, and the error names both policies.")
 def test_workers_with_different_policies_share_no_session() -> None:
-    """Neighbours compare policies in their hellos. Whoever got past that by a neighbour's lie is found by the roster."""
+    """Neighbours compare policies in their hellos. The roster exposes a worker that a lying neighbour let pass."""
     world = World(6)
     one = world.workers[5]
     stricter = replace(one.policy, max_session_age=60)

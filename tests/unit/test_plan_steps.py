@@ -97,7 +97,7 @@ def test_advice_never_makes_it_worse(name: str, workers: int, model: str) -> Non
 
 
 def test_a_better_schedule_is_advised_as_not_built() -> None:
-    """The runtime's table chooses: whoever asks with a bad schedule is told of a better one, and that it is not built."""
+    """The runtime's table chooses: a question with a slow schedule names a faster one, and that it is not implemented."""
     profile = hardware.load("tdx-100g")
     found = plan(profile, Question(GPT2, 8, schedule="doubling"))
     (advised,) = [each for each in found.advice if "schedule" in each.lever]

@@ -51,9 +51,9 @@ Verified = tuple[str, int, tuple[float, float], tuple[float, float]]
 
 
 def verified(found: Validation) -> list[Verified]:
-    """Collectives and steps apart: who predicts, over how many cells, how far off in ratios and in seconds.
+    """Return the errors of collectives and of steps: what was predicted, over how many cells, in ratios and in seconds.
 
-    Much of a step is computing, which is an input. So beside the model stands whoever takes communication for free.
+    Much of a step is computing, which is an input. The prediction without any communication is listed for comparison.
     """
     rows: list[Verified] = []
     if count := found.scored_of(steps=False):
