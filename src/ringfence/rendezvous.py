@@ -20,9 +20,9 @@ def warn_of_open_rendezvous() -> None:
     backend = backend_of(_launcher())
     if backend not in (None, "static"):
         _log.warning(
-            "torchrun's %s rendezvous authenticates no one and listens on all interfaces: anyone who reaches its port can run "
-            "code in the launcher. Use the static rendezvous (--node-rank, --master-addr and --master-port; on one machine "
-            "--master-port alone is enough); see SECURITY.md.",
+            "torchrun's %s rendezvous has no authentication and listens on all interfaces: anyone who can reach its port "
+            "can run code in the launcher. Use the static rendezvous (--node-rank, --master-addr and --master-port; on one "
+            "machine --master-port alone is enough); see SECURITY.md.",
             backend,
         )
 

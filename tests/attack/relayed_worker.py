@@ -111,18 +111,18 @@ def _run_call(
     try:
         match kind:
             case Collective.ALL_REDUCE:
-                dist.all_reduce(target, communicator=communicator)
+                dist.all_reduce(target, group=communicator)
             case Collective.BROADCAST:
-                dist.broadcast(target, 0, communicator=communicator)
+                dist.broadcast(target, 0, group=communicator)
             case Collective.ALL_GATHER:
-                dist.all_gather_into_tensor(target, mine[0], communicator=communicator)
+                dist.all_gather_into_tensor(target, mine[0], group=communicator)
             case Collective.REDUCE_SCATTER:
-                dist.reduce_scatter_tensor(target, torch.cat(mine), communicator=communicator)
+                dist.reduce_scatter_tensor(target, torch.cat(mine), group=communicator)
             case Collective.ALL_TO_ALL:
-                dist.all_to_all_single(target, torch.cat(mine), communicator=communicator)
+                dist.all_to_all_single(target, torch.cat(mine), group=communicator)
             case _:
-                sending = dist.isend(mine[0], right, communicator=communicator)
-                dist.recv(target, left, communicator=communicator)
+                sending = dist.isend(mine[0], right, group=communicator)
+                dist.recv(target, left, group=communicator)
                 sending.wait()
     except RingfenceError as error:
         ended.error = error

@@ -12,7 +12,7 @@ QUICK = ("bench", "admission", "--workers", "4,16,32", "--processes", "3", "--ro
 
 
 def test_it_says_what_was_measured_and_what_is_predicted() -> None:
-    done = ringfence(*QUICK)
+    done = ringfence(*QUICK, COLUMNS="80")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # no progress where nobody watches
     assert "1,000" in done.stdout
