@@ -149,6 +149,38 @@ def test_a_dialler_notices_a_link_that_was_not_accepted() -> None:
     assert requests[1].done and requests[1].error is not None
 
 
+def test_a_lost_link_waits_for_workers_that_owe_an_answer() -> None:
+    """In an outage a worker that gives up first closes its links, and its abort may not get through."""
+    world, _, _ = answered()
+    engine = world.engines[0]
+    engine.run_ready()
+    engine.on_unanswered(frozenset({2}))
+    (connection,) = world.engines[1].acceptor.pending
+    connection.close()
+    settle(world)
+    for _ in range(3):
+        world.wait(SUSPICION_SECONDS)
+        settle(world)
+        assert engine.failure is None, "the outage explains it"
+    engine.on_unanswered(frozenset())
+    world.wait(SUSPICION_SECONDS)
+    settle(world)
+    assert isinstance(engine.failure, PeerLostError) and "worker 1" in str(engine.failure)
+
+
+def test_a_lost_link_waits_no_longer_than_the_outage_timeout() -> None:
+    world, _, _ = answered()
+    engine = world.engines[0]
+    engine.run_ready()
+    engine.on_unanswered(frozenset({2}))
+    (connection,) = world.engines[1].acceptor.pending
+    connection.close()
+    settle(world)
+    world.wait(engine.outage + SUSPICION_SECONDS)
+    settle(world)
+    assert isinstance(engine.failure, PeerLostError)
+
+
 def test_an_expected_bye_is_no_failure_until_a_later_call() -> None:
     world = World(2)
     world.run([begin(world, rank) for rank in range(2)])

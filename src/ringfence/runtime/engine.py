@@ -99,6 +99,7 @@ class Engine:
         self._current: Any = None  # the link or task whose `work` is being called, or was when an interrupt came
         self._unsent_abort: Abort | None = None  # set until the neighbours have been sent it
         self._timers = Timers(platform.clock)
+        self._unanswered: frozenset[int] = frozenset()  # workers that owe an answer
 
     # -- communicators and requests ----------------------------------------------------------------------------------
 
@@ -269,10 +270,17 @@ class Engine:
         return self.acceptor.is_connecting(worker, lane, digest)
 
     def suspect(self, link: PeerLink, text: str) -> None:
-        """Fail because a data connection ended, unless an abort or a BYE that explains it arrives within a moment."""
+        """Fail because a data connection ended, unless an abort or a BYE that explains it arrives within a moment.
+
+        The message that explains it may be held up by an outage, and so may be the cause: while workers owe an answer, the
+        verdict waits for them, at most for the outage timeout.
+        """
+        limit = self.clock() + self.outage
 
         def check() -> None:
-            if link.worker not in self.departed:
+            if self._unanswered - {link.worker} and link.worker not in self.departed and self.clock() < limit:
+                self.call_later(SUSPICION_SECONDS, check)
+            elif link.worker not in self.departed:
                 self.fail(PeerLostError(text), link.worker)
             elif link.needed:
                 self.fail(PeerLostError(f"worker {link.worker} left the run and is still needed"), link.worker)
@@ -286,6 +294,10 @@ class Engine:
             link.send_nop()
         except OSError as error:
             self._on_stream_error(link, error)
+
+    def on_unanswered(self, workers: frozenset[int]) -> None:
+        """Called with the workers that owe an answer, when they change."""
+        self._unanswered = workers
 
     def on_silence(self, worker: int) -> None:
         """Called when a worker has not answered for the outage timeout."""

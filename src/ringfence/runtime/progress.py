@@ -105,7 +105,9 @@ class ProgressLoop:
             handler.notify(True, True)  # a message may have arrived together with the last one of admission
         self._stopping = False
         self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
-        self._outages = OutageWatch(engine.outage, network.connections, self._on_outage, self._on_silence)
+        self._outages = OutageWatch(
+            engine.outage, network.connections, self._on_outage, self._on_unanswered, self._on_silence
+        )
         register_fork_cleanup(self)
         self._thread.start()
         if engine.world_size > 1:
@@ -201,6 +203,9 @@ class ProgressLoop:
     def _on_outage(self, handler: Handler) -> None:
         if isinstance(handler, Inbox):
             self._call_unless_leaving(lambda: self.engine.on_outage(handler))
+
+    def _on_unanswered(self, workers: frozenset[int]) -> None:
+        self._call_unless_leaving(lambda: self.engine.on_unanswered(workers))
 
     def _on_silence(self, worker: int) -> None:
         self._call_unless_leaving(lambda: self.engine.on_silence(worker))

@@ -27,6 +27,7 @@ _TCP_RTO_MAX_MS: Final = 44
 _PAUSE_MS: Final = 1000  # between retransmissions, so that a run resumes quickly; the kernel's minimum
 _ENDLESS_MS: Final = 1 << 30  # of TCP_USER_TIMEOUT: 12 days
 _CHECK_SECONDS: Final = 1.0
+_LATE_SECONDS: Final = 1.5  # without an answer to data that was sent
 _QUICK_PROBES: Final = 2  # this fraction is sent quickly; the others are spread over the outage timeout
 _QUICK_KEEPALIVE: Final = 1  # seconds between keepalives on an idle connection
 _ESTABLISHED: Final = 1
@@ -63,6 +64,11 @@ class TcpState(NamedTuple):
     def probing(self) -> bool:
         """Whether TCP sends window probes instead of the data that it has to send."""
         return self.unsent > 0 and self.in_flight == 0
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the peer owes an answer: to a probe, or for more than a moment to data."""
+        return self.probes > 0 or (self.in_flight > 0 and self.silent > _LATE_SECONDS)
 
 
 class _Options(NamedTuple):
@@ -102,8 +108,9 @@ class OutageWatch(threading.Thread):
     """Checks each connection every second and sets the options that let TCP survive an outage and resume quickly.
 
     `on_outage` is called for a connection without data in flight when the peer does not answer a keepalive, so that the
-    engine sends a frame: otherwise a sender that missed a window update resumes only with its next, rare probe. `on_silence`
-    is called with the rank of a worker that has not answered on any connection for the outage timeout.
+    engine sends a frame: otherwise a sender that missed a window update resumes only with its next, rare probe.
+    `on_unanswered` is called with the ranks of the workers that owe an answer on every connection, when they change, and
+    `on_silence` with the rank of a worker that has not answered on any connection for the outage timeout.
     """
 
     def __init__(
@@ -111,13 +118,16 @@ class OutageWatch(threading.Thread):
         seconds: float,
         connections: Callable[[], list[tuple[Handler, socket.socket]]],
         on_outage: Callable[[Handler], None],
+        on_unanswered: Callable[[frozenset[int]], None],
         on_silence: Callable[[int], None],
     ) -> None:
         super().__init__(name="ringfence outage watch", daemon=True)
         self._seconds = seconds
         self._connections = connections
         self._on_outage = on_outage
+        self._on_unanswered = on_unanswered
         self._on_silence = on_silence
+        self._unanswered: frozenset[int] = frozenset()
         self._retries = _retries()
         self._has_pause = True  # whether the kernel supports TCP_RTO_MAX_MS
         self._known: dict[socket.socket, _Options] = {}  # options set so far
@@ -127,13 +137,19 @@ class OutageWatch(threading.Thread):
         while not self._stopped.wait(_CHECK_SECONDS):
             known: dict[socket.socket, _Options] = {}
             silent: dict[int, float] = {}  # by worker: an answer on any connection counts
+            unanswered: dict[int, bool] = {}
             for handler, stream in self._connections():
                 with contextlib.suppress(OSError):  # the connection was closed meanwhile
                     state = TcpState.of(stream)
                     if state.state == _ESTABLISHED:
                         known[stream] = self._check(handler, stream, state)
                         silent[handler.worker] = min(state.silent, silent.get(handler.worker, state.silent))
+                        unanswered[handler.worker] = state.unanswered and unanswered.get(handler.worker, True)
             self._known = known
+            found = frozenset(worker for worker, owes in unanswered.items() if owes)
+            if found != self._unanswered:
+                self._unanswered = found
+                self._on_unanswered(found)
             for worker in [worker for worker, seconds in silent.items() if seconds >= self._seconds]:
                 self._on_silence(worker)
 
