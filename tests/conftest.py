@@ -35,6 +35,9 @@ def refuse_processes(event: str, _: tuple[object, ...]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "exhaustive" in getattr(item, "fixturenames", ()):
+            item.add_marker("exhaustive")
     if config.getoption("--fast"):
         left_out = [item for item in items if any(item.get_closest_marker(name) for name in LEFT_OUT)]
         config.hook.pytest_deselected(items=left_out)
