@@ -78,7 +78,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if reached == " 3/24":  # a second one is refused while the first goes on
                 second = ringfence("study", *arguments)
                 assert second.returncode == 2
-                assert re.search(rf"in use by process {process.pid} on \S+ since 20.*: ringfence study", " ".join(second.stderr.split()))
+                assert re.search(
+                    rf"in use by process {process.pid} on \S+ since 20.*: ringfence study",
+                    " ".join(second.stderr.split()),
+                )
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
