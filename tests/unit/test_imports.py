@@ -37,11 +37,12 @@ ALLOWED: dict[str, set[str]] = {
     "join": GROUND | {"admission", "control", "evidence", "policy", "settings", "transport"},
     "dataplane": GROUND | {"collectives", "link"},
     "runtime": GROUND | {"collectives", "control", "dataplane", "link", "transport"},
+    "staging": GROUND | {"collectives", "dataplane", "link", "runtime"},
     "rendezvous": set(),
     "metrics": {"admission", "dataplane", "errors", "runtime", "settings"},
     "session": GROUND
     | {"collectives", "dataplane", "join", "log", "metrics", "rendezvous", "runtime", "settings", "transport"},
-    "backend": {"collectives", "dataplane", "errors", "link", "runtime", "session", "torch_versions"},
+    "backend": {"collectives", "dataplane", "errors", "link", "runtime", "session", "staging", "torch_versions"},
     "guard": {"errors"},
     "autoload": {"backend", "errors", "guard", "log"},
     "groups": {"autoload", "backend", "errors"},

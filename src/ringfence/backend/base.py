@@ -11,14 +11,17 @@ import torch.distributed as dist
 from torch.autograd import profiler
 
 from ringfence.backend import ranges
-from ringfence.backend.binding import Staging, dtype_code, parts_of, reduction_of
+from ringfence.backend.binding import Staging, dtype_code, parts_of, reduction_of, slices_of
 from ringfence.backend.default_backend import register_default_backend
 from ringfence.backend.work import RingfenceWork
-from ringfence.collectives import Buffer, Collective, choose
-from ringfence.dataplane.request import CollectiveRequest, first_check
+from ringfence.collectives import Buffer, Collective, Schedule, choose
+from ringfence.dataplane.request import STAGED, CollectiveRequest, Request, first_check
 from ringfence.errors import UnsupportedError
 from ringfence.link.frames import Call
 from ringfence.session import Session
+from ringfence.staging.call import Reports, caller_event
+from ringfence.staging.collective import Lane, StagedCollective
+from ringfence.staging.device_thread import thread_of
 
 
 class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped here
@@ -45,6 +48,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._description = "undefined"
         self._store = store
         self._coalescing: list[RingfenceWork] | None = None
+        self._lanes: dict[torch.device, Lane] = {}
         self._added = _Lazy(lambda: engine.add_communicator(self._wire_name, ranks))
         self._mine = ranks.index(engine.rank)
         self._count = len(ranks)
@@ -73,7 +77,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        accelerator = torch.accelerator.current_accelerator()
+        return [torch.device("cpu"), *([] if accelerator is None else [torch.device(accelerator.type)])]
 
     def _get_backend(self, device: torch.device) -> GroupBase:
         return self
@@ -171,17 +176,49 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         engine = self._session.engine
         schedule = choose(kind, self._count, self._mine, root, weight, engine.table, average=average, even=even)
         call = Call(kind, code, dtype_code(dtype), schedule.identifier, root, elements)
-        bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
-        keep = (parts, outputs)
         timeout, now = self._seconds(options), engine.clock()
-        request = CollectiveRequest(call, now + timeout, keep, schedule, bound, dtype, combine)
+        if stage.device is None:
+            bound = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in parts.items()}
+            request = CollectiveRequest(call, now + timeout, (parts, outputs), schedule, bound, dtype, combine)
+            request.copy_in, request.copy_out = stage.before, stage.after
+        else:
+            request = CollectiveRequest(call, now + timeout, None, schedule, {}, dtype, combine)
         request.timeout, request.next_check = timeout, now + first_check(timeout)
-        request.copy_in, request.copy_out = stage.before, stage.after
         if profiler._is_profiler_enabled:
             ranges.record(self, kind.name.lower(), request, stage.given, outputs)
         communicator = self._communicator
+        if stage.device is not None:
+            self._stage_collective(request, stage, parts, schedule)
         self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
         return self._work([request], outputs, wake=getattr(options, "asyncOp", True))
+
+    def _stage_collective(
+        self,
+        request: CollectiveRequest,
+        stage: Staging,
+        parts: dict[Buffer, list[torch.Tensor]],
+        schedule: Schedule,
+    ) -> None:
+        """Copy the passes of a collective on device tensors through the device's thread."""
+        assert stage.device is not None
+        ready, thread = caller_event(stage.device), thread_of(stage.device)
+        slices = {buffer: slices_of(stage, schedule, buffer, outlines) for buffer, outlines in parts.items()}
+        engine, communicator = self._session.engine, self._communicator
+        kind = Collective(request.call.operation)
+        reports = self._reports(request, lambda: engine.call_soon(communicator.get().resume))
+        staged = StagedCollective(thread, stage.device_tensors, reports, ready, kind, self._count, slices)
+        request.stage(staged)
+        if staged.passes > 1:  # host tensors are sliced otherwise: ranks that mix them must not take one for the other
+            request.call = request.call._replace(schedule=request.call.schedule | STAGED)
+        staged.submit(self._lanes.setdefault(stage.device, Lane()))
+
+    def _reports(self, request: Request, resume: Callable[[], None]) -> Reports:
+        loop, engine = self._loop, self._session.engine
+        return Reports(
+            available=lambda: loop.call_unless_leaving(resume),
+            complete=lambda: loop.call_unless_leaving(lambda: engine.finish(request)),
+            failed=lambda error: loop.call_unless_leaving(lambda: engine.fail(error, engine.rank)),
+        )
 
     def _work(self, requests: list[Any], outputs: list[Any], wake: bool) -> RingfenceWork:
         if wake:

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ringfence.collectives import Buffer, Schedule
-from ringfence.dataplane.buffers import Lease, as_bytes, require_host
+from ringfence.dataplane.buffers import Lease, as_bytes
 from ringfence.dataplane.request import DTYPES, REDUCTIONS
 from ringfence.errors import UnsupportedError
+from ringfence.staging.tensors import DeviceTensor, Slice
 
 _CODES = {getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)}
 
@@ -36,56 +37,79 @@ Copy = tuple[torch.Tensor, torch.Tensor, Lease | None]  # target, source, and th
 
 
 class Staging:
-    """The flat memory of a call's tensors: their own if they are contiguous, otherwise copies.
+    """The flat memory of a call's tensors: their own if they are contiguous host tensors, otherwise copies.
 
-    A strided tensor is copied in when its collective begins, not when it is called, because an earlier call in progress
+    A strided host tensor is copied in when its collective begins, not when it is called, because an earlier call in progress
     may still write to it. It is copied back before the call completes. A contribution is also copied if it is divided
-    before it is sent (`share_of`) or reduced in another dtype (`wide_dtype`).
+    before it is sent (`share_of`) or reduced in another dtype (`wide_dtype`). For device tensors (`device`), the methods
+    return outlines on the meta device, which are sliced instead of the memory; `slices_of` translates them.
     """
 
-    __slots__ = ("_back", "_dtype", "_in", "_share", "given")
+    __slots__ = ("_back", "_dtype", "_in", "_outlines", "_share", "device", "given")
 
-    def __init__(self, share: int = 1, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, share: int = 1, dtype: torch.dtype | None = None, device: torch.device | None = None) -> None:
         self._share = share
         self._dtype = dtype
         self._in: list[Copy] = []
         self._back: list[Copy] = []
+        self._outlines: dict[int, DeviceTensor] = {}  # by the identity of the outline's storage
+        self.device = device  # None: unknown or host
         self.given: list[torch.Tensor] = []  # the caller's contributions, as given
 
     def input(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory that holds the tensor's values when the collective begins."""
         self.given.append(tensor)
-        plain, memory = self._memory(tensor, self._share)
-        if memory is not plain:
-            self._in.append((memory, plain, _lease(plain)))
-        return memory.view(-1)
+        return self._bind(tensor, reads=True, writes=False)
 
     def output(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory for a result."""
-        plain, memory = self._memory(tensor)
-        if memory is not plain:
-            self._back.append((plain, memory, _lease(plain)))
-        return memory.view(-1)
+        return self._bind(tensor, reads=False, writes=True)
 
     def in_place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory that holds the tensor's values and receives the result."""
         self.given.append(tensor)
-        plain, memory = self._memory(tensor, self._share)
-        if memory is not plain:
-            lease = _lease(plain)
-            self._in.append((memory, plain, lease))
-            self._back.append((plain, memory, lease))
-        return memory.view(-1)
+        return self._bind(tensor, reads=True, writes=True)
 
-    def _memory(self, tensor: torch.Tensor, share: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    def _bind(self, tensor: torch.Tensor, reads: bool, writes: bool) -> torch.Tensor:
         _check(tensor)
         if isinstance(tensor, AsyncCollectiveTensor):  # of a functional collective: wait for its result
             tensor = tensor.trigger_wait()
         plain = tensor.detach()
         dtype = self._dtype or plain.dtype
-        if plain.is_contiguous() and not (plain.is_conj() or plain.is_neg() or share > 1 or dtype is not plain.dtype):
-            return plain, plain
-        return plain, torch.empty(plain.shape, dtype=dtype, device="cpu")
+        if plain.device.type != "cpu":
+            return self._bind_device(plain, reads, writes, dtype)
+        if self.device is not None:
+            raise _several_devices(self.device, plain.device)
+        own = plain.is_contiguous() and dtype is plain.dtype and not (plain.is_conj() or plain.is_neg())
+        if own and not (reads and self._share > 1):
+            return plain.view(-1)
+        memory = torch.empty(plain.shape, dtype=dtype, device="cpu")
+        lease = _lease(plain)
+        if reads:
+            self._in.append((memory, plain, lease))
+        if writes:
+            self._back.append((plain, memory, lease))
+        return memory.view(-1)
+
+    def _bind_device(self, plain: torch.Tensor, reads: bool, writes: bool, dtype: torch.dtype) -> torch.Tensor:
+        if self.device not in (None, plain.device):
+            raise _several_devices(self.device, plain.device)
+        self.device = plain.device
+        bound = DeviceTensor(plain, reads, writes, dtype, self._share)
+        self._outlines[bound.outline.untyped_storage()._cdata] = bound
+        return bound.outline
+
+    @property
+    def device_tensors(self) -> list[DeviceTensor]:
+        """The call's tensors, if they are on a device."""
+        return list(self._outlines.values())
+
+    def slices_of(self, outlines: list[torch.Tensor]) -> list[Slice]:
+        """Return the slices of the device tensors that these slices of outlines stand for."""
+        return [
+            Slice(self._outlines[each.untyped_storage()._cdata], int(each.storage_offset()), each.numel())
+            for each in outlines
+        ]
 
     @property
     def before(self) -> Callable[[], None] | None:
@@ -96,6 +120,12 @@ class Staging:
     def after(self) -> Callable[[], None] | None:
         """A function that copies back, or None if nothing is copied."""
         return functools.partial(_copy, self._back) if self._back else None
+
+
+def _several_devices(first: Any, second: torch.device) -> UnsupportedError:
+    return UnsupportedError(
+        f"the tensors of one call are on several devices ({first or 'cpu'} and {second}): pass tensors of one device"
+    )
 
 
 def _lease(plain: torch.Tensor) -> Lease | None:
@@ -117,9 +147,21 @@ def _copy(copies: list[Copy], share: int = 1) -> None:
 def _check(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise UnsupportedError(f"only all_reduce supports sparse tensors; this one has layout {tensor.layout}")
-    require_host(tensor)
+    device = tensor.device.type
+    if device != "cpu" and device != _accelerator():
+        raise UnsupportedError(
+            f"ringfence moves tensors of the CPU and of the current accelerator; this one is on {tensor.device}. "
+            "Copy it to the CPU first (tensor.cpu())."
+        )
     if tensor.dtype not in _CODES:
         raise UnsupportedError(f"tensors of dtype {tensor.dtype} are not supported")
+
+
+@functools.cache
+def _accelerator() -> str | None:
+    """The type of the accelerator of this process, such as "cuda", or None."""
+    found = torch.accelerator.current_accelerator()
+    return None if found is None else str(found.type)
 
 
 def dtype_code(dtype: torch.dtype) -> int:
@@ -160,6 +202,15 @@ def parts_of(schedule: Schedule | None, buffer: Buffer, tensors: list[torch.Tens
     size = tensors[0].element_size()
     each = -(-tensors[0].numel() // named) * size
     return [views[0][part * each : (part + 1) * each] for part in range(named)]
+
+
+def slices_of(stage: Staging, schedule: Schedule, buffer: Buffer, outlines: list[torch.Tensor]) -> list[Slice]:
+    """The same for device tensors."""
+    named = schedule.parts(buffer)
+    if len(outlines) == 1 and named > 1:
+        each = -(-outlines[0].numel() // named)
+        outlines = [outlines[0][part * each : (part + 1) * each] for part in range(named)]
+    return stage.slices_of(outlines)
 
 
 def reduction_of(operation: Any, dtype: torch.dtype) -> tuple[int, Callable[..., Any], bool]:

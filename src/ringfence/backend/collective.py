@@ -48,10 +48,11 @@ class CollectiveMethods(GroupBase):
         (tensor,) = one(listed(tensors))
         options = options_of(c10d.BroadcastOptions, opts, root=root, timeout=timeout)
         stage = Staging()
+        memory = stage.input(tensor) if self._mine == options.rootRank else stage.output(tensor)
         return self._submit(
             Collective.BROADCAST,
             stage,
-            {Buffer.DATA: [stage.in_place(tensor)]},
+            {Buffer.DATA: [memory]},
             options,
             [tensor],
             root=options.rootRank,
@@ -284,9 +285,11 @@ class CollectiveMethods(GroupBase):
         )
 
     def barrier(self, opts: Any = None, *, timeout: Any = None) -> RingfenceWork:
-        return self._submit(
-            Collective.BARRIER, Staging(), {}, options_of(c10d.BarrierOptions, opts, timeout=timeout), []
-        )
+        """With a device (`device_ids`), it also waits for the work on that device's current stream."""
+        options = options_of(c10d.BarrierOptions, opts, timeout=timeout)
+        given = getattr(options, "device", None)
+        device = _indexed(given) if given is not None and given.type != "cpu" else None
+        return self._submit(Collective.BARRIER, Staging(device=device), {}, options, [])
 
     # Names before torch 2.13.
     _allgather_base = all_gather_single
@@ -307,3 +310,9 @@ def _split(memory: torch.Tensor, tensor: torch.Tensor, splits: list[int], count:
         raise ValueError(f"all_to_all: split sizes {splits} do not add up to dimension 0 ({rows}) over {count} ranks")
     row = memory.numel() // rows if rows else 0
     return list(memory.split([split * row for split in splits]))
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """The same device with its index; without one, the current device is meant."""
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    return torch.device(device.type, index)

@@ -19,6 +19,10 @@ def sparse_all_reduce(group: _Group, tensor: torch.Tensor, options: Any) -> None
     """Reduce in place with three all-gathers: number of values of each rank, indices, values. Blocks until done."""
     if options.reduceOp != dist.ReduceOp.SUM:
         raise UnsupportedError("sparse tensors can only be reduced with SUM")
+    if tensor.device.type != "cpu":
+        raise UnsupportedError(
+            f"sparse tensors can only be reduced on the CPU; this one is on {tensor.device}: use tensor.cpu() or to_dense()"
+        )
     tensor = _whole(tensor)
     mine = tensor.detach().coalesce()
     indices, values = mine.indices(), mine.values()

@@ -10,13 +10,16 @@ from torch.autograd import profiler
 
 from ringfence.backend import ranges
 from ringfence.backend.base import GroupBase, one
-from ringfence.backend.binding import Staging, dtype_code, parts_of
+from ringfence.backend.binding import Staging, bytes_of, dtype_code, parts_of
 from ringfence.backend.work import RingfenceWork
 from ringfence.collectives import Buffer
 from ringfence.dataplane.request import POINT_TO_POINT
 from ringfence.errors import CollectiveTimeoutError
 from ringfence.link.frames import Call
 from ringfence.runtime.point_to_point import Transfer
+from ringfence.staging.call import caller_event
+from ringfence.staging.device_thread import thread_of
+from ringfence.staging.transfer import StagedTransfer
 
 _BARRIER_ARRIVE, _BARRIER_GO = -1, -2  # users' tags are not negative
 
@@ -29,7 +32,7 @@ class TransferMethods(GroupBase):
         self._expect_peer(destination)
         _expect_tag(tag)
         stage = Staging()
-        transfer = self._transfer(stage.input(tensor), tag, tensor)
+        transfer = self._bound_transfer(stage, stage.input(tensor), tag, tensor)
         if stage.before is not None:
             stage.before()
         if profiler._is_profiler_enabled:
@@ -52,13 +55,25 @@ class TransferMethods(GroupBase):
     def _receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> RingfenceWork:
         (tensor,) = one(tensors)
         stage = Staging()
-        transfer = self._transfer(stage.output(tensor), tag, tensor)
+        transfer = self._bound_transfer(stage, stage.output(tensor), tag, tensor)
         transfer.copy_out = stage.after
         if profiler._is_profiler_enabled:
             ranges.record(self, "recv", transfer, [tensor], [tensor])
         communicator, engine = self._communicator, self._session.engine
         self._loop.call_soon_threadsafe(lambda: engine.receive(communicator.get(), transfer, source))
         return self._work([transfer], [tensor], wake=True)
+
+    def _bound_transfer(self, stage: Staging, memory: torch.Tensor, tag: int, tensor: torch.Tensor) -> Transfer:
+        """A transfer of host memory, or staged from or to a device."""
+        if stage.device is None:
+            return self._transfer(memory, tag, tensor)
+        call = Call(POINT_TO_POINT, dtype=dtype_code(memory.dtype), elements=memory.numel(), tag=tag)
+        (bound,) = stage.device_tensors
+        ready, thread = caller_event(stage.device), thread_of(stage.device)
+        transfer = StagedTransfer(call, float("inf"), None, bytes_of(memory), bound.reads)
+        transfer.wait_timeout = self._timeout.total_seconds()
+        transfer.stage(thread, bound, self._reports(transfer, transfer.resume), ready)
+        return transfer
 
     def _transfer(self, memory: torch.Tensor, tag: int, keep: Any, deadline: float | None = None) -> Transfer:
         call = Call(POINT_TO_POINT, dtype=dtype_code(memory.dtype), elements=memory.numel(), tag=tag)

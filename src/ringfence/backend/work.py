@@ -7,6 +7,7 @@ collectives: so futures complete on their own thread, in order, never on the pro
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -25,6 +26,7 @@ from torch.futures import Future
 from ringfence.dataplane.request import Request
 from ringfence.errors import CollectiveTimeoutError, RingfenceError
 from ringfence.runtime.progress import ProgressLoop
+from ringfence.staging.device_thread import thread_of
 
 _log = logging.getLogger("ringfence")
 
@@ -90,6 +92,9 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
                 raise CollectiveTimeoutError(f"{request.describe()} is not finished after {seconds} s")
             if request.error is not None:
                 raise fresh(request.error)
+        for request in self._requests:
+            if request.staging is not None:
+                request.staging.order_current_stream()
         return True
 
     def _begin_to_wait(self) -> bool:
@@ -120,16 +125,17 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
             self._loop.wait(request)
 
     def _make_future(self) -> Any:
-        base: Any = Future()
+        devices = sorted({request.staging.device for request in self._requests if request.staging}, key=str)
+        base: Any = Future(devices=devices) if devices else Future()
         ended = itertools.count(1)  # atomic; a lock could be held by the code that a signal handler interrupted
         settled = all(request.done for request in self._requests)
 
         def one_ended() -> None:
             last = next(ended) == len(self._requests)
             if last and settled:
-                base.set_result(None)
+                self._complete(base, devices)
             elif last:
-                _futures.complete(lambda: base.set_result(None))
+                _futures.complete(lambda: self._complete(base, devices))
 
         def outcome(_: Any) -> list[Any]:
             self._raise()
@@ -142,13 +148,24 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
             request.when_done(one_ended)
         return result
 
+    def _complete(self, base: Any, devices: Sequence[torch.device]) -> None:
+        """Complete a future. torch orders its callbacks after the streams that are current here, and only for the devices
+        of tensors in the value: so these streams follow the copies to the device, and the value holds the outputs."""
+        with contextlib.ExitStack() as streams:
+            for device in devices:
+                streams.enter_context(thread_of(device).completion)
+            for request in self._requests:
+                if request.staging is not None:
+                    request.staging.order_current_stream()
+            base.set_result(self._outputs if devices else None)
+
     def _raise(self) -> None:
         for request in self._requests:
             if request.error is not None:
                 raise fresh(request.error)
 
     def is_completed(self) -> bool:
-        return all(request.done for request in self._requests)
+        return all(request.done and _is_on_device(request) for request in self._requests)
 
     def is_success(self) -> bool:
         return all(request.done and request.error is None for request in self._requests)
@@ -175,3 +192,8 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
     @property
     def outputs(self) -> list[Any]:
         return self._outputs
+
+
+def _is_on_device(request: Request) -> bool:
+    """Whether the results are in the tensors of their device; true for host tensors."""
+    return request.staging is None or request.staging.is_finished_on_device()

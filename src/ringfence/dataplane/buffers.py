@@ -59,14 +59,6 @@ class Lease:
         )
 
 
-def require_host(tensor: torch.Tensor) -> None:
-    """Raise UnsupportedError for a tensor that is not in host memory."""
-    if tensor.device.type != "cpu":
-        raise UnsupportedError(
-            f"ringfence moves CPU tensors; this one is on {tensor.device}. Copy it to the CPU first (tensor.cpu())."
-        )
-
-
 def as_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous host tensor, writable. The view and its slices keep the storage alive."""
     length = tensor.numel() * tensor.element_size()
@@ -118,11 +110,17 @@ def divide_bytes(dtype: torch.dtype, target: memoryview, divisor: int) -> None:
 def scratch(length: int) -> tuple[memoryview, Any]:
     """Return uninitialised bytes and the object that owns them."""
     keeper = torch.empty(length, dtype=torch.uint8, device="cpu")
+    return bytes_of_memory(keeper), keeper
+
+
+def bytes_of_memory(owner: torch.Tensor) -> memoryview:
+    """Return the bytes of a flat tensor that no other code can resize. The view keeps it alive."""
+    length = owner.numel()
     if not length:
-        return _EMPTY, keeper
-    exporter = _array_type(length).from_address(keeper.data_ptr())
-    exporter.keeper, exporter.lease = keeper, None  # no other code can resize it
-    return memoryview(exporter).cast("B"), keeper
+        return _EMPTY
+    exporter = _array_type(length).from_address(owner.data_ptr())
+    exporter.keeper, exporter.lease = owner, None
+    return memoryview(exporter).cast("B")
 
 
 class Segment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ringfence.collectives import Collective, Schedule
 from ringfence.collectives.schedule import Buffer
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 WAIT_WARNING_SECONDS = 60.0  # wait until the first warning; half the timeout if that is shorter
+STAGED = 0x80  # added to the schedule's identifier if a collective is sliced for device tensors (spec/link.md)
 POINT_TO_POINT = 64  # operation code of send and recv
 
 REDUCTIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
@@ -70,12 +71,33 @@ def describe_call(call: Call, sequence: int) -> str:
         details.append(REDUCTIONS[call.reduction])
     if call.operation in _ROOTED:
         details.append(f"root {call.root}")
+    if call.schedule & STAGED:
+        details.append("on device tensors")
     return f"{name} #{sequence} ({', '.join(details)})"
 
 
 def first_check(timeout: float) -> float:
     """Return the seconds until the engine first checks a request with this timeout."""
     return WAIT_WARNING_SECONDS if timeout > 2 * WAIT_WARNING_SECONDS else timeout / 2
+
+
+class Staging(Protocol):
+    """The copies between the host and the device that a request's tensors are on."""
+
+    @property
+    def device(self) -> torch.device: ...
+    def order_current_stream(self) -> None: ...
+    def is_finished_on_device(self) -> bool: ...
+    def abandon(self) -> None: ...
+
+
+class PassStaging(Staging, Protocol):
+    """The same for a collective, whose passes are copied one by one."""
+
+    @property
+    def passes(self) -> int: ...
+    def views(self, index: int, /) -> dict[Buffer, list[memoryview]] | None: ...
+    def pass_done(self, index: int, /) -> None: ...
 
 
 class Request:
@@ -94,6 +116,7 @@ class Request:
         "on_end",
         "sequence",
         "source",
+        "staging",
         "timeout",
         "wait_timeout",
         "worker",
@@ -113,6 +136,7 @@ class Request:
         self.error: RingfenceError | None = None
         self.on_end: Callable[[], None] | None = None  # called before waiters are woken: ends a profiler's range
         self.copy_out: Callable[[], None] | None = None  # called on success, before waiters are woken
+        self.staging: Staging | None = None  # of device tensors
         self._done_lock = threading.Lock()
         self._done_lock.acquire()
         self._callbacks: list[Callable[[], None]] = []
@@ -139,6 +163,8 @@ class Request:
             # release. A handler that runs earlier completes the request; one that runs later does the rest.
             self.error = error
             self.done = True
+            if error is not None and self.staging is not None:
+                self.staging.abandon()
             self._done_lock.release()
         self.keep = self.copy_out = None
         if self._callbacks:
@@ -181,6 +207,7 @@ class CollectiveRequest(Request):
         "dtype",
         "next_pass",
         "parts",
+        "pass_staging",
         "passes",
         "program",
         "running",
@@ -209,10 +236,18 @@ class CollectiveRequest(Request):
             longest = max((len(part) for buffer in parts.values() for part in buffer), default=0)
             self.passes = max(1, -(-longest // PASS_BYTES))
         self._sliced = self.passes > 1
+        self.pass_staging: PassStaging | None = None
         self._extents: list[tuple[bool, int, int]] | None = None
 
-    def slices(self, index: int) -> dict[Buffer, list[memoryview]]:
-        """Return the slices of the parts for one pass."""
+    def stage(self, staging: PassStaging) -> None:
+        """Take the memory of the passes from a device."""
+        self.staging = self.pass_staging = staging
+        self.passes = staging.passes
+
+    def slices(self, index: int) -> dict[Buffer, list[memoryview]] | None:
+        """Return the slices of the parts for one pass; None if they have not been copied from the device yet."""
+        if self.pass_staging is not None:
+            return self.pass_staging.views(index)
         if not self._sliced:
             return self.parts
         start, stop = index * PASS_BYTES, (index + 1) * PASS_BYTES

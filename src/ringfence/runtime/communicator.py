@@ -134,31 +134,40 @@ class Communicator:
                     return
                 if request.copy_in is not None:
                     request.copy_in()
+            parts = request.slices(index)
+            if parts is None:
+                return  # `resume` continues
             request.next_pass += 1
             request.running += 1
             if request.next_pass == request.passes:
                 self._waiting.popleft()
-            self._start(request, index)
+            self._start(request, index, parts)
+
+    def resume(self) -> None:
+        """Continue after a pass has been copied from a device."""
+        self._start_passes()
 
     def _shares_memory(self, request: CollectiveRequest) -> bool:
         """Return whether an active request uses the same memory: such requests are executed one after the other."""
         earlier = (execution.operation for execution in self._active)
         return any(isinstance(each, CollectiveRequest) and request.follows(each) for each in earlier)
 
-    def _start(self, request: CollectiveRequest, index: int) -> None:
+    def _start(self, request: CollectiveRequest, index: int, parts: dict[Buffer, list[memoryview]]) -> None:
         execution: Execution
 
         def finished() -> None:
             self._active.remove(execution)
             request.running -= 1
-            if not request.running and request.next_pass == request.passes:
+            if request.pass_staging is not None:
+                request.pass_staging.pass_done(index)  # completes the request after the last copy
+            elif not request.running and request.next_pass == request.passes:
                 self.context.events.finish(request)
             self.context.events.call_soon(self._start_passes)
 
         work = Pass(
             sequence=request.sequence,
             call=request.call.pack(),
-            parts=request.slices(index),
+            parts=parts,
             dtype=request.dtype,
             combine=request.combine,
             first_segment=request.first_segment(index),

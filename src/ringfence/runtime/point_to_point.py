@@ -12,6 +12,7 @@ direction of payload has its own connection, which the sender dials.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ringfence.dataplane.buffers import lease_of
@@ -31,26 +32,42 @@ from ringfence.link.frames import (
 from ringfence.link.hello import Lane
 from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime.connection import CollectiveLink, header_call
-from ringfence.runtime.events import CollectiveScope, LinkContext
+from ringfence.runtime.events import CollectiveScope, Events, LinkContext
 
 
 class Transfer(Request):
-    """A send or a recv: the bytes, the tag, and the number of segments done."""
+    """A send or a recv: the bytes, the tag, and the number of segments done. A subclass stages device tensors."""
 
-    __slots__ = ("_lease", "memory", "ordinal", "position", "segments")
+    __slots__ = ("_lease", "length", "memory", "ordinal", "position", "segments")
 
-    def __init__(self, call: Call, deadline: float, keep: Any, memory: memoryview) -> None:
+    def __init__(self, call: Call, deadline: float, keep: Any, memory: memoryview, length: int | None = None) -> None:
         super().__init__(call, deadline, keep)
         self.memory = memory
         self._lease = lease_of(memory)
+        self.length = len(memory) if length is None else length
         self.ordinal = 0
         self.position = 0
-        self.segments = segment_count(len(memory))
+        self.segments = segment_count(self.length)
+
+    def requested(self, resume: Callable[[], None]) -> None:
+        """Called when the receiver has asked for the payload. `resume` continues after `is_ready` was false."""
+
+    def is_ready(self) -> bool:
+        """Return whether the next segment can be sent."""
+        return True
 
     def next_bytes(self) -> memoryview:
         """Return the memory of the next segment."""
-        each = segment_bytes(len(self.memory))
+        each = segment_bytes(self.length)
         return self.memory[self.position * each : (self.position + 1) * each]
+
+    def advance(self) -> None:
+        """Count the next segment as sent or received."""
+        self.position += 1
+
+    def complete(self, events: Events) -> None:
+        """Called after the last segment."""
+        events.finish(self)
 
     def check_memory(self) -> None:
         """Raise TensorChangedError if the storage was resized or moved.
@@ -106,7 +123,7 @@ class PointToPointLink(CollectiveLink):
         transfer.ordinal = transfer.sequence = self._next_send.get(tag, 0)
         self._next_send[tag] = transfer.ordinal + 1
         if self._wanted.get(tag, 0) > transfer.ordinal:
-            self._payloads.append(transfer)
+            self._request_payload(transfer)
         else:
             self._offered.setdefault(tag, deque()).append(transfer)
             self._controls.append((Type.OFFER, transfer.call.pack(), transfer.ordinal))
@@ -119,7 +136,11 @@ class PointToPointLink(CollectiveLink):
         self._wanted[tag] = header.sequence + 1
         waiting = self._offered.get(tag)
         if waiting:
-            self._payloads.append(waiting.popleft())
+            self._request_payload(waiting.popleft())
+
+    def _request_payload(self, transfer: Transfer) -> None:
+        self._payloads.append(transfer)
+        transfer.requested(self.wake)
 
     # -- receiver ----------------------------------------------------------------------------------------------------
 
@@ -162,10 +183,10 @@ class PointToPointLink(CollectiveLink):
             raise self._forged() from None
         transfer.check_memory()
         self.payload_received += len(target)
-        transfer.position += 1
+        transfer.advance()
         if transfer.position == transfer.segments:
             del self.expected[theirs.tag, transfer.ordinal]
-            self.context.events.finish(transfer)
+            transfer.complete(self.context.events)
 
     def _authenticate(self, frame: memoryview) -> None:
         plain = memoryview(bytearray(len(frame) - HOP_OVERHEAD))
@@ -201,10 +222,11 @@ class PointToPointLink(CollectiveLink):
         if self._controls:
             kind, call, ordinal = self._controls.popleft()
             self.put(self.control_frame(kind, call, ordinal))
-        elif self._payloads:
-            self._put_payload(self._payloads[0])
         else:
-            return False
+            transfer = next((each for each in self._payloads if each.is_ready()), None)
+            if transfer is None:
+                return False
+            self._put_payload(transfer)
         return self.flush()
 
     def _put_payload(self, transfer: Transfer) -> None:
@@ -231,10 +253,10 @@ class PointToPointLink(CollectiveLink):
         self.sealer.seal_into(header, payload, view[HEADER_BYTES:end])
         transfer.check_memory()
         self.payload_sent += len(payload)
-        transfer.position += 1
+        transfer.advance()
         if transfer.position == transfer.segments:
-            self._payloads.popleft()
-            self.context.events.finish(transfer)
+            self._payloads.remove(transfer)
+            transfer.complete(self.context.events)
         self.put(view[:end], segment)
 
     def _read_frame(self) -> bool:

@@ -202,15 +202,16 @@ class ProgressLoop:
 
     def _on_outage(self, handler: Handler) -> None:
         if isinstance(handler, Inbox):
-            self._call_unless_leaving(lambda: self.engine.on_outage(handler))
+            self.call_unless_leaving(lambda: self.engine.on_outage(handler))
 
     def _on_unanswered(self, workers: frozenset[int]) -> None:
-        self._call_unless_leaving(lambda: self.engine.on_unanswered(workers))
+        self.call_unless_leaving(lambda: self.engine.on_unanswered(workers))
 
     def _on_silence(self, worker: int) -> None:
-        self._call_unless_leaving(lambda: self.engine.on_silence(worker))
+        self.call_unless_leaving(lambda: self.engine.on_silence(worker))
 
-    def _call_unless_leaving(self, work: Callable[[], None]) -> None:
+    def call_unless_leaving(self, work: Callable[[], None]) -> None:
+        """Queue `work` for the driving thread and wake it; no effect while this worker leaves the run."""
         with contextlib.suppress(ProtocolError):
             self.call_soon_threadsafe(work)
             self.wake()
@@ -291,13 +292,14 @@ class ProgressLoop:
             else:
                 self.network.poll(0.01)
                 self.engine.expire()
+                self._run_submitted()  # requests on device tensors are completed by their device's thread
                 self.engine.call_soon(leave_when_drained)
 
         interrupting = self._is_driving()  # in a signal handler, while this thread drives
         if interrupting:
             self.engine.leave()
         else:
-            self.call_soon_threadsafe(leave_when_drained)
+            self.call_soon_threadsafe(lambda: self.engine.call_soon(leave_when_drained))
             self._wait(done, seconds + 1)
         self._stopping = True
         self._outages.stop()

@@ -1,0 +1,167 @@
+"""The thread that issues all copies of one device, and polls the events that its calls wait for.
+
+It never waits for a single event: a call may become ready only after a later call of another group has completed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+import torch
+
+from ringfence.runtime.gil_switch import keep_timers_exact
+from ringfence.staging.slots import SlotRing
+
+_SHORTEST_POLL: Final = 20e-6
+_LONGEST_POLL: Final = 1e-3
+_POLL_SHARE: Final = 8  # an event is polled again after an eighth of the time it has been waited for
+
+
+class Owner(Protocol):
+    """The call that a task belongs to. It is told of an error that the task raises."""
+
+    def fail(self, error: BaseException, /) -> None: ...
+
+
+class _Task(NamedTuple):
+    owner: Owner
+    run: Callable[[], None]
+
+
+class _Pending(NamedTuple):
+    event: torch.Event
+    since: float
+    task: _Task
+
+
+class DeviceThread:
+    """The streams, slots and pending events of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.down = torch.Stream(device)
+        self.up = torch.Stream(device)
+        self.completion = torch.Stream(device)  # on which futures complete
+        self.slots = SlotRing()
+        self.waiting_for_slots: dict[object, _Task] = {}  # called when a slot was returned
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._pending: list[_Pending] = []
+        self._thread = threading.Thread(target=self._run, name=f"ringfence-{device}", daemon=True)
+        self._thread.start()
+
+    # -- for any thread ----------------------------------------------------------------------------------------------
+
+    def submit(self, owner: Owner, run: Callable[[], None]) -> None:
+        """Run a task in the device thread, after those submitted before it."""
+        self._tasks.put(_Task(owner, run))
+
+    def stop(self) -> None:
+        """End the thread, at exit: what it has not begun is not done."""
+        self._tasks.put(None)
+        self._thread.join(timeout=2.0)
+
+    # -- for the device thread ---------------------------------------------------------------------------------------
+
+    def when(self, event: torch.Event, owner: Owner, run: Callable[[], None]) -> None:
+        """Run a task once the device has reached an event."""
+        self._pending.append(_Pending(event, time.monotonic(), _Task(owner, run)))
+
+    def record(self, stream: torch.Stream) -> torch.Event:
+        """Record an event on a stream."""
+        event = torch.Event(self.device)
+        event.record(stream)
+        return event
+
+    def when_slot_returned(self, key: object, owner: Owner, run: Callable[[], None]) -> None:
+        """Run a task once a slot was returned. A later call with the same key replaces it."""
+        self.waiting_for_slots[key] = _Task(owner, run)
+
+    def slot_returned(self) -> None:
+        """Let the calls that wait for a slot continue."""
+        waiting, self.waiting_for_slots = self.waiting_for_slots, {}
+        for task in waiting.values():
+            _execute(task)
+
+    def _run(self) -> None:
+        keep_timers_exact()
+        torch.set_grad_enabled(False)
+        with torch.inference_mode():  # tensors of inference mode may be written only in it
+            torch.accelerator.set_device_index(self.device.index)
+            while True:
+                try:
+                    task = self._tasks.get(timeout=self._poll_interval())
+                except queue.Empty:
+                    pass
+                else:
+                    if task is None:
+                        return
+                    _execute(task)
+                    del task  # or the last call's tensors live until the next one
+                self._poll()
+
+    def _poll_interval(self) -> float | None:
+        if not self._pending:
+            return None
+        youngest = time.monotonic() - self._pending[-1].since
+        return min(_LONGEST_POLL, max(_SHORTEST_POLL, youngest / _POLL_SHARE))
+
+    def _poll(self) -> None:
+        """Run the tasks of the events that have been reached. They may add further events."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        for each in pending:
+            try:
+                reached = each.event.query()
+            except Exception as error:  # of the device: every later query would raise it again
+                each.task.owner.fail(error)
+                continue
+            if reached:
+                _execute(each.task)
+            else:
+                self._pending.append(each)
+
+
+def _execute(task: _Task) -> None:
+    try:
+        task.run()
+    except Exception as error:  # without this thread later calls would hang
+        task.owner.fail(error)
+
+
+_threads: dict[torch.device, DeviceThread] = {}
+_lock = threading.Lock()
+
+
+def thread_of(device: torch.device) -> DeviceThread:
+    """Return the thread of a device, starting it on first use."""
+    found = _threads.get(device)
+    if found is None:
+        with _lock:
+            found = _threads.get(device)
+            if found is None:
+                if not _threads:
+                    atexit.register(_stop)
+                found = _threads[device] = DeviceThread(device)
+    return found
+
+
+def _stop() -> None:
+    for thread in _threads.values():
+        thread.stop()
+
+
+def _forget() -> None:
+    """Reset in a forked child, which has none of the threads."""
+    global _lock
+    _lock = threading.Lock()
+    _threads.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
