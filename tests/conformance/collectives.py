@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.conformance.cases import Case
-from tests.conformance.setting import Setting
+from tests.conformance.setting import CPU, Setting
 
 RIGHT = "right"
 Results = list[tuple[Tensor, Tensor]]  # actual, expected
@@ -175,9 +175,9 @@ COLLECTIVES: dict[str, Callable[[Setting], Results]] = {
 }
 
 
-def outcome(case: Case, number: int, group: Any) -> str:
+def outcome(case: Case, number: int, group: Any, device: torch.device) -> str:
     """Run one case; return RIGHT, "wrong: ..." or "refused: ..."."""
-    at = Setting(case, number, group)
+    at = Setting(case, number, group, device)
     try:
         results = COLLECTIVES[case.collective](at)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -197,15 +197,15 @@ def groups_of(world: int) -> dict[str, list[int]]:
     }
 
 
-def play(cases: Sequence[tuple[int, Case]]) -> list[str | None]:
-    """Run all cases in order; the result is None where this rank is not a member."""
+def play(cases: Sequence[tuple[int, Case]], device: torch.device = CPU) -> list[str | None]:
+    """Run all cases in order, on tensors of a device; the result is None where this rank is not a member."""
     warnings.simplefilter("ignore")
     members = groups_of(dist.get_world_size())
     groups = {name: dist.new_group(ranks) for name, ranks in members.items() if name != "world"}
     groups["world"] = dist.group.WORLD
     try:
         return [
-            outcome(case, number, groups[case.group]) if dist.get_rank() in members[case.group] else None
+            outcome(case, number, groups[case.group], device) if dist.get_rank() in members[case.group] else None
             for number, case in cases
         ]
     finally:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.conformance.cases import Case
 
 TABLE = 8191  # a prime, so that repetitions never align with chunks
+CPU = torch.device("cpu")
 ROWS = 3  # of a transposed view
 RELATIVE = {  # tolerance of one addition or multiplication
     torch.float16: 2e-3,
@@ -71,8 +72,9 @@ def combine(op: str, dtype: torch.dtype, operands: Sequence[Tensor]) -> Tensor:
 class Setting:
     """One case on one rank of its group."""
 
-    def __init__(self, case: Case, number: int, group: Any) -> None:
+    def __init__(self, case: Case, number: int, group: Any, device: torch.device = CPU) -> None:
         self.case = case
+        self.device = device
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
@@ -102,6 +104,7 @@ class Setting:
         """A tensor for a result, in the layout of the case, in memory with guarded gaps."""
         shape = self._shape(self.rows if rows is None else rows)
         base, view = _layout(self.case.layout, shape, self.dtype)
+        base = base.to(self.device)
         self._guards.append((base, base.clone(), view))
         return view(base)
 
@@ -126,6 +129,7 @@ class Setting:
 
     def fault(self, actual: Tensor, expected: Tensor) -> str | None:
         """Describe the error in a result, if any."""
+        actual = actual.cpu()
         if actual.shape != expected.shape:
             return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
         inexact = self.case.op in ("SUM", "PRODUCT", "AVG") and self.dtype in RELATIVE
@@ -143,11 +147,12 @@ class Setting:
     def damage(self) -> str | None:
         """Describe writes of the collective outside its tensors."""
         for tensor, values in self._unchanged:
-            if not torch.equal(tensor, values):
+            if not torch.equal(tensor.cpu(), values):
                 return "an input was changed"
         for base, untouched, view in self._guards:
-            view(untouched).copy_(view(base))
-            if not torch.equal(base, untouched):
+            untouched, written = untouched.cpu(), base.cpu()
+            view(untouched).copy_(view(written))
+            if not torch.equal(written, untouched):
                 return "memory between the elements of a view was written"
         return None
 

@@ -6,10 +6,11 @@ It never waits for a single event: a call may become ready only after a later ca
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
@@ -50,7 +51,10 @@ class DeviceThread:
         self.completion = torch.Stream(device)  # on which futures complete
         self.slots = SlotRing()
         self.waiting_for_slots: dict[object, _Task] = {}  # called when a slot was returned
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._tasks: deque[_Task] = deque()
+        self._wake = threading.Lock()  # released by `submit`. SimpleQueue.get may miss a timeout as short as these
+        self._wake.acquire()
+        self._stopping = False
         self._pending: list[_Pending] = []
         self._thread = threading.Thread(target=self._run, name=f"ringfence-{device}", daemon=True)
         self._thread.start()
@@ -59,12 +63,18 @@ class DeviceThread:
 
     def submit(self, owner: Owner, run: Callable[[], None]) -> None:
         """Run a task in the device thread, after those submitted before it."""
-        self._tasks.put(_Task(owner, run))
+        self._tasks.append(_Task(owner, run))
+        self._release()
 
     def stop(self) -> None:
         """End the thread, at exit: what it has not begun is not done."""
-        self._tasks.put(None)
+        self._stopping = True
+        self._release()
         self._thread.join(timeout=2.0)
+
+    def _release(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the thread has not used the last release yet
+            self._wake.release()
 
     # -- for the device thread ---------------------------------------------------------------------------------------
 
@@ -93,21 +103,15 @@ class DeviceThread:
         torch.set_grad_enabled(False)
         with torch.inference_mode():  # tensors of inference mode may be written only in it
             torch.accelerator.set_device_index(self.device.index)
-            while True:
-                try:
-                    task = self._tasks.get(timeout=self._poll_interval())
-                except queue.Empty:
-                    pass
-                else:
-                    if task is None:
-                        return
-                    _execute(task)
-                    del task  # or the last call's tensors live until the next one
+            while not self._stopping:
+                self._wake.acquire(timeout=self._poll_interval())
+                while self._tasks:
+                    _execute(self._tasks.popleft())
                 self._poll()
 
-    def _poll_interval(self) -> float | None:
+    def _poll_interval(self) -> float:
         if not self._pending:
-            return None
+            return -1  # until a task is submitted
         youngest = time.monotonic() - self._pending[-1].since
         return min(_LONGEST_POLL, max(_SHORTEST_POLL, youngest / _POLL_SHARE))
 
