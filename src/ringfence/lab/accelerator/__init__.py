@@ -1,0 +1,25 @@
+"""A simulated accelerator for torch: the device "sim", for tests and studies on machines without a GPU.
+
+Its memory faults when the host touches it, its streams are threads whose work really runs later, and its copies take the
+time that is configured. So code that forgets to wait for a stream computes wrong numbers, as on a GPU, and the cost of
+host-device copies can be measured. docs/reference/simulated-accelerator.md says what it simulates and what it does not.
+
+    from ringfence.lab import accelerator
+
+    accelerator.load()
+    accelerator.configure(down_rate=10e9, up_rate=10e9)
+    tensor = torch.ones(1000, device="sim")
+"""
+
+from ringfence.lab.accelerator.controls import (
+    Stats,
+    capturing,
+    confidential,
+    configure,
+    load,
+    reset,
+    sleep,
+    stats,
+)
+
+__all__ = ["load", "configure", "confidential", "sleep", "reset", "stats", "capturing", "Stats"]

@@ -1,0 +1,158 @@
+"""Loads the simulated accelerator and sets how it behaves."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ringfence.errors import ConfigurationError
+from ringfence.lab.accelerator import build
+
+DEVICE: Final = "sim"
+DEVICES_VARIABLE: Final = "RINGFENCE_SIM_DEVICES"
+DEFAULT_DEVICES: Final = 2
+MAX_DEVICES: Final = 8
+
+
+class Stats(NamedTuple):
+    """Counts of this process, since it loaded the device."""
+
+    pinned_bytes: int  # pinned host memory that is allocated now: in use and cached
+    pinned_peak_bytes: int
+    device_bytes: tuple[int, ...]  # memory in use, of each device
+    device_reserved_bytes: tuple[int, ...]  # and with what its allocator has cached
+    host_blocked_seconds: float  # how long threads of the host waited for streams, events and copies
+    copies_down: int  # device to host
+    copies_up: int  # host to device
+    bytes_down: int
+    bytes_up: int
+
+
+def load(devices: int | None = None) -> None:
+    """Make the device "sim" available in this process, with this number of devices; build it if needed.
+
+    Without an argument there are $RINGFENCE_SIM_DEVICES devices, or 2; at most 8. A second call does nothing. Call it
+    before the first backward pass: torch's autograd engine starts its threads for the devices that it finds then.
+
+    Raises ConfigurationError if the device cannot be built, if another number of devices is loaded already, or if torch
+    has another accelerator in this process.
+    """
+    import torch
+
+    ops = _loaded_ops()
+    if ops is not None:
+        if devices not in (None, ops.devices()):
+            raise ConfigurationError(f"this process has {ops.devices()} simulated devices already, not {devices}")
+        return
+    count = _number_of_devices() if devices is None else devices
+    if not 1 <= count <= MAX_DEVICES:
+        raise ConfigurationError(f"the simulated accelerator has 1 to {MAX_DEVICES} devices, not {count}")
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is not None:
+        raise ConfigurationError(
+            f"torch has the accelerator {found.type} in this process, and cannot have a simulated one as well"
+        )
+    folder = Path(torch.__file__).parent
+    torch.ops.load_library(str(build.library(folder, torch.__version__, torch.compiled_with_cxx11_abi())))
+    torch.ops.ringfence_sim.start(count)
+    importlib.import_module("ringfence.lab.accelerator.device_module").register(DEVICE)
+    atexit.register(torch.ops.ringfence_sim.stop)  # before the libraries that kernels use are torn down
+
+
+def configure(
+    *,
+    kernel: float = 0.0,
+    down: float = 0.0,
+    up: float = 0.0,
+    down_rate: float = 0.0,
+    up_rate: float = 0.0,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> None:
+    """Set how long kernels and copies take that are launched from now on.
+
+    `kernel` is in seconds, for each kernel. A copy from device to host takes `down` seconds and its bytes over `down_rate`
+    (bytes per second; 0: as fast as the machine can); a copy to the device takes `up` and `up_rate`. Each device has one copy
+    engine for each direction, for which the copies of all its streams queue. With `jitter`, every kernel and copy is delayed
+    by a random time of up to so many seconds; `seed` and the order of launches on a stream determine the delays.
+    """
+    _ops().configure(
+        float(kernel), float(down), float(up), float(down_rate), float(up_rate), float(jitter), seed & (2**63 - 1)
+    )
+
+
+def confidential(on: bool) -> None:
+    """Behave as a GPU in confidential mode, or not.
+
+    A copy from or to pinned memory then blocks the calling thread until it is done, and with it all that was queued on its
+    stream; `Tensor.is_pinned()` is False.
+    """
+    _ops().confidential(on)
+
+
+def sleep(seconds: float) -> None:
+    """Launch a kernel on the current stream that takes this long."""
+    _ops().sleep(float(seconds))
+
+
+def reset() -> None:
+    """Undo `configure` and `confidential`."""
+    configure()
+    confidential(False)
+
+
+def stats() -> Stats:
+    """Return what the device counted so far."""
+    pinned, peak, blocked_ns, copies_down, copies_up, bytes_down, bytes_up, *memory = _ops().stats()
+    return Stats(
+        pinned_bytes=pinned,
+        pinned_peak_bytes=peak,
+        device_bytes=tuple(memory[::2]),
+        device_reserved_bytes=tuple(memory[1::2]),
+        host_blocked_seconds=blocked_ns / 1e9,
+        copies_down=copies_down,
+        copies_up=copies_up,
+        bytes_down=bytes_down,
+        bytes_up=bytes_up,
+    )
+
+
+@contextlib.contextmanager
+def capturing(stream: Any) -> Iterator[None]:
+    """Mark a stream as being captured into a graph: `stream.is_capturing()` is True, and waiting for it raises.
+
+    Work that is launched on it runs nevertheless.
+    """
+    place = (stream.device_index, stream.stream_id)
+    _ops().set_capturing(*place, True)
+    try:
+        yield
+    finally:
+        _ops().set_capturing(*place, False)
+
+
+def _number_of_devices() -> int:
+    text = os.environ.get(DEVICES_VARIABLE) or str(DEFAULT_DEVICES)
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(f"{DEVICES_VARIABLE} is {text!r}: give a number from 1 to {MAX_DEVICES}") from None
+
+
+def _loaded_ops() -> Any:
+    """Return the operators of the loaded device, or None."""
+    import torch
+
+    return torch.ops.ringfence_sim if hasattr(torch.ops.ringfence_sim, "start") else None
+
+
+def _ops() -> Any:
+    ops = _loaded_ops()
+    if ops is None:
+        raise ConfigurationError("the simulated accelerator is not loaded: call ringfence.lab.accelerator.load() first")
+    return ops

@@ -1,0 +1,104 @@
+// What the Python module calls, as operators: torch.ops.ringfence_sim.
+
+#include "device_memory.h"
+#include "generator.h"
+#include "pinned_memory.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+namespace ringfence::sim {
+
+namespace {
+
+void start(int64_t devices) {
+    TORCH_CHECK(devices >= 1 && devices <= kMaxDevices, "the simulated accelerator has 1 to ", kMaxDevices,
+                " devices, not ", devices);
+    int none = 0;
+    TORCH_CHECK(device_count.compare_exchange_strong(none, static_cast<int>(devices)) || none == devices,
+                "the simulated accelerator has ", none, " devices in this process");
+}
+
+void configure_times(double kernel, double down, double up, double down_rate, double up_rate, double jitter,
+                     int64_t seed) {
+    for (auto value : {kernel, down, up, down_rate, up_rate, jitter})
+        TORCH_CHECK_VALUE(value >= 0 && value < 1e18, "times and rates must not be negative, got ", value);
+    Settings settings;
+    settings.kernel = seconds(kernel);
+    settings.copy[kDown] = seconds(down);
+    settings.copy[kUp] = seconds(up);
+    settings.rate[kDown] = down_rate;
+    settings.rate[kUp] = up_rate;
+    settings.jitter = seconds(jitter);
+    settings.seed = static_cast<uint64_t>(seed);
+    configure(settings);
+}
+
+void sleep_in_stream(double duration) {
+    TORCH_CHECK_VALUE(duration >= 0 && duration < 1e6, "a kernel cannot take ", duration, " seconds");
+    check_usable();
+    launch(current_queue(current_device()), seconds(duration), {});
+}
+
+// A kernel that fails when it runs, for tests of what happens then.
+void fail_in_stream() {
+    check_usable();
+    launch(current_queue(current_device()), {}, [] { TORCH_CHECK(false, "this kernel fails on purpose"); });
+}
+
+void set_capturing(int64_t device, int64_t stream, bool on) {
+    queue_of(static_cast<int>(device), stream).capturing = on;
+}
+
+std::vector<int64_t> read_stats() {
+    auto &pinned = pinned_memory();
+    std::vector<int64_t> values = {
+        pinned.bytes(),         pinned.peak_bytes(),    counters.host_blocked_ns, counters.copies[kDown],
+        counters.copies[kUp],   counters.bytes[kDown],  counters.bytes[kUp],
+    };
+    for (int device = 0; device < device_count; ++device) {
+        values.push_back(device_memory().bytes_in_use(device));
+        values.push_back(device_memory().bytes_reserved(device));
+    }
+    return values;
+}
+
+// The default generator of a device.
+at::Tensor random_state(int64_t device) {
+    auto generator = default_generator(static_cast<int>(device));
+    std::lock_guard<std::mutex> hold(generator.mutex());
+    return generator.get_state();
+}
+
+void set_random_state(int64_t device, const at::Tensor &state) {
+    auto generator = default_generator(static_cast<int>(device));
+    std::lock_guard<std::mutex> hold(generator.mutex());
+    generator.set_state(state);
+}
+
+void seed_generator(int64_t device, int64_t seed) {
+    auto generator = default_generator(static_cast<int>(device));
+    std::lock_guard<std::mutex> hold(generator.mutex());
+    generator.set_current_seed(static_cast<uint64_t>(seed));
+}
+
+TORCH_LIBRARY(ringfence_sim, m) {
+    m.def("start(int devices) -> ()", start);
+    m.def("stop() -> ()", stop_streams);
+    m.def("devices() -> int", [] { return static_cast<int64_t>(device_count.load()); });
+    m.def("forked() -> bool", [] { return forked(); });
+    m.def("configure(float kernel, float down, float up, float down_rate, float up_rate, float jitter, int seed) -> ()",
+          configure_times);
+    m.def("confidential(bool on) -> ()", [](bool on) { confidential = on; });
+    m.def("sleep(float seconds) -> ()", sleep_in_stream);
+    m.def("fail() -> ()", fail_in_stream);
+    m.def("set_capturing(int device, int stream, bool on) -> ()", set_capturing);
+    m.def("stats() -> int[]", read_stats);
+    m.def("random_state(int device) -> Tensor", random_state);
+    m.def("set_random_state(int device, Tensor state) -> ()", set_random_state);
+    m.def("seed(int device, int seed) -> ()", seed_generator);
+}
+
+} // namespace
+
+} // namespace ringfence::sim

@@ -1,0 +1,42 @@
+#include "settings.h"
+
+#include <mutex>
+
+namespace ringfence::sim {
+
+std::atomic<bool> confidential{false};
+Counters counters;
+
+namespace {
+
+struct Stored {
+    std::mutex mutex;
+    Settings settings;
+};
+
+Stored &stored() {
+    static auto *only = new Stored;
+    return *only;
+}
+
+} // namespace
+
+Duration seconds(double count) { return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(count)); }
+
+Duration Settings::copy_time(Direction direction, size_t bytes) const {
+    return copy[direction] + (rate[direction] > 0 ? seconds(static_cast<double>(bytes) / rate[direction]) : Duration{});
+}
+
+Settings current_settings() {
+    std::lock_guard<std::mutex> hold(stored().mutex);
+    return stored().settings;
+}
+
+void configure(const Settings &settings) {
+    std::lock_guard<std::mutex> hold(stored().mutex);
+    auto version = stored().settings.version + 1;
+    stored().settings = settings;
+    stored().settings.version = version;
+}
+
+} // namespace ringfence::sim

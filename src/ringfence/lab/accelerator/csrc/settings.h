@@ -1,0 +1,60 @@
+#ifndef RINGFENCE_SIM_SETTINGS_H
+#define RINGFENCE_SIM_SETTINGS_H
+
+// What `configure` and `confidential` set, and what `stats` counts.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace ringfence::sim {
+
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+using Duration = Clock::duration;
+
+Duration seconds(double count);
+
+enum Direction { kDown, kUp }; // device to host, host to device
+
+struct Settings {
+    Duration kernel{};    // of every kernel
+    Duration copy[2]{};   // fixed time of every copy, by direction
+    double rate[2]{};     // bytes per second; 0: not limited
+    Duration jitter{};    // the largest random delay of a task
+    uint64_t seed = 0;    // of the delays
+    uint64_t version = 0; // counts calls of `configure`
+
+    Duration copy_time(Direction direction, size_t bytes) const;
+};
+
+Settings current_settings();
+void configure(const Settings &settings);
+
+extern std::atomic<bool> confidential;
+
+struct Counters {
+    std::atomic<int64_t> host_blocked_ns{0};
+    std::atomic<int64_t> copies[2]{}, bytes[2]{};
+};
+
+extern Counters counters;
+
+// Adds the time until its end to `host_blocked_ns`.
+class HostBlocked {
+  public:
+    HostBlocked() : begin_(Clock::now()) {}
+    ~HostBlocked() {
+        auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin_);
+        counters.host_blocked_ns += passed.count();
+    }
+    HostBlocked(const HostBlocked &) = delete;
+    HostBlocked &operator=(const HostBlocked &) = delete;
+
+  private:
+    Time begin_;
+};
+
+} // namespace ringfence::sim
+
+#endif
