@@ -10,6 +10,8 @@ import torch.distributed as dist
 
 from ringfence.lab import accelerator
 
+JITTER = 0.0  # of every behaviour that does not set it
+
 
 def load() -> torch.device:
     """Load the device, make this rank's one the current device and return it."""
@@ -21,13 +23,16 @@ def load() -> torch.device:
 
 
 @contextlib.contextmanager
-def behaviour(*, confidential: bool = False, **settings: float) -> Iterator[None]:
+def behaviour(*, confidential: bool | None = None, **settings: float) -> Iterator[None]:
     """The device with delays and rates (see `accelerator.configure`); all work on it is done before and after."""
     torch.accelerator.synchronize()
-    accelerator.configure(**settings)  # type: ignore[arg-type]
-    accelerator.confidential(confidential)
+    accelerator.configure(**{"jitter": JITTER, **settings})  # type: ignore[arg-type]
+    if confidential is not None:
+        accelerator.confidential(confidential)
     try:
         yield
         torch.accelerator.synchronize()
     finally:
-        accelerator.reset()
+        accelerator.configure(jitter=JITTER)
+        if confidential is not None:
+            accelerator.confidential(False)

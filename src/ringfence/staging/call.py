@@ -116,7 +116,11 @@ class StagedCall:
             for tensor in self.tensors:
                 tensor.begin()
         if any(tensor.is_copied for tensor in self.tensors):
-            self.thread.up.wait_event(self.thread.record(self.thread.down))
+            self.order_up_after_down()
+
+    def order_up_after_down(self) -> None:
+        """Let the stream `up` wait for what is queued on `down`."""
+        self.thread.up.wait_event(self.thread.record(self.thread.down))
 
     def copy_down(self, copies: Sequence[tuple[torch.Tensor, Slice]], then: Callable[[], None]) -> None:
         """Copy slices to host memory, and continue when they are there."""

@@ -183,6 +183,7 @@ class StagedCollective(StagedCall):
 
     def release(self) -> None:
         super().release()
+        self._parts = {}
         if self in self._lane.unfinished:
             self._lane.unfinished.remove(self)
         self._advance_lane()

@@ -82,9 +82,10 @@ class StagedPieces(StagedCall):
         self, thread: DeviceThread, tensor: DeviceTensor, reports: Reports, ready: torch.Event, each: int
     ) -> None:
         super().__init__(thread, [tensor], reports, ready)
-        self._whole = Slice(tensor, 0, tensor.outline.numel())
+        self._elements = tensor.outline.numel()
+        self._nbytes = int(self._elements * tensor.dtype.itemsize)
         self._each = each
-        self._count = max(1, -(-self._whole.nbytes // each))
+        self._count = max(1, -(-self._nbytes // each))
         self._next = 0
         self._left = self._count
         self._held = 0
@@ -93,7 +94,7 @@ class StagedPieces(StagedCall):
 
     def length_of(self, piece: int) -> int:
         """Return the number of bytes of a piece."""
-        return min(self._each, self._whole.nbytes - piece * self._each)
+        return min(self._each, self._nbytes - piece * self._each)
 
     def enter(self) -> None:
         """Start to watch the caller's stream."""
@@ -162,7 +163,8 @@ class StagedPieces(StagedCall):
     # -- both --------------------------------------------------------------------------------------------------------
 
     def _region(self, piece: int, slot: Slot) -> tuple[torch.Tensor, Slice]:
-        part = self._whole.cut(piece * self._each, (piece + 1) * self._each)
+        whole = Slice(self.tensors[0], 0, self._elements)
+        part = whole.cut(piece * self._each, (piece + 1) * self._each)
         return slot.tensor[: part.nbytes].view(part.tensor.dtype), part
 
     def _give(self, slot: Slot) -> None:
