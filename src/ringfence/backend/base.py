@@ -187,9 +187,10 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         if profiler._is_profiler_enabled:
             ranges.record(self, kind.name.lower(), request, stage.given, outputs)
         communicator = self._communicator
-        if stage.device is not None:
-            self._stage_collective(request, stage, parts, schedule)
+        staged = None if stage.device is None else self._stage_collective(request, stage, parts, schedule)
         self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
+        if staged is not None:
+            staged.submit(self._lanes.setdefault(staged.device, Lane()))
         return self._work([request], outputs, wake=getattr(options, "asyncOp", True))
 
     def _stage_collective(
@@ -198,8 +199,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         stage: Staging,
         parts: dict[Buffer, list[torch.Tensor]],
         schedule: Schedule,
-    ) -> None:
-        """Copy the passes of a collective on device tensors through the device's thread."""
+    ) -> StagedCollective:
+        """Bind a collective on device tensors to passes that the device's thread copies."""
         assert stage.device is not None
         ready, thread = caller_event(stage.device), thread_of(stage.device)
         slices = {buffer: slices_of(stage, schedule, buffer, outlines) for buffer, outlines in parts.items()}
@@ -210,11 +211,12 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         request.stage(staged)
         if staged.passes > 1:  # host tensors are sliced otherwise: ranks that mix them must not take one for the other
             request.call = request.call._replace(schedule=request.call.schedule | STAGED)
-        staged.submit(self._lanes.setdefault(stage.device, Lane()))
+        return staged
 
     def _reports(self, request: Request, resume: Callable[[], None]) -> Reports:
         loop, engine = self._loop, self._session.engine
         return Reports(
+            describe=lambda: f"worker {engine.rank}: {request.describe()}",
             available=lambda: loop.call_unless_leaving(resume),
             complete=lambda: loop.call_unless_leaving(lambda: engine.finish(request)),
             failed=lambda error: loop.call_unless_leaving(lambda: engine.fail(error, engine.rank)),

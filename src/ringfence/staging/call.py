@@ -15,6 +15,7 @@ from ringfence.staging.tensors import DeviceTensor, Slice
 class Reports(NamedTuple):
     """What a call reports to the progress loop; the device thread calls these."""
 
+    describe: Callable[[], str]  #   the worker and the call, for messages
     available: Callable[[], None]  # a pass or a piece has been copied to the host
     complete: Callable[[], None]  #  the last copy to the device has been issued
     failed: Callable[[RingfenceError], None]
@@ -83,8 +84,12 @@ class StagedCall:
         """Report an error of the device or of the tensors, which ends the session."""
         if not self._abandoned:
             self._abandoned = True
-            known = error if isinstance(error, RingfenceError) else _device_error(self.device, error)
-            self._reports.failed(known)
+            self._reports.failed(error if isinstance(error, RingfenceError) else self._device_error(error))
+
+    def _device_error(self, error: BaseException) -> RingfenceError:
+        made = RingfenceError(f"{self._reports.describe()}: a copy between the host and {self.device} failed: {error}")
+        made.__cause__ = error
+        return made
 
     def watch_caller(self) -> None:
         """Note when the caller's stream has reached the call."""
@@ -114,7 +119,7 @@ class StagedCall:
         self._begun = True
         with self.thread.down:
             for tensor in self.tensors:
-                tensor.begin()
+                tensor.begin(self._reports.describe)
         if any(tensor.is_copied for tensor in self.tensors):
             self.order_up_after_down()
 
@@ -129,7 +134,7 @@ class StagedCall:
             return
         with self.thread.down:
             for host, part in copies:
-                part.tensor.check()
+                part.tensor.check(self._reports.describe)
                 host.copy_(part.on_device(), non_blocking=True)
         self.thread.when(self.thread.record(self.thread.down), self, then)
 
@@ -140,7 +145,7 @@ class StagedCall:
             return
         with self.thread.up:
             for host, part in copies:
-                part.tensor.check()
+                part.tensor.check(self._reports.describe)
                 part.on_device().copy_(host, non_blocking=True)
         self.thread.when(self.thread.record(self.thread.up), self, then)
 
@@ -153,7 +158,7 @@ class StagedCall:
             with self.thread.up:
                 for tensor in written:
                     if tensor.is_copied:
-                        tensor.copy_back()
+                        tensor.copy_back(self._reports.describe)
             self.uploaded = self.thread.record(self.thread.up)
             self.thread.when(self.uploaded, self, self.release)
         self._reports.complete()
@@ -166,9 +171,3 @@ class StagedCall:
         """Keep the tensors until the copies in progress have ended."""
         thread = self.thread
         thread.when(thread.record(thread.down), self, lambda: thread.when(thread.record(thread.up), self, self.release))
-
-
-def _device_error(device: torch.device, error: BaseException) -> RingfenceError:
-    made = RingfenceError(f"a copy between the host and {device} failed: {error}")
-    made.__cause__ = error
-    return made

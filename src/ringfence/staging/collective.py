@@ -87,6 +87,8 @@ class StagedCollective(StagedCall):
     # -- for the device thread ---------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
+        if self._abandoned:
+            return
         self._lane.waiting.append(self)
         self._lane.unfinished.append(self)
         self.watch_caller()

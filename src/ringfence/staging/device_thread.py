@@ -46,9 +46,10 @@ class DeviceThread:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.down = torch.Stream(device)
-        self.up = torch.Stream(device)
-        self.completion = torch.Stream(device)  # on which futures complete
+        # Of high priority: they only copy, and the streams that scripts get from torch's pool are others.
+        self.down = torch.Stream(device, priority=-1)
+        self.up = torch.Stream(device, priority=-1)
+        self.completion = torch.Stream(device, priority=-1)  # on which futures complete
         self.slots = SlotRing()
         self.waiting_for_slots: dict[object, _Task] = {}  # called when a slot was returned
         self._tasks: deque[_Task] = deque()
