@@ -34,6 +34,7 @@ def main() -> None:
         f"{part}, Python": count([file for file in python if part_of(file) == part], "#") for part in ("product", "lab")
     }
     rows["product, C"] = count(sorted([*PACKAGE.rglob("*.c"), *PACKAGE.rglob("*.h")]), "//")
+    rows["lab, C++"] = count(sorted([*PACKAGE.rglob("*.cpp"), *PACKAGE.rglob("*.hpp")]), "//")
     print(f"{'':16} {'files':>6} {'lines':>8} {'code':>8}")
     for name, (files, lines, code) in rows.items():
         print(f"{name:16} {files:>6,} {lines:>8,} {code:>8,}")

@@ -128,4 +128,11 @@ SETTINGS: Final = (
         "`compiled` if this installation has it; otherwise `python`, and rank 0 logs that",
         "yes",
     ),
+    Setting(
+        "RINGFENCE_SIM_DEVICES",
+        "Number of devices of the [simulated accelerator](simulated-accelerator.md), from 1 to 8. Only the lab and tests "
+        "load it.",
+        "2",
+        "yes",
+    ),
 )

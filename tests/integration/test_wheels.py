@@ -71,6 +71,8 @@ def test_wheel_contains_only_the_package(built: Path, kind: str) -> None:
         names = set(wheel.namelist())
     assert {
         "ringfence/py.typed",
+        "ringfence/lab/accelerator/csrc/streams.cpp",
+        "ringfence/lab/accelerator/csrc/streams.hpp",
         "ringfence/lab/report/templates/page.html",
         "ringfence/lab/study/grids/default.toml",
     } <= names

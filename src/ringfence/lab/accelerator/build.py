@@ -18,12 +18,16 @@ from ringfence.errors import ConfigurationError
 
 SOURCES: Final = Path(__file__).parent / "csrc"
 LIBRARY: Final = "libringfence_sim.so"
-FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+MESSAGES: Final = "compiler.log"  # what the compiler said, beside the library
+FLAGS: Final = (
+    *("-std=c++20", "-O1", "-fPIC", "-shared", "-s", "-fvisibility=hidden"),
+    *("-Wall", "-Wextra", "-DAT_PER_OPERATOR_HEADERS"),
+)
 BUILD_SECONDS: Final = 600.0  # the most that a build, or the wait for another process's build, may take
 _POLL_SECONDS: Final = 0.1
 
 
-def library(torch_folder: Path, torch_version: str, cxx11_abi: bool) -> Path:
+def library(torch_folder: Path, torch_version: str, cxx11_abi: bool, sources: Path = SOURCES) -> Path:
     """Return the path of the built library; build it if there is none for these sources, this torch and this compiler.
 
     Several processes may call this at once: one of them builds. The compiler is $CXX, or g++. Raises ConfigurationError if
@@ -37,7 +41,7 @@ def library(torch_folder: Path, torch_version: str, cxx11_abi: bool) -> Path:
     compiler = os.environ.get("CXX") or "g++"
     defines = f"-D_GLIBCXX_USE_CXX11_ABI={int(cxx11_abi)}"
     digest = hashlib.sha256("\0".join([_version_of(compiler), *FLAGS, defines]).encode())
-    for file in sorted(SOURCES.iterdir()):
+    for file in sorted(sources.glob("*.[ch]pp")):
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
     folder = _cache_folder(f"{torch_version}-{digest.hexdigest()[:16]}")
     built = folder / LIBRARY
@@ -47,7 +51,8 @@ def library(torch_folder: Path, torch_version: str, cxx11_abi: bool) -> Path:
         if not built.exists():
             temporary = folder / f".{secrets.token_hex(8)}.so"
             try:
-                _compile(compiler, [*FLAGS, defines], torch_folder, temporary)
+                messages = _compile(compiler, [*FLAGS, defines], torch_folder, sources, temporary)
+                (folder / MESSAGES).write_text(messages)
                 temporary.rename(built)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -66,11 +71,11 @@ def _version_of(compiler: str) -> str:
         ) from error
 
 
-def _compile(compiler: str, flags: list[str], torch_folder: Path, target: Path) -> None:
-    """Compile all sources as one unit: torch's headers take most of the time."""
+def _compile(compiler: str, flags: list[str], torch_folder: Path, sources: Path, target: Path) -> str:
+    """Compile all sources as one unit, since torch's headers take most of the time; return the compiler's messages."""
     include, libraries = torch_folder / "include", torch_folder / "lib"
-    unit = "".join(f'#include "{file.name}"\n' for file in sorted(SOURCES.glob("*.cpp")))
-    command = [compiler, *flags, f"-I{SOURCES}", "-isystem", str(include)]
+    unit = "".join(f'#include "{file.name}"\n' for file in sorted(sources.glob("*.cpp")))
+    command = [compiler, *flags, f"-I{sources}", "-isystem", str(include)]
     command += ["-isystem", str(include / "torch" / "csrc" / "api" / "include")]
     command += ["-x", "c++", "-", "-o", str(target), f"-L{libraries}", "-lc10", "-ltorch_cpu", "-ltorch"]
     try:
@@ -83,6 +88,7 @@ def _compile(compiler: str, flags: list[str], torch_folder: Path, target: Path) 
         raise ConfigurationError(
             f"the simulated accelerator could not be built; {compiler} says:\n{done.stderr.strip()[-4000:]}"
         )
+    return done.stderr
 
 
 # -- the folder of the library --------------------------------------------------------------------------------------

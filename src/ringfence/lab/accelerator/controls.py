@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,6 +18,8 @@ DEVICE: Final = "sim"
 DEVICES_VARIABLE: Final = "RINGFENCE_SIM_DEVICES"
 DEFAULT_DEVICES: Final = 2
 MAX_DEVICES: Final = 8
+
+_loading = threading.Lock()
 
 
 class Stats(NamedTuple):
@@ -42,13 +45,17 @@ def load(devices: int | None = None) -> None:
     Raises ConfigurationError if the device cannot be built, if another number of devices is loaded already, or if torch
     has another accelerator in this process.
     """
+    with _loading:
+        ops = _loaded_ops()
+        if ops is None:
+            _load(devices)
+        elif devices not in (None, ops.devices()):
+            raise ConfigurationError(f"this process has {ops.devices()} simulated devices already, not {devices}")
+
+
+def _load(devices: int | None) -> None:
     import torch
 
-    ops = _loaded_ops()
-    if ops is not None:
-        if devices not in (None, ops.devices()):
-            raise ConfigurationError(f"this process has {ops.devices()} simulated devices already, not {devices}")
-        return
     count = _number_of_devices() if devices is None else devices
     if not 1 <= count <= MAX_DEVICES:
         raise ConfigurationError(f"the simulated accelerator has 1 to {MAX_DEVICES} devices, not {count}")

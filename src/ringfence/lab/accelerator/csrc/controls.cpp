@@ -1,8 +1,8 @@
 // What the Python module calls, as operators: torch.ops.ringfence_sim.
 
-#include "device_memory.h"
-#include "generator.h"
-#include "pinned_memory.h"
+#include "device_memory.hpp"
+#include "generator.hpp"
+#include "pinned_memory.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>

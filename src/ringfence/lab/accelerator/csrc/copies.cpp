@@ -1,11 +1,12 @@
 // Copies between host and device, within a device and between devices.
 
-#include "copy_engine.h"
-#include "device_memory.h"
-#include "pinned_memory.h"
-#include "tensors.h"
+#include "copy_engine.hpp"
+#include "device_memory.hpp"
+#include "pinned_memory.hpp"
+#include "tensors.hpp"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/from_blob.h>
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "copy_engine.h"
+#include "copy_engine.hpp"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "device_memory.h"
+#include "device_memory.hpp"
 
 #include <c10/util/Exception.h>
 

@@ -1,6 +1,6 @@
-#include "generator.h"
+#include "generator.hpp"
 
-#include "streams.h"
+#include "streams.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Utils.h>

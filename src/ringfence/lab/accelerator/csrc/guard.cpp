@@ -1,7 +1,7 @@
 // What torch asks about devices, streams and events.
 
-#include "device_memory.h"
-#include "streams.h"
+#include "device_memory.hpp"
+#include "streams.hpp"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 

@@ -1,8 +1,8 @@
 // What torch asks about the accelerator as a whole.
 
-#include "device_memory.h"
-#include "generator.h"
-#include "pinned_memory.h"
+#include "device_memory.hpp"
+#include "generator.hpp"
+#include "pinned_memory.hpp"
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 

@@ -1,14 +1,20 @@
 // Operators: tensors and views, copies, and everything else by torch's CPU kernels.
 
-#include "device_memory.h"
-#include "generator.h"
-#include "tensors.h"
+#include "device_memory.hpp"
+#include "generator.hpp"
+#include "tensors.hpp"
 
-#include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/native/CPUFallback.h>
-#include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/is_set_to_native.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
 namespace ringfence::sim {
@@ -104,10 +110,10 @@ Stack with_tensors(const Stack &arguments, const std::function<at::Tensor(const 
     return replaced;
 }
 
-// Whether an operator has one output, which is passed as its last argument, and a kernel that computes shapes only.
-bool has_output_argument(const c10::OperatorHandle &op) {
-    const auto &arguments = op.schema().arguments();
-    if (arguments.empty() || op.schema().returns().size() != 1 || !op.hasKernelForDispatchKey(c10::DispatchKey::Meta))
+// Whether an operator has one output, which is its last argument, and takes no random numbers.
+bool has_output_argument(const c10::FunctionSchema &schema) {
+    const auto &arguments = schema.arguments();
+    if (arguments.empty() || schema.returns().size() != 1 || !arguments.back().is_out())
         return false;
     int written = 0;
     for (const auto &argument : arguments) {
@@ -115,34 +121,40 @@ bool has_output_argument(const c10::OperatorHandle &op) {
         if (argument.type()->str() == "Generator?" || argument.type()->str() == "Tensor?[]")
             return false;
     }
-    return written == 1 && arguments.back().is_out();
+    return written == 1;
 }
 
-// Structured operators reach a backend in this form, with an output of the right shape. The CPU kernel runs in the
+// Whether torch has made sure that the output of such a call has the right shape: it made the tensor for this call, or
+// the call is in place. The output of `torch.add(..., out=tensor)` may still have to be resized.
+bool is_prepared(const at::Tensor &output, const Stack &arguments) {
+    if (output.numel() == 0)
+        return false;
+    if (output.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() == nullptr)
+        return true;
+    auto first = arguments.front();
+    return first.isTensor() && first.toTensor().is_same(output);
+}
+
+// Structured operators reach a backend with an output of the right shape, after all checks. The CPU kernel runs in the
 // stream, and the host waits for nothing.
 bool run_in_stream(const c10::OperatorHandle &op, Stack *stack) {
-    if (!has_output_argument(op))
+    if (!has_output_argument(op.schema()) || !op.hasKernelForDispatchKey(c10::DispatchKey::Meta))
         return false;
     auto count = op.schema().arguments().size();
     Stack arguments(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
     auto output = arguments.back().toTensor();
-    if (!output.is_privateuseone())
+    if (!output.is_privateuseone() || !is_prepared(output, arguments))
         return false;
-    // The shapes first: errors are raised in the caller, and an output of another shape has to be resized there.
-    auto shapes = with_tensors(arguments, [&](const at::Tensor &tensor) {
-        TORCH_CHECK(!tensor.is_privateuseone() || tensor.device() == output.device(),
-                    "expected all tensors to be on the same device, found ", tensor.device(), " and ", output.device());
-        return tensor.is_privateuseone() ? at::empty_strided(tensor.sizes(), tensor.strides(),
-                                                             tensor.options().device(at::kMeta))
-                                         : tensor;
+    bool possible = true;
+    auto views = with_tensors(arguments, [&](const at::Tensor &tensor) {
+        if (tensor.device() == output.device())
+            return stream_view(tensor);
+        possible = possible && tensor.is_cpu() && tensor.dim() == 0;
+        bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number(); // of the program's text
+        return is_number || !possible ? tensor : tensor.clone();            // a scalar is passed by value
     });
-    auto expected = shapes.back().toTensor();
-    op.callBoxed(&shapes);
-    if (expected.sizes() != output.sizes() || expected.strides() != output.strides())
+    if (!possible)
         return false;
-    auto views = with_tensors(arguments, [](const at::Tensor &tensor) {
-        return tensor.is_privateuseone() ? stream_view(tensor) : tensor.clone(); // a scalar is passed by value
-    });
     launch(current_queue(output.device().index()), current_settings().kernel, [op, views] {
         auto operands = views;
         op.callBoxed(&operands);
@@ -212,6 +224,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("set_.source_Storage", set_whole_storage);
     m.impl("set_.source_Tensor", set_tensor);
 }
+
+// Copies read and write conjugated and negated views themselves. Otherwise torch would make such a view real with a copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 } // namespace
 

@@ -1,4 +1,4 @@
-#include "pinned_memory.h"
+#include "pinned_memory.hpp"
 
 #include <c10/util/Exception.h>
 

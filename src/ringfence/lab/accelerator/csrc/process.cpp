@@ -1,4 +1,4 @@
-#include "process.h"
+#include "process.hpp"
 
 #include <c10/util/Exception.h>
 

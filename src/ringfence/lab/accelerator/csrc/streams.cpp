@@ -1,4 +1,4 @@
-#include "streams.h"
+#include "streams.hpp"
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>

@@ -1,5 +1,5 @@
-#ifndef RINGFENCE_SIM_STREAMS_H
-#define RINGFENCE_SIM_STREAMS_H
+#ifndef RINGFENCE_SIM_STREAMS_HPP
+#define RINGFENCE_SIM_STREAMS_HPP
 
 // Streams and events. A stream is a thread with a queue of tasks.
 //
@@ -7,8 +7,8 @@
 // is later, and a task that takes time moves the clock and sleeps until then. So a thread that wakes up late delays one
 // task and not those behind it, and the rates of copies are right on a busy machine.
 
-#include "process.h"
-#include "settings.h"
+#include "process.hpp"
+#include "settings.hpp"
 
 #include <c10/core/Stream.h>
 

@@ -1,9 +1,9 @@
-#ifndef RINGFENCE_SIM_PINNED_MEMORY_H
-#define RINGFENCE_SIM_PINNED_MEMORY_H
+#ifndef RINGFENCE_SIM_PINNED_MEMORY_HPP
+#define RINGFENCE_SIM_PINNED_MEMORY_HPP
 
 // Pinned host memory. A freed block is used again when the streams that copied from or to it are through.
 
-#include "streams.h"
+#include "streams.hpp"
 
 #include <ATen/core/CachingHostAllocator.h>
 

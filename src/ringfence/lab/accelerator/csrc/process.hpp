@@ -1,5 +1,5 @@
-#ifndef RINGFENCE_SIM_PROCESS_H
-#define RINGFENCE_SIM_PROCESS_H
+#ifndef RINGFENCE_SIM_PROCESS_HPP
+#define RINGFENCE_SIM_PROCESS_HPP
 
 // The state of the process: number of devices, fork, exit, and the first task that failed.
 

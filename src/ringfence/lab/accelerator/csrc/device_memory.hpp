@@ -1,5 +1,5 @@
-#ifndef RINGFENCE_SIM_DEVICE_MEMORY_H
-#define RINGFENCE_SIM_DEVICE_MEMORY_H
+#ifndef RINGFENCE_SIM_DEVICE_MEMORY_HPP
+#define RINGFENCE_SIM_DEVICE_MEMORY_HPP
 
 // Device memory: one memory file that is mapped twice. Tensors show addresses of the first mapping, which nobody may
 // access, so host code that touches device memory always faults. Stream threads use the second one.
@@ -9,7 +9,7 @@
 // order, when it is allocated: a missing wait or `record_stream` shows in the numbers. Not when it is freed: FSDP2
 // relies on freed blocks staying as they are until their stream, which it makes wait, gets them again.
 
-#include "streams.h"
+#include "streams.hpp"
 
 #include <c10/core/CachingDeviceAllocator.h>
 

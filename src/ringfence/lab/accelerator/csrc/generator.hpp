@@ -1,10 +1,10 @@
-#ifndef RINGFENCE_SIM_GENERATOR_H
-#define RINGFENCE_SIM_GENERATOR_H
+#ifndef RINGFENCE_SIM_GENERATOR_HPP
+#define RINGFENCE_SIM_GENERATOR_HPP
 
 // Random numbers. The state is a seed and an offset, as of CUDA's generator: DTensor reads and writes it in this form.
 // Each operator draws from a CPU generator that is seeded with both.
 
-#include "process.h"
+#include "process.hpp"
 
 #include <ATen/core/Generator.h>
 #include <c10/core/GeneratorImpl.h>

@@ -1,5 +1,5 @@
-#ifndef RINGFENCE_SIM_SETTINGS_H
-#define RINGFENCE_SIM_SETTINGS_H
+#ifndef RINGFENCE_SIM_SETTINGS_HPP
+#define RINGFENCE_SIM_SETTINGS_HPP
 
 // What `configure` and `confidential` set, and what `stats` counts.
 

@@ -1,9 +1,9 @@
-#ifndef RINGFENCE_SIM_COPY_ENGINE_H
-#define RINGFENCE_SIM_COPY_ENGINE_H
+#ifndef RINGFENCE_SIM_COPY_ENGINE_HPP
+#define RINGFENCE_SIM_COPY_ENGINE_HPP
 
 // The copy engines: one for each direction and device. Copies of all streams queue for it.
 
-#include "streams.h"
+#include "streams.hpp"
 
 namespace ringfence::sim {
 

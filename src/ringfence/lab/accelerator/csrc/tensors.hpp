@@ -1,7 +1,7 @@
-#ifndef RINGFENCE_SIM_TENSORS_H
-#define RINGFENCE_SIM_TENSORS_H
+#ifndef RINGFENCE_SIM_TENSORS_HPP
+#define RINGFENCE_SIM_TENSORS_HPP
 
-#include "process.h"
+#include "process.hpp"
 
 #include <ATen/core/Tensor.h>
 
