@@ -12,7 +12,7 @@ from ringfence.dataplane.choice import Execution, make_execution
 from ringfence.dataplane.endpoint import Frames
 from ringfence.dataplane.execution import Pass
 from ringfence.dataplane.program import program
-from ringfence.dataplane.request import CollectiveRequest, Request, describe_call
+from ringfence.dataplane.request import STAGED, CollectiveRequest, Request, describe_call
 from ringfence.errors import PeerLostError
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
@@ -214,12 +214,14 @@ class Communicator:
 
     def describe_mismatch(self, execution: Frames, peer: int, header: Header) -> str:
         """Return the message for a frame that belongs to another collective than the expected one."""
-        theirs = describe_call(header_call(header), header.sequence)
-        mine = execution.operation.describe()
+        call, mine = header_call(header), execution.operation.describe()
+        theirs = describe_call(call, header.sequence)
+        mixed = (call.schedule ^ execution.operation.call.schedule) == STAGED
         where = f" ({header.length} bytes, step {header.step}, segment {header.segment})" if theirs == mine else ""
         return (
             f"the ranks of group {self.name!r} run different collectives: worker {self.context.rank} is in {mine}, "
-            f"worker {self.ranks[peer]} sent {theirs}{where}. Every rank must call the same collectives in the same order."
+            f"worker {self.ranks[peer]} sent {theirs}{where}. Every rank must call the same collectives in the same order"
+            f"{' and with tensors on the same kind of device' if mixed else ''}."
         )
 
     # -- closing -----------------------------------------------------------------------------------------------------
