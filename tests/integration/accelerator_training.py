@@ -23,7 +23,7 @@ def train(network: torch.nn.Module, device: str) -> list[float]:
     generator, losses = torch.Generator().manual_seed(1), []
     for _ in range(4):
         inputs = torch.randn(8, 16, generator=generator).to(device)
-        loss = network(inputs).square().mean()
+        loss = torch.nn.functional.mse_loss(network(inputs), inputs[:, :4])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -58,8 +58,9 @@ def test_the_device_behaves_as_a_gpu(run: Run, scenario: Callable[[], None]) -> 
 
 
 def test_each_direction_has_one_copy_engine_with_a_rate(run: Run) -> None:
-    """The device's own clock measures it, so other processes do not matter much."""
-    times = run(memory.copy_times, 160e6)  # 50 ms for 8 MB down, 25 ms up
+    """The device's own clock measures it; a machine that others use can only make it slower."""
+    trials = [run(memory.copy_times, 160e6) for _ in range(4)]  # 50 ms for 8 MB down, 25 ms up
+    times = {name: min(trial[name] for trial in trials) for name in trials[0]}
     assert 49 < times["down"] < 80
     assert 24 < times["up"] < 45
     assert times["both down"] > 1.7 * times["down"]
@@ -67,8 +68,8 @@ def test_each_direction_has_one_copy_engine_with_a_rate(run: Run) -> None:
 
 
 def test_the_seed_determines_random_delays(run: Run) -> None:
-    one, again, other = (run(order.jitter_time, seed) for seed in (1, 1, 2))
-    assert abs(one - again) < abs(one - other)
+    one, again, other = (run(order.jitter_time, seed) for seed in (38, 38, 5))  # 71 and 172 ms
+    assert abs(one - again) < abs(one - other) / 2
 
 
 @pytest.mark.parametrize("strategy", ["none", "DDP", "FSDP2", "DTensor"])

@@ -8,6 +8,7 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/clamp_min.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/is_set_to_native.h>
 #include <ATen/ops/resize_native.h>
@@ -16,6 +17,9 @@
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
+
+#include <set>
+#include <string>
 
 namespace ringfence::sim {
 
@@ -58,6 +62,10 @@ at::Tensor &fill(at::Tensor &self, const at::Scalar &value) {
 }
 
 at::Tensor &zero(at::Tensor &self) { return fill(self, 0); }
+
+at::Tensor relu(const at::Tensor &self) { return at::clamp_min(self, 0); } // has no form with an output argument
+
+at::Tensor &relu_in_place(at::Tensor &self) { return at::clamp_min_(self, 0); }
 
 void record_stream(at::Tensor &self, c10::Stream stream) {
     device_memory().recordStream(self.storage().data_ptr(), stream);
@@ -135,10 +143,22 @@ bool is_prepared(const at::Tensor &output, const Stack &arguments) {
     return first.isTensor() && first.toTensor().is_same(output);
 }
 
+// Whether the CPU kernel only writes to an output that is prepared. Others resize it, such as that of mse_loss.
+bool keeps_output(const c10::OperatorHandle &op) {
+    static const auto *known = new std::set<std::string>{
+        "aten::_log_softmax", "aten::_log_softmax_backward_data", "aten::_softmax", "aten::_softmax_backward_data",
+        "aten::addmm",        "aten::amax",                       "aten::amin",     "aten::baddbmm",
+        "aten::bmm",          "aten::cat",                        "aten::gelu",     "aten::gelu_backward",
+        "aten::leaky_relu",   "aten::mean",                       "aten::mm",       "aten::sum",
+        "aten::threshold",    "aten::threshold_backward",
+    };
+    return op.hasTag(at::Tag::pointwise) || known->count(op.schema().name()) > 0;
+}
+
 // Structured operators reach a backend with an output of the right shape, after all checks. The CPU kernel runs in the
 // stream, and the host waits for nothing.
 bool run_in_stream(const c10::OperatorHandle &op, Stack *stack) {
-    if (!has_output_argument(op.schema()) || !op.hasKernelForDispatchKey(c10::DispatchKey::Meta))
+    if (!has_output_argument(op.schema()) || !keeps_output(op))
         return false;
     auto count = op.schema().arguments().size();
     Stack arguments(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
@@ -157,7 +177,12 @@ bool run_in_stream(const c10::OperatorHandle &op, Stack *stack) {
         return false;
     launch(current_queue(output.device().index()), current_settings().kernel, [op, views] {
         auto operands = views;
-        op.callBoxed(&operands);
+        try {
+            op.callBoxed(&operands);
+        } catch (c10::Error &error) {
+            error.add_context(toString(op.operator_name()));
+            throw;
+        }
     });
     torch::jit::drop(*stack, count);
     stack->push_back(output);
@@ -211,6 +236,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("_copy_from_and_resize", copy_and_resize);
     m.impl("fill_.Scalar", fill);
     m.impl("zero_", zero);
+    m.impl("relu", relu);
+    m.impl("relu_", relu_in_place);
     m.impl("record_stream", record_stream);
     m.impl("as_strided", as_strided);
     m.impl("view", at::native::view);
@@ -223,6 +250,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("set_.source_Storage_storage_offset", set_storage);
     m.impl("set_.source_Storage", set_whole_storage);
     m.impl("set_.source_Tensor", set_tensor);
+    // Called with an output argument, their CPU kernels would resize it and warn.
+    m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&run>());
+    m.impl("smooth_l1_loss", torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
 // Copies read and write conjugated and negated views themselves. Otherwise torch would make such a view real with a copy.
