@@ -98,6 +98,16 @@ def _output_in_use(
     return holds(copy, 7.0) and holds(out, 1.0)
 
 
+def empty_send(where: torch.device, rank: int) -> bool:
+    """An empty tensor is sent while a kernel of the caller runs: the transfer ends before the kernel."""
+    accelerator.sleep(KERNEL)
+    if rank:
+        dist.send(full(1.0, where, 0), 0)
+    else:
+        dist.recv(full(1.0, where, 0), 1)
+    return holds(full(1.0, where), 1.0)
+
+
 def reused_slots(where: torch.device, rank: int) -> bool:
     """Every element differs: a slot that is used again too early shows."""
     values = torch.arange(COUNT, dtype=torch.float32)
@@ -165,6 +175,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     consumer,
     output_of_recv_in_use,
     output_of_broadcast_in_use,
+    empty_send,
     reused_slots,
     lifetime,
     chained,

@@ -105,8 +105,8 @@ class StagedPieces(StagedCall):
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def fetch(self) -> None:
-        """Copy the next pieces to the host, once the receiver has asked for the payload."""
-        if self._abandoned or not self.caller_reached(self.fetch):
+        """Copy the next pieces to the host, once the receiver has asked for the payload. An empty tensor has none."""
+        if self._abandoned or not self._nbytes or not self.caller_reached(self.fetch):
             return
         self.begin()
         while self._next < self._count and self._held < _PIECES_AHEAD:
