@@ -1,10 +1,11 @@
-"""Shared by all strategies: a data loader with forked workers, a small model, a training loop, a guard against Gloo."""
+"""Shared by all strategies: the device they run on, a data loader with forked workers, a small model, a training loop, a
+guard against Gloo."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,30 @@ BATCH = 4
 
 Batch = tuple[Tensor, Tensor]
 Strategy = Callable[[], list[float]]
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+_device = torch.device("cpu")
+
+
+def current_device() -> torch.device:
+    """Return the device that strategies run on."""
+    return _device
+
+
+@contextlib.contextmanager
+def on_device(device: torch.device) -> Iterator[None]:
+    """Run the strategies of this block on a device."""
+    global _device
+    before, _device = _device, device
+    try:
+        yield
+    finally:
+        _device = before
+
+
+def placed(module: AnyModule) -> AnyModule:
+    """Move a module to the device. It is made on the host, so that its weights are those of a run on the CPU."""
+    return module.to(_device)
 
 
 class Samples(Dataset[Batch]):
@@ -36,10 +61,11 @@ class Samples(Dataset[Batch]):
 
 
 def batches(steps: int = STEPS, batch: int = BATCH, same_on_all_ranks: bool = False) -> Iterator[Batch]:
-    """Return batches from two forked loader workers, which run during the collectives."""
+    """Yield batches from two forked loader workers, which run during the collectives."""
     rank, world = (0, 1) if same_on_all_ranks else (dist.get_rank(), dist.get_world_size())
     samples = Samples(steps * batch, rank, world)
-    return iter(DataLoader(samples, batch, num_workers=2, multiprocessing_context="fork"))
+    for inputs, targets in DataLoader(samples, batch, num_workers=2, multiprocessing_context="fork"):
+        yield inputs.to(_device), targets.to(_device)
 
 
 class Model(nn.Module):
@@ -51,13 +77,15 @@ class Model(nn.Module):
         self.up = nn.Linear(FEATURES, 2 * FEATURES)
         self.norm = nn.LayerNorm(2 * FEATURES)
         self.down = nn.Linear(2 * FEATURES, FEATURES)
+        placed(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.down(torch.relu(self.norm(self.up(inputs))))
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    # torch's default on a device, foreach, refuses a model whose parameters are DTensors in part.
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, foreach=False)
 
 
 def loss_of(module: nn.Module, batch: Batch) -> Tensor:

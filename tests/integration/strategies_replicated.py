@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.integration.strategies import FEATURES, STEPS, Model, batches, loss_of, sgd, train
+from tests.integration.strategies import FEATURES, STEPS, Model, batches, loss_of, placed, sgd, train
 
 SMALL_BUCKETS = 1e-4  # MB: a bucket for each parameter or two
 
@@ -86,6 +86,7 @@ class Bag(nn.Module):
         torch.manual_seed(0)
         self.table = nn.Embedding(50, FEATURES, sparse=True)
         self.head = nn.Linear(FEATURES, FEATURES)
+        placed(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(self.table((inputs.abs() * 20).long().clamp(max=49)).mean(dim=1))
@@ -101,7 +102,8 @@ def ddp_sparse_embeddings() -> list[float]:
 def ddp_batch_norm_buffers() -> list[float]:
     """Buffers are broadcast before each forward pass."""
     torch.manual_seed(0)
-    module = DistributedDataParallel(nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.BatchNorm1d(FEATURES)))
+    layers = placed(nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.BatchNorm1d(FEATURES)))
+    module = DistributedDataParallel(layers)
     return train(module, sgd(module), batches())
 
 
@@ -109,6 +111,20 @@ def ddp_fp16_hook() -> list[float]:
     module = DistributedDataParallel(Model())
     module.register_comm_hook(None, default_hooks.fp16_compress_hook)
     return train(module, sgd(module), batches())
+
+
+def _averaged(_: object, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations, and not those that are strings
+    """A communication hook in Python: the sum is divided in a callback of its future."""
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda done: done.value()[0].div_(dist.get_world_size()))
+
+
+def ddp_python_hook() -> list[float]:
+    module = DistributedDataParallel(Model(), bucket_cap_mb=SMALL_BUCKETS)
+    module.register_comm_hook(None, _averaged)
+    losses = train(module, sgd(module), batches())
+    replicas_agree(module)
+    return losses
 
 
 def _power_sgd(**options: Any) -> list[float]:

@@ -13,14 +13,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.integration.strategies import FEATURES, STEPS, Model, batches, sgd, train
+from tests.integration.strategies import FEATURES, STEPS, Model, batches, current_device, placed, sgd, train
 
-CPU = torch.device("cpu")
 MICROBATCHES = 4
 
 
 def world_mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
+    return init_device_mesh(current_device().type, (dist.get_world_size(),))
 
 
 def _fully_sharded(mesh: DeviceMesh) -> Model:
@@ -50,12 +49,12 @@ def fsdp2_own_divisor() -> list[float]:
 
 def hsdp() -> list[float]:
     """Sharded within a row of the mesh, replicated between rows."""
-    model = _fully_sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    model = _fully_sharded(init_device_mesh(current_device().type, (2, 2), mesh_dim_names=("replicate", "shard")))
     return train(model, sgd(model), batches())
 
 
 def fsdp1() -> list[float]:
-    model = FullyShardedDataParallel(Model(), device_id=CPU, use_orig_params=True)
+    model = FullyShardedDataParallel(Model(), device_id=current_device(), use_orig_params=True)
     losses = train(model, sgd(model), batches())
     with FullyShardedDataParallel.summon_full_params(model):
         total = sum(parameter.abs().sum().item() for parameter in model.parameters())
@@ -81,12 +80,12 @@ def tensor_parallel_of_shards() -> list[float]:
     plan = {"0": ColwiseParallel(input_layouts=Shard(0)), "2": RowwiseParallel(output_layouts=Shard(0))}
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(FEATURES, 2 * FEATURES), nn.ReLU(), nn.Linear(2 * FEATURES, FEATURES))
-    model = parallelize_module(layers, world_mesh(), plan)
+    model = parallelize_module(placed(layers), world_mesh(), plan)
     return train(model, sgd(model), batches())
 
 
 def mesh_of_data_and_tensor_parallel() -> list[float]:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(current_device().type, (2, 2), mesh_dim_names=("data", "tensor"))
     model = parallelize_module(Model(), mesh["tensor"], PLAN)
     fully_shard(model, mesh=mesh["data"])
     return train(model, sgd(model), batches(same_on_all_ranks=True))
@@ -96,7 +95,7 @@ def dtensor() -> list[float]:
     """A linear model by hand: a sharded weight, replicated inputs, results compared with plain tensors on the way."""
     mesh = world_mesh()
     torch.manual_seed(0)
-    plain = torch.randn(FEATURES, FEATURES)
+    plain = torch.randn(FEATURES, FEATURES).to(current_device())
     weight = distribute_tensor(plain.clone(), mesh, [Shard(1)]).requires_grad_()
     assert torch.equal(weight.redistribute(mesh, [Shard(0)]).full_tensor(), plain)
     losses = []
@@ -120,8 +119,8 @@ def _pipeline(schedule: type[Any], stages_each: int) -> list[float]:
     rank, world = dist.get_rank(), dist.get_world_size()
     count = world * stages_each
     torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh()) for _ in range(count)]
-    mine = [PipelineStage(layers[index], index, count, CPU) for index in range(rank, count, world)]
+    layers = [placed(nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh())) for _ in range(count)]
+    mine = [PipelineStage(layers[index], index, count, current_device()) for index in range(rank, count, world)]
     pipeline = schedule(mine if stages_each > 1 else mine[0], MICROBATCHES, loss_fn=mean_square)
     optimizers = [sgd(layers[stage.stage_index]) for stage in mine]
     means = []

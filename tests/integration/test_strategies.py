@@ -32,6 +32,7 @@ STRATEGIES: dict[Strategy, int] = {  # with the world size
     REPLICATED.ddp_sparse_embeddings: 2,
     REPLICATED.ddp_batch_norm_buffers: 2,
     REPLICATED.ddp_fp16_hook: 2,
+    REPLICATED.ddp_python_hook: 2,
     REPLICATED.ddp_power_sgd: 2,
     REPLICATED.ddp_compiled: 2,
     REPLICATED.ddp_compiled_by_inductor: 2,
