@@ -31,6 +31,10 @@ SET: Final[dict[str, tuple[str, ...]]] = {
         "tests/conformance/test_timeouts.py",
     ),
     "strategies": ("tests/integration/test_strategies.py",),
+    "device": (
+        "tests/conformance/test_device.py::test_every_view_and_way_to_wait",
+        "tests/integration/test_device_order.py",
+    ),
 }
 # Gloo alone is torch's to test; strategies are compared with it all the same. More than four workers say nothing more of torch.
 LEFT_OUT: Final = (

@@ -58,6 +58,7 @@ def test_failed_or_skipped_test_has_not_passed() -> None:
         "`doctor`": (0, 0),
         "conformance": (0, 0),
         "strategies": (1, 3),
+        "device": (0, 0),
     }
     row = script.as_table([{"torch": "2.13.0", "python": "3.11.7", "parts": parts}]).splitlines()[-1]
     assert row == "| 2.13.0 | 3.11.7 | passed | 0 of 0 | 0 of 0 | 0 of 0 | 1 of 3 |"
