@@ -32,6 +32,7 @@ EXAMPLES = """\
 examples:
   ringfence demo                             see what a network sees
   ringfence doctor                           check this machine
+  ringfence selftest                         test collectives on its GPU
   ringfence secret new run.secret            make the secret of a run, then
   export RINGFENCE_SECRET_FILE=$PWD/run.secret
                                              train with backend="ringfence"
@@ -112,7 +113,7 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     `arguments` all commands are complete.
     """
     # imported here, so that Ctrl-C during these imports is handled
-    from ringfence.cli import certificate, demo, doctor, evidence, policy, requirements, secret
+    from ringfence.cli import certificate, demo, doctor, evidence, policy, requirements, secret, selftest
 
     parser = terminal.Parser(
         prog="ringfence",
@@ -121,7 +122,7 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, doctor, secret, policy, certificate, evidence):
+    for command in (demo, doctor, selftest, secret, policy, certificate, evidence):
         command.add_to(commands)
     called = set(LAB) if arguments is None else {next((word for word in arguments if not word.startswith("-")), None)}
     for name, summary in LAB.items():

@@ -34,6 +34,11 @@ class SlotRing:
         self._made = 0
         self._can_pin = True
 
+    @property
+    def allocated_bytes(self) -> int:
+        """The memory of all slots, in use or idle."""
+        return self._made * SLOT_BYTES
+
     def take(self) -> Slot | None:
         """Return an idle slot, or a new one, or None if all are in use."""
         idle = self.take_idle()

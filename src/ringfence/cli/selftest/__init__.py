@@ -1,0 +1,123 @@
+"""`ringfence selftest`: tests collectives on this machine's accelerator: right numbers, order of streams, failure, speed."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringfence.cli import requirements, terminal
+from ringfence.cli.bench import interrupt
+from ringfence.cli.selftest import catalogue, text
+from ringfence.cli.selftest.page import page
+from ringfence.cli.selftest.workers import Plan
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ringfence.cli.selftest.results import Report
+
+MOST_WORKERS = 8
+
+DESCRIPTION = """\
+Test ringfence on this machine's accelerator. Local workers, which may share one GPU, form a group on the loopback interface
+with a temporary secret, and check:
+
+  collectives  their results against the same computed on the host
+  order        that they wait for streams where they must, with long kernels
+  memory       that many random calls leave no memory behind
+  speed        copies, sealing, an all-reduce on the device and on the host
+  failure      that the loss of a worker raises an error on the others
+
+It also detects confidential mode. It takes a minute or two and 1 GB of device memory for each worker. The page and the report
+hold versions and the names of device and CPU; no names of hosts or users, no addresses, no keys.
+"""
+
+EXAMPLES = """\
+examples:
+  ringfence selftest                           the accelerator that torch finds
+  ringfence selftest --device cuda:1 --quick   a certain GPU, in half a minute
+  ringfence selftest --page selftest.html --report selftest.json
+                                               a page to read, a file to attach
+  ringfence selftest --only order              the order of streams alone
+  ringfence selftest --device sim              a simulated device, without a GPU
+
+exit codes:
+  0  all checks passed
+  1  a check failed
+  2  the test could not run: no accelerator, wrong arguments
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `selftest` to the command line."""
+    selftest = commands.add_parser(
+        "selftest", help="test collectives on this machine's GPU", description=DESCRIPTION, epilog=EXAMPLES
+    )
+    selftest.add_argument(
+        "--device", default="", metavar="NAME", help="cuda, xpu, cuda:1, sim, ... (default: the one that torch finds)"
+    )
+    selftest.add_argument(
+        "--workers", type=_count, default=2, metavar="N", help=f"2 to {MOST_WORKERS}; devices are shared (default: 2)"
+    )
+    selftest.add_argument("--quick", action="store_true", help="fewer cases, smaller tensors")
+    selftest.add_argument(
+        "--only",
+        action="append",
+        choices=catalogue.CHOICES,
+        metavar="SECTION",
+        help=f"run this section: {', '.join(catalogue.CHOICES)}; may be given several times",
+    )
+    selftest.add_argument("--json", action="store_true", help="print the report as JSON, progress to standard error")
+    selftest.add_argument("--page", type=Path, metavar="FILE", help="write the report as an HTML page")
+    selftest.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON, to attach to an issue")
+    selftest.set_defaults(run=run)
+
+
+def _count(word: str) -> int:
+    if not (word.isdecimal() and 2 <= int(word) <= MOST_WORKERS):
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number from 2 to {MOST_WORKERS}")
+    return int(word)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the self-test."""
+    requirements.workers()
+    requirements.backend()
+    signal.signal(signal.SIGTERM, interrupt)  # ends workers and removes files as on Ctrl-C
+    report = execute(options, Plan(options.device, options.workers, options.quick))
+    if options.page:
+        options.page.write_text(page(report), encoding="utf-8")
+    if options.report:
+        options.report.write_text(report.as_json() + "\n", encoding="utf-8")
+    if options.json:
+        print(report.as_json())
+        return 0 if report.passed else 1
+    print(text.summary(report))
+    print()
+    for name in ("page", "report"):
+        if path := getattr(options, name):
+            print(f"{name}: {path}")
+    print(text.ask_for_report(report, str(options.report or "")))
+    return 0 if report.passed else 1
+
+
+def execute(options: argparse.Namespace, plan: Plan) -> Report:
+    """Run the checks and print each result when it is there."""
+    from ringfence.cli.selftest.runner import Runner  # needs cryptography
+
+    output = sys.stderr if options.json else sys.stdout
+    terminal.say(
+        f"ringfence selftest: {plan.count} workers on {plan.device or 'the accelerator that torch finds'}", file=output
+    )
+    with tempfile.TemporaryDirectory(prefix="ringfence-selftest-") as folder:
+        runner = Runner(
+            plan,
+            options.only or catalogue.CHOICES,
+            Path(folder),
+            lambda found: print(text.step(found), file=output, flush=True),
+        )
+        return runner.run()

@@ -1,0 +1,69 @@
+"""A worker of `ringfence selftest` on a simulated device that is changed first: the self-test has to notice.
+
+`python -m tests.cli.selftest_worker CHANGE ...` takes the arguments of `ringfence.cli.selftest.worker` after the change: the
+name of a wait that is left out (see device_scenarios.FAULTS), on a device in confidential mode; or "choose". Then each check
+can be asked for with a fault: "fault/check".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from unittest import mock
+
+import torch
+
+from ringfence.cli.selftest import device, worker
+from ringfence.cli.selftest.device import Setting
+from ringfence.cli.selftest.outcome import Outcome
+from ringfence.lab import accelerator
+from tests.integration.device_scenarios import FAULTS
+
+CHOOSE = "choose"
+NOTICED_BY = {  # the checks that there are for each scenario
+    "producer": "producer",
+    "own_stream": "own_stream",
+    "output_of_recv_in_use": "receive_in_use",
+    "output_of_broadcast_in_use": "broadcast_in_use",
+    "slow_copies_to_the_host": "slow_download",
+    "consumer": "consumer",
+    "reused_slots": "reused_slots",
+    "lifetime": "lifetime",
+    "chained": "chained",
+    "callback": "callback",
+    "strided_output": "strided",
+}
+open_device = device.open_device
+
+
+def left_out(fault: str) -> mock._patch[object]:
+    target, name, without, _ = FAULTS[fault]
+    return mock.patch.object(target, name, without)
+
+
+def with_fault(fault: str, check: Callable[[Setting], Outcome], at: Setting) -> Outcome:
+    with left_out(fault):
+        return check(at)
+
+
+def open_confidential(wanted: str, rank: int) -> torch.device:
+    opened = open_device(wanted, rank)
+    accelerator.confidential(True)
+    return opened
+
+
+def main(change: str, arguments: list[str]) -> None:
+    wanted, rank, size, quick, store, channel = arguments
+    if change == CHOOSE:
+        for fault in FAULTS:
+            for name, check in [*worker.CHECKS.items()]:
+                worker.CHECKS.setdefault(f"{fault}/{name}", partial(with_fault, fault, check))
+    else:
+        mock.patch.object(device, "open_device", open_confidential).start()
+        left_out(change).start()
+    worker.main(wanted, int(rank), int(size), quick == "quick", store, int(channel))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
