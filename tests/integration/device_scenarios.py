@@ -162,6 +162,18 @@ def strided_output(where: torch.device, rank: int) -> bool:
     return holds(column, 4.0)
 
 
+def empty_transfer(where: torch.device, rank: int) -> bool:
+    """A transfer without elements completes before the caller's stream has reached it."""
+    accelerator.sleep(KERNEL)
+    empty = torch.empty(0, device=where)
+    if rank:
+        dist.send(empty, 0)
+    else:
+        dist.recv(empty, 1)
+    torch.accelerator.synchronize()
+    return True
+
+
 def holds(tensor: torch.Tensor, expected: float | torch.Tensor) -> bool:
     """Return whether all elements have the expected values, once the device is idle."""
     torch.accelerator.synchronize()
@@ -181,6 +193,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     chained,
     callback,
     strided_output,
+    empty_transfer,
 )
 
 
