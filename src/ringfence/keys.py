@@ -85,6 +85,7 @@ def _label(purpose: str) -> bytes:
 ADMISSION_KEY: Final = _label("admission key")
 BINDING: Final = _label("binding")
 ENTRY: Final = _label("entry")
+MEMBERS: Final = _label("members")
 ENTRY_PROOF: Final = _label("entry proof")
 ROSTER: Final = _label("roster")
 HELLO_DIGEST: Final = _label("hello digest")

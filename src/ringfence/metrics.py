@@ -78,14 +78,17 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def path_of(settings: Settings, rank: int) -> Path | None:
-    """The file for this worker's counters, or None. Raises ConfigurationError if its directory is not writable."""
+def path_of(settings: Settings, label: str) -> Path | None:
+    """The file for this worker's counters, or None; `label` replaces {rank}.
+
+    Raises ConfigurationError if its directory is not writable.
+    """
     if not settings.metrics_file:
         return None
-    path = Path(settings.metrics_file.replace("{rank}", str(rank)))
+    path = Path(settings.metrics_file.replace("{rank}", label))
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"worker {rank} cannot write RINGFENCE_METRICS_FILE: {path.parent} is not a writable directory"
+            f"worker {label} cannot write RINGFENCE_METRICS_FILE: {path.parent} is not a writable directory"
         )
     return path
 

@@ -1,4 +1,4 @@
-"""A worker's session from admission to its end, shared by all process groups of the process."""
+"""A worker's session from admission to its end, shared by the process groups whose workers are its members."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import resource
 import socket
 import traceback
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ringfence import keys, metrics
+from ringfence.admission.roster import Worker
 from ringfence.collectives import Table
 from ringfence.dataplane import info, native
 from ringfence.errors import AbortedError, ProtocolError
 from ringfence.join import Membership, join, listen
 from ringfence.log import LOGGER as _log
 from ringfence.log import announce
+from ringfence.members import Members
 from ringfence.rendezvous import warn_of_open_rendezvous
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Platform
@@ -43,8 +47,10 @@ class Session:
     keys_type: type[LinkKeys] = LinkKeys
     table: Table = Table()  # proposed by rank 0; all workers use the one in the roster
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float, members: Members | None = None) -> None:
+        """Join, and start the progress loop. `members`: who forms the session, if it is not the whole run."""
         self.left = False
+        self.members = members
         self._held = 0
         self._age_limit: Alarm | None = None
         self._metrics: metrics.MetricsFile | None = None
@@ -52,10 +58,14 @@ class Session:
         start = _Start()
         try:
             start.settings = settings = Settings.from_environment(os.environ, _host_of(store))
+            run_id, label = settings.run_id, str(rank)
+            if members is not None:
+                start.settings = settings = replace(settings, run_id=members.run_name(run_id))
+                label = members.file_label(rank, run_id)
             warn_of_open_rendezvous()
             _raise_limit_of_files()
             _warn_of_loopback(settings, world_size)
-            metrics_path = metrics.path_of(settings, rank)
+            metrics_path = metrics.path_of(settings, label)
             start.listener = listener = listen(settings)
             address = settings.link_address(listener.getsockname()[:2])
             limit = min(timeout, settings.join_timeout)
@@ -72,6 +82,8 @@ class Session:
         if settings.stage_times:
             native.stages(True)
         self._announce(settings, member)
+        if member.rank == 0:
+            _warn_of_default_run_id(run_id, {entry.host for entry in member.roster.entries})
 
     def _begin(self, start: _Start, member: Membership, listener: socket.socket, outage: float) -> None:
         """Create the engine and its progress loop from the result of the join."""
@@ -94,7 +106,9 @@ class Session:
             platform=Platform(outage=outage),
         )
         self.workers = member.roster.workers
-        self.engine.requests.worker_names = [str(worker) for worker in self.workers]
+        self.engine.requests.worker_names = [self._name_of(worker) for worker in self.workers]
+        if self.members is not None:
+            self.engine.note = f" (workers are numbered within the group of {self.members})"
         self.loop = ProgressLoop(self.engine, self.network, member.edges)
         try:
             self._age_limit = self._limit_age(member)
@@ -102,22 +116,36 @@ class Session:
             self.leave(seconds=0.0)  # the progress loop owns the connections and closes them
             raise
 
+    def _name_of(self, worker: Worker) -> str:
+        return str(worker) if self.members is None else f"rank {self.members.ranks[worker.rank]}, {worker}"
+
     def _announce(self, settings: Settings, member: Membership) -> None:
         """Print the summary of the session on rank 0, and log the roster."""
         size = member.world_size
         if member.rank == 0:
+            who = "" if self.members is None else f" ({self.members})"
             slow = "" if native.COMPILED else f"\nthe data plane is not the compiled one: {info.why_not()}"
             announce(
-                f"{size} worker{'s' if size > 1 else ''}, run {settings.run_id}, generation "
+                f"{size} worker{'s' if size > 1 else ''}{who}, run {settings.run_id}, generation "
                 f"{settings.generation}, session {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
                 f"{_how_admitted(member)}{slow}"
             )
-            _warn_of_default_run_id(settings.run_id, {entry.host for entry in member.roster.entries})
         # In full: an attacker that gives two workers different rosters can make a few digits of their digests agree.
         _log.info("worker %d of %d holds the roster %s", member.rank, size, member.roster.digest.hex())
         for worker in self.workers:  # at INFO only on rank 0: all workers would log the same
             level = logging.INFO if member.rank == 0 else logging.DEBUG
             _log.log(level, "worker %d was admitted by %s: %s", worker.rank, worker.admitted_by, worker)
+
+    def ranks_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the ranks in this session of workers that are given by their ranks in the default group."""
+        if self.members is None:
+            return tuple(ranks)
+        places = {rank: place for place, rank in enumerate(self.members.ranks)}
+        return tuple(places[rank] for rank in ranks)
+
+    def default_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the ranks in the default group of workers that are given by their ranks in this session."""
+        return tuple(ranks if self.members is None else (self.members.ranks[rank] for rank in ranks))
 
     def wire_name(self, name: str, ranks: tuple[int, ...]) -> str:
         """Return the name of a group on the wire.

@@ -77,7 +77,8 @@ SETTINGS: Final = (
     Setting(
         "RINGFENCE_PORTS",
         "Range of ports to listen on, such as `20000-20100`, for firewalls. A worker takes the first free ones: one "
-        "for links, and one for admission while it joins. Allow two ports for each worker on the machine.",
+        "for links, and one for admission while it joins. Allow two ports for each worker on the machine, and as many again "
+        "for each further [session](../guides/meshes.md#sessions) of a worker.",
         "any free port",
         "yes",
     ),
@@ -85,7 +86,8 @@ SETTINGS: Final = (
         "RINGFENCE_ADVERTISE",
         "`host:port` that other workers dial for links to this worker, if it differs from the address it listens on: behind "
         "NAT or port forwarding. For admission they dial the same host, at the port that the worker listens on. If the "
-        "host is a name, workers use the first address that their resolver returns.",
+        "host is a name, workers use the first address that their resolver returns. A worker with this setting has one "
+        "[session](../guides/meshes.md#sessions) at most.",
         "the address it listens on",
         "yes",
     ),
@@ -112,7 +114,8 @@ SETTINGS: Final = (
     Setting(
         "RINGFENCE_METRICS_FILE",
         "File to write [counters](../guides/observability.md#counters) to, in Prometheus form, every 15 s and at the "
-        "end. The name must contain `{rank}`, which is replaced by the worker's rank.",
+        "end. The name must contain `{rank}`, which is replaced by the worker's rank; in a [session of some "
+        "workers](../guides/meshes.md#sessions) also by the first digits of its digest.",
         "no file",
         "yes",
     ),

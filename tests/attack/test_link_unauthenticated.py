@@ -18,9 +18,7 @@ WORLD = 3
 
 
 def session() -> Any:
-    from ringfence import backend
-
-    return backend._session
+    return dist.group.WORLD._session
 
 
 def link_addresses() -> list[tuple[str, int]]:

@@ -98,15 +98,13 @@ def test_a_run_by_secret_and_hardware_keeps_no_key_that_admits(together: bool) -
 
 
 def add_up_and_tell_whom_it_met() -> tuple[float, set[int], list[int]]:
-    from ringfence import backend
-
     tensor = torch.full((4,), float(dist.get_rank()))
     dist.all_reduce(tensor)
     if dist.get_rank() == 1:  # siblings: they have one parent, and never met
         dist.send(tensor, 2)
     elif dist.get_rank() == 2:
         dist.recv(tensor, 1)
-    engine: Any = backend._session.engine  # type: ignore[union-attr]
+    engine: Any = dist.group.WORLD._session.engine
     known = engine.acceptor.peer_verifier
     return (
         float(tensor[0]),

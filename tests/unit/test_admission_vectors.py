@@ -34,6 +34,7 @@ from ringfence.admission.messages import (
 from ringfence.admission.peer_verification import Presentation
 from ringfence.admission.roster import roster_digest
 from ringfence.control import Abort, Bye
+from ringfence.members import Members
 from tests.unit.admission_samples import SECRET, Worker, fixed_bytes, worker
 
 FILE = Path(__file__).parents[1] / "vectors" / "admission.json"
@@ -59,6 +60,7 @@ def from_code() -> dict[str, Any]:
         "session secret": SESSION_SECRET.reveal().hex(),
         "table": TABLE.hex(),
         "admission key": keys.admission_key(SECRET, "run-7").reveal().hex(),
+        "run of ranks 1 and 3": Members((1, 3), "2").run_name("run-7"),
         "policy digest": child.policy.digest.hex(),
         "entries": [parent.entry.encode().hex(), child.entry.encode().hex()],
         "entry digests": [parent.entry.digest.hex(), child.entry.digest.hex()],
@@ -197,6 +199,8 @@ def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> N
             b"\1" + PRESENTED_AT.to_bytes(8, "big") + covered + (32).to_bytes(4, "big") + made
         )
     assert {name: value.hex() for name, value in expected.items()} == {name: vectors[name] for name in expected}
+    members = digest("members", b"run-7", b"2", (1).to_bytes(4, "big") + (3).to_bytes(4, "big"))
+    assert vectors["run of ranks 1 and 3"] == f"run-7 group {members[:16].hex()}"
     assert vectors["entries"] == [entry(0).hex(), entry(1).hex()]
     assert vectors["child's binding"]["preimage"] == up.hex()
     assert vectors["parent's binding"]["digest"] == hashlib.sha512(down).hexdigest()

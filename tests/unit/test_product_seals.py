@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ringfence.backend import create
+from ringfence.backend import create, sessions
 from ringfence.cli.lab_commands import LAB as LAB_COMMANDS
 from ringfence.cli.requirements import LAB
 from ringfence.keys import Secret
@@ -164,7 +164,7 @@ def test_each_exception_is_one(name: str) -> None:
 def test_a_session_uses_the_sealing_engine_whatever_its_settings() -> None:
     assert Session.engine_type is Engine
     assert Session.keys_type is LinkKeys
-    assert list(inspect.signature(Session).parameters) == ["store", "rank", "world_size", "timeout"]
+    assert list(inspect.signature(Session).parameters) == ["store", "rank", "world_size", "timeout", "members"]
     assert {field.name for field in fields(Settings)} == {
         "secret",
         "run_id",
@@ -181,7 +181,8 @@ def test_a_session_uses_the_sealing_engine_whatever_its_settings() -> None:
         "vcek",
         "token_command",
     }
-    assert inspect.getclosurevars(create).globals["Session"] is Session
+    assert inspect.getclosurevars(create).globals["sessions"] is sessions
+    assert inspect.getclosurevars(sessions._begin).globals["Session"] is Session
 
 
 def test_the_engine_seals_and_the_benchmarks_variant_copies() -> None:

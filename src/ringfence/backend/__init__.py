@@ -1,7 +1,7 @@
 """The process group that torch.distributed sees.
 
 Each method binds the tensors of a collective to its schedule and submits it to the runtime. Every group of the process,
-also one that asks for "gloo", uses the sealed links of the session.
+also one that asks for "gloo", uses sealed links of a session.
 """
 
 from __future__ import annotations
@@ -13,47 +13,39 @@ from typing import Any
 import torch
 
 from ringfence import torch_versions
+from ringfence.backend import sessions
 from ringfence.backend.collective import CollectiveMethods
 from ringfence.backend.dynamo import outside_dynamo
 from ringfence.backend.transfers import TransferMethods
 from ringfence.backend.work import RingfenceWork
 from ringfence.errors import ConfigurationError
-from ringfence.session import Session
 
 _log = logging.getLogger("ringfence")
-
-_session: Session | None = None
 
 
 class RingfenceProcessGroup(CollectiveMethods, TransferMethods):
     """A process group over sealed links."""
 
     def shutdown(self) -> None:
-        global _session
         super().shutdown()
-        if _session is not None and _session.left:
-            _session = None  # release what it still holds
+        sessions.remove_ended()
 
 
 def create(options: Any, backend_options: Any) -> RingfenceProcessGroup:
-    """Create a process group; init_process_group calls this. The first one is admitted, others share its session.
+    """Create a process group; torch calls this for the default group, and for others if the default is another backend's.
 
-    There are others only if the default group has another backend. Then the session ends with the last of them.
+    Its members are admitted to a session, unless they have one (`sessions.session_for`). Without a ringfence default group
+    a session ends with the last group that uses it.
     """
-    global _session
     _check_torch()
-    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    first = not options.global_ranks_in_group or _session is None or _session.over
-    if first:
+    if not sessions.any_open():
         _warn_of_untested_torch()
-        if ranks != tuple(range(options.group_size)):
-            raise ConfigurationError(
-                f"the first ringfence group must have every worker as a member; this one has {ranks}"
-            )
-        _session = Session(options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
-    assert _session is not None
+    session = sessions.session_for(options)
+    given = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     name = str(options.group_id)
-    return RingfenceProcessGroup(_session, ranks, options.timeout, name, options.store, holds_session=True)
+    return RingfenceProcessGroup(
+        session, session.ranks_of(given), options.timeout, name, options.store, holds_session=True
+    )
 
 
 def _check_torch() -> None:

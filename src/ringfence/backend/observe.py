@@ -5,36 +5,49 @@ from __future__ import annotations
 from typing import Any
 
 from ringfence import backend
+from ringfence.backend.sessions import only_session
 from ringfence.errors import ConfigurationError
 from ringfence.runtime.counters import Counters
 from ringfence.session import Session
 
 
-def workers() -> list[Any]:
-    """Return the workers of this run in the order of their ranks, from the roster that all workers agree on.
+def workers(group: Any = None) -> list[Any]:
+    """Return the workers of a session in the order of their ranks, from the roster that all its workers agree on.
 
     Each has `rank`, `identity` (the name in its certificate, "" without one), `address` ("host:port" of its links),
     `admitted_by` (the proof that admitted it), `proof_digest` and `public_key` (hexadecimal). They do not change.
 
+    Args:
+        group: A ringfence process group, to select its session. Default: the session of all workers, or the only one. In a
+            session of some workers, which exists only if the default group is another backend's, `rank` is the rank
+            among them.
+
     Raises:
-        ConfigurationError: This process has no ringfence process group.
+        ConfigurationError: This process has no ringfence process group, or several sessions and no `group` was given.
     """
-    return list(_session().workers)
+    return list(_session(group).workers)
 
 
-def counters() -> Counters:
+def counters(group: Any = None) -> Counters:
     """Return this worker's counters since its session began: bytes and waits for each peer, completed operations.
 
+    They count all groups of the session.
+
+    Args:
+        group: A ringfence process group, to select its session; as for `workers`.
+
     Raises:
-        ConfigurationError: This process has no ringfence process group.
+        ConfigurationError: This process has no ringfence process group, or several sessions and no `group` was given.
     """
-    return _session().engine.counters()
+    return _session(group).engine.counters()
 
 
-def _session() -> Session:
-    session = backend._session
-    if session is None or session.over:
-        raise ConfigurationError(
-            'this process has no ringfence process group: call init_process_group(backend="ringfence") first'
-        )
+def _session(group: Any) -> Session:
+    if group is None:
+        return only_session()
+    if not isinstance(group, backend.RingfenceProcessGroup):
+        raise ConfigurationError(f"group= is a {type(group).__name__}: pass a ringfence process group")
+    session: Session = group._session
+    if session.over:
+        raise ConfigurationError("this process group was destroyed, and its session has ended")
     return session

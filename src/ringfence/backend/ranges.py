@@ -69,5 +69,5 @@ def _about(
         "Rank": group.rank(),
         "Process Group Name": group.getGroupName(),
         "Process Group Description": group.getGroupDesc(),
-        "Process Group Ranks": str(list(group._ranks)),
+        "Process Group Ranks": str(list(group._session.default_ranks(group._ranks))),
     }

@@ -39,7 +39,8 @@ TOP: Final = (
         "min_workers",
         "number",
         "A run with fewer workers does not start. The store assigns ranks and the world size, so without this key a "
-        "store that lies can split one job into several. Set it to the size of your run.",
+        "store that lies can split one job into several. Set it to the size of your run. If the default process group is "
+        "another backend's, it counts the members of each [session](../guides/meshes.md#sessions).",
         "1",
     ),
     Key(

@@ -96,6 +96,7 @@ class Engine:
         self.requests = Requests(rank, platform.clock)
         self.acceptor = Acceptor(self.context, self.communicators, peer_verifier)
         self.failure: RingfenceError | None = None
+        self.note = ""  # appended to the text of a failure
         self._current: Any = None  # the link or task whose `work` is being called, or was when an interrupt came
         self._unsent_abort: Abort | None = None  # set until the neighbours have been sent it
         self._timers = Timers(platform.clock)
@@ -341,9 +342,11 @@ class Engine:
     def fail(self, error: RingfenceError, suspect: int = -1, heard_from: Edge | None = None) -> None:
         """Abort the session: fail every request, send the error to every other worker, and close all links."""
         if self.failure is None:
-            self.failure = error
             if heard_from is None:
                 self._unsent_abort = abort_message(self.rank, error, suspect, self.requests.oldest())
+            if self.note:
+                error.args = (f"{error}{self.note}",)
+            self.failure = error
         self._shut_down()
 
     def fail_on_os_error(self, error: OSError) -> None:
