@@ -110,6 +110,8 @@ GROUP: Final = _label("group")
 GROUP_SECRET: Final = _label("aes-256-gcm group instance secret")
 GROUP_INSTANCE: Final = _label("aes-256-gcm group instance id")
 ORIGIN: Final = _label("aes-256-gcm origin")
+MACHINE_SOCKET: Final = _label("aes-256-gcm machine socket")
+MACHINE_HINT: Final = _label("aes-256-gcm machine hint")
 
 
 class Secret:
@@ -197,6 +199,17 @@ def secret_fingerprint(shared: Secret) -> str:
 def session_key(session_secret: Secret, roster_digest: bytes) -> Secret:
     """Return the root of a session's link keys, which depends on the roster."""
     return derive(session_secret, salt=roster_digest, info=SESSION_KEY)
+
+
+def machine_socket(session_key: Secret, group_digest: bytes, rank: int) -> bytes:
+    """Return the name of the abstract Unix socket on which a worker proves that it is on this machine (spec/link.md, 12)."""
+    info = MACHINE_SOCKET + group_digest + rank.to_bytes(4, "big")
+    return b"\0ringfence/1 " + expand(session_key, info).reveal()[:16].hex().encode()
+
+
+def machine_hint(session_key: Secret, group_digest: bytes, place: bytes) -> bytes:
+    """Return what members of a group compare before they try to prove that they are on one machine (spec/link.md, 12)."""
+    return mac(session_key, MACHINE_HINT, group_digest, place)
 
 
 def group_secret(session_key: Secret, draws: bytes, group_digest: bytes) -> Secret:

@@ -97,12 +97,13 @@ def test_a_silent_connection_is_closed_at_the_deadline(words: str) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"receiver": 2}, {"sender": 3}, {"sender": 2**32 - 1}, {"lane": 3}, {"lane": 2}],
+    [{"receiver": 2}, {"sender": 3}, {"sender": 2**32 - 1}, {"lane": 4}, {"lane": 3}, {"lane": 2}],
     ids=[
         "for another worker",
         "from a rank outside the world",
         "from far beyond",
         "in no lane",
+        "in the lane of Unix sockets",
         "a peer verification that is not needed",
     ],
 )

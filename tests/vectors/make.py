@@ -24,6 +24,7 @@ ALL_REDUCE = Call(Collective.ALL_REDUCE, SUM, FLOAT32, ScheduleId.ALL_REDUCE_RIN
 ALL_GATHER = Call(Collective.ALL_GATHER, 0, FLOAT32, ScheduleId.ALL_GATHER_RING, 0, 24)
 TRANSFER = Call(POINT_TO_POINT, dtype=FLOAT32, elements=4, tag=-7)
 PLAINTEXT = bytes(range(32))
+PLACE = b"a kernel, a network namespace and a user"
 
 
 def fixed(name: str, length: int = 32) -> bytes:
@@ -201,7 +202,13 @@ def vectors() -> dict[str, Any]:
             connection(1, 2, Lane.COLLECTIVE),
             connection(0, 1, Lane.POINT_TO_POINT),
             connection(1, 2, Lane.PEER_VERIFICATION),
+            connection(2, 1, Lane.SAME_MACHINE),
         ],
+        "same_machine": {
+            "place": PLACE.hex(),
+            "hint": keys.machine_hint(SESSION_KEY, GROUP, PLACE).hex(),
+            "sockets": [keys.machine_socket(SESSION_KEY, GROUP, rank).hex() for rank in RANKS],
+        },
         "hop_plaintext": PLAINTEXT.hex(),
         "hop_frames": hop_frames(),
         "acceptor_nop": frame(Sealer(connect(0, 1, Lane.COLLECTIVE)[3].back), Type.NOP, Call(0)).hex(),

@@ -68,7 +68,7 @@ def test_spec_lists_every_key_label() -> None:
     defined = {
         value
         for name, value in vars(keys).items()
-        if name.startswith(("LINK_", "SESSION_", "ORIGIN", "GROUP", "RATCHET", "SEGMENT_KEY"))
+        if name.startswith(("LINK_", "SESSION_", "ORIGIN", "GROUP", "RATCHET", "SEGMENT_KEY", "MACHINE_"))
         and isinstance(value, bytes)
     }
     assert written == defined

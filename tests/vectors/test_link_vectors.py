@@ -142,7 +142,7 @@ def test_session_and_group() -> None:
     assert instance().hex() == VECTORS["group"]["instance"]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_connections(number: int) -> None:
     link = VECTORS["connections"][number]
     body = pack(">4sBBBBII", b"RFL1", 1, 1, link["lane"], 0, link["dialler"], link["acceptor"])
@@ -161,6 +161,15 @@ def test_connections(number: int) -> None:
             forth = expand(forth, label("aes-256-gcm ratchet"))
         key, iv = key_and_iv(forth)
         assert link[f"forth_key_phase_{key_phase}"] == {"key": key.hex(), "iv": iv.hex()}
+
+
+def test_names_and_hints_of_one_machine() -> None:
+    found = VECTORS["same_machine"]
+    place = bytes.fromhex(found["place"])
+    assert found["hint"] == hmac_sha256(session_key(), digest("aes-256-gcm machine hint", group_digest(), place)).hex()
+    for rank, name in enumerate(found["sockets"]):
+        info = label("aes-256-gcm machine socket") + group_digest() + pack(">I", rank)
+        assert bytes.fromhex(name) == b"\0ringfence/1 " + expand(session_key(), info)[:16].hex().encode()
 
 
 def test_frames_sealed_for_a_hop() -> None:

@@ -32,6 +32,7 @@ class Lane(IntEnum):
     COLLECTIVE = 0
     POINT_TO_POINT = 1
     PEER_VERIFICATION = 2  # only the two proofs follow
+    SAME_MACHINE = 3  # on a Unix socket only; nothing follows
 
 
 class Hello(NamedTuple):

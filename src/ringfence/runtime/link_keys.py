@@ -77,6 +77,14 @@ class LinkKeys:
         """Return the instance secret of a group from the XOR of what its members drew."""
         return keys.group_secret(self.session_key, drawn, digest)
 
+    def machine_socket(self, digest: bytes, worker: int) -> bytes:
+        """Return the abstract address at which a worker proves to the members of a group that it is on this machine."""
+        return keys.machine_socket(self.session_key, digest, worker)
+
+    def machine_hint(self, digest: bytes, place: bytes) -> bytes:
+        """Return what members of a group compare before they prove that they are on one machine."""
+        return keys.machine_hint(self.session_key, digest, place)
+
     def forget(self) -> None:
         """Drop the keys. Other objects may refer to this one, so it is emptied in place."""
         self.session_key = Secret(b"")

@@ -106,6 +106,8 @@ class PendingConnection:
         hello = context.keys.read_hello(received)
         if hello.receiver != context.rank or not 0 <= hello.sender < context.world_size:
             raise AuthenticationError("a hello for another worker")
+        if hello.lane == Lane.SAME_MACHINE:
+            raise AuthenticationError("a proof of one machine that came over the network")
         if hello.lane == Lane.PEER_VERIFICATION:
             verifier = self._owner.peer_verifier
             if hello.group != NO_GROUP or verifier is None or not verifier.due(hello.sender):
