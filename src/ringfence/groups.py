@@ -41,6 +41,8 @@ def init(timeout: timedelta | None = None) -> None:
 def assert_sealed() -> None:
     """Check that every process group of this process is ringfence's. Call it after the framework has set up its groups.
 
+    A group inside one machine that the policy permits (`inside_machine`) passes: its members have proved where they are.
+
     It checks the groups that torch lists: those of `init_process_group`, `new_group` and meshes. ``RINGFENCE_REQUIRE=1``
     also refuses groups that are created later or directly.
 
@@ -60,8 +62,9 @@ def _check(group: Any, what: str, advice: str) -> None:
     import torch.distributed as dist
 
     from ringfence.backend import RingfenceProcessGroup
+    from ringfence.backend.inside import is_inside
 
-    if not isinstance(group, RingfenceProcessGroup):
+    if not isinstance(group, RingfenceProcessGroup) and not is_inside(group):
         raise ConfigurationError(
             f"{what} is of backend {dist.get_backend(group)}: its traffic is not protected; {advice}"
         )

@@ -38,6 +38,7 @@ _TAKEN: Final = (
 
 _log = logging.getLogger("ringfence")
 _allowed: ContextVar[bool] = ContextVar("ringfence_plaintext_allowed", default=False)
+_asked: ContextVar[str | None] = ContextVar("ringfence_asked_backend", default=None)
 _required_from_start = False
 
 
@@ -80,6 +81,8 @@ def install(is_ours: Callable[[Any], bool]) -> None:
     if getattr(distributed_c10d._new_process_group_helper, "guarded", False):
         return
     distributed_c10d._new_process_group_helper = _guarded_helper(distributed_c10d, is_ours)
+    if hasattr(distributed_c10d, "_new_group_with_tag"):
+        distributed_c10d._new_group_with_tag = _with_asked_backend(distributed_c10d)
     backends = {_distributed_c10d.Backend, _distributed_c10d.ProcessGroup}
     for name, kind in vars(_distributed_c10d).items():  # builds of torch differ in their backends
         if isinstance(kind, type) and backends & {*kind.__mro__[1:]} and name != _HARMLESS:
@@ -111,6 +114,37 @@ def _guarded_helper(distributed_c10d: Any, is_ours: Callable[[Any], bool]) -> Ca
         return made
 
     make.guarded = True  # type: ignore[attr-defined]
+    return make
+
+
+def asked_backend() -> str | None:
+    """The backend that `torch.distributed.new_group` was asked for, within its call; None: none, or unknown."""
+    return _asked.get()
+
+
+def _with_asked_backend(distributed_c10d: Any) -> Callable[..., Any]:
+    """Remember which backend a new group is asked for: torch 2.13 does not pass it to the default group's `new_group`.
+
+    A group that says so is listed under its own backend, not under that one.
+    """
+    original = distributed_c10d._new_group_with_tag
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs).arguments.get("backend")
+        token = _asked.set(None if asked is None else str(asked))
+        try:
+            made = original(*args, **kwargs)
+        finally:
+            _asked.reset(token)
+        backend = getattr(made, "registered_as", None)
+        if backend is not None:
+            world = distributed_c10d._world
+            world.pg_map[made] = (backend, world.pg_map[made][1])
+            world.pg_backend_config[made] = str(distributed_c10d.BackendConfig(distributed_c10d.Backend(backend)))
+        return made
+
     return make
 
 

@@ -106,6 +106,7 @@ class Session:
             platform=Platform(outage=outage),
         )
         self.workers = member.roster.workers
+        self.inside_machine = member.inside_machine
         self.engine.requests.worker_names = [self._name_of(worker) for worker in self.workers]
         if self.members is not None:
             self.engine.note = f" (workers are numbered within the group of {self.members})"

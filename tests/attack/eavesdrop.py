@@ -1,4 +1,4 @@
-"""A network namespace, and a capture of every byte on its loopback interface."""
+"""A network namespace, and a capture of every byte on one of its interfaces."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def namespace(name: str) -> Iterator[str]:
         subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
-def packet_socket(namespace: str) -> socket.socket:
-    """Return a socket that captures the loopback of a namespace. A thread enters the namespace to open it."""
+def packet_socket(namespace: str, interface: str = "lo") -> socket.socket:
+    """Return a socket that captures an interface of a namespace. A thread enters the namespace to open it."""
     made: list[socket.socket] = []
 
     def make() -> None:
@@ -41,7 +41,7 @@ def packet_socket(namespace: str) -> socket.socket:
                 raise OSError(ctypes.get_errno(), "setns")
         packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
         packets.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
-        packets.bind(("lo", ETH_P_ALL))
+        packets.bind((interface, ETH_P_ALL))
         made.append(packets)
 
     thread = threading.Thread(target=make)
@@ -52,23 +52,24 @@ def packet_socket(namespace: str) -> socket.socket:
 
 
 class Capture:
-    """Every packet on the loopback of a namespace between `with` and its end."""
+    """Every packet on an interface of a namespace between `with` and its end, by default on its loopback."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, interface: str = "lo") -> None:
         self._namespace = namespace
+        self._interface = interface
         self._packets: list[bytes] = []
         self._cut_short = 0
 
     def __enter__(self) -> Capture:
-        self._socket = packet_socket(self._namespace)
-        self._before = self._bytes_on_loopback()
+        self._socket = packet_socket(self._namespace, self._interface)
+        self._before = self._counted()
         self._stop, self._stopped = os.pipe()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._sent = self._bytes_on_loopback() - self._before
+        self._sent = self._counted() - self._before
         os.close(self._stopped)
         self._thread.join()
         os.close(self._stop)
@@ -83,21 +84,27 @@ class Capture:
             ready, _, _ = select.select([self._socket.fileno(), self._stop], [], [])
             if self._socket.fileno() in ready:
                 length, _, _, (_, _, direction, *_) = self._socket.recvmsg_into([buffer])
-                if direction == socket.PACKET_OUTGOING:
+                if direction == socket.PACKET_OUTGOING or self._interface != "lo":
                     self._packets.append(bytes(buffer[:length]))
                     self._cut_short += length == len(buffer)
             else:
                 return
 
-    def _bytes_on_loopback(self) -> int:
-        command = ["ip", "netns", "exec", self._namespace, "cat", "/sys/class/net/lo/statistics/tx_bytes"]
-        return int(subprocess.run(command, check=True, capture_output=True).stdout)
+    def _counted(self) -> int:
+        """What the kernel counts: bytes that the loopback sent, or packets that another interface sent and received.
+
+        The bytes of other interfaces include headers that the capture does not.
+        """
+        names = ["tx_bytes"] if self._interface == "lo" else ["tx_packets", "rx_packets"]
+        files = [f"/sys/class/net/{self._interface}/statistics/{name}" for name in names]
+        command = ["ip", "netns", "exec", self._namespace, "cat", *files]
+        return sum(map(int, subprocess.run(command, check=True, capture_output=True).stdout.split()))
 
     def assert_complete(self) -> None:
-        """Assert that the capture holds as many bytes as the kernel has sent."""
+        """Assert that the capture holds as much as the kernel has counted."""
         assert self._dropped == 0
         assert self._cut_short == 0
-        assert self.size >= self._sent
+        assert (self.size if self._interface == "lo" else len(self._packets)) >= self._sent
 
     @property
     def size(self) -> int:

@@ -268,6 +268,18 @@ def test_with_a_policy_doctor_names_what_the_worker_presents(secret: Path) -> No
     assert configuration.admission({"RINGFENCE_SECRET_FILE": str(secret)}).name == "secret"
 
 
+def test_doctor_checks_whether_one_machine_can_be_proved(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = secret.parent / "policy.toml"
+    policy.write_text('version = 1\ninside_machine = "gloo"\n[[admit]]\n[admit.secret]\n')
+    environ = {"RINGFENCE_POLICY": str(policy), "RINGFENCE_SECRET_FILE": str(secret)}
+    found = configuration.admission(environ)
+    assert found.good is True and found.text.endswith("groups inside one machine may use gloo unsealed")
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    reason = configuration._inside_machine(["gloo"])
+    assert reason.good is False and "it runs as user 65534" in reason.text and "remove inside_machine" in reason.fix
+    assert configuration._inside_machine([]).good is True
+
+
 @pytest.mark.parametrize(
     ("table", "reason"), [("[admit.secret]", "RINGFENCE_SECRET_FILE"), ("[admit.none]", "unknown key 'none'")]
 )

@@ -189,6 +189,19 @@ def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
     ]
 
 
+def test_backends_inside_a_machine_are_named(tmp_path: Path) -> None:
+    write(tmp_path, 'version = 1\ninside_machine = ["nccl", "gloo"]\n[[admit]]\n[admit.secret]\n')
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert "  permits    nccl, gloo without sealing inside one machine" in done.stdout
+    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    assert found["inside_machine"] == ["nccl", "gloo"]
+    said = " ".join(ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout.split())
+    assert (
+        "A group that asks for nccl or gloo uses it without sealing if all its members prove to be on one machine"
+        in said
+    )
+
+
 def test_a_full_disk_leaves_no_partial_policy(tmp_path: Path) -> None:
     done = ringfence("policy", "new", "policy.toml", "--trust-domain", "example.org", folder=tmp_path, room=20)
     assert done.returncode == 2

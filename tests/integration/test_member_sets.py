@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import ringfence
 from ringfence.backend import sessions
 from ringfence.errors import ConfigurationError, RingfenceError
-from tests.integration.strategies import Model, batches, sgd, train
+from tests.integration.inside import alone, hybrid_losses
 from tests.pool import Failure, Pool
 
 WORLD = 4
@@ -55,26 +55,8 @@ def outer_mesh() -> tuple[list[str], list[float], float]:
     """An outer dimension of ringfence in a run whose default group is Gloo."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"), backend_override={"outer": "ringfence"})
     kinds = [type(mesh.get_group(name)).__name__ for name in ("outer", "inner")]
-    losses = hybrid_losses(mesh)
+    losses, _ = hybrid_losses(mesh)
     return kinds, losses, sum_of(mesh.get_group("outer"))
-
-
-def hybrid_losses(mesh: Any) -> list[float]:
-    from torch.distributed.fsdp import fully_shard
-
-    torch.manual_seed(0)
-    model = Model()
-    for layer in model.children():
-        if list(layer.parameters()):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return train(model, sgd(model), batches(same_on_all_ranks=True))
-
-
-def alone() -> list[float]:
-    torch.manual_seed(0)
-    model = Model()
-    return train(model, sgd(model), batches(same_on_all_ranks=True))
 
 
 def test_an_outer_dimension_needs_no_group_of_every_worker(workers: Pool) -> None:

@@ -22,6 +22,7 @@ from ringfence.admission.peer_verification import PeerVerifier, Presentation
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import bundle, snp
 from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.backend import inside
 from ringfence.errors import AdmissionError
 from ringfence.join import Membership
 from tests.integration.join_cluster import SECRET, World
@@ -113,17 +114,33 @@ def add_up_and_tell_whom_it_met() -> tuple[float, set[int], list[int]]:
     )
 
 
-def test_workers_admitted_by_tokens_meet_and_add_up(pool: Pool, tmp_path: Path) -> None:
+def by_token(tmp_path: Path) -> dict[str, str | None]:
+    """Return the environment of workers that a token service admits."""
     (tmp_path / "service.key").write_bytes(pem(ec.generate_private_key(ec.SECP384R1())))
     (tmp_path / "keys.json").write_bytes(key_set(signer_in(tmp_path / "service.key")))
     (tmp_path / "policy.toml").write_text(POLICY)
     command = [sys.executable, "-m", "tests.integration.token_service", str(tmp_path / "service.key"), json.dumps({})]
-    env = {
+    return {
         "RINGFENCE_POLICY": str(tmp_path / "policy.toml"),
         "RINGFENCE_TOKEN_COMMAND": shlex.join(command),
         "RINGFENCE_SECRET_FILE": None,
     }
-    found = values(pool.run(add_up_and_tell_whom_it_met, 3, env=env, renew=True))
+
+
+def verify_all_members() -> list[int]:
+    """As before a group inside a machine links all its members without sealing."""
+    inside._verify_peers(dist.new_group(backend="ringfence"))
+    known = dist.group.WORLD._session.engine.acceptor.peer_verifier
+    return [rank for rank in range(dist.get_world_size()) if known.verified(rank)]
+
+
+def test_all_members_of_an_inside_group_verify_each_other(pool: Pool, tmp_path: Path) -> None:
+    """Ranks 1 and 2 have not met in the tree; no collective has linked them."""
+    assert values(pool.run(verify_all_members, 3, env=by_token(tmp_path), renew=True)) == [[], [2], [1]]
+
+
+def test_workers_admitted_by_tokens_meet_and_add_up(pool: Pool, tmp_path: Path) -> None:
+    found = values(pool.run(add_up_and_tell_whom_it_met, 3, env=by_token(tmp_path), renew=True))
     assert [total for total, _, _ in found] == [3.0] * 3
     assert found[0][1:] == (set(), []), "rank 0 met both in the tree"
     assert found[1][1:] == ({2}, [2]), "it dialled, and both verified"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def from_code() -> dict[str, Any]:
         "admission key": keys.admission_key(SECRET, "run-7").reveal().hex(),
         "run of ranks 1 and 3": Members((1, 3), "2").run_name("run-7"),
         "policy digest": child.policy.digest.hex(),
+        "policy digest with a fast inside": replace(child.policy, inside_machine=("nccl", "gloo")).digest.hex(),
         "entries": [parent.entry.encode().hex(), child.entry.encode().hex()],
         "entry digests": [parent.entry.digest.hex(), child.entry.digest.hex()],
         "hello digests": [parent.hello.digest.hex(), child.hello.digest.hex()],
@@ -187,6 +189,9 @@ def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> N
     expected = {
         "admission key": key,
         "policy digest": POLICY,
+        "policy digest with a fast inside": digest(
+            "policy", (1).to_bytes(4, "big"), bytes(8), b"\0\6hybrid", b"\0\4gloo\0\4nccl", b"\1", b"shared secret"
+        ),
         "child's proof": proof,
         "parent's proof": mac(key, "secret proof", hashlib.sha512(down).digest()),
         "child's proof digest": shown,

@@ -94,6 +94,7 @@ def test_equivalent_policies_have_the_same_digest(same: str) -> None:
         "version = 1\n" + BOTH_RULE,
         "version = 1\nmin_workers = 2\n" + SECRET_RULE + CERTIFICATE_RULE,
         'version = 1\nmax_session_age = "1s"\n' + SECRET_RULE + CERTIFICATE_RULE,
+        'version = 1\ninside_machine = "gloo"\n' + SECRET_RULE + CERTIFICATE_RULE,
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("ca.pem", "two.pem"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org/*", "example.org/**"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org", "example.com"),
@@ -102,6 +103,22 @@ def test_equivalent_policies_have_the_same_digest(same: str) -> None:
 )
 def test_different_policies_have_different_digests(other: str) -> None:
     assert kinds.digest_of(read(other)) != kinds.digest_of(policy(SECRET_RULE + CERTIFICATE_RULE))
+
+
+def test_backends_inside_a_machine_are_read_and_covered_by_the_digest() -> None:
+    heads = (
+        'inside_machine = ["nccl", "gloo"]\n',
+        'inside_machine = ["gloo", "nccl"]\n',
+        'inside_machine = "nccl"\n',
+        "",
+    )
+    files = [policy(SECRET_RULE, "version = 1\n" + head) for head in heads]
+    assert [file.inside_machine for file in files] == [("nccl", "gloo"), ("gloo", "nccl"), ("nccl",), ()]
+    for file in files:
+        assert kinds.policy_of(file, now, SHARED).inside_machine == file.inside_machine
+        assert kinds.policy_of(file, now, SHARED).digest == kinds.digest_of(file)
+    digests = [kinds.digest_of(file) for file in files]
+    assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
 @pytest.mark.parametrize(
@@ -118,6 +135,12 @@ def test_different_policies_have_different_digests(other: str) -> None:
         ('version = 1\n[[admit]]\n[admit.secret]\nfile = "x"', "admit 1, secret: unknown key 'file'; known here: none"),
         ("version = 1\nmin_worker = 2\n" + SECRET_RULE, "unknown key 'min_worker'; known here: version, min_workers"),
         ("version = 1\nmin_workers = 0\n" + SECRET_RULE, "from 1 to"),
+        (
+            'version = 1\ninside_machine = "mpi"\n' + SECRET_RULE,
+            "inside_machine must be one of nccl, gloo; it is 'mpi'",
+        ),
+        ("version = 1\ninside_machine = []\n" + SECRET_RULE, "inside_machine must be a list of at least one text"),
+        ("version = 1\ninside_machine = true\n" + SECRET_RULE, "inside_machine must be a text"),
         ("version = 1\nmax_session_age = 60\n" + SECRET_RULE, "a duration such as"),
         ("version = 1\n" + SECRET_RULE * 65, "65 rules, where at most 64 are allowed"),
         (

@@ -7,8 +7,8 @@ torch's own, which does not seal. So the product is safe if all of the following
    `plan` are commands of the lab.)
 2. Only `Session` chooses the engine's class, and it chooses `Engine`. Only `Engine` makes sealers, and it makes those of
    `ringfence.link.seal`. No class of the product derives from any of them.
-3. The product makes no process group of another backend. The exception is `ringfence demo`, which shows what a network sees
-   of plaintext Gloo.
+3. The product makes no process group of another backend, with two exceptions: `ringfence demo`, which shows what a network
+   sees of plaintext Gloo, and groups inside one machine (tests/attack/test_inside_machine.py).
 """
 
 from __future__ import annotations
@@ -52,11 +52,14 @@ KEYS, SESSION = "runtime/link_keys.py", "session.py"
 PLAINTEXT = {"gloo", "nccl", "mpi", "ucc"}  # backends of torch that do not seal
 # Files of the product that name a plaintext backend or choose a backend at run time, and why they may.
 EXCEPTIONS = {
+    "backend/inside.py": "makes groups inside one machine, on the loopback interface, if a policy permits them",
+    "policy/policy_file.py": "names the backends that a policy may permit there",
     "cli/demo/__init__.py": "shows what a network sees of plaintext Gloo",
     "cli/demo/worker.py": "is the worker of that demonstration",
     "cli/one_worker.py": "checks that ringfence makes a group for which a program asks Gloo",
 }
 GUARD = "guard.py"  # defines `plaintext_allowed`, and uses it once a group has been considered
+INSIDE = "backend/inside.py"  # uses it once all members have proved to be on one machine
 
 
 def unsealed(tree: ast.AST, where: str) -> Iterator[str]:
@@ -80,7 +83,7 @@ def unsealed(tree: ast.AST, where: str) -> Iterator[str]:
             yield "reads the class of the engine or of its keys"
         if isinstance(node, ast.Attribute) and node.attr in HOOKS and not isinstance(node.ctx, ast.Load):
             yield "replaces the class of the engine or of its keys"
-        if where != GUARD and _names([node]) & {"plaintext_allowed"}:
+        if where not in (GUARD, INSIDE) and _names([node]) & {"plaintext_allowed"}:
             yield "allows plaintext"
         if where not in EXCEPTIONS:
             yield from _plaintext(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NoReturn, Protocol, runtime_checkable
 
@@ -86,6 +86,7 @@ class Policy:
     min_workers: int = 1  # a hostile store must not split a job into smaller worlds
     max_session_age: int | None = None  # seconds until all workers must be admitted again
     key_agreement: str = keys.KEY_AGREEMENTS[0]  # how TLS may agree on keys
+    inside_machine: tuple[str, ...] = ()  # backends that need no sealing between workers on one machine
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -95,7 +96,7 @@ class Policy:
     def digest(self) -> bytes:
         """Equal on two workers only if their policies give the same verdicts."""
         rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
-        return policy_digest(rules, self.min_workers, self.max_session_age, self.key_agreement)
+        return policy_digest(rules, self.min_workers, self.max_session_age, self.key_agreement, self.inside_machine)
 
     def without_keys(self) -> Policy:
         """Return the policy without keys, for use during the session: a long run must not hold what admits to the next one."""
@@ -107,10 +108,16 @@ def without_key(verifier: Verifier) -> Verifier:
 
 
 def policy_digest(
-    rules: Iterable[tuple[int, bytes]], min_workers: int, max_session_age: int | None, key_agreement: str
+    rules: Iterable[tuple[int, bytes]],
+    min_workers: int,
+    max_session_age: int | None,
+    key_agreement: str,
+    inside_machine: Sequence[str] = (),
 ) -> bytes:
     """Return the digest over the kind and the content of each rule, regardless of their order."""
     parts = [encoding.number(min_workers, 4), encoding.number(max_session_age or 0, 8), encoding.text(key_agreement)]
+    if inside_machine:
+        parts.append(b"".join(encoding.text(name) for name in sorted(inside_machine)))
     for kind, content in sorted(set(rules)):
         parts += [encoding.number(kind, 1), content]
     return keys.digest(keys.POLICY, *parts)

@@ -8,23 +8,48 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 
-from ringfence import torch_versions
-from ringfence.backend import sessions
-from ringfence.backend.collective import CollectiveMethods
+from ringfence import guard, torch_versions
+from ringfence.backend import inside, sessions
 from ringfence.backend.dynamo import outside_dynamo
-from ringfence.backend.transfers import TransferMethods
 from ringfence.backend.work import RingfenceWork
 from ringfence.errors import ConfigurationError
 
 _log = logging.getLogger("ringfence")
 
 
-class RingfenceProcessGroup(CollectiveMethods, TransferMethods):
+class RingfenceProcessGroup(inside.SealedGroup):
     """A process group over sealed links."""
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        backend: str | None = None,
+    ) -> Any:
+        """Create a group for `torch.distributed.new_group`: sealed, or inside one machine where the policy permits it.
+
+        torch passes the backend that a script asks for from 2.14 on; before that, the guard knows it.
+        """
+        group: inside.SealedGroup | None = super().new_group(
+            ranks, timeout, pg_options, group_name, group_desc, backend
+        )
+        if group is None or not self._session.inside_machine:
+            return group
+        return inside.inside_or_sealed(group, backend or guard.asked_backend(), timeout or self._timeout)
+
+    @property
+    def registered_as(self) -> str | None:
+        """The backend under which torch shall list this group, if not under the one that the script asked for."""
+        return "ringfence" if self._session.inside_machine else None
 
     def shutdown(self) -> None:
         super().shutdown()

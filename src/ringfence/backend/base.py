@@ -101,11 +101,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         group_name: str | None = None,
         group_desc: str | None = None,
         backend: str | None = None,
-    ) -> GroupBase | None:
-        """Create a group with sealed links for `torch.distributed.new_group`, whatever backend the script asks for.
-
-        torch passes the script's backend from 2.14 on.
-        """
+    ) -> Any:
+        """Create a group with sealed links, whatever backend a script asks for; None if this worker is not a member."""
         members = tuple(range(self._session.engine.world_size)) if ranks is None else tuple(ranks)
         if self._session.engine.rank not in members:
             return None
@@ -120,7 +117,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         opts: Any = None,
         group_name: str | None = None,
         group_desc: str | None = None,
-    ) -> GroupBase | None:
+    ) -> Any:
         """Create a group of some ranks of this group."""
         return self.new_group([self._ranks[rank] for rank in ranks], timeout, opts, group_name, group_desc)
 

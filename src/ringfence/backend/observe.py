@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringfence import backend
+from ringfence.backend.inside import session_of
 from ringfence.backend.sessions import only_session
 from ringfence.errors import ConfigurationError
 from ringfence.runtime.counters import Counters
@@ -45,9 +46,11 @@ def counters(group: Any = None) -> Counters:
 def _session(group: Any) -> Session:
     if group is None:
         return only_session()
-    if not isinstance(group, backend.RingfenceProcessGroup):
+    session: Session | None = session_of(group)
+    if isinstance(group, backend.RingfenceProcessGroup):
+        session = group._session
+    if session is None:
         raise ConfigurationError(f"group= is a {type(group).__name__}: pass a ringfence process group")
-    session: Session = group._session
     if session.over:
         raise ConfigurationError("this process group was destroyed, and its session has ended")
     return session

@@ -148,6 +148,7 @@ def run_check(options: argparse.Namespace) -> int:
             "min_workers": policy.min_workers,
             "max_session_age": policy.max_session_age,
             "key_agreement": policy.key_agreement,
+            "inside_machine": list(policy.inside_machine),
         }
         print(json.dumps({**found, "in_order": in_order, **limits}))
         return 0 if in_order else 1
@@ -160,6 +161,8 @@ def run_check(options: argparse.Namespace) -> int:
     fault = "a file that is not genuine" if wrong else "a file that has expired"
     say(f"{options.file} is valid." if in_order else f"{options.file} relies on {fault}.")
     say(", or by ".join(" and ".join(rule) for rule in rules), "  admits by  ")
+    if policy.inside_machine:
+        say(f"{', '.join(policy.inside_machine)} without sealing inside one machine", "  permits    ")
     print(f"  digest     {digest[:16]} {digest[16:]}")
     return 0 if in_order else 1
 

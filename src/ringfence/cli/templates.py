@@ -13,6 +13,7 @@ version = 1
 # min_workers = 8          # a run of fewer workers does not begin, so that nobody can split it
 # max_session_age = "24h"    # after which all workers must be verified again
 # key_agreement = "any"    # if some machine has no post-quantum key agreement; by default all need it
+# inside_machine = "nccl"  # groups inside one machine may use it without sealing; by default everything is sealed
 """
 
 RULE: Final = """

@@ -352,6 +352,7 @@ class JoinLoop:
             edges=tuple(neighbours[rank].become_edge() for rank in sorted(neighbours)),
             peer_verifier=self._peer_verifier(session.roster),
             max_session_age=self._policy.max_session_age,
+            inside_machine=self._policy.inside_machine,
             verified_at=boot_seconds() if self._verified_at is None else self._verified_at,
         )
 

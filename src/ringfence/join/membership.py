@@ -28,6 +28,7 @@ class Membership:
     peer_verifier: PeerVerifier | None = field(repr=False)  # None: the roster's endorsements have verified every worker
     max_session_age: int | None = None  # seconds, from the policy: workers must be verified again after it
     verified_at: float = 0.0  #           boot_seconds() of the first, and so the oldest, verification
+    inside_machine: tuple[str, ...] = ()  # backends that the policy permits to groups inside one machine
 
     @property
     def admitted_by(self) -> str:

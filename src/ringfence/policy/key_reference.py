@@ -60,6 +60,14 @@ TOP: Final = (
         "forms, and `ringfence doctor` prints which one this machine would use.",
         '`"hybrid"`',
     ),
+    Key(
+        "inside_machine",
+        "texts",
+        "Backends that a group may use without sealing if all its members have proved to be on one machine: `nccl`, `gloo`. "
+        "A group that spans machines is sealed, whatever a script asks for "
+        "([Meshes with a fast inside](../guides/meshes.md)).",
+        "none: everything is sealed",
+    ),
     Key("admit", "tables", "The rules, `[[admit]]`. At least one, at most 64."),
 )
 

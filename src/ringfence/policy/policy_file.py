@@ -25,6 +25,7 @@ from ringfence.policy.toml_table import Read, Table, parse
 VERSION: Final = 1
 RULES: Final = 64
 WORKERS: Final = 1 << 20
+INSIDE_BACKENDS: Final = ("nccl", "gloo")  # that a policy may permit between workers of one machine
 ENDORSING: Final = {"secret", "certificate"}  # proofs with a key that can sign the worker's entry
 
 
@@ -57,6 +58,7 @@ class PolicyFile:
     min_workers: int = 1
     max_session_age: int | None = None  # seconds
     key_agreement: str = KEY_AGREEMENTS[0]
+    inside_machine: tuple[str, ...] = ()  # backends of torch
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -93,6 +95,11 @@ def explain(policy: PolicyFile) -> list[str]:
             "Workers may agree on keys without post-quantum cryptography (key_agreement): an attacker who records their "
             "connections now could decrypt them with a future quantum computer.",
         ]
+    if policy.inside_machine:
+        lines += [
+            f"A group that asks for {' or '.join(policy.inside_machine)} uses it without sealing if all its members prove to "
+            "be on one machine and of one user (inside_machine). Between machines everything is sealed.",
+        ]
     return lines
 
 
@@ -110,13 +117,18 @@ def read_policy(text: bytes, read: Read, kinds: Mapping[str, ReadRules], where: 
     min_workers = root.number("min_workers", 1, least=1, most=WORKERS)
     max_session_age = root.duration("max_session_age", None)
     key_agreement = root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS)
+    inside_machine = root.texts("inside_machine", (), allowed=INSIDE_BACKENDS)
     tables = root.tables("admit")
     if len(tables) > RULES:
         raise root.error(f"{len(tables)} rules, where at most {RULES} are allowed")
     rules = tuple(_rule(table, kinds) for table in tables)
     root.done()
     return PolicyFile(
-        rules=rules, min_workers=min_workers, max_session_age=max_session_age, key_agreement=key_agreement
+        rules=rules,
+        min_workers=min_workers,
+        max_session_age=max_session_age,
+        key_agreement=key_agreement,
+        inside_machine=inside_machine,
     )
 
 

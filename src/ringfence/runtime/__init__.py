@@ -3,6 +3,7 @@
 link_keys           the keys that links are made from
 events              what lower layers are given: shared values, and the protocol through which they report
 connection          links: dialling, link handshake, closing
+same_machine        two workers prove to each other that they are on one machine
 peer_verification   two workers verify each other before their first link
 pending             accepted connections that are not authenticated yet
 acceptor            pending connections, peer verifications, and connections for groups not created yet

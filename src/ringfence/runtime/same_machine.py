@@ -53,6 +53,20 @@ def identifies(uid: int) -> bool:
     return uid not in overflow
 
 
+def obstacle() -> str:
+    """Return why this process can never prove to be on one machine with another; empty if it can."""
+    uid = os.geteuid()
+    if not identifies(uid):
+        return f"it runs as user {uid}, which stands for unknown users: start workers as another user"
+    try:
+        with _socket() as probe:
+            probe.bind(b"\0ringfence/1 probe " + os.urandom(8).hex().encode())
+            probe.listen()
+    except OSError as error:
+        return f"this machine does not provide abstract Unix sockets ({error.strerror or error})"
+    return ""
+
+
 def place() -> bytes:
     """Return what tells this kernel, network namespace and user from others. It is compared as a hint and proves nothing."""
     try:
@@ -126,11 +140,11 @@ class MachineProof:
     def close(self) -> None:
         """Close all sockets."""
         unregister_fork_cleanup(self)
-        self._selector.close()
         self.forget()
 
     def forget(self) -> None:
-        """Close all sockets without touching the selector, which a forked child shares with its parent."""
+        """Close all descriptors, also in a forked child, whose parent keeps its own."""
+        self._selector.close()
         for each in (*self.proved.values(), *(pending.socket for pending in self._pending), self._listener):
             if each is not None:
                 each.close()

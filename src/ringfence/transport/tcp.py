@@ -132,7 +132,7 @@ class TcpNetwork:
 
     def connections(self) -> list[tuple[Handler, socket.socket]]:
         """Every connection whose peer is known, with its handler. Thread-safe."""
-        streams = list(self._streams.items())
+        streams = list(self._streams.copy().items())  # `copy` is atomic; a garbage collection may interrupt `list`
         known = [(self._handlers.get(descriptor), stream) for descriptor, stream in streams]
         return [(handler, stream) for handler, stream in known if handler is not None and handler.worker >= 0]
 

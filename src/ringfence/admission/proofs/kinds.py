@@ -71,7 +71,7 @@ def _share_revocations(file: PolicyFile, where: str) -> PolicyFile:
 def digest_of(file: PolicyFile) -> bytes:
     """Return the digest of the policy that `policy_of` returns, without a secret or a clock."""
     rules = [_content(rule) for rule in file.rules]
-    return policy_digest(rules, file.min_workers, file.max_session_age, file.key_agreement)
+    return policy_digest(rules, file.min_workers, file.max_session_age, file.key_agreement, file.inside_machine)
 
 
 def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Policy:
@@ -82,6 +82,7 @@ def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Po
         min_workers=file.min_workers,
         max_session_age=file.max_session_age,
         key_agreement=file.key_agreement,
+        inside_machine=file.inside_machine,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -63,9 +63,26 @@ def admission(environ: Mapping[str, str]) -> Check:
     except RingfenceError as error:
         fix = f"ringfence policy check {path}" if path else "set RINGFENCE_POLICY to the policy file, or unset it"
         return Check("policy", str(error), None, False, fix)
+    inside = _inside_machine(policy.inside_machine)
+    if not inside.good:
+        return inside
     shown = next(each.name for each in policy.verifiers if each.kind == prover.kind)
     digest = policy.digest[:8].hex()
-    return Check("policy", f"{path} (digest {digest}): this worker presents {shown}", digest, True)
+    return Check("policy", f"{path} (digest {digest}): this worker presents {shown}{inside.text}", digest, True)
+
+
+def _inside_machine(backends: Sequence[str]) -> Check:
+    """Check that groups inside this machine can be proved, if the policy permits any."""
+    from ringfence.runtime.same_machine import obstacle
+
+    names = ", ".join(backends)
+    reason = obstacle() if backends else ""
+    if reason:
+        text = f"inside_machine permits {names}, but a worker here cannot prove which machine it is on: {reason}"
+        return Check(
+            "policy", text, None, False, "change that, or remove inside_machine from the policy of every worker"
+        )
+    return Check("policy", f"; groups inside one machine may use {names} unsealed" if names else "", None, True)
 
 
 def _by_secret(environ: Mapping[str, str]) -> Check:
