@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -60,6 +61,21 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Workers that run until pytest ends."""
+    with Pool() as workers:
+        yield workers
+
+
+@pytest.fixture(scope="session")
+def device_library() -> Path:
+    """The library of the simulated device, built here: a build within a worker would use up the time of its test."""
+    from ringfence.lab import accelerator
+
+    return accelerator.prepare()
+
+
+@pytest.fixture(scope="module")
+def devices(device_library: Path) -> Iterator[Pool]:
+    """Workers that load the simulated device: a pool of their own, since it changes what torch's accelerator is."""
     with Pool() as workers:
         yield workers
 

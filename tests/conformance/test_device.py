@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,13 +13,6 @@ from tests.conformance.test_collectives import PAIRWISE, Numbered
 from tests.pool import Pool
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Pool]:
-    """Workers whose accelerator is the simulated device."""
-    with Pool() as workers:
-        yield workers
 
 
 def play_on_device(cases: Sequence[tuple[int, Case]], jitter: float, confidential: bool) -> list[str | None]:

@@ -8,7 +8,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,13 +33,6 @@ EVERY = 5  # calls between two readings
 RESIDENT_SLACK = 8 << 20  # bytes: the resident size of a worker of 320 MiB varies by 3 MiB
 SETTLE_SECONDS = 20.0
 M_MMAP_THRESHOLD = -3  # malloc.h
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Pool]:
-    """Workers that pin no memory but what staging pins: the peak is that of the whole process."""
-    with Pool() as workers:
-        yield workers
 
 
 # -- large tensors ---------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.integration import device_scenarios
@@ -14,13 +12,6 @@ pytestmark = pytest.mark.processes
 
 ATTEMPTS = 5  # on a loaded machine, a copy that is too early may still be late enough
 NAMES = [scenario.__name__ for scenario in SCENARIOS]
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Pool]:
-    """Two workers whose accelerator is the simulated device."""
-    with Pool() as workers:
-        yield workers
 
 
 @pytest.mark.parametrize("confidential", [False, True], ids=["normal", "confidential"])

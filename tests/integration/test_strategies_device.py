@@ -38,13 +38,6 @@ CONFIDENTIAL = {
 }
 
 
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Pool]:
-    """Workers whose accelerator is the simulated device."""
-    with Pool() as workers:
-        yield workers
-
-
 def on_sim(confidential: bool, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function with the device as the strategies' device."""
     mine = device.load()

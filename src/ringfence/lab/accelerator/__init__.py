@@ -17,9 +17,10 @@ from ringfence.lab.accelerator.controls import (
     confidential,
     configure,
     load,
+    prepare,
     reset,
     sleep,
     stats,
 )
 
-__all__ = ["load", "configure", "confidential", "sleep", "reset", "stats", "capturing", "Stats"]
+__all__ = ["prepare", "load", "configure", "confidential", "sleep", "reset", "stats", "capturing", "Stats"]

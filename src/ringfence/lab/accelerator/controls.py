@@ -36,6 +36,16 @@ class Stats(NamedTuple):
     bytes_up: int
 
 
+def prepare() -> Path:
+    """Build the device's library if needed, which takes half a minute of CPU time; return its path. Loads nothing.
+
+    Raises ConfigurationError if it cannot be built.
+    """
+    import torch
+
+    return build.library(Path(torch.__file__).parent, torch.__version__, torch.compiled_with_cxx11_abi())
+
+
 def load(devices: int | None = None) -> None:
     """Make the device "sim" available in this process, with this number of devices; build it if needed.
 
@@ -64,8 +74,7 @@ def _load(devices: int | None) -> None:
         raise ConfigurationError(
             f"torch has the accelerator {found.type} in this process, and cannot have a simulated one as well"
         )
-    folder = Path(torch.__file__).parent
-    torch.ops.load_library(str(build.library(folder, torch.__version__, torch.compiled_with_cxx11_abi())))
+    torch.ops.load_library(str(prepare()))
     torch.ops.ringfence_sim.start(count)
     importlib.import_module("ringfence.lab.accelerator.device_module").register(DEVICE)
     atexit.register(torch.ops.ringfence_sim.stop)  # before the libraries that kernels use are torn down
