@@ -5,6 +5,7 @@
 #include "tensors.hpp"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -47,9 +48,17 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::opti
     return at::detail::empty_strided_generic(size, stride, &device_memory(), kKeys, c10::dtype_or_default(dtype));
 }
 
+// torch's own function would copy the old contents in host code: it finds the storage large enough.
+const at::Tensor &resize(const at::Tensor &self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+    auto elements = static_cast<size_t>(self.storage_offset() + c10::multiply_integers(size));
+    if (c10::multiply_integers(size) > 0 && elements * self.dtype().itemsize() > self.storage().nbytes())
+        at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(self.storage(), elements * self.dtype().itemsize());
+    return at::native::resize_(self, size, format);
+}
+
 at::Tensor copy_and_resize(const at::Tensor &source, const at::Tensor &target) {
     if (source.sizes() != target.sizes())
-        at::native::resize_(target, source.sizes());
+        resize(target, source.sizes(), std::nullopt);
     return copy_tensor(source, target, true);
 }
 
@@ -76,9 +85,6 @@ at::Tensor as_strided(const at::Tensor &self, at::IntArrayRef size, at::IntArray
     return at::native::as_strided_tensorimpl(self, size, stride, offset);
 }
 
-const at::Tensor &resize(const at::Tensor &self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
-    return at::native::resize_(self, size, format);
-}
 
 at::Tensor &set_storage(at::Tensor &self, at::Storage source, int64_t offset, at::IntArrayRef size,
                         at::IntArrayRef stride) {
