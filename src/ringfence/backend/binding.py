@@ -45,13 +45,14 @@ class Staging:
     return outlines on the meta device, which are sliced instead of the memory; `slices_of` translates them.
     """
 
-    __slots__ = ("_back", "_dtype", "_in", "_outlines", "_share", "device", "given")
+    __slots__ = ("_back", "_dtype", "_in", "_on_host", "_outlines", "_share", "device", "given")
 
     def __init__(self, share: int = 1, dtype: torch.dtype | None = None, device: torch.device | None = None) -> None:
         self._share = share
         self._dtype = dtype
         self._in: list[Copy] = []
         self._back: list[Copy] = []
+        self._on_host = False  # whether one of the tensors is
         self._outlines: dict[int, DeviceTensor] = {}  # by the identity of the outline's storage
         self.device = device  # None: unknown or host
         self.given: list[torch.Tensor] = []  # the caller's contributions, as given
@@ -80,6 +81,7 @@ class Staging:
             return self._bind_device(plain, reads, writes, dtype)
         if self.device is not None:
             raise _several_devices(self.device, plain.device)
+        self._on_host = True
         own = plain.is_contiguous() and dtype is plain.dtype and not (plain.is_conj() or plain.is_neg())
         if own and not (reads and self._share > 1):
             return plain.view(-1)
@@ -92,10 +94,11 @@ class Staging:
         return memory.view(-1)
 
     def _bind_device(self, plain: torch.Tensor, reads: bool, writes: bool, dtype: torch.dtype) -> torch.Tensor:
-        if self.device not in (None, plain.device):
+        if self._on_host or self.device not in (None, plain.device):
             raise _several_devices(self.device, plain.device)
         self.device = plain.device
-        bound = DeviceTensor(plain, reads, writes, dtype, self._share)
+        # `data` has a version counter of its own: as with host tensors, a result is no in-place change to autograd.
+        bound = DeviceTensor(plain.data, reads, writes, dtype, self._share)
         self._outlines[bound.outline.untyped_storage()._cdata] = bound
         return bound.outline
 
