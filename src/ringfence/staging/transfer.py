@@ -89,8 +89,9 @@ class StagedPieces(StagedCall):
         self._next = 0
         self._left = self._count
         self._held = 0
+        self._fetching: dict[int, Slot] = {}  # by piece: being copied to the host
         self.fetched: dict[int, Slot] = {}  # by piece: on the host, to be sent
-        self._receiving: dict[int, Slot] = {}  # by piece: being received, or to be copied to the device
+        self._receiving: dict[int, Slot] = {}  # by piece: being received, or copied to the device
 
     def length_of(self, piece: int) -> int:
         """Return the number of bytes of a piece."""
@@ -121,9 +122,11 @@ class StagedPieces(StagedCall):
 
     def _fetch_piece(self, piece: int, slot: Slot) -> None:
         def arrived() -> None:
-            self.fetched[piece] = slot
-            self._reports.available()
+            if self._fetching.pop(piece, None) is not None:
+                self.fetched[piece] = slot
+                self._reports.available()
 
+        self._fetching[piece] = slot
         self.copy_down([self._region(piece, slot)], arrived)
 
     def sent(self, piece: int) -> None:
@@ -154,8 +157,13 @@ class StagedPieces(StagedCall):
         if self._abandoned or not self.caller_reached(lambda: self.received(piece)):
             return
         self.begin()
-        slot = self._receiving.pop(piece)
-        self.copy_up([self._region(piece, slot)], lambda: self._give(slot))
+
+        def uploaded() -> None:
+            slot = self._receiving.pop(piece, None)
+            if slot is not None:
+                self._give(slot)
+
+        self.copy_up([self._region(piece, self._receiving[piece])], uploaded)
         self._left -= 1
         if not self._left:
             self.end()
@@ -172,8 +180,8 @@ class StagedPieces(StagedCall):
         self.thread.slot_returned()
 
     def _drop(self) -> None:
-        for slot in (*self.fetched.values(), *self._receiving.values()):
-            self.thread.slots.drop(slot)
-        self.fetched.clear()
-        self._receiving.clear()
+        for held in (self._fetching, self.fetched, self._receiving):
+            for slot in held.values():
+                self.thread.slots.drop(slot)
+            held.clear()
         super()._drop()
