@@ -136,7 +136,13 @@ class StagedCall:
             for host, part in copies:
                 part.tensor.check(self._reports.describe)
                 host.copy_(part.on_device(), non_blocking=True)
-        self.thread.when(self.thread.record(self.thread.down), self, then)
+
+        def copied() -> None:
+            for _, part in copies:  # memory that was freed meanwhile may have been another tensor's during the copy
+                part.tensor.check(self._reports.describe)
+            then()
+
+        self.thread.when(self.thread.record(self.thread.down), self, copied)
 
     def copy_up(self, copies: Sequence[tuple[torch.Tensor, Slice]], then: Callable[[], None]) -> None:
         """Copy host memory to slices, and continue when the host memory is no longer read."""
