@@ -141,6 +141,7 @@ def _execute(task: _Task) -> None:
 
 
 _threads: dict[torch.device, DeviceThread] = {}
+_of_parent: list[DeviceThread] = []
 _lock = threading.Lock()
 
 
@@ -163,9 +164,11 @@ def _stop() -> None:
 
 
 def _forget() -> None:
-    """Reset in a forked child, which has none of the threads."""
+    """Reset in a forked child, which has none of the threads. It keeps their streams and pinned memory: to free them, it
+    would have to use the device."""
     global _lock
     _lock = threading.Lock()
+    _of_parent.extend(_threads.values())
     _threads.clear()
 
 
