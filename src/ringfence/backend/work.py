@@ -81,6 +81,7 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
         self._requests = requests
         self._outputs = outputs
         self._future: Any = None
+        self._device_error: Exception | None = None  # of the completion of the future
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         seconds = timeout.total_seconds() if timeout else 0.0
@@ -151,18 +152,26 @@ class RingfenceWork(dist.Work):  # type: ignore[misc]  # torch is untyped here
     def _complete(self, base: Any, devices: Sequence[torch.device]) -> None:
         """Complete a future. torch orders its callbacks after the streams that are current here, and only for the devices
         of tensors in the value: so these streams follow the copies to the device, and the value holds the outputs."""
-        with contextlib.ExitStack() as streams:
-            for device in devices:
-                streams.enter_context(thread_of(device).completion)
-            for request in self._requests:
-                if request.staging is not None:
-                    request.staging.order_current_stream()
-            base.set_result(self._outputs if devices else None)
+        try:
+            with contextlib.ExitStack() as streams:
+                for device in devices:
+                    streams.enter_context(thread_of(device).completion)
+                for request in self._requests:
+                    if request.staging is not None:
+                        request.staging.order_current_stream()
+                base.set_result(self._outputs if devices else None)
+        except Exception as error:  # of the device: a future that never completes would hang its waiters
+            if base.done():
+                raise
+            self._device_error = error
+            base.set_result(None)
 
     def _raise(self) -> None:
         for request in self._requests:
             if request.error is not None:
                 raise fresh(request.error)
+        if self._device_error is not None:
+            raise RingfenceError(f"the device failed after a collective: {self._device_error}") from self._device_error
 
     def is_completed(self) -> bool:
         return all(request.done and _is_on_device(request) for request in self._requests)
