@@ -16,7 +16,7 @@ import pytest
 
 from ringfence import keys
 from ringfence.cli import doctor
-from ringfence.cli.checks import configuration, hardware, software
+from ringfence.cli.checks import configuration, device, hardware, software
 from ringfence.cli.checks.check import Check, bad
 from ringfence.errors import ConfigurationError
 from ringfence.private_files import load_secret
@@ -403,3 +403,38 @@ def test_the_text_lists_repairs_only_for_what_is_bad() -> None:
 
 def test_the_real_machine_has_cores() -> None:
     assert hardware.cores().value == len(os.sched_getaffinity(0))
+
+
+ON_A_DEVICE = """
+import json, sys
+from dataclasses import asdict
+from ringfence.cli.checks import device
+from ringfence.lab import accelerator
+accelerator.load()
+found = {}
+for on in (False, True):
+    accelerator.confidential(on)
+    found[str(on)] = {check.name: asdict(check) for check in device.checks()}
+print(json.dumps(found))
+"""
+
+
+def test_an_accelerator_is_reported_with_pinned_memory_and_its_mode() -> None:
+    done = subprocess.run([sys.executable, "-c", ON_A_DEVICE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for on in ("False", "True"):
+        assert found[on]["device"]["good"] is True
+        assert found[on]["device"]["text"].startswith("2 x sim; collectives stage its tensors through host memory.")
+    assert found["False"]["pinned memory"]["value"] is True
+    assert found["False"]["confidential"]["value"] == "no"
+    assert found["True"]["pinned memory"]["value"] is False
+    assert "as in confidential mode" in found["True"]["pinned memory"]["text"]
+    assert found["True"]["confidential"]["value"] == "unclear"  # its behaviour shows only behind a kernel
+    assert "ringfence selftest measures how copies behave" in found["True"]["confidential"]["text"]
+
+
+def test_a_machine_without_an_accelerator_says_so_in_one_line() -> None:
+    (found,) = device.checks()
+    assert (found.name, found.good, found.value) == ("device", None, None)
+    assert found.text == "none that torch can use; tensors on the CPU need none"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.cli import terminal
-from ringfence.cli.checks import configuration, hardware, software
+from ringfence.cli.checks import configuration, device, hardware, software
 from ringfence.cli.checks.check import Check, bad
 from ringfence.cli.checks.group import group
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 DESCRIPTION = """\
-Check the software, the CPU and the configuration that a worker started from this shell would use, and form a group of one
-worker on the loopback interface with a temporary secret.
+Check the software, the CPU, the accelerator and the configuration that a worker started from this shell would use, and form
+a group of one worker on the loopback interface with a temporary secret.
 
 Faults are marked with !!, and the command that repairs each is printed at the end. Doctor collects no evidence and fetches
 no token.
@@ -59,7 +59,8 @@ def run(options: argparse.Namespace) -> int:
 def everything(environ: Mapping[str, str], root: Path) -> list[Check]:
     """Return all findings, in the order in which faults are best repaired. `root` is /; tests pass a folder."""
     first = software.checks(environ)
-    return [*first, group(environ, first), *hardware.checks(root), *configuration.checks(environ)]
+    there = [*hardware.checks(root), *device.checks()]
+    return [*first, group(environ, first), *there, *configuration.checks(environ)]
 
 
 def as_json(checks: Sequence[Check]) -> str:

@@ -1,1 +1,1 @@
-"""The checks of `ringfence doctor`, by what they look at: software, hardware, configuration, a group of one worker."""
+"""The checks of `ringfence doctor`: software, hardware, accelerator, configuration, a group of one worker."""
