@@ -23,7 +23,7 @@ def checks() -> list[Check]:
         torch.ones(4, device=found).cpu()
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        fix = f"repair the driver, or install a build of torch that fits it; the {found.type} device must work without ringfence"
+        fix = f"repair the driver, or install a build of torch that fits it: {found.type} must work without ringfence"
         return [Check(DEVICE, f"{found.type} does not work: {reason}", found.type, False, fix)]
     what = f"{count} x {found.type}{_model(found.type)}"
     staged = f"{what}; collectives stage its tensors through host memory. Test them: ringfence selftest"
