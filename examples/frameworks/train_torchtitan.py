@@ -5,8 +5,8 @@
     torchrun --nnodes 1 --node-rank 0 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port 29500 \
         examples/frameworks/train_torchtitan.py
 
-torchtitan's init_distributed() returns early if there is a group. Its trainer itself needs an accelerator, and ringfence
-moves CPU tensors: so the model is sharded here as torchtitan shards one, with a Gloo group as its checkpointer asks for.
+torchtitan's init_distributed() returns early if there is a group. Its trainer itself needs an accelerator.
+So the model is sharded on the CPU here, as torchtitan shards one, with a Gloo group as its checkpointer asks for.
 """
 
 import tempfile

@@ -36,10 +36,9 @@ def summary(report: Report) -> str:
 
 def ask_for_report(report: Report, written: str) -> str:
     """Return how to report this run. `written` is the file to attach, or empty."""
-    if report.passed:
-        why = "This device has not been tested by the project yet if it is a real one: please tell us that it works."
-    else:
-        why = "Please report this."
+    if report.passed and report.device.startswith("sim"):
+        return terminal.wrap("The simulated device says nothing about hardware: run this where there is a GPU as well.")
+    why = "The project has no such hardware: please tell us that it works." if report.passed else "Please report this."
     file = f"attach {written}" if written else "run it again with --report selftest.json and attach that file"
     return terminal.wrap(f"{why} Open an issue and {file}: {ISSUES}")
 
