@@ -1,4 +1,4 @@
-"""ringfence, slowed on purpose: the speed test must detect it."""
+"""ringfence, slowed on purpose: the speed tests must detect it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ringfence.keys import Secret
 from ringfence.link.seal import Sealer
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.session import Session
+from ringfence.staging import slots
 
 TIMES = 12
 
@@ -33,3 +34,11 @@ class SlowedKeys(LinkKeys):
 
 class SlowedSession(Session):
     keys_type = SlowedKeys
+
+
+class OneSlotSession(Session):
+    """A session in a process whose devices have one slot: no copy hides behind another pass."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        slots.SLOTS = 1  # type: ignore[misc]
+        super().__init__(*arguments, **keywords)

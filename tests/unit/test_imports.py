@@ -83,6 +83,7 @@ ALLOWED: dict[str, set[str]] = {
         "link",
         "runtime",
         "session",
+        "staging",
     }
     | {"private_files", "settings", "transport"},
     "cli": GROUND

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 BASELINE: Final = ("gloo-a", "gloo-b")  # plaintext Gloo, twice: their difference is the instrument's resolution
 
@@ -19,6 +20,20 @@ VARIANTS: Final = {
     "ringfence-tree": "ringfence that sums everything up and down a tree",
     "ringfence-doubling": "ringfence that sums everything by recursive doubling",
 }
+HOST: Final = ("host-a", "host-b")  # the baseline of device tensors, twice for the same reason
+DEVICE_VARIANTS: Final = {
+    "host-a": "ringfence on host tensors, with the same copies to and from the device beside it",
+    "host-b": "the same once more, in a group of its own",
+    "ringfence": "sealed, on device tensors",
+    "ringfence-unsealed": "the same transport without sealing; exists only in this benchmark",
+    "ringfence-profiled": "ringfence with a clock around each stage (--profile)",
+    "gloo": "plaintext Gloo on device tensors; CUDA only",
+    "nccl": "plaintext NCCL on device tensors; CUDA only, and a device for each worker",
+}
+CUDA_VARIANTS: Final = ("gloo", "nccl")
+DEFAULT_ON_DEVICE: Final = (*HOST, "ringfence", "ringfence-unsealed")
+SIMULATED: Final = "sim"  # the device of ringfence.lab.accelerator
+DEVICES: Final = (SIMULATED, "cuda", "xpu")
 PROFILED: Final = "ringfence-profiled"
 STAGES: Final = ("seal", "open", "lock", "reduce", "send", "receive", "wait")  # profile.py says what each is
 ALONE: Final = "alone"  # a step with no communication at all; the study measures it, `bench` does not
@@ -34,6 +49,11 @@ OPERATIONS: Final = tuple(_TIMES_MOVED)
 MODELS: Final = ("resnet50", "bert-base", "gpt2", "gpt2-tiny")
 STRATEGIES: Final = ("ddp", "fsdp2")
 WIRES: Final = ("float32", "bfloat16")  # what gradients travel as
+
+
+def baseline(case: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the two runs that a case's ratios are taken to."""
+    return HOST if case["kind"] == "collective" and case.get("device") else BASELINE
 
 
 def necessary_bytes(operation: str, size: int, ranks: int) -> int:

@@ -29,15 +29,32 @@ class Tensors(NamedTuple):
     other: torch.Tensor
 
     @classmethod
-    def of(cls, operation: str, size: int, ranks: int, wire: str = "float32") -> Tensors:
+    def of(
+        cls, operation: str, size: int, ranks: int, wire: str = "float32", device: torch.device | None = None
+    ) -> Tensors:
         """Allocate tensors of one dtype; the number of elements is rounded so that all parts are equal."""
         kind = type_of(wire)
         each = max(1, size // kind.itemsize // ranks)
         return cls(
-            torch.empty(each * ranks, dtype=kind).fill_(0),
-            torch.empty(each, dtype=kind).fill_(0),
-            torch.empty(each * ranks if operation == "all_to_all" else 0, dtype=kind).fill_(0),
+            torch.empty(each * ranks, dtype=kind, device=device).fill_(0),
+            torch.empty(each, dtype=kind, device=device).fill_(0),
+            torch.empty(each * ranks if operation == "all_to_all" else 0, dtype=kind, device=device).fill_(0),
         )
+
+    def copied(self, operation: str, rank: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return what a rank reads and what it writes: on a device, what is copied to the host and back."""
+        whole, part, other = self
+        match operation:
+            case "all_reduce":
+                return whole, whole
+            case "all_gather":
+                return part, whole
+            case "reduce_scatter":
+                return whole, part
+            case "broadcast":
+                return (None, whole) if rank else (whole, None)
+            case _:
+                return whole, other
 
 
 def call(operation: str, tensors: Tensors, group: Any, asynchronous: bool = False) -> Any:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ringfence.backend import RingfenceProcessGroup
 from ringfence.guard import plaintext_allowed
 from ringfence.lab.bench import names, operations
+from ringfence.lab.bench.device import CopiesBeside
 from ringfence.lab.bench.fixed_schedule import DoublingSession, RingSession, TreeSession
 from ringfence.lab.bench.operations import Tensors
 from ringfence.lab.bench.profile import ProfiledSession, Stages
@@ -49,6 +50,7 @@ class Place(NamedTuple):
     folder: Path
     store: Any
     timeout: timedelta
+    device: torch.device | None = None  # of the tensors; None: the host
 
 
 class GroupVariant:
@@ -67,6 +69,35 @@ class GroupVariant:
 
     def begin(self, operation: str, tensors: Tensors) -> Any:
         return operations.call(operation, tensors, self.group, asynchronous=True)
+
+
+class DeviceVariant(GroupVariant):
+    """A process group on device tensors. A run ends when its results are on the device."""
+
+    def run(self, operation: str, tensors: Tensors) -> None:
+        super().run(operation, tensors)
+        torch.accelerator.synchronize()
+
+
+class HostVariant(GroupVariant):
+    """ringfence on host tensors, while the copies of the same call on device tensors run beside it."""
+
+    def __init__(self, group: Any, place: Place) -> None:
+        super().__init__(group)
+        assert place.device is not None
+        self._rank = place.rank
+        self._copies = CopiesBeside(place.device, place.size)
+        self._on_device: Tensors
+        self._blocking = False
+
+    def prepare(self, tensors: Tensors, confidential: bool) -> None:
+        """Take the tensors that are copied; the collective itself gets others."""
+        self._on_device, self._blocking = tensors, confidential
+
+    def run(self, operation: str, tensors: Tensors) -> None:
+        self._copies.start(operation, self._on_device, self._rank, self._blocking)
+        super().run(operation, tensors)
+        self._copies.finish()
 
 
 class _Begun:
@@ -131,6 +162,8 @@ _RINGS: Final[dict[str, type[Ring]]] = {"plain-ring": Ring, "hop-by-hop": HopByH
 
 def make(name: str, place: Place) -> Variant:
     """Return a variant by name. "package.module:Class" names a session class, for tests of the benchmark."""
+    if place.device is not None:
+        return _make_on_device(name, place)
     if name == "gloo-a":
         return GroupVariant(dist.group.WORLD)
     if name == "gloo-b":
@@ -142,8 +175,23 @@ def make(name: str, place: Place) -> Variant:
         return RingVariant(_RINGS[name](place.store, name, place.rank, place.size, place.host, place.folder))
     if name in _SESSIONS:
         return GroupVariant(_group_over(_SESSIONS[name], name))
+    return GroupVariant(_group_over(*_session_named(name)))
+
+
+def _make_on_device(name: str, place: Place) -> Variant:
+    if name in names.HOST:
+        return HostVariant(_group_over(Session, name), place)
+    if name in names.CUDA_VARIANTS:
+        with plaintext_allowed():
+            return DeviceVariant(dist.new_group(backend=name))
+    if name in _SESSIONS:
+        return DeviceVariant(_group_over(_SESSIONS[name], name))
+    return DeviceVariant(_group_over(*_session_named(name)))
+
+
+def _session_named(name: str) -> tuple[type[Session], str]:
     module, _, qualname = name.partition(":")
-    return GroupVariant(_group_over(getattr(importlib.import_module(module), qualname), qualname.lower()))
+    return getattr(importlib.import_module(module), qualname), qualname.lower()
 
 
 def _group_over(session_type: type[Session], name: str) -> Any:
@@ -160,7 +208,9 @@ def _group_over(session_type: type[Session], name: str) -> Any:
         )
 
     backend = f"bench-{name}"
-    dist.Backend.register_backend(backend, create, extended_api=True, devices=["cpu"])
+    accelerator = torch.accelerator.current_accelerator()
+    devices = ["cpu", *([] if accelerator is None else [accelerator.type])]
+    dist.Backend.register_backend(backend, create, extended_api=True, devices=devices)
     return dist.new_group(backend=backend)
 
 

@@ -19,12 +19,14 @@ import torch
 import torch.distributed as dist
 
 from ringfence.guard import plaintext_allowed
-from ringfence.lab.bench import operations, replay, variants
+from ringfence.lab.bench import names, operations, replay, variants
 from ringfence.lab.bench.channel import Channel, Message
+from ringfence.lab.bench.device import facts as device_facts
+from ringfence.lab.bench.device import open_device, simulate
 from ringfence.lab.bench.operations import Tensors
 from ringfence.lab.bench.rss import peak_bytes, reset_peak, resident_bytes
 from ringfence.lab.bench.tcp_counters import bytes_sent, connections
-from ringfence.lab.bench.variants import Place, Variant
+from ringfence.lab.bench.variants import HostVariant, Place, Variant
 
 _TIMEOUT: Final = timedelta(minutes=5)
 _PR_SET_PDEATHSIG: Final = 1
@@ -41,15 +43,17 @@ class Worker:
         with plaintext_allowed():  # what the sealed ones are compared with
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=_TIMEOUT)
         mine = dist.PrefixStore("bench", store)
-        place = Place(self.rank, self.size, config["host"], Path(config["folder"]), mine, _TIMEOUT)
+        self._device = open_device(config["device"], self.rank) if config["device"] else None
+        place = Place(self.rank, self.size, config["host"], Path(config["folder"]), mine, _TIMEOUT, self._device)
         self._at_start = resident_bytes()
         self.variants: dict[str, Variant] = {name: variants.make(name, place) for name in config["variants"]}
         self._operation = ""
         self._tensors: Tensors
+        self._host_tensors: Tensors  # of variants that copy beside a collective
         self._steps: dict[str, Callable[[], None]] = {}
 
     def hello(self) -> Message:
-        return {"gloo": variants.gloo_facts()}
+        return {"gloo": variants.gloo_facts(), **(device_facts(self._device) if self._device else {})}
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -59,6 +63,25 @@ class Worker:
         taking_part = [name for name, variant in self._chosen(only).items() if variant.offers(operation)]
         self._check(operation, self._tensors, taking_part)
         return {"variants": taking_part}
+
+    def prepare_device(
+        self, operation: str, size: int, wire: str, only: list[str], copy_rate: float, confidential: bool
+    ) -> Message:
+        """The same on tensors of the device; `copy_rate` and `confidential` are for the simulated one."""
+        assert self._device is not None
+        if self._device.type == names.SIMULATED:
+            simulate(copy_rate, confidential)
+        self._host_tensors = Tensors.of(operation, size, self.size, wire)
+        self._operation, self._tensors = operation, Tensors.of(operation, size, self.size, wire, self._device)
+        for variant in self.variants.values():
+            if isinstance(variant, HostVariant):
+                variant.prepare(self._tensors, confidential)
+        for name in only:
+            self._check(operation, self._tensors_of(self.variants[name]), [name])
+        return {"variants": only}
+
+    def _tensors_of(self, variant: Variant) -> Tensors:
+        return self._host_tensors if isinstance(variant, HostVariant) else self._tensors
 
     def _chosen(self, only: list[str] | None) -> dict[str, Variant]:
         """Return the variants of this case in its order; all, if it names none."""
@@ -78,8 +101,9 @@ class Worker:
         return {name: self._timed(name, repeats, run) for name, repeats in turns}
 
     def _run(self, variant: Variant, repeats: int) -> None:
+        tensors = self._tensors_of(variant)
         for _ in range(repeats):
-            variant.run(self._operation, self._tensors)
+            variant.run(self._operation, tensors)
 
     def _run_busy(self, variant: Variant, repeats: int) -> None:
         """Compute in pure Python until the collective is done."""

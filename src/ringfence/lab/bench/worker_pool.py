@@ -39,10 +39,14 @@ class Placement(NamedTuple):
 
 
 class WorkerPool:
-    """One worker process for each placement. A context manager: leaving it ends the workers."""
+    """One worker process for each placement. A context manager: leaving it ends the workers.
 
-    def __init__(self, placements: Sequence[Placement], variants: Sequence[str]) -> None:
+    With a `device`, such as "sim" or "cuda", the variants are those on device tensors.
+    """
+
+    def __init__(self, placements: Sequence[Placement], variants: Sequence[str], device: str | None = None) -> None:
         self.size = len(placements)
+        self._device = device
         self.variants = list(variants)
         self._temporary = tempfile.TemporaryDirectory(prefix="ringfence-bench-")
         self._folder = Path(self._temporary.name)
@@ -67,6 +71,7 @@ class WorkerPool:
             "host": placement.host,
             "folder": str(self._folder),
             "variants": self.variants,
+            "device": self._device,
             "channel": theirs.fileno(),
             "parent": os.getpid(),
         }
