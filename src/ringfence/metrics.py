@@ -48,6 +48,11 @@ def openmetrics(counters: Counters, run_id: str, workers: Sequence[Worker]) -> s
         ]
     lines += _family("stage_seconds", "counter", "Time in a stage of the data plane, if RINGFENCE_STAGE_TIMES is set.")
     lines += _stages(counters.peers, mine)
+    lines += _family("staging_seconds", "counter", "Time of calls on device tensors, if RINGFENCE_STAGE_TIMES is set.")
+    lines += [
+        _sample("staging_seconds_total", {**mine, "stage": stage}, seconds)
+        for stage, seconds in counters.staging_seconds.items()
+    ]
     lines += _family("admitted", "gauge", "The workers of this run and what admitted them.")
     for worker in workers:
         about = {"address": worker.address, "admitted_by": worker.admitted_by, "identity": worker.identity}

@@ -25,6 +25,7 @@ from ringfence.log import LOGGER as _log
 from ringfence.log import announce
 from ringfence.members import Members
 from ringfence.rendezvous import warn_of_open_rendezvous
+from ringfence.runtime import staging_times
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Platform
 from ringfence.runtime.link_keys import LinkKeys
@@ -81,6 +82,7 @@ class Session:
             self._metrics = metrics.MetricsFile(metrics_path, settings.run_id, self.engine, self.workers)
         if settings.stage_times:
             native.stages(True)
+            staging_times.start()
         self._announce(settings, member)
         if member.rank == 0:
             _warn_of_default_run_id(run_id, {entry.host for entry in member.roster.entries})

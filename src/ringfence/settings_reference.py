@@ -121,7 +121,8 @@ SETTINGS: Final = (
     ),
     Setting(
         "RINGFENCE_STAGE_TIMES",
-        "`1`: the counters include the time of each stage of the data plane. This costs a few system calls for each segment.",
+        "`1`: the counters include the time of each stage of the data plane and of staging. This costs a few system calls "
+        "for each segment.",
         "`0`",
         "yes",
     ),

@@ -63,6 +63,26 @@ def test_a_profile_shows_shares_and_the_lower_bound(tmp_path: Path) -> None:
     assert costs[0] in again.stdout  # kept with the samples, like all that is measured
 
 
+def test_device_tensors_are_compared_with_host_tensors(tmp_path: Path) -> None:
+    command = (*QUICK[:-2], "--device", "sim", "--copy-rate", "2,10", "--rounds", "1", "--results", str(tmp_path))
+    done = ringfence(*command, "--profile", "--confidential", timeout=180)
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    for rate in (2, 10):
+        assert f"4 KiB, float32, on sim, copies at {rate} GB/s, confidential mode, 2 workers" in shown
+    assert re.search(r"host / host ±[\d.]+", shown)
+    assert re.search(r"^ringfence +[\d.]+ (µs|ms) +[\d.]+ \[[\d.]+, [\d.]+\] +[\d.]+ ns/B", done.stdout, re.M)
+    assert re.search(r"staging: caller \d+%, fill \d+%, network \d+%, stall \d+%, drain \d+% of", shown)
+    assert "each of 1 passes: slot" in shown
+    again = json.loads(ringfence(*command, "--profile", "--confidential", "--json").stdout)["results"]
+    assert [each["case"]["copy_rate"] for each in again] == [2e9, 10e9]
+    for each in again:
+        lines = {line["variant"]: line for line in each["variants"]}
+        assert list(lines) == ["host-a", "host-b", "ringfence", "ringfence-unsealed", "ringfence-profiled"]
+        assert lines["ringfence"]["ratio"]["median"] > 0
+        assert "staging" not in lines["ringfence"] and lines["ringfence-profiled"]["staging"]["passes"] == 1
+
+
 def test_training_is_measured(tmp_path: Path) -> None:
     command = ("bench", "train", "--models", "gpt2-tiny", "--workers", "2", "--rounds", "1", "--results", str(tmp_path))
     done = ringfence(*command, "--variants", "ringfence", "--bucket-cap-mb", "default,1", timeout=120)
@@ -124,6 +144,14 @@ def test_memory_beyond_the_tensors_is_measured(tmp_path: Path) -> None:
         (("link", "--threads", "0"), "positive number"),
         (("memory", "--workers", "1"), "two workers"),
         (("train", "--strategy", "fsdp2", "--variants", "tls"), "process groups"),
+        (("collectives", "--copy-rate", "2"), "--device sim"),
+        (("collectives", "--confidential"), "--device sim"),
+        (("collectives", "--device", "sim", "--copy-rate", "fast"), "such as 2,10"),
+        (("collectives", "--device", "cuda", "--copy-rate", "2"), "--device sim"),
+        (("collectives", "--device", "sim", "--variants", "nccl"), "nccl does not know tensors on sim"),
+        (("collectives", "--device", "sim", "--variants", "tls"), "'tls' is none of host-a"),
+        (("collectives", "--device", "sim", "--busy"), "leave out --device"),
+        (("collectives", "--device", "cuda", "--workers", "2", "--sizes", "4KiB"), "torch has no accelerator"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_a_reason(

@@ -14,12 +14,19 @@ from ringfence.lab.bench.worker_pool import BenchError, Placement, WorkerPool
 
 SIZE = 120_000  # bytes; a whole number of parts for 2, 3 and 4 workers
 DOUBLING = "ringfence-doubling"  # sends more than is necessary, in fewer steps
+ON_DEVICE = [name for name in names.DEVICE_VARIANTS if name not in names.CUDA_VARIANTS]
 TRANSPORTS = [name for name in names.VARIANTS if name not in (*names.BASELINE, DOUBLING)]
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def worker_pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
     with WorkerPool([Placement()] * request.param, list(names.VARIANTS)) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def device_pool() -> Iterator[WorkerPool]:
+    with WorkerPool([Placement()] * 2, ON_DEVICE, "sim") as workers:
         yield workers
 
 
@@ -59,6 +66,31 @@ def test_the_stages_of_a_profile_add_up_to_the_whole(worker_pool: WorkerPool) ->
     assert all(share > 0 for share in stages.values())
     assert sum(stages.values()) == pytest.approx(1)
     assert "stages" not in measured["ringfence"]
+
+
+@pytest.mark.parametrize("operation", names.OPERATIONS)
+def test_every_collective_is_measured_on_device_tensors(device_pool: WorkerPool, operation: str) -> None:
+    """`prepare_device` raises unless every variant's result is right."""
+    prepare(device_pool, operation, SIZE)
+    measured = device_pool.measure("round", turns=[(name, 2) for name in ON_DEVICE], busy=False)
+    for name in ON_DEVICE:
+        assert measured[name]["sent"] >= necessary_bytes(operation, SIZE, device_pool.size) * 0.999, name
+
+
+def test_the_stages_of_staging_add_up_to_the_call(device_pool: WorkerPool) -> None:
+    prepare(device_pool, "all_reduce", 32 << 20, copy_rate=1e9)
+    measured = device_pool.measure("round", turns=[(names.PROFILED, 2), ("ringfence", 2)], busy=False)
+    staging = measured[names.PROFILED]["staging"]
+    assert staging["passes"] == 8
+    assert sum(staging["call"].values()) == pytest.approx(measured[names.PROFILED]["mean"], rel=0.2)
+    assert staging["call"]["network"] > 0 and staging["call"]["fill"] > 0.003 and staging["call"]["drain"] > 0.003
+    assert staging["pass"]["down"] > 0.003 and staging["pass"]["up"] > 0.003  # 4 MiB at 1 GB/s
+    assert "staging" not in measured["ringfence"]
+
+
+def prepare(workers: WorkerPool, operation: str, size: int, copy_rate: float = 0.0) -> None:
+    what = {"operation": operation, "size": size, "wire": "float32", "only": ON_DEVICE}
+    workers.tell("prepare_device", **what, copy_rate=copy_rate, confidential=False)
 
 
 def test_the_same_model_is_trained_by_every_variant(worker_pool: WorkerPool) -> None:

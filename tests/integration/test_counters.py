@@ -19,7 +19,9 @@ from ringfence.admission.roster import Worker
 from ringfence.errors import ConfigurationError
 from ringfence.metrics import openmetrics
 from ringfence.runtime.counters import Counters, PeerCounters
+from ringfence.runtime.staging_times import CALL_STAGES, PASS_STAGES
 from ringfence.settings import Settings
+from tests import device
 from tests.integration.test_profiler import LATE, come_late
 from tests.pool import Failure, Pool
 
@@ -122,6 +124,22 @@ def test_stages_are_timed_if_enabled(pool: Pool) -> None:
         assert fresh.check(stage_times, 2) == [[{}], [{}]]
         for (stages,) in fresh.check(stage_times, 2, env={"RINGFENCE_STAGE_TIMES": "1"}):
             assert set(stages) == {"seal", "open", "reduce", "send", "receive", "lock"} and min(stages.values()) > 0
+
+
+def staged_times() -> dict[str, float]:
+    where = device.load()
+    dist.all_reduce(torch.ones(1_000_000, device=where))
+    torch.accelerator.synchronize()
+    dist.all_reduce(torch.ones(1, device=where))  # the device thread has noted the end of the first call
+    return ringfence.counters().staging_seconds
+
+
+def test_staging_is_timed_if_enabled(pool: Pool) -> None:
+    with pool.fresh() as fresh:
+        assert fresh.check(staged_times, 2) == [{}, {}]
+        for found in fresh.check(staged_times, 2, env={"RINGFENCE_STAGE_TIMES": "1"}):
+            assert set(found) == {*CALL_STAGES, *PASS_STAGES}
+            assert min(found[stage] for stage in ("fill", "network", "drain", "down", "execute", "up")) > 0
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

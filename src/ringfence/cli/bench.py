@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import bench_admission, requirements
+from ringfence.cli import bench_admission, bench_device, requirements
 from ringfence.cli.lab_commands import LAB
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench import names
@@ -43,6 +43,7 @@ examples:
   ringfence bench collectives --sizes 25MiB --workers 2 --profile
   ringfence bench collectives --ops all_gather,broadcast --sizes 25MiB --json
   ringfence bench collectives --sizes 25MiB --hosts 2 --rate 1gbit      between network namespaces; needs root
+  ringfence bench collectives --device sim --copy-rate 2,10 --workers 2 --sizes 100MiB --profile
 """
 
 TRAIN_EXAMPLES = """\
@@ -79,7 +80,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `bench collectives`, `train`, `link`, `memory` and `admission` to the command line."""
     bench = commands.add_parser("bench", help=LAB["bench"], description=DESCRIPTION)
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
-    collectives = _add(kinds, "collectives", "single collectives by size", COLLECTIVES_EXAMPLES)
+    collectives = _add(
+        kinds, "collectives", "single collectives by size", "\n" + bench_device.VARIANTS + "\n" + COLLECTIVES_EXAMPLES
+    )
     collectives.add_argument("--ops", type=_listed(_name_of(names.OPERATIONS)), default=["all_reduce"], metavar="OP,…")
     collectives.add_argument(
         "--sizes",
@@ -92,7 +95,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--busy", action="store_true", help="the caller computes in pure Python meanwhile (all_reduce)"
     )
     collectives.add_argument("--profile", action="store_true", help="say where the time goes, stage by stage")
-    _add_common(collectives, names.DEFAULT_VARIANTS, rounds=15)
+    bench_device.add_to(collectives)
+    _add_common(collectives, names.DEFAULT_VARIANTS, rounds=15, known={**names.VARIANTS, **names.DEVICE_VARIANTS})
+    collectives.set_defaults(variants=None)  # they depend on the device
     collectives.set_defaults(run=run_collectives)
     train = _add(kinds, "train", "training steps of real models", TRAIN_EXAMPLES)
     train.add_argument("--models", type=_listed(_name_of(names.MODELS)), default=["gpt2"], metavar="MODEL,…")
@@ -156,18 +161,22 @@ def _add(
     )
 
 
-def _add_common(parser: argparse.ArgumentParser, variants: Sequence[str], rounds: int) -> None:
-    _add_workers(parser, variants)
+def _add_common(
+    parser: argparse.ArgumentParser, variants: Sequence[str], rounds: int, known: Mapping[str, str] = names.VARIANTS
+) -> None:
+    _add_workers(parser, variants, known)
     parser.add_argument("--hosts", type=_count, default=0, metavar="N", help="spread workers over N network namespaces")
     parser.add_argument("--rate", metavar="RATE", help="limit each host's link, such as 1gbit (with --hosts)")
     _add_folder(parser, rounds)
 
 
-def _add_workers(parser: argparse.ArgumentParser, variants: Sequence[str]) -> None:
+def _add_workers(
+    parser: argparse.ArgumentParser, variants: Sequence[str], known: Mapping[str, str] = names.VARIANTS
+) -> None:
     parser.add_argument("--workers", type=_listed(_positive(int)), default=[2, 4], metavar="N,…", help="default: 2,4")
     parser.add_argument(
         "--variants",
-        type=_listed(_name_of(names.VARIANTS)),
+        type=_listed(_name_of(known)),
         default=list(variants),
         metavar="NAME,…",
         help=f"default: {','.join(variants)}",
@@ -186,14 +195,15 @@ def run_collectives(options: argparse.Namespace) -> int:
     """Run `ringfence bench collectives`."""
     if options.busy and options.ops != ["all_reduce"]:
         raise ConfigurationError("--busy is for all_reduce: Gloo ends other operations only when they are waited for")
-    variants = [*options.variants, *([names.PROFILED] if options.profile else [])]
+    chosen = bench_device.variants_of(options, names.DEFAULT_VARIANTS)
+    variants = [*chosen, *([names.PROFILED] if options.profile else [])]
     cases = [
         {"kind": "collective", "operation": operation, "size": size, "workers": workers, "busy": options.busy}
         for workers in options.workers
         for operation in options.ops
         for size in options.sizes
     ]
-    return _measure(options, variants, cases)
+    return _measure(options, variants, bench_device.cases_of(options, cases))
 
 
 def run_train(options: argparse.Namespace) -> int:
@@ -246,6 +256,7 @@ def _setup(options: argparse.Namespace, variants: Sequence[str]) -> Setup:
         command=_command(sys.argv[1:]),
         hosts=getattr(options, "hosts", 0),
         rate=getattr(options, "rate", None),
+        device=getattr(options, "device", None),
     )
 
 
@@ -271,11 +282,12 @@ def _measure(options: argparse.Namespace, variants: Sequence[str], cases: Sequen
     if min(options.workers) < max(2, options.hosts):
         raise ConfigurationError("at least two workers, and one for each host, are needed")
     requirements.workers()
-    all_variants = dict.fromkeys((*names.BASELINE, *variants))  # without the baseline there is no ratio
+    all_variants = dict.fromkeys((*names.baseline(cases[0]), *variants))  # without the baseline there is no ratio
     setup = _setup(options, tuple(all_variants))
     signal.signal(signal.SIGTERM, interrupt)  # ends workers and namespaces as Ctrl-C does
     facts = machine.facts()
-    costs = _stage_costs(setup, facts) if names.PROFILED in all_variants else {}
+    on_host = setup.device is None  # the lower bound knows no copies between host and device
+    costs = _stage_costs(setup, facts) if names.PROFILED in all_variants and on_host else {}
     results = [result(measured) for measured in Measurement(setup, cases, facts).run()]
     lower_bounds = _lower_bounds(setup, facts, results, costs) if costs else {}
     _print(options, results, facts, costs, lower_bounds)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ringfence.collectives import Collective
 from ringfence.dataplane.request import POINT_TO_POINT
+from ringfence.runtime import staging_times
 
 STAGES = ("seal", "open", "reduce", "send", "receive", "lock")  # the order of a link's `spent`
 _LINK = ("wire_sent", "wire_received", "payload_sent", "payload_received", "waits", "waited")
@@ -38,6 +39,9 @@ class Counters:
     operations: dict[str, int]  #            completed successfully, by name: "all_reduce", "send/recv"
     oldest_wait_seconds: float  #            age of the oldest operation in progress; 0 without one
     peers: tuple[PeerCounters, ...]  #       ordered by rank; only workers with links to this one
+    staging_seconds: dict[str, float] = field(
+        default_factory=dict
+    )  # by stage (staging_times), if RINGFENCE_STAGE_TIMES is set
 
 
 Totals = dict[int, list[int]]  # worker -> the values of _LINK, then those of `spent`
@@ -59,7 +63,9 @@ def summarise(rank: int, totals: Totals, completed: Sequence[int], oldest_wait: 
     """
     operations = {_name(code): count for code, count in enumerate(completed) if count}
     peers = tuple(_peer(worker, totals[worker]) for worker in sorted(totals))
-    return Counters(rank, operations, oldest_wait, peers)
+    spent = staging_times.totals()
+    staging: dict[str, float] = {stage: spent[stage] / 1e9 for stage in staging_times.STAGES if stage in spent}
+    return Counters(rank, operations, oldest_wait, peers, staging)
 
 
 def _name(code: int) -> str:

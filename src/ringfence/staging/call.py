@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ringfence.errors import RingfenceError, UnsupportedError
+from ringfence.runtime.staging_times import CallTimes
 from ringfence.staging.device_thread import DeviceThread
 from ringfence.staging.tensors import DeviceTensor, Slice
 
@@ -52,6 +53,7 @@ class StagedCall:
         self._begun = False
         self._abandoned = False
         self._on_ready: list[Callable[[], None]] = []
+        self._times: CallTimes | None = None
 
     @property
     def device(self) -> torch.device:
@@ -101,6 +103,8 @@ class StagedCall:
 
     def _on_reached(self) -> None:
         self._ready = None
+        if self._times is not None:
+            self._times.reached()
         waiting, self._on_ready = self._on_ready, []
         for task in waiting:
             task()

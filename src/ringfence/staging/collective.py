@@ -9,6 +9,7 @@ import torch
 
 from ringfence.collectives import Buffer, Collective
 from ringfence.dataplane.request import PASS_BYTES
+from ringfence.runtime import staging_times
 from ringfence.staging.call import Reports, StagedCall
 from ringfence.staging.device_thread import DeviceThread
 from ringfence.staging.slots import SLOT_BYTES, Slot
@@ -68,16 +69,26 @@ class StagedCollective(StagedCall):
         self._regions: dict[int, list[tuple[torch.Tensor, Slice]]] = {}
         self._slots: dict[int, Slot] = {}
         self._views: dict[int, dict[Buffer, list[memoryview]]] = {}
+        self._times = staging_times.begin()
 
     # -- for the progress loop ---------------------------------------------------------------------------------------
 
     def views(self, index: int) -> dict[Buffer, list[memoryview]] | None:
         """Return the host memory of a pass, or None if it has not been copied to the host yet."""
-        return self._views.pop(index, None)
+        views = self._views.pop(index, None)
+        if views is not None:
+            self._stage_ended(index)
+        return views
 
     def pass_done(self, index: int) -> None:
         """Copy the results of a pass to the device."""
+        self._stage_ended(index)
         self.thread.submit(self, lambda: self._upload(index))
+
+    def _stage_ended(self, index: int) -> None:
+        """A stage of a pass has ended (`staging_times.PASS_STAGES`). For both threads."""
+        if self._times is not None:
+            self._times.ended(index)
 
     def submit(self, lane: Lane) -> None:
         """Start the call, after those of the same lane. For the caller's thread."""
@@ -127,6 +138,8 @@ class StagedCollective(StagedCall):
 
     def _fetch_pass(self, index: int) -> bool:
         """Copy one pass to a slot. Return False if none is free."""
+        if self._times is not None:
+            self._times.wanted(index)
         start = index * self._each
         cut = {buffer: [part.cut(start, start + self._each) for part in parts] for buffer, parts in self._parts.items()}
         offsets: dict[Slice, int] = {}  # parts of several buffers may be the same memory
@@ -152,9 +165,11 @@ class StagedCollective(StagedCall):
         }
 
         def arrived() -> None:
+            self._stage_ended(index)
             self._views[index] = views
             self._reports.available()
 
+        self._stage_ended(index)
         self.copy_down([each for each in self._regions.get(index, ()) if each[1].tensor.reads], arrived)
         return True
 
@@ -170,6 +185,7 @@ class StagedCollective(StagedCall):
     def _upload(self, index: int) -> None:
         if self._abandoned or not self.caller_reached(lambda: self._upload(index)):
             return
+        self._stage_ended(index)
         regions = self._regions.pop(index, [])
         self.copy_up([each for each in regions if each[1].tensor.writes], lambda: self._return_slot(index))
         self._left -= 1
@@ -177,6 +193,7 @@ class StagedCollective(StagedCall):
             self.end()
 
     def _return_slot(self, index: int) -> None:
+        self._stage_ended(index)
         slot = self._slots.pop(index, None)
         if slot is not None:
             self._lane.slots_held -= 1
@@ -185,6 +202,9 @@ class StagedCollective(StagedCall):
 
     def release(self) -> None:
         super().release()
+        if self._times is not None and not self._left:
+            self._times.finish()
+            self._times = None
         self._parts = {}
         if self in self._lane.unfinished:
             self._lane.unfinished.remove(self)

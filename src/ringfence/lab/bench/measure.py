@@ -34,6 +34,7 @@ class Setup:
     command: str
     hosts: int = 0  # 0: everything on the loopback
     rate: str | None = None
+    device: str | None = None  # of the tensors; None: the host
 
     def circumstances(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a case that identify the machine, the network and the variants."""
@@ -82,7 +83,7 @@ class Measurement:
         progress.say(f"starting {workers} workers")
         with (
             placements_for(workers, self._setup.hosts, self._setup.rate) as placements,
-            WorkerPool(placements, self._setup.variants) as worker_pool,
+            WorkerPool(placements, self._setup.variants, self._setup.device) as worker_pool,
         ):
             self._samples.begin({**self._facts, **worker_pool.facts}, self._setup.command, machine.now())
             for case, left in cases:
@@ -113,7 +114,15 @@ def describe(case: Case) -> str:
         return f"{case['model']}, {case['strategy']}{buckets}, {workers}"
     if case["kind"] == "trace":
         return f"trace of {case['model']}, {workers}"
-    return f"{case['operation']}, {size_text(case['size'])}, {workers}"
+    return f"{case['operation']}, {size_text(case['size'])}, {workers}{device_text(case)}"
+
+
+def device_text(case: Case) -> str:
+    """Return the device of a collective's tensors and what was simulated, or "" for host tensors."""
+    if not case.get("device"):
+        return ""
+    rate = f", copies at {case['copy_rate'] / 1e9:g} GB/s" if case["copy_rate"] else ""
+    return f", on {case['device']}{rate}{', confidential mode' if case['confidential'] else ''}"
 
 
 def rounds_of(worker_pool: WorkerPool, case: Case, trace: Sequence[tuple[int, float]] = ()) -> Callable[[int], Round]:
@@ -128,7 +137,11 @@ def rounds_of(worker_pool: WorkerPool, case: Case, trace: Sequence[tuple[int, fl
 def _collective(worker_pool: WorkerPool, case: Case) -> Callable[[int], Round]:
     wire = case.get("wire", "float32")
     arguments = {"operation": case["operation"], "size": case["size"], "wire": wire, "only": case["variants"]}
-    prepared = worker_pool.tell("prepare", **arguments)[0]
+    if case.get("device"):
+        simulated = {name: case[name] for name in ("copy_rate", "confidential")}
+        prepared = worker_pool.tell("prepare_device", **arguments, **simulated)[0]
+    else:
+        prepared = worker_pool.tell("prepare", **arguments)[0]
     repeats = _repeats(worker_pool, prepared["variants"], case["busy"])
 
     def measure(number: int) -> Round:

@@ -7,19 +7,26 @@
     wait            in epoll, because nothing could be done
     rest            everything else, most of it Python
 
+On device tensors, `runtime/staging_times.py` has the stages of the copies between host and device.
+
 Only the compiled data plane has clocks; they are off unless this switches them on.
 """
 
 from __future__ import annotations
 
+import time
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Final
 
 from ringfence.dataplane import info, native
 from ringfence.errors import ConfigurationError
 from ringfence.lab.bench.names import STAGES
+from ringfence.runtime import staging_times
 from ringfence.runtime.engine import Engine
 from ringfence.session import Session
+
+_SETTLE_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 1e-3
 
 
 class Stages:
@@ -60,3 +67,15 @@ class ProfiledSession(Session):
     """A session that seals, with clocks."""
 
     engine_type = ProfiledEngine
+
+
+def recorded_staging() -> dict[str, int]:
+    """Stop the clocks of staging; return nanoseconds by stage, and the numbers of calls and passes.
+
+    The device thread notes the end of a call a little after the device has its results.
+    """
+    staging_times.stop()
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while not staging_times.is_complete() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return staging_times.totals()

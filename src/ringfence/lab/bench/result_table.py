@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ringfence.lab.bench import names
 from ringfence.lab.bench.intervals import Interval
+from ringfence.lab.bench.measure import device_text
 from ringfence.lab.bench.results import Line, Result
 from ringfence.lab.bench.units import size_text, time_text
 from ringfence.lab.tables import paragraph, table
 
 _HEADER: Final = ("variant", "median", "ratio to Gloo", "CPU", "on the wire")
+_DEVICE_HEADER: Final = ("variant", "median", "ratio to host", "CPU", "on the wire")
+_DEVICE_NOTES: Final = (
+    "ratio: to the mean of host-a and host-b of the same round: the same collective on host tensors, while the copies that "
+    "device tensors need run beside it; median and 95 % bootstrap interval over rounds.",
+    "host / host: how far from 1 the ratio of host-b to host-a may read in these rounds: the resolution of the measurement.",
+    "CPU: all workers, all threads; with a simulated device its copies are among them.",
+)
+_STAGING_NOTE: Final = (
+    "staging: caller (until the caller's stream is there), fill (until the first pass is on the host), network, stall (no "
+    "pass is on the host) and drain (until the last results are on the device) add up to the time of a call. Passes overlap; "
+    "each waits for a slot, is copied down, waits in the queue, is executed, waits for the device thread (back), and is "
+    "copied up."
+)
 _NOTES: Final = (
     "ratio: to the mean of gloo-a and gloo-b of the same round; median and 95 % bootstrap interval over rounds.",
     "Gloo / Gloo: how far from 1 the ratio of gloo-b to gloo-a may read in these rounds: the resolution of the measurement.",
@@ -28,7 +43,11 @@ def results_text(
     parts = [machine_text(facts), ""]
     for index, result in enumerate(results):
         parts += [*_case(result, (lower_bounds or {}).get(index)), ""]
-    return "\n".join([*parts, *map(paragraph, _NOTES)])
+    on_device = [result.case.get("device") for result in results if result.case["kind"] == "collective"]
+    notes = list(_DEVICE_NOTES if any(on_device) else _NOTES)
+    if any(line.staging for result in results for line in result.lines):
+        notes.append(_STAGING_NOTE)
+    return "\n".join([*parts, *map(paragraph, notes)])
 
 
 def machine_text(facts: Mapping[str, Any]) -> str:
@@ -47,9 +66,11 @@ def machine_text(facts: Mapping[str, Any]) -> str:
 
 
 def _case(result: Result, lower_bound: float | None) -> list[str]:
+    on_device = names.baseline(result.case) == names.HOST
+    baseline = "host / host" if on_device else "Gloo / Gloo"
     lines = [
-        paragraph(f"{heading(result)}, Gloo / Gloo ±{result.resolution:.2f}"),
-        table(_HEADER, map(_row, result.lines)),
+        paragraph(f"{heading(result)}, {baseline} ±{result.resolution:.2f}"),
+        table(_DEVICE_HEADER if on_device else _HEADER, map(_row, result.lines)),
     ]
     if result.sealed_over:
         ratios = ", ".join(f"{name} {_ratio_text(ratio)}" for name, ratio in result.sealed_over.items())
@@ -58,6 +79,8 @@ def _case(result: Result, lower_bound: float | None) -> list[str]:
         if line.stages is not None:
             shares = ", ".join(f"{stage} {share:.0%}" for stage, share in line.stages.items())
             lines.append(paragraph(f"  {line.variant}: {shares}", 4))
+            if line.staging is not None:
+                lines += [paragraph(text, 4) for text in _staging_texts(line.staging)]
             if lower_bound is not None:
                 lines.append(
                     f"  CPU {line.cpu_seconds * 1e3:.2f} ms, lower bound from stage costs {lower_bound * 1e3:.2f} ms"
@@ -76,7 +99,16 @@ def heading(result: Result) -> str:
         what = f"{case['model']}, {case['strategy']}{buckets}"
     else:
         what = f"{case['operation']}, {size_text(case['size'])}, float32{', caller busy' if case['busy'] else ''}"
+        what += device_text(case)
     return f"{what}, {case['workers']} workers, {where}, TCP, {result.rounds} rounds"
+
+
+def _staging_texts(staging: Mapping[str, Any]) -> list[str]:
+    call, each = staging["call"], staging["pass"]
+    whole = sum(call.values())
+    shares = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in call.items())
+    times = ", ".join(f"{stage} {time_text(seconds)}" for stage, seconds in each.items())
+    return [f"  staging: {shares} of {time_text(whole)}", f"  each of {staging['passes']:.0f} passes: {times}"]
 
 
 def bucket_text(bucket_mb: float | None) -> str:

@@ -21,11 +21,18 @@ class Line:
 
     variant: str
     seconds: float  # median over the rounds
-    ratio: Interval  # to the mean of the two Gloo runs of the same round
+    ratio: Interval  # to the mean of the two runs of the baseline in the same round
     cpu_seconds: float  # of all workers together
     cpu_ns_per_byte: float | None  # over the bytes that a collective must move; None for training
     wire_bytes: float  # what all workers sent, as TCP payload
     stages: dict[str, float] | None = None  # shares of the time
+    staging: dict[str, Any] | None = None  # seconds of a `call` and of a `pass` by stage, and the number of `passes`
+
+    def as_json(self) -> dict[str, Any]:
+        found = {**asdict(self), "ratio": self.ratio._asdict()}
+        if self.staging is None:  # host tensors
+            del found["staging"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -36,14 +43,14 @@ class Result:
     rounds: int
     resolution: float
     lines: list[Line]
-    sealed_over: dict[str, Interval]  # ringfence over each variant that is not Gloo, round by round
+    sealed_over: dict[str, Interval]  # ringfence over each variant that is not the baseline, round by round
 
     def as_json(self) -> dict[str, Any]:
         return {
             "case": self.case,
             "rounds": self.rounds,
             "resolution": self.resolution,
-            "variants": [{**asdict(line), "ratio": line.ratio._asdict()} for line in self.lines],
+            "variants": [line.as_json() for line in self.lines],
             "sealed_over": {name: ratio._asdict() for name, ratio in self.sealed_over.items()},
         }
 
@@ -51,17 +58,19 @@ class Result:
 def result(measured: Measured) -> Result:
     """Summarize the rounds of a case."""
     rounds = measured.rounds
-    first, second = (_column(rounds, name, "seconds") for name in names.BASELINE)
+    baseline = names.baseline(measured.case)
+    first, second = (_column(rounds, name, "seconds") for name in baseline)
     taking_part = [name for name in measured.case["variants"] if all(name in samples for samples in rounds)]
     lines = [_line(measured.case, rounds, name, first, second) for name in taking_part]
-    return Result(measured.case, len(rounds), resolution(first, second), lines, _sealed_over(rounds, taking_part))
+    sealed_over = _sealed_over(rounds, taking_part, baseline)
+    return Result(measured.case, len(rounds), resolution(first, second), lines, sealed_over)
 
 
-def _sealed_over(rounds: Sequence[Round], taking_part: Sequence[str]) -> dict[str, Interval]:
+def _sealed_over(rounds: Sequence[Round], taking_part: Sequence[str], baseline: Sequence[str]) -> dict[str, Interval]:
     if _SEALED not in taking_part:
         return {}
     sealed = _column(rounds, _SEALED, "seconds")
-    others = [name for name in taking_part if name not in (_SEALED, *names.BASELINE)]
+    others = [name for name in taking_part if name not in (_SEALED, *baseline)]
     columns = {name: _column(rounds, name, "seconds") for name in others}
     return {name: interval(ratios(sealed, column, column)) for name, column in columns.items()}
 
@@ -80,6 +89,7 @@ def _line(case: Case, rounds: Sequence[Round], name: str, first: list[float], se
         cpu_ns_per_byte=per_byte,
         wire_bytes=statistics.median(_column(rounds, name, "sent")),
         stages=_stages(rounds, name),
+        staging=_staging(rounds, name),
     )
 
 
@@ -93,3 +103,15 @@ def _stages(rounds: Sequence[Round], name: str) -> dict[str, float] | None:
     if not all_shares:
         return None
     return {stage: statistics.fmean(shares[stage] for shares in all_shares) for stage in all_shares[0]}
+
+
+def _staging(rounds: Sequence[Round], name: str) -> dict[str, Any] | None:
+    """Return the mean seconds of each stage of a call and of a pass."""
+    found = [samples[name]["staging"] for samples in rounds if "staging" in samples[name]]
+    if not found:
+        return None
+    means = {
+        part: {stage: statistics.fmean(each[part][stage] for each in found) for stage in found[0][part]}
+        for part in ("call", "pass")
+    }
+    return {**means, "passes": statistics.fmean(each["passes"] for each in found)}

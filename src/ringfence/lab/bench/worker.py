@@ -24,9 +24,11 @@ from ringfence.lab.bench.channel import Channel, Message
 from ringfence.lab.bench.device import facts as device_facts
 from ringfence.lab.bench.device import open_device, simulate
 from ringfence.lab.bench.operations import Tensors
+from ringfence.lab.bench.profile import recorded_staging
 from ringfence.lab.bench.rss import peak_bytes, reset_peak, resident_bytes
 from ringfence.lab.bench.tcp_counters import bytes_sent, connections
 from ringfence.lab.bench.variants import HostVariant, Place, Variant
+from ringfence.runtime import staging_times
 
 _TIMEOUT: Final = timedelta(minutes=5)
 _PR_SET_PDEATHSIG: Final = 1
@@ -119,6 +121,7 @@ class Worker:
         variant = self.variants[name]
         if variant.stages is not None:
             variant.stages.start()
+            staging_times.start()
         sent = bytes_sent()
         dist.barrier()
         cpu, start = time.process_time_ns(), time.perf_counter_ns()
@@ -126,7 +129,9 @@ class Worker:
         seconds, cpu = (time.perf_counter_ns() - start) / 1e9, time.process_time_ns() - cpu
         stages = variant.stages.stop() if variant.stages is not None else None
         dist.barrier()  # what others still had to receive is on the wire now
-        measured = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
+        measured: Message = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
+        if stages and self._device is not None:
+            measured["staging"] = recorded_staging()
         return {**measured, "stages": stages} if stages else measured
 
     # -- memory ------------------------------------------------------------------------------------------------------

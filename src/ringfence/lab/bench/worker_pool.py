@@ -19,6 +19,7 @@ from ringfence.errors import RingfenceError
 from ringfence.lab.bench.certificate import write_certificate
 from ringfence.lab.bench.channel import Channel, Message
 from ringfence.private_files import new_secret_file
+from ringfence.runtime import staging_times
 from ringfence.settings import inherited
 
 _ANSWER_SECONDS: Final = 600.0
@@ -178,4 +179,16 @@ def _together(measured: Sequence[Message]) -> Message:
         stages["rest"] = max(0.0, everywhere - sum(stages.values()))
         whole["mean"] = everywhere / len(measured) / repeats  # what the shares are shares of
         whole["stages"] = {stage: seconds / everywhere for stage, seconds in stages.items()}
+    if measured[0].get("staging"):
+        whole["staging"] = _staging([each["staging"] for each in measured])
     return whole
+
+
+def _staging(measured: Sequence[Message]) -> Message:
+    """Seconds of one call by stage, and of one pass, as means over all ranks; and the passes of a call."""
+    total = {name: sum(each[name] for each in measured) for name in measured[0]}
+    return {
+        "call": {stage: total[stage] / total["calls"] / 1e9 for stage in staging_times.CALL_STAGES},
+        "pass": {stage: total[stage] / total["passes"] / 1e9 for stage in staging_times.PASS_STAGES},
+        "passes": total["passes"] / total["calls"],
+    }
