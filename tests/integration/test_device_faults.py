@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,6 @@ from tests.pool import Failure, Pool
 
 WORLD = 3
 SMALL, LARGE = 1000, 1 << 22  # elements: one pass, several passes
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[Pool]:
-    """Workers whose accelerator is the simulated device."""
-    with Pool() as workers:
-        yield workers
 
 
 def all_reduce(elements: int = SMALL, on: torch.device | None = None) -> float:
@@ -287,10 +280,8 @@ def several_devices() -> list[float]:
             work.wait()
         first = torch.ones(SMALL, device="sim:0") * (rank + 1)
         second = torch.ones(SMALL, device="sim:1") * (rank + 1)
-        if rank == 0:
-            requests = [dist.isend(first, 1), dist.irecv(second, 1)]
-        else:
-            requests = [dist.irecv(second, 0), dist.isend(first, 0)]
+        calls = [(dist.isend, first), (dist.irecv, second)]
+        requests = [call(tensor, 1 - rank) for call, tensor in (calls if rank == 0 else reversed(calls))]
         for request in requests:
             assert request is not None
             request.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ RETURN_LIMIT = 0.01  # of the kernel: 1 ms
 
 
 @pytest.fixture(scope="module")
-def staged() -> Iterator[WorkerPool]:
+def staged(device_library: Path) -> Iterator[WorkerPool]:
     with WorkerPool([Placement()] * 2, [*HOST, "ringfence"], "sim") as workers:
         yield workers
 
@@ -99,8 +100,7 @@ def returns_after() -> list[float]:
     return seconds
 
 
-def test_a_call_behind_a_kernel_returns_at_once() -> None:
-    with Pool() as workers:
-        shares = [statistics.median(each) / KERNEL for each in workers.check(returns_after, 2, "ringfence")]
+def test_a_call_behind_a_kernel_returns_at_once(devices: Pool) -> None:
+    shares = [statistics.median(each) / KERNEL for each in devices.check(returns_after, 2, "ringfence")]
     print(f"an asynchronous all-reduce behind a kernel of {KERNEL:g} s returns after {shares} of it")
     assert max(shares) < RETURN_LIMIT

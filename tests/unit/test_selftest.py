@@ -45,8 +45,8 @@ def test_confidential_mode_needs_signs_that_agree(signs: Signs, expected: str) -
 
 
 def test_texts_lose_names_and_addresses() -> None:
-    names = {"/home/alice": "~", "node-7": "<host>", "alice": "<user>"}
-    said = "node-7: cannot read /tmp/x/secret or /home/alice/.cache of alice; peer 10.1.2.3:5000, malice"
+    names = {"/users/alice": "~", "node-7": "<host>", "alice": "<user>"}
+    said = "node-7: cannot read /tmp/x/secret or /users/alice/.cache of alice; peer 10.1.2.3:5000, malice"
     assert anonymous(said, Path("/tmp/x"), names) == (
         "<host>: cannot read <folder>/secret or ~/.cache of <user>; peer <address>, malice"
     )
