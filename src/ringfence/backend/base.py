@@ -188,7 +188,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
         if staged is not None:
             staged.submit(self._lanes.setdefault(staged.device, Lane()))
-        return self._work([request], outputs, wake=getattr(options, "asyncOp", True))
+        return self._work([request], outputs, wake=staged is None and getattr(options, "asyncOp", True))
 
     def _stage_collective(
         self,
@@ -214,6 +214,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         loop, engine = self._loop, self._session.engine
         return Reports(
             describe=lambda: f"worker {engine.rank}: {request.describe()}",
+            wake=loop.wake,
             available=lambda: loop.call_unless_leaving(resume),
             complete=lambda: loop.call_unless_leaving(lambda: engine.finish(request)),
             failed=lambda error: loop.call_unless_leaving(lambda: engine.fail(error, engine.rank)),

@@ -17,6 +17,7 @@ class Reports(NamedTuple):
     """What a call reports to the progress loop; the device thread calls these."""
 
     describe: Callable[[], str]  #   the worker and the call, for messages
+    wake: Callable[[], None]  #      the progress loop has a request to watch; waking it would delay the caller
     available: Callable[[], None]  # a pass or a piece has been copied to the host
     complete: Callable[[], None]  #  the last copy to the device has been issued
     failed: Callable[[RingfenceError], None]

@@ -98,6 +98,7 @@ class StagedCollective(StagedCall):
     # -- for the device thread ---------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
+        self._reports.wake()
         if self._abandoned:
             return
         self._lane.waiting.append(self)
