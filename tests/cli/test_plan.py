@@ -127,7 +127,7 @@ def test_published_figures_and_assumptions_are_printed() -> None:
         "assumed:",
         "abstract",
         "Host-device copies only",
-        "17.7x below",
+        "16.9x below",
         "NVLink, 476 GB/s",
     ):
         assert words in done.stdout

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from ringfence.collectives import ScheduleId, build
 from ringfence.lab.plan import hardware, models
-from ringfence.lab.plan.cost import FREE, collective_cost, load
+from ringfence.lab.plan.cost import FREE, Cost, collective_cost, copied, load, slice_bytes, staged, without_device
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.simulate import Simulation
 from ringfence.lab.plan.steps import Question, all_reduce, step
 from ringfence.lab.plan.work import SYMMETRIC, VARIANTS, busiest, chain, stage_costs, tasks, usual
+from ringfence.staging.collective import slice_bytes as staging_slice_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
 RINGS = (ScheduleId.ALL_REDUCE_RING, ScheduleId.ALL_GATHER_RING, ScheduleId.REDUCE_SCATTER_RING)
@@ -174,3 +175,57 @@ def test_the_mean_of_64_workers_speaks_for_more(identifier: ScheduleId) -> None:
     for stage in said._fields:
         mean = sum(getattr(each, stage) for each in exact) / size
         assert getattr(said, stage) == pytest.approx(mean, rel=0.03, abs=MIB / 32), stage
+
+
+# -- device tensors -------------------------------------------------------------------------------------------------
+
+
+GPU = hardware.load("h100-cc").with_values(device_copy_rate=1, device_copy_overhead=0, device_overlap=1)
+
+
+def staged_seconds(profile: Hardware, whole: float, on_host: float, size: int = 2) -> float:
+    found = Cost(on_host, {"wire": on_host}, "network")
+    return staged(profile, VARIANTS["ringfence"], ScheduleId.ALL_REDUCE_RING, size, whole, found).seconds
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 64, 1000, 5000])
+def test_passes_are_as_large_as_those_of_the_runtime(size: int) -> None:
+    assert slice_bytes(size) == staging_slice_bytes(size)
+
+
+def test_one_pass_adds_its_copies_and_many_hide_them() -> None:
+    assert staged_seconds(GPU, 1e6, 0.5) == pytest.approx(0.5 + 2e-3)
+    whole = 100 * (4 << 20)  # a hundred passes of 4 ms
+    each = (4 << 20) / 1e9
+    assert staged_seconds(GPU, whole, 5.0) == pytest.approx(5.0 + 2 * each)  # the network is the slowest stage
+    assert staged_seconds(GPU, whole, 0.1) == pytest.approx(101 * each + 1e-3)  # copies are
+
+
+def test_copies_that_serialise_are_one_stage() -> None:
+    whole, each = 100 * (4 << 20), (4 << 20) / 1e9
+    serial = GPU.with_values(device_overlap=0)
+    assert staged_seconds(serial, whole, 0.1) == pytest.approx(200 * each + 1e-3)
+
+
+def test_every_copy_has_its_overhead() -> None:
+    slow = GPU.with_values(device_copy_overhead=1e6, device_copy_rate=1e9)  # a second each
+    assert staged_seconds(slow, 4096, 0.0) == pytest.approx(2.0)
+    assert staged_seconds(slow, 10 * (2 << 20), 0.0) == pytest.approx(
+        10 * (1 + 1 / 5), rel=0.01
+    )  # two for each of 5 passes
+
+
+@pytest.mark.parametrize(("name", "down", "up"), [
+    ("ALL_REDUCE_RING", 8, 8), ("ALL_GATHER_RING", 2, 8), ("REDUCE_SCATTER_RING", 8, 2), ("BROADCAST_TREE", 8, 8)
+])  # fmt: skip
+def test_a_worker_copies_what_it_reads_and_writes(name: str, down: float, up: float) -> None:
+    assert copied(ScheduleId[name], 4, 8) == (down, up)
+
+
+def test_what_copies_add_is_never_negative_and_named() -> None:
+    for whole in (1e3, 1e6, 1e8):
+        on_host = collective_cost(without_device(GPU), VARIANTS["ringfence"], ScheduleId.ALL_REDUCE_RING, 4, whole)
+        found = collective_cost(GPU, VARIANTS["ringfence"], ScheduleId.ALL_REDUCE_RING, 4, whole)
+        assert found.terms["host-device copy"] > 0
+        assert found.seconds == pytest.approx(on_host.seconds + found.terms["host-device copy"])
+        assert sum(found.terms.values()) == pytest.approx(found.seconds)

@@ -9,6 +9,7 @@ work begins when the chain has reached it, so both add up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple
 
 from ringfence.collectives import ScheduleId
 from ringfence.collectives.schedule import Action
+from ringfence.keys import SEGMENT_BYTES
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.work import (
     ON_THE_WIRE,
@@ -44,6 +46,9 @@ TERMS: Final = (
 )
 _RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
 _SHARP: Final = 6
+_SLOT_BYTES: Final = 8 << 20  # of staging, as the next two
+_PASS_BYTES: Final = 8 * SEGMENT_BYTES
+_SLICE_ALIGNED: Final = 4096
 GIVEN_BACK: Final = 32 << 20  # bytes from which the C library gives freed memory back to the system, at the latest
 
 Terms = dict[str, float]
@@ -161,9 +166,11 @@ def collective_cost(
         direct = identifier.name.endswith("_DIRECT")
         terms, bound = _in_turn(path, work, bound, heaviest.messages if direct else segments(variant, whole)[1])
     found = Cost(sum(terms.values()), terms, bound, sum(work.values()), sum(cpu.values()))
-    return (
-        found.plus(host_device_copy(hardware, variant, whole, heaviest)) if hardware["device", "copy_rate"] else found
-    )
+    if not hardware["device", "copy_rate"]:
+        return found
+    if variant.each_hop or variant.name == "gloo":
+        return found.plus(_copied_between(hardware, variant, copied(identifier, size, whole), heaviest))
+    return staged(hardware, variant, identifier, size, whole, found)
 
 
 def _joined(path: Terms, work: Terms, bound: str) -> tuple[Terms, str]:
@@ -264,14 +271,60 @@ def _shares(identifier: ScheduleId, variant: Variant, size: int) -> tuple[float,
     return (0.0 if passed_on and forwarded else 1.0), float("REDUCE" in name)
 
 
-def host_device_copy(hardware: Hardware, variant: Variant, whole: float, done: Load) -> Cost:
-    """The cost of copying a device's tensors to the host and back: once, or for each hop."""
-    rate, overhead = hardware["device", "copy_rate"], hardware["device", "copy_overhead"]
-    if variant.name in ("plaintext", "gloo"):
-        rate, overhead = hardware["device", "plain_copy_rate"], hardware["device", "plain_copy_overhead"]
-    copies, moved = (done.messages, done.sent + done.received) if variant.each_hop else (2.0, 2 * whole)
-    seconds = copies * overhead + moved / rate
+def copied(identifier: ScheduleId, size: int, whole: float) -> tuple[float, float]:
+    """Return the bytes that a worker copies from its device and to it, in a collective of `whole` bytes."""
+    if identifier.name.startswith("ALL_GATHER"):
+        return whole / size, whole
+    return whole, whole / size if identifier.name.startswith("REDUCE_SCATTER") else whole
+
+
+def _copy_figures(hardware: Hardware, variant: Variant) -> tuple[float, float]:
+    """Return the rate and the overhead of a host-device copy."""
+    plain = "plain_" if variant.name in ("plaintext", "gloo") else ""
+    return hardware["device", f"{plain}copy_rate"], hardware["device", f"{plain}copy_overhead"]
+
+
+def _copied_between(hardware: Hardware, variant: Variant, moved: tuple[float, float], done: Load) -> Cost:
+    """The cost of copies that overlap nothing: of whole tensors, before and after, or for each hop."""
+    rate, overhead = _copy_figures(hardware, variant)
+    copies, length = (done.messages, done.sent + done.received) if variant.each_hop else (2.0, sum(moved))
+    seconds = copies * overhead + length / rate
     return Cost(seconds, {"host-device copy": seconds}, "host-device copy", seconds)
+
+
+def slice_bytes(size: int) -> int:
+    """Return how much of each part the runtime stages in one pass in a group of this size (spec/link.md)."""
+    return min(_PASS_BYTES, max(_SLICE_ALIGNED, _SLOT_BYTES // (size + 1) // _SLICE_ALIGNED * _SLICE_ALIGNED))
+
+
+def staged(hardware: Hardware, variant: Variant, identifier: ScheduleId, size: int, whole: float, found: Cost) -> Cost:
+    """Return the cost of a collective on device tensors that costs `found` on host tensors.
+
+    It is executed in passes, each of which is copied to the host, executed and copied back. Passes overlap, so the slowest of
+    these stages determines the cost, and what the other stages take for one pass is added: the first pass is copied to the
+    host, and the last one back, beside nothing. Copies in the two directions run beside each other, except in a confidential
+    mode in which copies serialise.
+    """
+    rate, overhead = _copy_figures(hardware, variant)
+    piece, parts = slice_bytes(size), size if _has_parts(identifier) else 1
+    down, up = copied(identifier, size, whole)
+    passes = max(1, math.ceil(max(down, up) / parts / piece))
+    reading, writing = (
+        (max(1.0, length / piece) if passes > 1 else 1.0) * overhead + length / rate for length in (down, up)
+    )
+    one_by_one = variant.name != "plaintext" and not hardware["device", "overlap"]
+    copying = reading + writing if one_by_one else max(reading, writing)
+    seconds = (reading + writing + found.seconds + (passes - 1) * max(copying, found.seconds)) / passes
+    terms = _added(found.terms, {"host-device copy": seconds - found.seconds})
+    bound = found.bound if found.seconds >= copying else "host-device copy"
+    return Cost(seconds, terms, bound, max(found.work, copying), found.cpu)
+
+
+def _has_parts(identifier: ScheduleId) -> bool:
+    """Return whether the tensor of a collective is divided into a part for each worker."""
+    if identifier.name.startswith(("BROADCAST", "REDUCE_")):
+        return identifier.name.startswith("REDUCE_SCATTER")
+    return identifier not in (ScheduleId.ALL_REDUCE_TREE, ScheduleId.ALL_REDUCE_DOUBLING)
 
 
 @lru_cache(maxsize=64)

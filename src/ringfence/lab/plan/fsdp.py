@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ringfence.lab.plan.cost import FREE, Cost, Load, collective_cost, host_device_copy, staging, without_device
+from ringfence.lab.plan.cost import FREE, Cost, collective_cost, staging
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.models import Model, blocks
 from ringfence.lab.plan.schedules import STAGED, schedule_of
@@ -59,11 +59,9 @@ def collective(
     if workers < 2:
         return FREE
     identifier = schedule_of(variant.name, operation, workers, int(whole))
-    on_device = bool(hardware["device", "copy_rate"]) and not variant.each_hop
-    host = without_device(hardware) if on_device else hardware
-    found = collective_cost(host, variant, identifier, workers, whole, threads, None, variant.at_once, math.inf, narrow)
-    if on_device:  # the whole is copied in one direction, a worker's shard in the other
-        found = found.plus(host_device_copy(hardware, variant, whole * (1 + 1 / workers) / 2, Load()))
+    found = collective_cost(
+        hardware, variant, identifier, workers, whole, threads, None, variant.at_once, math.inf, narrow
+    )
     if variant.name == "gloo" and operation in STAGED:
         per_node = max(1, int(hardware["node", "workers"]))
         found = found.plus(staging(hardware, variant, workers, whole, 1 + 1 / workers, per_node))
