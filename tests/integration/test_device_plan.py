@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +28,7 @@ BOUNDS = (0.75, 1.35)  # of the predicted difference over the measured one
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[WorkerPool]:
+def workers(device_library: Path) -> Iterator[WorkerPool]:
     with WorkerPool([Placement()] * 2, [*HOST, "ringfence"], "sim") as made:
         yield made
 

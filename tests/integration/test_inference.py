@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import device
 from tests.integration.test_readme import MARKED, ROOT, completed, environment, free_port
 
 GUIDE = (ROOT / "docs" / "guides" / "inference.md").read_text()
@@ -30,12 +29,10 @@ def tokens_of_one_process() -> list[int]:
 
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
 def test_two_workers_generate_the_tokens_of_one_process(
-    tokens_of_one_process: list[int], kind: str, tmp_path: Path
+    tokens_of_one_process: list[int], device_library: Path, kind: str, tmp_path: Path
 ) -> None:
     variables = environment(tmp_path)
     if kind == "sim":
-        with device.pool():
-            pass  # the device is built
         variables["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (commands,) = MARKED.findall(GUIDE)
