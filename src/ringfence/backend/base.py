@@ -217,7 +217,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
             wake=loop.wake,
             available=lambda: loop.call_unless_leaving(resume),
             complete=lambda: loop.call_unless_leaving(lambda: engine.finish(request)),
-            failed=lambda error: loop.call_unless_leaving(lambda: engine.fail(error, engine.rank)),
+            failed=lambda error: loop.call_unless_leaving(lambda: engine.fail(error(), engine.rank)),
         )
 
     def _work(self, requests: list[Any], outputs: list[Any], wake: bool) -> RingfenceWork:

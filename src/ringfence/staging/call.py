@@ -10,7 +10,7 @@ import torch
 from ringfence.errors import RingfenceError, UnsupportedError
 from ringfence.runtime.staging_times import CallTimes
 from ringfence.staging.device_thread import DeviceThread
-from ringfence.staging.tensors import DeviceTensor, Slice
+from ringfence.staging.tensors import DeviceTensor, MemoryChanged, Slice
 
 
 class Reports(NamedTuple):
@@ -20,7 +20,7 @@ class Reports(NamedTuple):
     wake: Callable[[], None]  #      the progress loop has a request to watch; waking it would delay the caller
     available: Callable[[], None]  # a pass or a piece has been copied to the host
     complete: Callable[[], None]  #  the last copy to the device has been issued
-    failed: Callable[[RingfenceError], None]
+    failed: Callable[[Callable[[], RingfenceError]], None]  # with a function for the progress loop that makes the error
 
 
 def caller_event(device: torch.device) -> torch.Event:
@@ -87,9 +87,14 @@ class StagedCall:
         """Report an error of the device or of the tensors, which ends the session."""
         if not self._abandoned:
             self._abandoned = True
-            self._reports.failed(error if isinstance(error, RingfenceError) else self._device_error(error))
+            self._reports.failed(lambda: self._known_error(error))
 
-    def _device_error(self, error: BaseException) -> RingfenceError:
+    def _known_error(self, error: BaseException) -> RingfenceError:
+        """Name the worker and the call. For the progress loop."""
+        if isinstance(error, RingfenceError):
+            return error
+        if isinstance(error, MemoryChanged):
+            return error.lease.changed(self._reports.describe())
         made = RingfenceError(f"{self._reports.describe()}: a copy between the host and {self.device} failed: {error}")
         made.__cause__ = error
         return made
@@ -124,7 +129,7 @@ class StagedCall:
         self._begun = True
         with self.thread.down:
             for tensor in self.tensors:
-                tensor.begin(self._reports.describe)
+                tensor.begin()
         if any(tensor.is_copied for tensor in self.tensors):
             self.order_up_after_down()
 
@@ -139,12 +144,12 @@ class StagedCall:
             return
         with self.thread.down:
             for host, part in copies:
-                part.tensor.check(self._reports.describe)
+                part.tensor.check()
                 host.copy_(part.on_device(), non_blocking=True)
 
         def copied() -> None:
             for _, part in copies:  # memory that was freed meanwhile may have been another tensor's during the copy
-                part.tensor.check(self._reports.describe)
+                part.tensor.check()
             then()
 
         self.thread.when(self.thread.record(self.thread.down), self, copied)
@@ -156,7 +161,7 @@ class StagedCall:
             return
         with self.thread.up:
             for host, part in copies:
-                part.tensor.check(self._reports.describe)
+                part.tensor.check()
                 part.on_device().copy_(host, non_blocking=True)
         self.thread.when(self.thread.record(self.thread.up), self, then)
 
@@ -169,7 +174,7 @@ class StagedCall:
             with self.thread.up:
                 for tensor in written:
                     if tensor.is_copied:
-                        tensor.copy_back(self._reports.describe)
+                        tensor.copy_back()
             self.uploaded = self.thread.record(self.thread.up)
             self.thread.when(self.uploaded, self, self.release)
         self._reports.complete()

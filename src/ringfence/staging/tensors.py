@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from ringfence.dataplane.buffers import Lease
+
+
+class MemoryChanged(Exception):
+    """The memory of a tensor was replaced. The progress loop, which knows the call's number, makes the error of it."""
+
+    def __init__(self, lease: Lease) -> None:
+        super().__init__()
+        self.lease = lease
 
 
 class DeviceTensor:
@@ -37,13 +44,13 @@ class DeviceTensor:
         changed = self.dtype is not plain.dtype or (self.reads and self._share > 1)
         return changed or not plain.is_contiguous() or plain.is_conj() or plain.is_neg()
 
-    def begin(self, describe: Callable[[], str]) -> None:
+    def begin(self) -> None:
         """Make the flat memory, in the device thread, with `down` as the current stream."""
         plain = self._plain
         if not self.is_copied:
             self.flat = plain.view(-1)
             return
-        self.check(describe)
+        self.check()
         shaped = torch.empty(plain.shape, dtype=self.dtype, device=plain.device)
         if self.reads and self._share > 1:
             torch.div(plain, self._share, out=shaped)
@@ -51,16 +58,16 @@ class DeviceTensor:
             shaped.copy_(plain)
         self.flat = shaped.view(-1)
 
-    def copy_back(self, describe: Callable[[], str]) -> None:
+    def copy_back(self) -> None:
         """Copy the result of a temporary copy to the tensor, in the device thread, with `up` as the current stream."""
         assert self.flat is not None
-        self.check(describe)
+        self.check()
         self._plain.copy_(self.flat.view(self._plain.shape))
 
-    def check(self, describe: Callable[[], str]) -> None:
-        """Raise TensorChangedError if the tensor's memory was replaced since the call, which `describe` names."""
+    def check(self) -> None:
+        """Raise MemoryChanged if the tensor's memory was replaced since the call."""
         if not self._lease.is_intact():
-            raise self._lease.changed(describe())
+            raise MemoryChanged(self._lease)
 
     def overlaps(self, other: DeviceTensor) -> bool:
         """Return whether both use the same memory and one of them writes it."""
