@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -49,6 +50,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._store = store
         self._coalescing: list[RingfenceWork] | None = None
         self._lanes: dict[torch.device, Lane] = {}
+        self._in_order = threading.RLock()
         self._added = _Lazy(lambda: engine.add_communicator(self._wire_name, ranks))
         self._mine = ranks.index(engine.rank)
         self._count = len(ranks)
@@ -185,9 +187,12 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
             ranges.record(self, kind.name.lower(), request, stage.given, outputs)
         communicator = self._communicator
         staged = None if stage.device is None else self._stage_collective(request, stage, parts, schedule)
-        self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
-        if staged is not None:
-            staged.submit(self._lanes.setdefault(staged.device, Lane()))
+        if staged is None:
+            self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
+        else:
+            with self._in_order:  # the calls of several threads have one order in both queues
+                self._loop.call_soon_threadsafe(lambda: engine.submit(communicator.get(), request))
+                staged.submit(self._lanes.setdefault(staged.device, Lane()))
         return self._work([request], outputs, wake=staged is None and getattr(options, "asyncOp", True))
 
     def _stage_collective(
