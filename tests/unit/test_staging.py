@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ringfence.collectives.selection import ScheduleId
 from ringfence.dataplane.request import PASS_BYTES, STAGED, describe_call
 from ringfence.link.frames import Call
-from ringfence.staging.collective import slice_bytes
+from ringfence.staging.collective import _lay_out, slice_bytes
 from ringfence.staging.slots import SLOT_BYTES, SLOTS, SlotRing
 from ringfence.staging.tensors import DeviceTensor, Slice
 
@@ -42,6 +42,35 @@ def test_slices_of_all_passes_are_the_whole(dtype: torch.dtype, count: int, each
         *range(7, 7 + count)
     ]
     assert all(part.nbytes <= each for part in cut)
+
+
+@given(
+    st.sampled_from(DTYPES), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 30)), max_size=8)
+)
+def test_neighbours_are_one_copy_and_every_part_has_its_place(
+    dtype: torch.dtype, drawn: list[tuple[int, int, int]]
+) -> None:
+    """What the copies bring to a slot, byte by byte, is what the views of the parts then show."""
+    tensors = [DeviceTensor(torch.empty(100, dtype=dtype), True, True, dtype, 1) for _ in range(3)]
+    parts = [Slice(tensors[number], start, length) for number, start, length in drawn]
+    offsets, joined, length = _lay_out(parts)
+    slot: dict[int, tuple[DeviceTensor, int]] = {}
+    for part, offset in joined:
+        assert offset % 64 == 0 and offset + part.nbytes <= length
+        for byte in range(part.nbytes):
+            assert offset + byte not in slot
+            slot[offset + byte] = part.tensor, part.start * dtype.itemsize + byte
+    for part in parts:
+        for byte in range(part.nbytes):
+            assert slot[offsets[part] + byte] == (part.tensor, part.start * dtype.itemsize + byte)
+
+
+def test_parts_of_a_whole_tensor_are_one_copy() -> None:
+    tensor = DeviceTensor(torch.empty(10), True, True, torch.float32, 1)
+    thirds = [Slice(tensor, 0, 4), Slice(tensor, 4, 4), Slice(tensor, 8, 2)]
+    offsets, joined, length = _lay_out([*thirds, *thirds])
+    assert list(offsets.values()) == [0, 16, 32]
+    assert (joined, length) == ([(Slice(tensor, 0, 10), 0)], 40)
 
 
 def test_tensors_overlap_only_if_one_is_written() -> None:

@@ -53,6 +53,7 @@ class StagedCall:
         self._ready: torch.Event | None = ready  # None: reached
         self._begun = False
         self._abandoned = False
+        self._last_up: torch.Event | None = None  # after the call's last copy to the device
         self._on_ready: list[Callable[[], None]] = []
         self._times: CallTimes | None = None
 
@@ -163,7 +164,8 @@ class StagedCall:
             for host, part in copies:
                 part.tensor.check()
                 part.on_device().copy_(host, non_blocking=True)
-        self.thread.when(self.thread.record(self.thread.up), self, then)
+        self._last_up = self.thread.record(self.thread.up)
+        self.thread.when(self._last_up, self, then)
 
     def end(self) -> None:
         """Record the event that the results follow, and report completion. The tensors are kept until it is reached."""
@@ -171,11 +173,12 @@ class StagedCall:
         if not written:
             self.release()
         else:
+            copied = [tensor for tensor in written if tensor.is_copied]
             with self.thread.up:
-                for tensor in written:
-                    if tensor.is_copied:
-                        tensor.copy_back()
-            self.uploaded = self.thread.record(self.thread.up)
+                for tensor in copied:
+                    tensor.copy_back()
+            last = None if copied else self._last_up
+            self.uploaded = self.thread.record(self.thread.up) if last is None else last
             self.thread.when(self.uploaded, self, self.release)
         self._reports.complete()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -15,7 +16,7 @@ from ringfence.staging.device_thread import DeviceThread
 from ringfence.staging.slots import SLOT_BYTES, Slot
 from ringfence.staging.tensors import DeviceTensor, Slice
 
-_ALIGNED: Final = 64  # of each region of a slot: a multiple of every element's size
+_ALIGNED: Final = 64  # where a copy begins in a slot: a multiple of every element's size
 _SLICE_ALIGNED: Final = 4096
 _NOT_SLICED: Final = (
     Collective.ALL_TO_ALL,
@@ -143,13 +144,7 @@ class StagedCollective(StagedCall):
             self._times.wanted(index)
         start = index * self._each
         cut = {buffer: [part.cut(start, start + self._each) for part in parts] for buffer, parts in self._parts.items()}
-        offsets: dict[Slice, int] = {}  # parts of several buffers may be the same memory
-        length = 0
-        for parts in cut.values():
-            for part in parts:
-                if part.length and part not in offsets:
-                    offsets[part] = length
-                    length += -(-part.nbytes // _ALIGNED) * _ALIGNED
+        offsets, joined, length = _lay_out(part for parts in cut.values() for part in parts if part.length)
         slot = self._take_slot(length)
         if length and slot is None:
             return False
@@ -157,8 +152,7 @@ class StagedCollective(StagedCall):
             self._slots[index] = slot
             self._lane.slots_held += 1
             self._regions[index] = [
-                (slot.tensor[offset : offset + part.nbytes].view(part.tensor.dtype), part)
-                for part, offset in offsets.items()
+                (slot.tensor[offset : offset + part.nbytes].view(part.tensor.dtype), part) for part, offset in joined
             ]
         views = {
             buffer: [_view(slot, offsets[part], part.nbytes) if slot and part.length else _NOTHING for part in parts]
@@ -219,6 +213,28 @@ class StagedCollective(StagedCall):
         self._regions.clear()
         self._views.clear()
         super()._drop()
+
+
+def _lay_out(parts: Iterable[Slice]) -> tuple[dict[Slice, int], list[tuple[Slice, int]], int]:
+    """Return the offset of each part in a slot, the same with neighbours joined, each of which is one copy, and the length.
+
+    Parts of several buffers may be the same memory. Parts that follow each other on the device do so in the slot.
+    """
+    offsets: dict[Slice, int] = {}
+    joined: list[tuple[Slice, int]] = []
+    end = 0
+    for part in parts:
+        if part in offsets:
+            continue
+        last, start = joined[-1] if joined else (None, 0)
+        if last is not None and last.tensor is part.tensor and last.start + last.length == part.start:
+            joined[-1] = Slice(last.tensor, last.start, last.length + part.length), start
+        else:
+            end = -(-end // _ALIGNED) * _ALIGNED
+            joined.append((part, end))
+        offsets[part] = end
+        end += part.nbytes
+    return offsets, joined, end
 
 
 def _view(slot: Slot, offset: int, length: int) -> memoryview:
