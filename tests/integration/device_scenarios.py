@@ -170,8 +170,9 @@ def empty_transfer(where: torch.device, rank: int) -> bool:
         dist.send(empty, 0)
     else:
         dist.recv(empty, 1)
-    torch.accelerator.synchronize()
-    return True
+    tensor = full(rank + 1.0, where)
+    dist.all_reduce(tensor)  # after the stream has reached the transfer, which must not fail then
+    return holds(tensor, 3.0)
 
 
 def holds(tensor: torch.Tensor, expected: float | torch.Tensor) -> bool:
