@@ -15,6 +15,18 @@ from tests.pool import Pool
 settings.register_profile("ringfence", deadline=None)  # a machine that others use too is not a finding
 settings.load_profile("ringfence")
 LEFT_OUT = ("processes", "slow")  # of --fast
+LONG = (  # few and long tests. They begin first: begun last, one of these files would run alone at the end
+    "test_frameworks.py",
+    "test_strategies.py",
+    "test_wheels.py",
+    "test_strategies_device.py",
+    "test_device_faults.py",
+    "test_device_memory.py",
+    "test_inference.py",
+    "test_selftest.py",
+    "test_device.py",
+    "test_study.py",
+)
 BACKENDS = ("gloo", "ringfence")
 
 
@@ -36,6 +48,7 @@ def refuse_processes(event: str, _: tuple[object, ...]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         if "exhaustive" in getattr(item, "fixturenames", ()):
             item.add_marker("exhaustive")

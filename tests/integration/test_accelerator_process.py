@@ -100,6 +100,7 @@ for child in children:
         assert time.monotonic() < deadline, "a child hangs"
         time.sleep(0.01)
     assert status == 0, status
+torch.accelerator.synchronize()
 assert kept[0].item() == 301
 """
     completed(program)
