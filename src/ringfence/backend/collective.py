@@ -48,7 +48,9 @@ class CollectiveMethods(GroupBase):
         (tensor,) = one(listed(tensors))
         options = options_of(c10d.BroadcastOptions, opts, root=root, timeout=timeout)
         stage = Staging()
-        memory = stage.input(tensor) if self._mine == options.rootRank else stage.output(tensor)
+        is_root = self._mine == options.rootRank
+        memory = stage.input(tensor) if is_root else stage.output(tensor)
+        stage.given = [tensor]  # profiles show it as the input on every rank
         return self._submit(
             Collective.BROADCAST,
             stage,
