@@ -22,7 +22,7 @@ from ringfence.lab.bench.worker_pool import Placement, WorkerPool
 from tests import device
 from tests.pool import Pool
 
-LIMIT = 1.25
+LIMIT = 1.4  # the aim is 1.25; a busy machine reads more, and a defect (one slot) far more
 SIZE = 100 << 20
 ROUNDS = 7
 ATTEMPTS = 6  # a machine with other work to do may disturb some of them

@@ -19,9 +19,9 @@ import torch
 from ringfence.runtime.gil_switch import keep_timers_exact
 from ringfence.staging.slots import SlotRing
 
-_SHORTEST_POLL: Final = 20e-6
+_SHORTEST_POLL: Final = 100e-6
 _LONGEST_POLL: Final = 1e-3
-_POLL_SHARE: Final = 8  # an event is polled again after an eighth of the time it has been waited for
+_POLL_SHARE: Final = 4  # an event is polled again after a quarter of the time it has been waited for
 
 
 class Owner(Protocol):
