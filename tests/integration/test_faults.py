@@ -238,6 +238,11 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_a_tensor_resized_during_a_collective_fails_all_ranks(pool: Pool, tmp_path: Path, change: str) -> None:
     with ProcessSignal(tmp_path / "signal") as ready:
         culprit, other = pool.check(resize_under_way, 2, args=(change, ready.path), renew=True)
+    assert_resize_is_reported(culprit, other)
+
+
+def assert_resize_is_reported(culprit: tuple[str, str, float], other: tuple[str, str, float]) -> None:
+    """Both ranks raised soon; given are the type, the message and the seconds of each."""
     assert culprit[0] == "TensorChangedError" and other[0] == "AbortedError"
     assert (
         "worker 0: all_reduce #2 (1048576 x float32, sum): the storage of one of its tensors was resized" in culprit[1]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,25 +24,12 @@ _log = logging.getLogger("ringfence")
 class RingfenceProcessGroup(inside.SealedGroup):
     """A process group over sealed links."""
 
-    def new_group(
-        self,
-        ranks: Sequence[int] | None = None,
-        timeout: timedelta | None = None,
-        pg_options: Any = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        backend: str | None = None,
-    ) -> Any:
-        """Create a group for `torch.distributed.new_group`: sealed, or inside one machine where the policy permits it.
-
-        torch passes the backend that a script asks for from 2.14 on; before that, the guard knows it.
-        """
-        group: inside.SealedGroup | None = super().new_group(
-            ranks, timeout, pg_options, group_name, group_desc, backend
-        )
-        if group is None or not self._session.inside_machine:
+    def _permitted(self, group: inside.SealedGroup, backend: str | None) -> Any:
+        """Return a group of the backend that the script asks for, inside one machine and where the policy permits it."""
+        if not self._session.inside_machine:
             return group
-        return inside.inside_or_sealed(group, backend or guard.asked_backend(), timeout or self._timeout)
+        # torch passes the backend from 2.14 on; before that, the guard knows it
+        return inside.inside_or_sealed(group, backend or guard.asked_backend(), group._timeout)
 
     @property
     def registered_as(self) -> str | None:

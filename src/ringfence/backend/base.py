@@ -104,12 +104,19 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         group_desc: str | None = None,
         backend: str | None = None,
     ) -> Any:
-        """Create a group with sealed links, whatever backend a script asks for; None if this worker is not a member."""
+        """Create a group for `torch.distributed.new_group`; None if this worker is not a member.
+
+        Its links are sealed, whatever backend a script asks for, except where `_permitted` returns another group.
+        """
         members = tuple(range(self._session.engine.world_size)) if ranks is None else tuple(ranks)
         if self._session.engine.rank not in members:
             return None
         group = type(self)(self._session, members, timeout or self._timeout, group_name or "")
         group.setGroupDesc(group_desc or "undefined")
+        return self._permitted(group, backend)
+
+    def _permitted(self, group: Any, backend: str | None) -> Any:
+        """Return the group that a script gets: the sealed one."""
         return group
 
     def split_group(

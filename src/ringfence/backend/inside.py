@@ -194,23 +194,22 @@ def _verify_peers(sealed: SealedGroup) -> None:
 def _gloo(store: Any, sealed: SealedGroup, timeout: timedelta) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-    options._timeout = timeout
-    options.global_ranks_in_group = list(sealed._ranks)
-    options.group_name = sealed.getGroupName()
-    made = dist.ProcessGroupGloo(store, sealed.rank(), sealed.size(), options)
-    made._set_sequence_number_for_group()
-    return made
+    return _made(dist.ProcessGroupGloo, options, store, sealed, timeout)
 
 
 def _nccl(store: Any, sealed: SealedGroup, timeout: timedelta) -> Any:
     os.environ.update(NCCL_SETTINGS)
-    options = dist.ProcessGroupNCCL.Options()
+    return _made(dist.ProcessGroupNCCL, dist.ProcessGroupNCCL.Options(), store, sealed, timeout)
+
+
+def _made(kind: Any, options: Any, store: Any, sealed: SealedGroup, timeout: timedelta) -> Any:
+    """Create a backend with the members and the name of the sealed group."""
     options._timeout = timeout
     options.global_ranks_in_group = list(sealed._ranks)
     options.group_name = sealed.getGroupName()
-    made = dist.ProcessGroupNCCL(store, sealed.rank(), sealed.size(), options)
-    made._set_sequence_number_for_group()
-    return made
+    backend = kind(store, sealed.rank(), sealed.size(), options)
+    backend._set_sequence_number_for_group()
+    return backend
 
 
 MAKERS: Final[dict[str, Callable[[Any, SealedGroup, timedelta], Any]]] = {"gloo": _gloo, "nccl": _nccl}

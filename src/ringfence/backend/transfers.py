@@ -67,18 +67,17 @@ class TransferMethods(GroupBase):
         """A transfer of host memory, or staged from or to a device."""
         if stage.device is None:
             return self._transfer(memory, tag, tensor)
-        call = Call(POINT_TO_POINT, dtype=dtype_code(memory.dtype), elements=memory.numel(), tag=tag)
         (bound,) = stage.device_tensors
         ready, thread = caller_event(stage.device), thread_of(stage.device)
-        transfer = StagedTransfer(call, float("inf"), None, bytes_of(memory), bound.reads)
+        transfer = StagedTransfer(_call_of(memory, tag), float("inf"), None, bytes_of(memory), bound.reads)
         transfer.wait_timeout = self._timeout.total_seconds()
         transfer.stage(thread, bound, self._reports(transfer, transfer.resume), ready)
         return transfer
 
     def _transfer(self, memory: torch.Tensor, tag: int, keep: Any, deadline: float | None = None) -> Transfer:
-        call = Call(POINT_TO_POINT, dtype=dtype_code(memory.dtype), elements=memory.numel(), tag=tag)
         (view,) = parts_of(None, Buffer.DATA, [memory])
-        transfer = Transfer(call, float("inf") if deadline is None else deadline, (keep, memory), view)
+        limit = float("inf") if deadline is None else deadline
+        transfer = Transfer(_call_of(memory, tag), limit, (keep, memory), view)
         if deadline is None:  # as with Gloo, the timeout starts with wait(): a recv may be posted long before its send
             transfer.wait_timeout = self._timeout.total_seconds()
         return transfer
@@ -121,6 +120,10 @@ class TransferMethods(GroupBase):
         communicator, engine = self._communicator, self._session.engine
         self._loop.call_soon_threadsafe(lambda: engine.receive(communicator.get(), transfer, peer))
         return self._work([transfer], [tensor], wake=True)
+
+
+def _call_of(memory: torch.Tensor, tag: int) -> Call:
+    return Call(POINT_TO_POINT, dtype=dtype_code(memory.dtype), elements=memory.numel(), tag=tag)
 
 
 def _expect_tag(tag: int) -> None:
