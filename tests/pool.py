@@ -18,7 +18,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
+
+from tests import pool_server
+from tests.pool_server import ForkedProcess
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 4000
@@ -76,22 +79,28 @@ class Worker:
             PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             RINGFENCE_SECRET_FILE=str(secret_file),
         )
-        arguments = [str(theirs.fileno()), str(self.stacks), str(os.getpid())]
-        command = [*prefix, sys.executable, "-m", "tests.pool_worker", *arguments]
         with self.log.open("wb") as log, theirs:
-            # A session of its own: Ctrl-C reaches pytest only, and a kill reaches the worker's loader children too.
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                cwd=ROOT,
-                start_new_session=True,
-            )
+            self.process = self._started(prefix, environment, theirs, log)
         self.connection = Connection(ours.detach())
         self.pidfd = os.pidfd_open(self.process.pid)
+
+    def _started(
+        self, prefix: Sequence[str], environment: dict[str, str], channel: socket.socket, log: IO[bytes]
+    ) -> ForkedProcess | subprocess.Popen[bytes]:
+        """In a session of its own: Ctrl-C reaches pytest only, and a kill reaches the worker's loader children too."""
+        if not prefix:
+            return pool_server.start([str(self.stacks)], environment, channel, log)
+        arguments = [str(channel.fileno()), str(self.stacks), str(os.getpid())]
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", "tests.pool_worker", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[channel.fileno()],
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+        )
 
     def send(self, command: tuple[Any, ...]) -> None:
         # `receive` reports a dead worker. Plain pickle: multiprocessing's would pass tensors as descriptors.
