@@ -19,20 +19,48 @@ from ringfence.cli import demo
 from ringfence.cli.demo import capture, viewer
 from ringfence.cli.demo.relay import Relay, flip_middle_bit
 from ringfence.cli.demo.workers import SENTENCE, DemoError, Workers
-from tests.cli.command import ringfence
+from tests.cli.longest_lines import COLUMNS, longest
+from tests.integration.test_readme import MARKED, ROOT, marked, run
+
+DEMO = (ROOT / "docs" / "tutorials" / "demo.md").read_text()
+OUTPUT = re.compile(r"<!-- output of ringfence demo -->\n```text\n(.*?)```\n", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the demo prints when it runs as the README and the tutorial say, with a policy of another run around."""
+    assert MARKED.findall(DEMO) == [marked("ringfence demo")]
+    return run(
+        f"export RINGFENCE_POLICY=of/another/run.toml\n{marked('ringfence demo')}", tmp_path_factory.mktemp("user")
+    )
 
 
 @pytest.mark.promise("A flipped bit during training raises on every worker, and the error names the sender.")
-def test_all_checks_of_the_demo_pass() -> None:
-    done = ringfence("demo", timeout=90, RINGFENCE_POLICY="of/another/run.toml")  # which has no part in it
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.rstrip().endswith("All checks passed.")
-    assert "the sentence can be read" in done.stdout  # the search can find it
-    assert re.search(r"yes  the sentence is nowhere in [\d,]+ bytes", done.stdout)
-    told = " ".join(done.stdout.split())
-    assert re.search(r"worker 0: AbortedError: worker 1 reported AuthenticationError: .*from worker 0", told)
-    assert re.search(r"worker 1: AuthenticationError: .*from worker 0", told)
-    assert " NO " not in done.stdout
+def test_all_checks_of_the_demo_pass(told: str) -> None:
+    assert told.rstrip().endswith("All checks passed.")
+    assert "the sentence can be read" in told  # the search can find it
+    assert re.search(r"yes  the sentence is nowhere in [\d,]+ bytes", told)
+    words = " ".join(told.split())
+    assert re.search(r"worker 0: AbortedError: worker 1 reported AuthenticationError: .*from worker 0", words)
+    assert re.search(r"worker 1: AuthenticationError: .*from worker 0", words)
+    assert " NO " not in told
+
+
+def test_the_demo_prints_what_the_tutorial_shows(told: str) -> None:
+    assert masked(told) == masked("\n".join(OUTPUT.findall(DEMO)))
+
+
+def test_the_demo_fits_80_columns(told: str) -> None:
+    line = longest(told)
+    assert len(line) <= COLUMNS, line
+
+
+def masked(output: str) -> list[str]:
+    """Without what differs from run to run: the dumped bytes, large numbers, what was pending, blank lines."""
+    text = re.sub(r"^ *[0-9a-f]{8}  [0-9a-f]{2} .*$", "(dump)", output, flags=re.MULTILINE)
+    text = re.sub(r"^(   worker \d: \w+: ).*\n(?: {13}.*\n)*", r"\1(report)\n", text, flags=re.MULTILINE)
+    text = re.sub(r"\d[\d,]{2,}", "N", text)
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize("step", [b"1. ", b"2. "])
