@@ -16,7 +16,7 @@ from pathlib import Path
 def ringfence(
     *arguments: str,
     folder: Path | None = None,
-    timeout: float = 60,
+    timeout: float = 120,
     python: str = sys.executable,
     room: int | None = None,
     **environment: str,

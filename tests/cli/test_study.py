@@ -76,7 +76,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         process, terminal = start(*arguments)
         try:
             read_until(terminal, reached)
-            if reached == 3:  # a second one is refused while the first goes on
+            if reached == 3:  # a second one is refused while the first is there; stopped, it cannot finish meanwhile
+                process.send_signal(signal.SIGSTOP)
                 second = ringfence("study", *arguments)
                 assert second.returncode == 2
                 assert re.search(
