@@ -13,14 +13,19 @@ host-device copies can be measured. docs/reference/simulated-accelerator.md says
 
 from ringfence.lab.accelerator.controls import (
     Stats,
+    bounce_buffer,
     capturing,
     confidential,
     configure,
+    corrupt_next_copy,
     load,
     prepare,
     reset,
+    simulate_tee,
     sleep,
     stats,
 )
+from ringfence.lab.accelerator.tee import Tee
 
-__all__ = ["prepare", "load", "configure", "confidential", "sleep", "reset", "stats", "capturing", "Stats"]
+__all__ = ["prepare", "load", "configure", "confidential", "simulate_tee", "sleep", "reset", "stats", "capturing"]
+__all__ += ["corrupt_next_copy", "bounce_buffer", "Stats", "Tee"]

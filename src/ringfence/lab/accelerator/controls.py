@@ -9,15 +9,20 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.accelerator import build
+from ringfence.lab.accelerator.tee import FIGURES, SWITCHES, Tee
+
+if TYPE_CHECKING:
+    import torch
 
 DEVICE: Final = "sim"
 DEVICES_VARIABLE: Final = "RINGFENCE_SIM_DEVICES"
 DEFAULT_DEVICES: Final = 2
 MAX_DEVICES: Final = 8
+LIBCRYPTO: Final = "libcrypto.so.3"  # of OpenSSL 3
 
 _loading = threading.Lock()
 
@@ -34,6 +39,10 @@ class Stats(NamedTuple):
     copies_up: int  # host to device
     bytes_down: int
     bytes_up: int
+    sealed_copies: int  # through a bounce buffer: two for a copy from device to device that the host re-encrypts
+    sealed_bytes: int
+    late_seconds: float  # by which streams fell behind the simulated time, because this machine was too slow
+    crypto_seconds: float  # CPU time of encryption and decryption
 
 
 def prepare() -> Path:
@@ -111,20 +120,61 @@ def confidential(on: bool) -> None:
     _ops().confidential(on)
 
 
+def simulate_tee(tee: Tee | None) -> None:
+    """Copy as a GPU with a trusted execution environment from now on; None ends that.
+
+    Copies between host and device, and between devices, then take the times of `tee` instead of those of `configure`. In
+    confidential mode they are encrypted into a bounce buffer and authenticated at the other side with AES-256-GCM, copies
+    from and to the host block the calling thread, and `Tensor.is_pinned()` is False. A copy whose bounce buffer was changed
+    fails: its target is overwritten and every later call on the device raises RuntimeError.
+
+    Every call makes new keys. Copies that are queued already keep the settings that they were queued with.
+
+    Raises ConfigurationError if OpenSSL's libcrypto is missing, which confidential mode needs.
+    """
+    ops = _ops()
+    if tee is None:
+        ops.end_tee()
+        return
+    if tee.confidential and (problem := ops.load_libcrypto(LIBCRYPTO)):
+        raise ConfigurationError(
+            f"confidential copies need OpenSSL 3, and {LIBCRYPTO} cannot be loaded ({problem}): install it "
+            "(on Debian `apt-get install libssl3`)"
+        )
+    figures = [float(getattr(tee, name)) for name in FIGURES]
+    switches = [tee.confidential, *(getattr(tee, name) for name in SWITCHES)]
+    ops.simulate_tee(figures, [bool(each) for each in switches], float(tee.dilation))
+
+
+def corrupt_next_copy(after: int = 0, position: int = 0) -> None:
+    """Flip a bit of the bounce buffer of the next copy, or of a later one: `after` more are left alone before it.
+
+    `position` is the byte: 0 is the first one of the ciphertext, and -1 the last one of the tags, which follow it.
+    """
+    _ops().corrupt(after, position)
+
+
+def bounce_buffer() -> torch.Tensor:
+    """Return what the bounce buffer of the latest confidential copy holds: ciphertext, and its tags of 16 bytes each."""
+    return cast("torch.Tensor", _ops().bounce_buffer())
+
+
 def sleep(seconds: float) -> None:
     """Launch a kernel on the current stream that takes this long."""
     _ops().sleep(float(seconds))
 
 
 def reset() -> None:
-    """Undo `configure` and `confidential`."""
+    """Undo `configure`, `confidential` and `simulate_tee`."""
     configure()
     confidential(False)
+    simulate_tee(None)
 
 
 def stats() -> Stats:
     """Return what the device counted so far."""
-    pinned, peak, blocked_ns, copies_down, copies_up, bytes_down, bytes_up, *memory = _ops().stats()
+    pinned, peak, blocked_ns, copies_down, copies_up, bytes_down, bytes_up, *rest = _ops().stats()
+    sealed_copies, sealed_bytes, late_ns, crypto_ns, *memory = rest
     return Stats(
         pinned_bytes=pinned,
         pinned_peak_bytes=peak,
@@ -135,6 +185,10 @@ def stats() -> Stats:
         copies_up=copies_up,
         bytes_down=bytes_down,
         bytes_up=bytes_up,
+        sealed_copies=sealed_copies,
+        sealed_bytes=sealed_bytes,
+        late_seconds=late_ns / 1e9,
+        crypto_seconds=crypto_ns / 1e9,
     )
 
 

@@ -2,9 +2,12 @@
 
 #include "device_memory.hpp"
 #include "generator.hpp"
+#include "libcrypto.hpp"
 #include "pinned_memory.hpp"
+#include "sealed_copy.hpp"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 namespace ringfence::sim {
@@ -34,6 +37,41 @@ void configure_times(double kernel, double down, double up, double down_rate, do
     configure(settings);
 }
 
+void begin_tee(const std::vector<double> &figures, const std::vector<bool> &switches, double dilation) {
+    TORCH_CHECK_VALUE(figures.size() == 12 && switches.size() == 4, "a simulated TEE has 12 figures and 4 switches");
+    TORCH_CHECK_VALUE(dilation >= 1, "dilation must be at least 1, got ", dilation);
+    TeeSettings given;
+    given.copy_overhead = seconds(figures[0] * dilation);
+    given.plain_overhead = seconds(figures[1] * dilation);
+    given.cpu_rate = figures[2] / dilation;
+    given.cpu_threads = static_cast<size_t>(figures[3]);
+    given.engines = static_cast<size_t>(figures[4]);
+    given.link_rate = figures[5] / dilation;
+    given.device_rate = figures[6] / dilation;
+    given.authentication_rate = figures[7] / dilation;
+    given.authentication_parts = static_cast<size_t>(figures[8]);
+    given.piece_bytes = static_cast<size_t>(figures[9]);
+    given.peer_rate = figures[10] / dilation;
+    given.peer_overhead = seconds(figures[11] * dilation);
+    given.confidential = switches[0];
+    given.direct = switches[1];
+    given.parallel_authentication = switches[2];
+    given.overlap = switches[3];
+    given.dilation = dilation;
+    for (auto count : {given.cpu_threads, given.engines, given.authentication_parts, given.piece_bytes})
+        TORCH_CHECK_VALUE(count >= 1, "a simulated TEE needs at least one thread, engine, part and byte of a piece");
+    simulate_tee(std::make_shared<Tee>(given));
+}
+
+// What the latest bounce buffer holds.
+at::Tensor read_bounce_buffer() {
+    auto buffer = latest_bounce_buffer();
+    TORCH_CHECK(!buffer.empty(), "no copy has used a bounce buffer yet");
+    auto copied = at::empty({static_cast<int64_t>(buffer.size())}, at::kByte);
+    std::memcpy(copied.mutable_data_ptr(), buffer.data(), buffer.size());
+    return copied;
+}
+
 void sleep_in_stream(double duration) {
     TORCH_CHECK_VALUE(duration >= 0 && duration < 1e6, "a kernel cannot take ", duration, " seconds");
     check_usable();
@@ -54,7 +92,8 @@ std::vector<int64_t> read_stats() {
     auto &pinned = pinned_memory();
     std::vector<int64_t> values = {
         pinned.bytes(),         pinned.peak_bytes(),    counters.host_blocked_ns, counters.copies[kDown],
-        counters.copies[kUp],   counters.bytes[kDown],  counters.bytes[kUp],
+        counters.copies[kUp],   counters.bytes[kDown],  counters.bytes[kUp],      counters.sealed_copies,
+        counters.sealed_bytes,  counters.late_ns,       counters.crypto_ns,
     };
     for (int device = 0; device < device_count; ++device) {
         values.push_back(device_memory().bytes_in_use(device));
@@ -90,6 +129,16 @@ TORCH_LIBRARY(ringfence_sim, m) {
     m.def("configure(float kernel, float down, float up, float down_rate, float up_rate, float jitter, int seed) -> ()",
           configure_times);
     m.def("confidential(bool on) -> ()", [](bool on) { confidential = on; });
+    m.def("load_libcrypto(str name) -> str", [](const std::string &name) { return load_libcrypto(name); });
+    m.def("simulate_tee(float[] figures, bool[] switches, float dilation) -> ()",
+          [](const std::vector<double> &figures, const c10::List<bool> &switches, double dilation) {
+              begin_tee(figures, {switches.begin(), switches.end()}, dilation);
+          });
+    m.def("end_tee() -> ()", [] { simulate_tee(nullptr); });
+    m.def("corrupt(int after, int position) -> ()", corrupt_bounce);
+    m.def("bounce_buffer() -> Tensor", read_bounce_buffer);
+    m.def("spend_nonces(int count) -> ()", spend_nonces);
+    m.def("recover() -> ()", forget_failure);
     m.def("sleep(float seconds) -> ()", sleep_in_stream);
     m.def("fail() -> ()", fail_in_stream);
     m.def("set_capturing(int device, int stream, bool on) -> ()", set_capturing);

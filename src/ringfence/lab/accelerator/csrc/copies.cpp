@@ -3,6 +3,7 @@
 #include "copy_engine.hpp"
 #include "device_memory.hpp"
 #include "pinned_memory.hpp"
+#include "sealed_copy.hpp"
 #include "tensors.hpp"
 
 #include <ATen/ops/clone.h>
@@ -28,9 +29,6 @@ at::Tensor stream_view(const at::Tensor &tensor) {
     return view;
 }
 
-namespace {
-
-// Copies elements, converting them if the types differ. Runs in a stream thread.
 void move(const at::Tensor &from, const at::Tensor &to) {
     bool same = from.scalar_type() == to.scalar_type() && from.is_conj() == to.is_conj() && from.is_neg() == to.is_neg();
     if (same && from.is_contiguous() && to.is_contiguous())
@@ -38,6 +36,8 @@ void move(const at::Tensor &from, const at::Tensor &to) {
     else
         to.copy_(from);
 }
+
+namespace {
 
 void copy_within(const at::Tensor &source, const at::Tensor &target) {
     auto from = stream_view(source), to = stream_view(target);
@@ -53,7 +53,12 @@ void copy_between(const at::Tensor &source, const at::Tensor &target) {
     auto ready = std::make_shared<Event>(), done = std::make_shared<Event>();
     writer.record(ready);
     reader.wait(ready);
-    launch(reader, current_settings().kernel, [from, to] { move(from, to); });
+    if (auto tee = current_tee()) {
+        int out = source.device().index(), in = target.device().index();
+        reader.push([=](Queue &running) { copy_between_devices(running, *tee, {from, out}, {to, in}); });
+    } else {
+        launch(reader, current_settings().kernel, [from, to] { move(from, to); });
+    }
     reader.record(done);
     writer.wait(done);
 }
@@ -77,23 +82,30 @@ void transfer(at::Tensor source, const at::Tensor &target, bool non_blocking) {
     auto &queue = current_queue(device);
     const auto &host = direction == kUp ? source : target;
     bool pinned = pinned_memory().contains(host.const_data_ptr());
-    bool blocking = !non_blocking;
+    auto tee = current_tee();
+    // With bounce buffers a copy returns when it is done, and with it all that was queued on its stream.
+    bool blocking = !non_blocking || (tee != nullptr && tee->settings.confidential);
     at::Tensor snapshot;
     if (pinned) {
-        // With bounce buffers a copy returns when it is done, and with it all that was queued on its stream.
         blocking = blocking || confidential;
         pinned_memory().record_event(const_cast<void *>(host.const_data_ptr()), nullptr, current_stream(device));
     } else if (direction == kDown) {
         blocking = true; // a copy to pageable memory returns when it is done
-    } else if (non_blocking) {
+    } else if (!blocking) {
         source = snapshot = source.clone(); // pageable memory is staged before the call returns
     }
     auto bytes = static_cast<size_t>(target.numel()) * host.element_size();
-    auto duration = current_settings().copy_time(direction, bytes);
-    auto &engine = copy_engine(device, direction);
-    queue.push([from = stream_view(source), to = stream_view(target), snapshot, duration, bytes, &engine](Queue &running) {
-        engine.copy(running, duration, bytes, [&] { move(from, to); });
-    });
+    auto from = stream_view(source), to = stream_view(target);
+    if (tee != nullptr) {
+        Place sender{from, direction == kUp ? kHost : device}, receiver{to, direction == kUp ? device : kHost};
+        queue.push([=](Queue &running) { copy_to_or_from_host(running, *tee, sender, receiver, snapshot); });
+    } else {
+        auto duration = current_settings().copy_time(direction, bytes);
+        auto &engine = copy_engine(device, direction);
+        queue.push([=, &engine](Queue &running) {
+            engine.copy(running, duration, bytes, [&, held = snapshot] { move(from, to); });
+        });
+    }
     ++counters.copies[direction];
     counters.bytes[direction] += static_cast<int64_t>(bytes);
     if (blocking) {

@@ -3,6 +3,7 @@
 #include "device_memory.hpp"
 #include "generator.hpp"
 #include "pinned_memory.hpp"
+#include "tee.hpp"
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
@@ -30,7 +31,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
 
     at::Allocator *getPinnedMemoryAllocator() const override { return &pinned_memory(); }
-    bool isPinnedPtr(const void *data) const override { return !confidential && pinned_memory().contains(data); }
+    bool isPinnedPtr(const void *data) const override { return !in_confidential_mode() && pinned_memory().contains(data); }
     c10::Device getDeviceFromPtr(void *data) const override {
         int device = device_of(data);
         TORCH_CHECK(device >= 0, "this address is not in the memory of the simulated accelerator");

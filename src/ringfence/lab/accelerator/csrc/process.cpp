@@ -74,6 +74,11 @@ void report_failure(const std::string &message) noexcept {
     std::fprintf(stderr, "simulated accelerator: a task failed: %s\n", message.c_str());
 }
 
+void forget_failure() {
+    std::lock_guard<std::mutex> hold(shared().mutex);
+    failed = false;
+}
+
 Working::Working() {
     std::unique_lock<std::mutex> hold(shared().mutex);
     while (shared().stopping) {

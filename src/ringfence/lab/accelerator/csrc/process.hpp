@@ -29,6 +29,9 @@ void check_device(int64_t index);
 // A stream task failed. Everything that uses the device raises this error from now on, as after a CUDA error.
 void report_failure(const std::string &message) noexcept;
 
+// For tests of several failures: the device is usable again.
+void forget_failure();
+
 // A stream thread holds one of these while it runs code of torch. `stop_streams` waits for it, so that no kernel runs
 // while the libraries are torn down. After that call the constructor never returns.
 class Working {

@@ -5,6 +5,7 @@
 namespace ringfence::sim {
 
 std::atomic<bool> confidential{false};
+std::atomic<int64_t> lag_ns{0};
 Counters counters;
 
 namespace {

@@ -1,7 +1,7 @@
 #ifndef RINGFENCE_SIM_SETTINGS_HPP
 #define RINGFENCE_SIM_SETTINGS_HPP
 
-// What `configure` and `confidential` set, and what `stats` counts.
+// What `configure` and `confidential` set, and what `stats` counts. Those of `simulate_tee` are in tee.hpp.
 
 #include <atomic>
 #include <chrono>
@@ -32,10 +32,13 @@ Settings current_settings();
 void configure(const Settings &settings);
 
 extern std::atomic<bool> confidential;
+extern std::atomic<int64_t> lag_ns; // how far a stream's clock may fall behind while a TEE is simulated; 0: none is
 
 struct Counters {
     std::atomic<int64_t> host_blocked_ns{0};
     std::atomic<int64_t> copies[2]{}, bytes[2]{};
+    std::atomic<int64_t> sealed_copies{0}, sealed_bytes{0}; // through bounce buffers
+    std::atomic<int64_t> late_ns{0}, crypto_ns{0};
 };
 
 extern Counters counters;

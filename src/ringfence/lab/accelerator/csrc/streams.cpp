@@ -120,6 +120,16 @@ void Queue::pass_until(Time moment) {
         std::this_thread::sleep_until(now_);
 }
 
+void Queue::keep_up() {
+    int64_t dilated = lag_ns;
+    auto least = Clock::now() - (dilated > 0 ? Duration(dilated) : Duration(kLag));
+    if (now_ >= least)
+        return;
+    if (dilated > 0)
+        counters.late_ns += (least - now_).count();
+    now_ = least;
+}
+
 void Queue::run() {
     prctl(PR_SET_TIMERSLACK, 1000); // sleeps end within microseconds, not the usual 50
     c10::InferenceMode inference(true);
@@ -129,7 +139,8 @@ void Queue::run() {
         auto entry = std::move(entries_.front());
         entries_.pop_front();
         hold.unlock();
-        now_ = std::max({now_, entry.queued, Clock::now() - kLag});
+        now_ = std::max(now_, entry.queued);
+        keep_up();
         pass(entry.delay);
         try {
             entry.task(*this);

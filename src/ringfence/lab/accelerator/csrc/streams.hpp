@@ -58,6 +58,7 @@ class Queue {
     // For the task that is running: let time pass, and do so until a moment of the stream's clock.
     void pass(Duration duration) { pass_until(now_ + duration); }
     void pass_until(Time moment);
+    void keep_up(); // moves a clock that has fallen too far behind, and counts that as late
     Time now() const { return now_; }
 
     std::atomic<bool> capturing{false};

@@ -10,6 +10,9 @@ namespace ringfence::sim {
 // A CPU tensor on the same memory, for a stream thread. It does not keep the memory: a kernel does not either.
 at::Tensor stream_view(const at::Tensor &tensor);
 
+// Copies elements, converting them if the types differ. Runs in a stream thread.
+void move(const at::Tensor &from, const at::Tensor &to);
+
 // Copies in the current streams, as CUDA does.
 at::Tensor copy_tensor(const at::Tensor &source, const at::Tensor &target, bool non_blocking);
 
