@@ -21,7 +21,7 @@ FIGURES: Final[dict[str, tuple[str, str]]] = {
     "plain_overhead": ("s", "of each host-device copy outside confidential mode"),
     "cpu_rate": ("B/s", "AES-GCM of one driver thread"),
     "cpu_threads": ("", "driver threads of the machine; the copies of all devices queue for them"),
-    "engines": ("", "copy engines of each device and direction; a copy holds one from its begin to its end"),
+    "engines": ("", "copy engines of each device and direction; a copy holds one from its start to its end"),
     "link_rate": ("B/s", "PCIe, of each device and direction"),
     "device_rate": ("B/s", "encryption and decryption on the device; 0: takes no time of its own"),
     "authentication_rate": ("B/s", "computing one tag on the device; 0: takes no time of its own"),
@@ -97,6 +97,9 @@ class Tee:
             elif not (1e3 <= value <= 1e18 or (value == 0 and name in UNLIMITED)):
                 zero = ", or 0" if name in UNLIMITED else ""
                 raise ConfigurationError(f"{name} of a simulated TEE is from 1e3 to 1e18 bytes/s{zero}, not {value}")
+        for name in ("confidential", *SWITCHES):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name} of a simulated TEE is True or False, not {getattr(self, name)!r}")
         if not 1 <= self.dilation <= 1e6:
             raise ConfigurationError(f"dilation of a simulated TEE is from 1 to 1e6, not {self.dilation}")
 

@@ -38,6 +38,7 @@ void configure_times(double kernel, double down, double up, double down_rate, do
 }
 
 void begin_tee(const std::vector<double> &figures, const std::vector<bool> &switches, double dilation) {
+    check_usable();
     TORCH_CHECK_VALUE(figures.size() == 12 && switches.size() == 4, "a simulated TEE has 12 figures and 4 switches");
     TORCH_CHECK_VALUE(dilation >= 1, "dilation must be at least 1, got ", dilation);
     TeeSettings given;

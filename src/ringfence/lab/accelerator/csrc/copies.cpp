@@ -98,12 +98,14 @@ void transfer(at::Tensor source, const at::Tensor &target, bool non_blocking) {
     auto from = stream_view(source), to = stream_view(target);
     if (tee != nullptr) {
         Place sender{from, direction == kUp ? kHost : device}, receiver{to, direction == kUp ? device : kHost};
-        queue.push([=](Queue &running) { copy_to_or_from_host(running, *tee, sender, receiver, snapshot); });
+        queue.push([sender, receiver, snapshot, tee](Queue &running) {
+            copy_to_or_from_host(running, *tee, sender, receiver);
+        });
     } else {
         auto duration = current_settings().copy_time(direction, bytes);
         auto &engine = copy_engine(device, direction);
-        queue.push([=, &engine](Queue &running) {
-            engine.copy(running, duration, bytes, [&, held = snapshot] { move(from, to); });
+        queue.push([from, to, snapshot, duration, bytes, &engine](Queue &running) {
+            engine.copy(running, duration, bytes, [&] { move(from, to); });
         });
     }
     ++counters.copies[direction];

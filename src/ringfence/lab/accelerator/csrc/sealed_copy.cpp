@@ -247,7 +247,7 @@ void copy_through_host(Queue &queue, Tee &tee, const Place &from, const Place &t
 
 } // namespace
 
-void copy_to_or_from_host(Queue &queue, Tee &tee, const Place &from, const Place &to, const at::Tensor &) {
+void copy_to_or_from_host(Queue &queue, Tee &tee, const Place &from, const Place &to) {
     auto direction = from.device == kHost ? kUp : kDown;
     int device = direction == kUp ? to.device : from.device;
     auto type = (direction == kUp ? from : to).view.scalar_type();

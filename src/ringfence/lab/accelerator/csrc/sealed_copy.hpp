@@ -20,8 +20,7 @@ struct Place {
     int device;
 };
 
-// `held` is kept until the copy is done.
-void copy_to_or_from_host(Queue &queue, Tee &tee, const Place &from, const Place &to, const at::Tensor &held);
+void copy_to_or_from_host(Queue &queue, Tee &tee, const Place &from, const Place &to);
 void copy_between_devices(Queue &queue, Tee &tee, const Place &from, const Place &to);
 
 // What the bounce buffer of the latest copy holds: ciphertext and tags. Empty: there was none.

@@ -63,13 +63,14 @@ Tee::Stage Tee::authentication(size_t bytes) const {
     return found;
 }
 
-// The longest stage, and the time that one piece takes through the others.
+// The stage that holds up the others, and the time that one piece takes through those.
 Duration Tee::pipelined(std::initializer_list<Stage> stages) {
-    auto longest = std::max_element(stages.begin(), stages.end(), [](auto &a, auto &b) { return a.whole < b.whole; });
-    auto total = longest->whole - longest->piece;
-    for (auto &each : stages)
-        total += each.piece;
-    return total;
+    Duration longest{}, pieces{};
+    for (auto &each : stages) {
+        longest = std::max(longest, each.whole - each.piece);
+        pieces += each.piece;
+    }
+    return longest + pieces;
 }
 
 Window Tee::plain(int device, Direction direction, Time from, size_t bytes) {
