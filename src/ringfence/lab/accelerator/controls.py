@@ -41,7 +41,7 @@ class Stats(NamedTuple):
     bytes_up: int
     sealed_copies: int  # through a bounce buffer: two for a copy from device to device that the host re-encrypts
     sealed_bytes: int
-    late_seconds: float  # by which streams fell behind the simulated time, because this machine was too slow
+    late_seconds: float  # for which simulated time stood still, because this machine was too slow
     crypto_seconds: float  # CPU time of encryption and decryption
 
 

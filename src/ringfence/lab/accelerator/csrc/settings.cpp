@@ -1,5 +1,6 @@
 #include "settings.hpp"
 
+#include <algorithm>
 #include <mutex>
 
 namespace ringfence::sim {
@@ -21,6 +22,17 @@ Stored &stored() {
 }
 
 } // namespace
+
+void count_late(Time begin, Time end) {
+    static auto *mutex = new std::mutex;
+    static Time counted{};
+    std::lock_guard<std::mutex> hold(*mutex);
+    begin = std::max(begin, counted);
+    if (begin >= end)
+        return;
+    counters.late_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
+    counted = end;
+}
 
 Duration seconds(double count) { return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(count)); }
 

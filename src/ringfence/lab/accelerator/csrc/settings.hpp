@@ -43,6 +43,10 @@ struct Counters {
 
 extern Counters counters;
 
+// A stream was behind the simulated time between two moments, because the host is too slow. Moments count once, however
+// many streams are late.
+void count_late(Time begin, Time end);
+
 // Adds the time until its end to `host_blocked_ns`.
 class HostBlocked {
   public:

@@ -111,7 +111,11 @@ void Queue::synchronize() {
     TORCH_CHECK(!capturing, "a stream that is being captured into a graph cannot be waited for");
     std::unique_lock<std::mutex> hold(mutex_);
     auto last = pushed_;
+    if (done_ >= last)
+        return;
     changed_.wait(hold, [&] { return done_ >= last; });
+    if (lag_ns > 0)
+        count_late(done_at_, Clock::now()); // the host has waited for what the stream was behind
 }
 
 void Queue::pass_until(Time moment) {
@@ -126,7 +130,7 @@ void Queue::keep_up() {
     if (now_ >= least)
         return;
     if (dilated > 0)
-        counters.late_ns += (least - now_).count();
+        count_late(now_, least);
     now_ = least;
 }
 
@@ -155,6 +159,7 @@ void Queue::run() {
         }
         hold.lock();
         ++done_;
+        done_at_ = now_;
         changed_.notify_all();
     }
 }

@@ -79,7 +79,8 @@ class Queue {
     uint64_t pushed_ = 0, done_ = 0;
     uint64_t drawn_ = 0, settings_version_ = 0; // delays since `configure`
     bool started_ = false;
-    Time now_{}; // of the stream's own clock; its thread alone uses it
+    Time done_at_{}; // of the last task, on the stream's own clock
+    Time now_{};     // of the stream's own clock; its thread alone uses it
 };
 
 int current_device();

@@ -6,7 +6,8 @@ namespace ringfence::sim {
 
 namespace {
 
-constexpr double kLagOfTee = 1e-3; // seconds, before dilation: how far a stream's clock may fall behind
+// Seconds, before dilation: how far a stream's clock may fall behind, and at most.
+constexpr double kLagOfTee = 0.1, kLargestLag = 60;
 
 struct CurrentTee {
     std::mutex mutex;
@@ -29,7 +30,7 @@ TeePtr current_tee() {
 void simulate_tee(TeePtr tee) {
     std::lock_guard<std::mutex> hold(current().mutex);
     current().confidential = tee != nullptr && tee->settings.confidential;
-    lag_ns = tee != nullptr ? seconds(kLagOfTee * tee->settings.dilation).count() : 0;
+    lag_ns = tee != nullptr ? seconds(std::min(kLagOfTee * tee->settings.dilation, kLargestLag)).count() : 0;
     current().tee = std::move(tee);
 }
 
