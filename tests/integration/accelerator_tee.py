@@ -60,10 +60,10 @@ def device(index: int, size: int = MIB) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.uint8, device=f"sim:{index}")
 
 
-def between(*pairs: tuple[int, int], streams: bool = True, size: int = MIB) -> float:
+def between(*pairs: tuple[int, int], size: int = MIB) -> float:
     """Return the seconds of the devices' clock in which copies between these devices are done that begin at once.
 
-    Each has a stream of its own, or all copies of a device use one stream. Measured again if this machine fell behind.
+    Each has a stream of its own at both ends. Measured again if this machine fell behind.
     """
     tensors = [(device(source, size), device(target, size)) for source, target in pairs]
     places = [(torch.Stream(f"sim:{a}"), torch.Stream(f"sim:{b}")) for a, b in pairs]
@@ -73,8 +73,7 @@ def between(*pairs: tuple[int, int], streams: bool = True, size: int = MIB) -> f
         begin, ends = torch.Event("sim", enable_timing=True), []
         accelerator.sleep(0.01)
         begin.record()
-        for (source, target), pair in zip(tensors, places, strict=True):
-            reader, writer = pair if streams else places[0]
+        for (source, target), (reader, writer) in zip(tensors, places, strict=True):
             reader.wait_event(begin)
             writer.wait_event(begin)
             with reader, writer:
@@ -171,12 +170,12 @@ def contention() -> None:
             assert between((0, 1), (2, 3)) == pytest.approx(times * one, abs=2e-6)
     with simulated(TEE):
         assert between((0, 1), (2, 3)) == pytest.approx(expected(TEE, "device to device"), abs=2e-6)
-    link = TEE.with_values(direct=True)
-    for engines, gained in ((1, 0.0), (2, total(TEE, "cipher tag", MIB) * TEE.dilation + 3e-3)):
-        with simulated(link.with_values(engines=engines)):
-            first = (TEE.copy_overhead + total(TEE, "cipher tag link", MIB)) * TEE.dilation
-            waits = first - gained  # two engines share the link, which a copy uses last
-            assert between((0, 1), (0, 2)) == pytest.approx(expected(link, "direct") + waits, abs=2e-6)
+    direct = TEE.with_values(direct=True)
+    before_link = (TEE.copy_overhead + total(TEE, "cipher tag", MIB)) * TEE.dilation
+    on_link = total(TEE, "link", MIB) * TEE.dilation
+    for engines, waits in ((1, before_link + on_link), (2, on_link)):  # two engines share the link
+        with simulated(direct.with_values(engines=engines)):
+            assert between((0, 1), (0, 2)) == pytest.approx(expected(direct, "direct") + waits, abs=2e-6)
     with simulated(TEE.with_values(confidential=False)):
         once = expected(TEE.with_values(confidential=False), "device to device")
         assert between((0, 1), (0, 2)) == pytest.approx(2 * once, abs=2e-6)
@@ -196,36 +195,46 @@ def dilation() -> None:
 
 
 def a_gap_before_a_reservation_is_used() -> None:
-    """A driver thread that one copy needs after 55 ms serves another one before that."""
-    slow = TEE.with_values(cpu_threads=1, device_rate=2e9, authentication_rate=0)
+    """A driver thread that one copy needs after 110 ms serves another one before that."""
+    slow = TEE.with_values(cpu_threads=1, device_rate=1e9, authentication_rate=0)
     found = []
     with simulated(slow):
         source, target, other = (device(index) for index in range(3))
         values = torch.zeros(MIB, dtype=torch.uint8)
         for _ in range(4):
             synchronize()
+            copies, deadline = accelerator.stats().sealed_copies, time.monotonic() + 60
             begin, end = (torch.Event("sim:2", enable_timing=True) for _ in range(2))
             target.copy_(source)
+            while accelerator.stats().sealed_copies == copies:  # until it has begun
+                assert time.monotonic() < deadline
             begin.record(torch.accelerator.current_stream(2))
             other.copy_(values)
             end.record(torch.accelerator.current_stream(2))
             end.synchronize()
             found.append(begin.elapsed_time(end) / 1e3)
-    assert min(found) < expected(slow, "host to device") + 0.03
+    assert min(found) < expected(slow, "host to device") + 0.05
 
 
 def slow_machine() -> None:
-    """Work that takes longer than its simulated time is counted."""
-    fast = TEE.with_values(
-        copy_overhead=0, cpu_rate=1e18, link_rate=1e18, device_rate=0, authentication_rate=0, dilation=1
-    )
-    with simulated(fast):
-        before = accelerator.stats()
-        device(1, 64 * MIB).copy_(device(0, 64 * MIB))
+    """What takes longer than its simulated time is late: wall time is that and simulated time."""
+    free = {"cpu_rate": 1e18, "link_rate": 1e18, "device_rate": 0, "authentication_rate": 0}
+    with simulated(TEE.with_values(copy_overhead=0.05, dilation=1, **free)):
+        source, target = device(0, 64 * MIB), device(1, 64 * MIB)
         synchronize()
-        after = accelerator.stats()
-    assert after.late_seconds > before.late_seconds
-    assert after.crypto_seconds - before.crypto_seconds > 64 * MIB / 1e11
+        before, wall = accelerator.stats(), time.perf_counter()
+        begin, end = (torch.Event("sim:0", enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(3):
+            target.copy_(source)
+        end.record()
+        synchronize()
+        after, wall = accelerator.stats(), time.perf_counter() - wall
+        late, took = after.late_seconds - before.late_seconds, begin.elapsed_time(end) / 1e3
+        assert took >= 0.3
+        assert 0 < late < wall
+        assert 0.295 < wall - late < 0.45
+        assert after.crypto_seconds - before.crypto_seconds > 3 * 4 * 64 * MIB / 1e11
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
@@ -307,6 +316,20 @@ def ciphertext() -> None:
             assert (buffers[0] == buffers[1]).float().mean().item() < 0.01
 
 
+def nonces_count_up() -> None:
+    """Under one key, neither another copy of the same values nor another piece of one has the same ciphertext."""
+    values = torch.zeros(MIB, dtype=torch.uint8)
+    for direct in (False, True):
+        with simulated(TEE.with_values(dilation=1, direct=direct, parallel_authentication=True)):
+            there, other, buffers = values.to("sim:0"), device(1), []
+            for copy in (lambda: there.copy_(values), there.cpu, lambda: other.copy_(there)) * 2:  # noqa: B023
+                copy()
+                synchronize()
+                buffers += accelerator.bounce_buffer()[:MIB].split(TEE.piece_bytes)
+            words = torch.cat(buffers).view(torch.int64)
+            assert len(words.unique()) == len(words)
+
+
 def refused() -> None:
     """One flipped bit, of the ciphertext or of a tag and in each bounce buffer, fails the copy."""
     values = torch.randint(0, 128, (MIB,), dtype=torch.uint8)
@@ -337,7 +360,7 @@ def nothing_of_a_refused_copy_arrives() -> None:
         assert here.unique().tolist() == [0xFB]
 
 
-def nonces() -> None:
+def nonces_are_limited() -> None:
     """A key that has encrypted as often as AES-GCM permits encrypts nothing more; a new simulation has new keys."""
     tensor = torch.zeros(10)
     with simulated(TEE.with_values(dilation=1)):
@@ -411,9 +434,10 @@ SCENARIOS: list[Callable[[], None]] = [
     data,
     views,
     ciphertext,
+    nonces_count_up,
     refused,
     nothing_of_a_refused_copy_arrives,
-    nonces,
+    nonces_are_limited,
     host_blocks,
     threads,
 ]

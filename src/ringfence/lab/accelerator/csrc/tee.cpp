@@ -135,7 +135,8 @@ Window Tee::direct_first(int source, int target, Time from, size_t bytes) {
     auto sent = out.link.reserve(ready + cipher.piece + tag.piece, link.whole);
     auto received = in.link.reserve(sent + link.piece, link.whole);
     reader = writer = std::max({ready + pipelined({cipher, tag, link, link, tag, cipher}),
-                                sent + pipelined({link, link, tag, cipher}), received + pipelined({link, tag, cipher})});
+                                sent + pipelined({link, link, tag, cipher}),
+                                received + pipelined({link, tag, cipher})});
     return {begin, reader};
 }
 
