@@ -26,11 +26,11 @@ class Memory:
     zero, and so is every sum of it.
     """
 
-    def __init__(self, sizes: Sequence[int], wire: str) -> None:
+    def __init__(self, sizes: Sequence[int], wire: str, device: torch.device | None = None) -> None:
         kind = type_of(wire)
         counts = [max(1, size // kind.itemsize) for size in sizes]
         room = max(*counts, min(sum(counts), _MEMORY // kind.itemsize))
-        memory = torch.zeros(room, dtype=kind)
+        memory = torch.zeros(room, dtype=kind, device=device)
         self.largest = memory[: max(counts)]
         self.buckets: list[torch.Tensor] = []
         at = 0
