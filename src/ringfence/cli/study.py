@@ -43,6 +43,7 @@ examples:
   ringfence study                                           half an hour on two cores; without root, no limited links
   ringfence study --quick                                   all kinds of cells in a minute
   ringfence study --grid mine.toml --results mine           a grid of your own (docs/guides/study.md)
+  ringfence study --grid gpu-tee --results tee              what GPU TEEs cost, on simulated ones; about 20 minutes
   ringfence study query --model gpt2 --workers 2            rows of the summary
   ringfence study query --variant ringfence --json        for a script, one row a line
 """
@@ -66,7 +67,10 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     grid = study.add_mutually_exclusive_group()
     grid.add_argument(
-        "--grid", type=Path, metavar="FILE", help="a grid of your own, in TOML; default: the one built in"
+        "--grid",
+        type=Path,
+        metavar="FILE",
+        help="a grid of your own, in TOML, or one that is built in: default, quick or gpu-tee",
     )
     grid.add_argument("--quick", action="store_true", help="a small grid: about a minute")
     study.add_argument("--list", action="store_true", help="print the cells and an estimate, and measure nothing")
@@ -205,13 +209,33 @@ def _print_summary(folder: Folder, filters: dict[str, Sequence[Any]]) -> None:
 def _cells(options: argparse.Namespace) -> list[Cell]:
     from ringfence.lab.study import grid
 
-    if options.grid is None:
-        return _without_missing_clocks(grid.built_in("quick" if options.quick else "default"))
+    if options.grid is None or str(options.grid) in grid.BUILT_IN:
+        name = str(options.grid) if options.grid is not None else "quick" if options.quick else "default"
+        return _without_missing_clocks(_without_missing_hosts(grid.built_in(name)))
     try:
         text = options.grid.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the grid {options.grid}: {error}") from None
-    return _without_missing_clocks(grid.read(text, options.grid.name))
+    return _without_missing_clocks(_without_missing_hosts(grid.read(text, options.grid.name)))
+
+
+def _without_missing_hosts(cells: list[Cell]) -> list[Cell]:
+    """Return the cells without ringfence on simulated GPU TEEs if there can be no network namespaces."""
+    from ringfence.lab.bench import netns
+    from ringfence.lab.study import tee_grid
+    from ringfence.lab.study.cells import TEE
+
+    sealed = {
+        cell.name for cell in cells if cell.settings["kind"] == TEE and names.TEE_SEALED in cell.settings["variants"]
+    }
+    if not sealed or netns.available():
+        return cells
+    _say(
+        f"{names.TEE_SEALED} is left out of {len(sealed)} cells on simulated GPU TEEs: its hosts are network namespaces, "
+        "which need root and iproute2 (ip, tc)"
+    )
+    found = [tee_grid.without_sealed(cell) if cell.name in sealed else cell for cell in cells]
+    return list({cell.name: cell for cell in found}.values())
 
 
 def _without_missing_clocks(cells: list[Cell]) -> list[Cell]:
@@ -279,6 +303,7 @@ _COLUMNS: dict[str, Callable[[str], Any]] = {
     "rate": _rate,
     "busy": _bool,
     "variant": str,
+    "preset": str,
     "machine": str,
     "source": str,
 }

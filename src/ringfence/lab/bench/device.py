@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab import accelerator
+from ringfence.lab.accelerator.tee import Tee
 from ringfence.lab.bench import names
 from ringfence.lab.bench.operations import Tensors
 from ringfence.staging.collective import slice_bytes
@@ -35,6 +37,20 @@ def simulate(copy_rate: float, confidential: bool) -> None:
     torch.accelerator.synchronize()
     accelerator.configure(down_rate=copy_rate, up_rate=copy_rate)
     accelerator.confidential(confidential)
+
+
+def simulate_tee(settings: Mapping[str, Any]) -> Tee:
+    """Make the simulated devices copy as a GPU TEE with these settings; return them."""
+    tee = Tee(**settings)
+    for device in range(torch.accelerator.device_count()):
+        torch.accelerator.synchronize(device)
+    accelerator.simulate_tee(tee)
+    return tee
+
+
+def late_seconds(device: torch.device | None) -> float:
+    """Return for how long work of simulated copies has exceeded their simulated time, in this process."""
+    return accelerator.stats().late_seconds if device is not None and device.type == names.SIMULATED else 0.0
 
 
 class CopiesBeside:

@@ -30,6 +30,18 @@ DEVICE_VARIANTS: Final = {
     "gloo": "plaintext Gloo on device tensors; CUDA only",
     "nccl": "plaintext NCCL on device tensors; CUDA only, and a device for each worker",
 }
+TEE_BASELINE: Final = ("plain", "plain-again")  # of simulated GPU TEEs, twice for the same reason
+TEE_RING: Final = {  # variants of the ring between the devices of a machine, and what each switches on
+    "plain": "copies from device to device in the clear, outside confidential mode",
+    "plain-again": "the same once more",
+    "confidential": "every copy encrypted through the host's memory, by its CPU, at both ends",
+    "direct": "confidential, and devices encrypt for each other: the CPU does not encrypt again",
+    "parallel-authentication": "confidential, and a device authenticates several pieces at once",
+    "overlap": "confidential, and the stages of a copy run at the same time",
+    "all": "confidential, with all three",
+}
+TEE_SEALED: Final = "ringfence"  # on the same devices in confidential mode
+TEE_VARIANTS: Final = (*TEE_RING, TEE_SEALED)
 CUDA_VARIANTS: Final = ("gloo", "nccl")
 DEFAULT_ON_DEVICE: Final = (*HOST, "ringfence", "ringfence-unsealed")
 SIMULATED: Final = "sim"  # the device of ringfence.lab.accelerator
@@ -49,6 +61,11 @@ OPERATIONS: Final = tuple(_TIMES_MOVED)
 MODELS: Final = ("resnet50", "bert-base", "gpt2", "gpt2-tiny")
 STRATEGIES: Final = ("ddp", "fsdp2")
 WIRES: Final = ("float32", "bfloat16")  # what gradients travel as
+
+
+def study_baseline(kind: str) -> tuple[str, str]:
+    """Return the two runs that the ratios of a cell of a study are taken to."""
+    return TEE_BASELINE if kind == "gpu-tee" else BASELINE
 
 
 def baseline(case: Mapping[str, Any]) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import torch
 
+from ringfence.lab import accelerator
 from ringfence.lab.bench.operations import Tensors, type_of
 from ringfence.lab.bench.variants import AloneVariant, Begun, Variant
 
@@ -91,5 +92,22 @@ def step(
                 begun.append(variant.begin("all_reduce", Tensors(bucket, nothing, nothing)))
         for each in begun:
             each.wait()
+
+    return run
+
+
+def device_step(variant: Variant, memory: Memory, seconds: Sequence[float]) -> Callable[[], None]:
+    """Return a function that replays one step on a simulated device. The host issues everything and then waits."""
+    nothing = memory.largest[:0]
+
+    def run() -> None:
+        begun: list[Begun] = []
+        for bucket, before in zip(memory.buckets, seconds, strict=True):
+            if before:
+                accelerator.sleep(before)
+            begun.append(variant.begin("all_reduce", Tensors(bucket, nothing, nothing)))
+        for each in begun:
+            each.wait()
+        torch.accelerator.synchronize()
 
     return run

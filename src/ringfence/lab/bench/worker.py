@@ -22,7 +22,7 @@ from ringfence.guard import plaintext_allowed
 from ringfence.lab.bench import names, operations, replay, variants
 from ringfence.lab.bench.channel import Channel, Message
 from ringfence.lab.bench.device import facts as device_facts
-from ringfence.lab.bench.device import open_device, simulate
+from ringfence.lab.bench.device import late_seconds, open_device, simulate, simulate_tee
 from ringfence.lab.bench.operations import Tensors
 from ringfence.lab.bench.profile import recorded_staging
 from ringfence.lab.bench.rss import peak_bytes, reset_peak, resident_bytes
@@ -53,6 +53,7 @@ class Worker:
         self._tensors: Tensors
         self._host_tensors: Tensors  # of variants that copy beside a collective
         self._steps: dict[str, Callable[[], None]] = {}
+        self._simulates_tee = False
 
     def hello(self) -> Message:
         return {"gloo": variants.gloo_facts(), **(device_facts(self._device) if self._device else {})}
@@ -124,12 +125,15 @@ class Worker:
             staging_times.start()
         sent = bytes_sent()
         dist.barrier()
+        late = late_seconds(self._device)
         cpu, start = time.process_time_ns(), time.perf_counter_ns()
         run(variant, repeats)
         seconds, cpu = (time.perf_counter_ns() - start) / 1e9, time.process_time_ns() - cpu
         stages = variant.stages.stop() if variant.stages is not None else None
         dist.barrier()  # what others still had to receive is on the wire now
         measured: Message = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
+        if self._simulates_tee:
+            measured["late"] = late_seconds(self._device) - late
         if stages and self._device is not None:
             measured["staging"] = recorded_staging()
         return {**measured, "stages": stages} if stages else measured
@@ -196,6 +200,21 @@ class Worker:
         self._steps = {name: replay.step(variant, memory, seconds, compute) for name, variant in chosen.items()}
         return {"variants": list(chosen)}
 
+    def prepare_tee(self, steps: list[tuple[int, float]], tees: dict[str, Message]) -> Message:
+        """The same on tensors of a simulated device; `tees` are the settings of the device for each variant."""
+        assert self._device is not None
+        self._steps.clear()
+        self._simulates_tee = True
+        memory = replay.Memory([size for size, _ in steps], "float32", self._device)
+        whole = Tensors(memory.largest, memory.largest[:0], memory.largest[:0])
+        for name, settings in tees.items():
+            tee = simulate_tee({**settings, "dilation": 1.0})
+            self._check("all_reduce", whole, [name])
+            tee = simulate_tee(settings)
+            seconds = [each * tee.dilation for _, each in steps]
+            self._steps[name] = replay.device_step(self.variants[name], memory, seconds)
+        return {"variants": list(tees)}
+
     def train(self, turns: list[tuple[str, int]]) -> Message:
         """Time the given number of steps of every variant in turn."""
 
@@ -209,20 +228,21 @@ class Worker:
         return {name: self._timed(name, repeats, steps(name)) for name, repeats in turns}
 
 
-def serve(worker: Worker, channel: Channel) -> None:
+def serve(worker: object, channel: Channel) -> None:
     """Execute commands until the other endpoint closes the connection."""
     while (message := channel.receive()) is not None:
         command = getattr(worker, message.pop("do"))
         channel.send({"done": command(**message)})
 
 
-def main() -> None:
+def main(make: Callable[[Message], object] = Worker) -> None:
+    """Run the process of a worker, whose commands are the methods of what `make` returns for its configuration."""
     config = json.loads(sys.argv[1])
     _end_with(config["parent"])
     torch.set_num_threads(1)
     channel = Channel(socket.socket(fileno=config["channel"]))
     try:
-        serve(Worker(config), channel)
+        serve(make(config), channel)
     except Exception as error:
         traceback.print_exc()
         channel.send({"error": f"{type(error).__name__}: {error}"})

@@ -25,6 +25,8 @@ from ringfence.settings import inherited
 _ANSWER_SECONDS: Final = 600.0
 _LEAVING_SECONDS: Final = 5.0
 _LOG_BYTES: Final = 2000
+_WORKER: Final = "ringfence.lab.bench.worker"
+_RINGS: Final = "ringfence.lab.bench.tee_worker"
 
 
 class BenchError(RingfenceError):
@@ -42,12 +44,16 @@ class Placement(NamedTuple):
 class WorkerPool:
     """One worker process for each placement. A context manager: leaving it ends the workers.
 
-    With a `device`, such as "sim" or "cuda", the variants are those on device tensors.
+    With a `device`, such as "sim" or "cuda", the variants are those on device tensors. With a number of `devices`, each
+    worker has so many simulated ones, and the variants are rings between them.
     """
 
-    def __init__(self, placements: Sequence[Placement], variants: Sequence[str], device: str | None = None) -> None:
+    def __init__(
+        self, placements: Sequence[Placement], variants: Sequence[str], device: str | None = None, devices: int = 0
+    ) -> None:
         self.size = len(placements)
         self._device = device
+        self._devices = devices
         self.variants = list(variants)
         self._temporary = tempfile.TemporaryDirectory(prefix="ringfence-bench-")
         self._folder = Path(self._temporary.name)
@@ -73,6 +79,7 @@ class WorkerPool:
             "folder": str(self._folder),
             "variants": self.variants,
             "device": self._device,
+            "devices": self._devices,
             "channel": theirs.fileno(),
             "parent": os.getpid(),
         }
@@ -87,7 +94,7 @@ class WorkerPool:
         with theirs, self._log(rank).open("wb") as log:
             # A session of its own: Ctrl-C reaches the benchmark only, which then ends its workers.
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                [*placement.prefix, sys.executable, "-m", "ringfence.lab.bench.worker", json.dumps(config)],
+                [*placement.prefix, sys.executable, "-m", _RINGS if self._devices else _WORKER, json.dumps(config)],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -173,6 +180,8 @@ def _together(measured: Sequence[Message]) -> Message:
         "sent": sum(each["sent"] for each in measured) / repeats,
         "repeats": repeats,
     }
+    if "late" in measured[0]:
+        whole["late"] = sum(each["late"] for each in measured) / repeats
     if "stages" in measured[0]:
         everywhere = sum(each["seconds"] for each in measured)
         stages = {stage: sum(each["stages"][stage] for each in measured) / 1e9 for stage in measured[0]["stages"]}

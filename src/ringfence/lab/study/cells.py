@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ringfence.lab.bench.units import size_text
 
@@ -27,7 +27,18 @@ SETTINGS: Final = (
     "variants",
 )
 
+TEE: Final = "gpu-tee"  # the kind of cells that run on simulated GPU TEEs
+
 Step = tuple[int, float]  # bytes of a bucket, seconds of computing before it
+
+
+class Pool(NamedTuple):
+    """The processes that measure a cell: workers, on hosts with a rate, or the devices of a simulated machine."""
+
+    hosts: int
+    rate: str  # "" where links are not limited
+    workers: int
+    devices: bool
 
 
 @dataclass(frozen=True)
@@ -50,12 +61,15 @@ class Cell:
         return replace(self, settings={**self.settings, "variants": kept})
 
     @property
-    def worker_pool(self) -> tuple[int, str, int]:
-        """Hosts, rate and workers: cells that are equal in these share a worker pool."""
-        return self.settings["hosts"], self.settings["rate"] or "", self.settings["workers"]
+    def worker_pool(self) -> Pool:
+        """Cells that are equal in this share their processes."""
+        settings = self.settings
+        return Pool(settings["hosts"], settings["rate"] or "", settings["workers"], settings["kind"] == TEE)
 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
+    if settings["kind"] == TEE:
+        return _tee_words(settings)
     if settings["kind"] == "collective":
         words = [settings["operation"], size_text(settings["size"]).replace(" ", "")]
     else:
@@ -72,16 +86,32 @@ def _words(settings: Mapping[str, Any]) -> list[str]:
     return [*words, *([settings["rate"]] if settings["rate"] else [])]
 
 
+def _tee_words(settings: Mapping[str, Any]) -> list[str]:
+    if settings["operation"]:
+        words = [settings["operation"], size_text(settings["size"]).replace(" ", "")]
+    else:
+        bucket = settings["bucket_mb"]
+        words = [settings["model"], *([f"{bucket:g}MiB"] if bucket else [])]
+    changed = settings["changed"]
+    words += ["tee", settings["preset"], f"{settings['workers']}d", *([changed.replace(" ", "-")] if changed else [])]
+    return [*words, f"{settings['load']:g}-cores"]
+
+
 def label(settings: Mapping[str, Any]) -> str:
     """Return the label of a cell from its settings or from a row of a layer."""
-    if settings["kind"] == "collective":
+    if settings["operation"]:
         what = f"{settings['operation']} {size_text(settings['size'])}"
+    elif settings["kind"] == TEE:
+        what = settings["model"]
     elif settings["kind"] == "training":
         what = f"{settings['model']}, {settings['strategy']}"
     else:
         what = f"{settings['model']}, trace ({settings['device']})"
     if settings["bucket_mb"]:
         what += f", buckets of {settings['bucket_mb']:g} MiB"
+    if settings["kind"] == TEE:
+        what += f", {settings['preset']}"
+        what += f", {settings['changed']}" if settings["changed"] else ""
     if settings["wire"] != "float32":
         what += f", {settings['wire']}"
     return what + (", caller busy" if settings["busy"] else "")

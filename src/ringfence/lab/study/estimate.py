@@ -11,8 +11,10 @@ from typing import Any, Final
 from ringfence.lab.bench.measure import BATCH_SECONDS
 from ringfence.lab.bench.names import ALONE, necessary_bytes
 from ringfence.lab.bench.netns import bits_per_second
+from ringfence.lab.bench.tee_variants import tee_of
 from ringfence.lab.plan import models
-from ringfence.lab.study.cells import Cell
+from ringfence.lab.study import tee_cost
+from ringfence.lab.study.cells import TEE, Cell
 
 _POOL_SECONDS: Final = (3.0, 1.7)  # to start workers and their variants: fixed, and for each worker on two cores
 _TURN_SECONDS: Final = 0.012  # two barriers and a command
@@ -31,6 +33,8 @@ _BUILD_SECONDS_PER_BYTE: Final = 1.6e-9  # of a variant's copy of a model, on ea
 def seconds(cell: Cell, cores: int, rounds: int | None = None) -> float:
     """Return the seconds that measuring a cell takes, with its preparation."""
     settings = cell.settings
+    if settings["kind"] == TEE:
+        return _tee_seconds(cell, cell.rounds if rounds is None else rounds)
     variants = settings["variants"]
     once = sum(_TURN_SECONDS + _seconds(cell, name, cores) for name in variants)
     rounds = cell.rounds if rounds is None else rounds
@@ -45,8 +49,22 @@ def seconds(cell: Cell, cores: int, rounds: int | None = None) -> float:
 def total(cells: Sequence[Cell], cores: int) -> float:
     """Return the seconds that all cells take, with the start of their workers."""
     worker_pools = {cell.worker_pool for cell in cells}
-    starting = sum(_POOL_SECONDS[0] + _POOL_SECONDS[1] * workers * 2 / min(2, cores) for _, _, workers in worker_pools)
+    starting = sum(
+        _POOL_SECONDS[0] + _POOL_SECONDS[1] * workers * 2 / min(2, cores) for _, _, workers, _ in worker_pools
+    )
+    starting += sum(_POOL_SECONDS[0] for pool in worker_pools if pool.devices)
     return starting + sum(seconds(cell, cores) for cell in cells)
+
+
+def _tee_seconds(cell: Cell, rounds: int) -> float:
+    """Results are checked without dilation, which takes as long as the work does."""
+    settings, seconds = cell.settings, 0.0
+    for name, dilation in settings["dilations"].items():
+        tee = tee_of(name, settings["tee"])
+        about = (settings["workers"], cell.trace, settings["operation"])
+        passing = dilation * tee_cost.simulated(name, tee, *about, settings.get("host_cores", 1.0))
+        seconds += rounds * passing + 2 * tee_cost.work(name, *about)
+    return seconds
 
 
 def _seconds(cell: Cell, variant: str, cores: int) -> float:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from ringfence.lab.bench import machine, names
 from ringfence.lab.bench.measure import placements_for, rounds_of
-from ringfence.lab.bench.samples import Samples
+from ringfence.lab.bench.samples import Case, Round, Samples
 from ringfence.lab.bench.worker_pool import WorkerPool
 from ringfence.lab.study import selection
-from ringfence.lab.study.cells import Cell, label
+from ringfence.lab.study.cells import Cell, Pool, Step, label
 from ringfence.lab.study.folder import Folder
+from ringfence.lab.study.tee_runner import machines_for
 from ringfence.lab.tables import Progress
 
 # Packages that run before anything is timed, or that only read samples: samples stay valid when these change.
@@ -57,24 +59,53 @@ def show(complete: Sequence[CellRounds]) -> int:
 
 
 def measure(missing: Sequence[CellRounds], here: Mapping[str, Any], command: str) -> None:
-    """Measure the missing rounds. Cells with the same number of workers and hosts share a worker pool."""
+    """Measure the missing rounds. Cells with the same number of workers and hosts share their processes."""
     progress = Progress(sum(each.rounds for each in missing))
     try:
         together = sorted(missing, key=lambda each: each.cell.worker_pool)
-        for (hosts, rate, workers), group in itertools.groupby(together, key=lambda each: each.cell.worker_pool):
-            progress.say(f"starting {workers} workers")
+        for pool, group in itertools.groupby(together, key=lambda each: each.cell.worker_pool):
+            progress.say(f"starting {pool.workers} {'simulated devices' if pool.devices else 'workers'}")
             each_of_them = list(group)
-            with (
-                placements_for(workers, hosts, rate or None) as placements,
-                WorkerPool(placements, _variants(each_of_them)) as worker_pool,
-            ):
+            with _processes(pool, each_of_them) as processes:
                 for each in each_of_them:
                     selection.hold(each.samples.path, each.samples.run, each.case)
-                    each.samples.begin({**here, **worker_pool.facts}, command, machine.now())
-                    _measure(worker_pool, each, progress)
+                    each.samples.begin({**here, **processes.facts}, command, machine.now())
+                    _measure(processes, each, progress)
                     show([each])
     finally:
         progress.end()
+
+
+class _Processes(Protocol):
+    """What measures the cells of a pool."""
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
+    def rounds_of(self, case: Case, trace: Sequence[Step]) -> Callable[[int], Round]: ...
+
+
+class _Workers:
+    """A worker pool as it measures cells of all kinds but gpu-tee."""
+
+    def __init__(self, worker_pool: WorkerPool) -> None:
+        self._worker_pool = worker_pool
+        self.facts: dict[str, Any] = worker_pool.facts
+
+    def rounds_of(self, case: Case, trace: Sequence[Step]) -> Callable[[int], Round]:
+        return rounds_of(self._worker_pool, case, trace)
+
+
+@contextlib.contextmanager
+def _processes(pool: Pool, group: Sequence[CellRounds]) -> Iterator[_Processes]:
+    if pool.devices:
+        with machines_for(pool) as machines:
+            yield machines
+        return
+    with (
+        placements_for(pool.workers, pool.hosts, pool.rate or None) as placements,
+        WorkerPool(placements, _variants(group)) as worker_pool,
+    ):
+        yield _Workers(worker_pool)
 
 
 def _variants(group: Sequence[CellRounds]) -> list[str]:
@@ -83,10 +114,10 @@ def _variants(group: Sequence[CellRounds]) -> list[str]:
     return [name for name in (*names.VARIANTS, names.ALONE) if name in named]
 
 
-def _measure(worker_pool: WorkerPool, missing: CellRounds, progress: Progress) -> None:
-    what = f"{label(missing.case)}, {worker_pool.size} workers"
+def _measure(processes: _Processes, missing: CellRounds, progress: Progress) -> None:
+    what = f"{label(missing.case)}, {missing.case['workers']} workers"
     progress.say(what)
-    one = rounds_of(worker_pool, missing.case, missing.cell.trace)
+    one = processes.rounds_of(missing.case, missing.cell.trace)
     for _ in range(missing.rounds):
         missing.samples.add(missing.case, one(len(missing.samples.rounds(missing.case))))
         progress.step(what)

@@ -14,7 +14,7 @@ from ringfence.lab.bench.names import STAGES
 
 MADE_FROM: Final = b"ringfence.made_from"  # a digest of the layer below, in a file's metadata
 MACHINES: Final = b"ringfence.machines"  # JSON: the facts about each machine that the layer's rows name
-_VERSION: Final = 2  # of what is made, not of the columns alone: layers of an older one are made again
+_VERSION: Final = 3  # of what is made, not of the columns alone: layers of an older one are made again
 
 
 def _column(name: str, kind: Any, optional: bool = False) -> Any:
@@ -45,6 +45,17 @@ _ORIGIN: Final = [
     _column("source", pa.string()),
     _column("scaled", pa.float64()),  # how many times the real step is as long as the one replayed
 ]
+_TEE: Final = [  # of simulated GPU TEEs; empty in other rows
+    _column("preset", pa.string(), optional=True),
+    _column("changed", pa.string(), optional=True),  # the input that differs from the preset's, with its factor
+    _column("samples", pa.int32(), optional=True),  # of a worker's step
+    _column("all_reduces", pa.int32(), optional=True),  # of a whole step, before it was cut
+    _column("load", pa.float64(), optional=True),  # cores of the machine for which dilations were chosen
+    _column("host_cores", pa.float64(), optional=True),  # of a host of ringfence
+    _column("dilation", pa.float64(), optional=True),  # of this variant: `seconds` are wall_seconds without it
+    _column("wall_seconds", pa.float64(), optional=True),  # as they passed on this machine
+    _column("late_seconds", pa.float64(), optional=True),  # by which work exceeded its simulated time, of all copies
+]
 
 TIDY: Final = pa.schema(
     [
@@ -57,6 +68,7 @@ TIDY: Final = pa.schema(
         _column("run", pa.string()),
         _column("date", pa.timestamp("ms", tz="UTC")),
         *_ORIGIN,
+        *_TEE,
     ]
 )
 SUMMARY: Final = pa.schema(
@@ -70,10 +82,12 @@ SUMMARY: Final = pa.schema(
         _column("scored", pa.bool_()),
         *_STAGE_COLUMNS,
         *_ORIGIN,
+        *_TEE,
     ]
 )
 SETTING_COLUMNS: Final = [field.name for field in _SETTINGS]
 ORIGIN_COLUMNS: Final = [field.name for field in _ORIGIN]
+TEE_COLUMNS: Final = [field.name for field in _TEE]
 STAGE_COLUMNS: Final = [field.name for field in _STAGE_COLUMNS]
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
+from ringfence.lab.bench import names
 from ringfence.lab.bench.intervals import MIN_ROUNDS, distance_from_one, interval
-from ringfence.lab.bench.names import BASELINE
 from ringfence.lab.study.folder import Folder, digest_of, replaced
 from ringfence.lab.study.schema import (
     MACHINES,
@@ -20,6 +20,7 @@ from ringfence.lab.study.schema import (
     SETTING_COLUMNS,
     STAGE_COLUMNS,
     SUMMARY,
+    TEE_COLUMNS,
     TIDY,
     batch_of,
     checked,
@@ -28,7 +29,7 @@ from ringfence.lab.study.schema import (
     origin,
 )
 
-SCORED: Final = 0.10  # cells in which Gloo reads more than this from itself are shown, not scored
+SCORED: Final = 0.10  # cells in which the baseline reads more than this from itself are shown, not scored
 _BATCH: Final = 1_000
 _CHUNK: Final = 2_000
 
@@ -82,24 +83,24 @@ def summary_of(rows: Sequence[Row]) -> Iterator[Row]:
     by_variant: dict[str, dict[int, Row]] = {}
     for row in rows:
         by_variant.setdefault(row["variant"], {})[row["round"]] = row
-    first, second = (by_variant.get(name, {}) for name in BASELINE)
+    first, second = (by_variant.get(name, {}) for name in names.study_baseline(rows[0]["kind"]))
     both = first.keys() & second.keys()
-    gloo = {number: (first[number]["seconds"] + second[number]["seconds"]) / 2 for number in both}
-    if not gloo:
+    baseline = {number: (first[number]["seconds"] + second[number]["seconds"]) / 2 for number in both}
+    if not baseline:
         return  # without a round of the baseline there is nothing to compare with
-    order = sorted(gloo)
+    order = sorted(baseline)
     itself = distance_from_one(sorted(second[n]["seconds"] / first[n]["seconds"] for n in order))
     for samples in by_variant.values():
         rounds = [samples[number] for number in order if number in samples]
         if rounds:
             scored = itself <= SCORED and len(rounds) >= MIN_ROUNDS
-            yield {**_line(rounds, gloo), "resolution": itself, "scored": scored}
+            yield {**_line(rounds, baseline), "resolution": itself, "scored": scored}
 
 
-def _line(rounds: Sequence[Row], gloo: Mapping[int, float]) -> Row:
+def _line(rounds: Sequence[Row], baseline: Mapping[int, float]) -> Row:
     # Sorted: the interval of a cell does not depend on the order of its rounds.
     seconds = interval(sorted(row["seconds"] for row in rounds))
-    ratio = interval(sorted(row["seconds"] / gloo[row["round"]] for row in rounds))
+    ratio = interval(sorted(row["seconds"] / baseline[row["round"]] for row in rounds))
     return {
         **{name: rounds[-1][name] for name in (*SETTING_COLUMNS, *ORIGIN_COLUMNS)},
         "rounds": len(rounds),
@@ -112,7 +113,14 @@ def _line(rounds: Sequence[Row], gloo: Mapping[int, float]) -> Row:
         "ratio_low": ratio.low,
         "ratio_high": ratio.high,
         **{name: _mean([row[name] for row in rounds]) for name in STAGE_COLUMNS},
+        **{name: rounds[-1][name] for name in TEE_COLUMNS},
+        **{name: _median([row[name] for row in rounds]) for name in ("wall_seconds", "late_seconds")},
     }
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringfence.lab.bench.intervals import MIN_ROUNDS
 from ringfence.lab.bench.units import time_text
-from ringfence.lab.study.cells import Cell, label
+from ringfence.lab.study.cells import TEE, Cell, label
 from ringfence.lab.study.estimate import seconds, total
 from ringfence.lab.tables import paragraph, table
 
@@ -41,7 +41,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     blocks = []
     for _, group in itertools.groupby(rows, key=lambda row: row["cell"]):
         found = list(group)
-        lines = [
+        lines: list[tuple[str, ...]] = [
             (
                 row["variant"],
                 time_text(row["seconds"]),
@@ -50,9 +50,17 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
             )
             for row in found
         ]
-        blocks.append(
-            "\n".join([*_heading(found[0]), table(("variant", "median", "ratio to Gloo", "CPU"), lines, indent=2)])
+        tee = found[0]["kind"] == TEE
+        header: tuple[str, ...] = (
+            "variant",
+            "simulated" if tee else "median",
+            f"ratio to {_baseline(found[0])}",
+            "CPU",
         )
+        if tee:  # cores in use, and the dilation at which they were
+            header += ("cores", "dilation")
+            lines = [(*line, *_cores(row)) for line, row in zip(lines, found, strict=True)]
+        blocks.append("\n".join([*_heading(found[0]), table(header, lines, indent=2)]))
     return "\n\n".join(blocks)
 
 
@@ -71,20 +79,30 @@ def samples(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(("cell", "variant", "round", "seconds", "CPU"), lines, left=2)
 
 
+def _baseline(row: Mapping[str, Any]) -> str:
+    return "plain" if row["kind"] == TEE else "Gloo"
+
+
+def _cores(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{row['cpu_seconds'] / row['wall_seconds']:.2f}", f"{row['dilation']:g}"
+
+
 def _heading(row: Mapping[str, Any]) -> list[str]:
     rate = f"{row['rate_bits'] / 1e9:g}gbit" if row["rate_bits"] else None
     cut = f", 1/{row['scaled']:.3g} of a step" if row["scaled"] != 1 else ""
     unscored = "" if row["scored"] else f"; not scored: {_why_unscored(row)}"
     return [
         paragraph(f"{label(row)}{cut}, {row['workers']} workers, {_network(row, rate)}", 4),
-        paragraph(f"  {row['rounds']} rounds, Gloo / Gloo ±{row['resolution']:.2f}{unscored}", 4),
+        paragraph(
+            f"  {row['rounds']} rounds, {_baseline(row)} / {_baseline(row)} ±{row['resolution']:.2f}{unscored}", 4
+        ),
     ]
 
 
 def _why_unscored(row: Mapping[str, Any]) -> str:
     if row["rounds"] < MIN_ROUNDS:
         return f"fewer than {MIN_ROUNDS} rounds"
-    return "the two runs of Gloo differ too much"
+    return f"the two runs of {_baseline(row)} differ too much"
 
 
 def _network(settings: Mapping[str, Any], rate: str | None) -> str:

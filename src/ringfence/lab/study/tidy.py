@@ -92,6 +92,7 @@ def _settings(file: Path, case: Mapping[str, Any]) -> Row:
             **{name: case[name] for name in (*same, "machine")},
             "rate_bits": bits_per_second(case["rate"]) if case["rate"] else None,
             "scaled": float(case.get("scaled", 1.0)),
+            **{name: case.get(name) for name in ("preset", "changed", "samples", "all_reduces", "load", "host_cores")},
         }
     except (KeyError, TypeError) as error:
         raise ConfigurationError(
@@ -112,6 +113,9 @@ def _of_round(record: Mapping[str, Any], variants: list[str], shared: Row) -> It
             "seconds": sample["seconds"],
             "cpu_seconds": sample["cpu"],
             "sent_bytes": float(sample["sent"]),
+            "dilation": sample.get("dilation"),
+            "wall_seconds": sample.get("wall"),
+            "late_seconds": sample.get("late"),
             **{f"stage_{stage}": shares[stage] * mean if shares else None for stage in STAGES},
         }
 
