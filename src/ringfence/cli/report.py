@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Make one HTML page from a study: the cost of sealing by model, workers, bucket size, rate and wire type, the stages that take
-the time, and a table of all cells. The page needs no network and no other file; the figures are also written as SVG and PNG.
+the time, and a table of all cells. Cells on simulated GPU TEEs get a page of their own,
+gpu-tee.html. A page needs no network and no other file; the figures are also written as SVG and PNG.
 
 The page lists figures for which the study has no numbers, with the reason. The same study gives the same page.
 """
@@ -56,10 +57,12 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         files = [str(target / FIGURES / f"{name}.{kind}") for name in names for kind in ("svg", "png")]
         missing = {each.name: each.why for each in done.missing}
-        print(json.dumps({"page": str(done.page), "figures": files, "missing": missing}, indent=2))
+        pages = {"page": str(done.pages[0]), "pages": [str(page) for page in done.pages]}
+        print(json.dumps({**pages, "figures": files, "missing": missing}, indent=2))
         return 0
     for each in done.missing:
         print(f"not drawn: {each.title}: {each.why}")
     print(f"{len(names)} figures: {target / FIGURES}")
-    print(f"page: {done.page}")
+    for page in done.pages:
+        print(f"page: {page}")
     return 0

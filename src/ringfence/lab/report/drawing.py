@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from ringfence.lab.report import tee_charts
 from ringfence.lab.report.charts import across, panels, stacked
 from ringfence.lab.report.figure import Figure
 from ringfence.lab.report.plots import pairs, roofline, scatter, sweep
@@ -34,6 +35,14 @@ def chart_of(figure: Figure) -> Chart:
             return roofline(figure.title, WIDTH)
         case "scatter":
             return scatter(figure.title, WIDTH)
+        case "tee-factors":
+            return tee_charts.factors(figure.title, WIDTH)
+        case "tee-growth":
+            return tee_charts.growth(figure.title, WIDTH, figure.axis)
+        case "tee-waterfall":
+            return tee_charts.waterfall(figure.title, WIDTH)
+        case "tee-tornado":
+            return tee_charts.tornado(figure.title, WIDTH)
         case other:
             raise ValueError(f"no chart is called {other}")
 

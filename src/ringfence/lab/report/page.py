@@ -27,10 +27,14 @@ _FACTS: Final = {
 _NUMBER: Final = re.compile(r"[±–]?[\d.,]*( ?(s|ms|µs|%|[KMG]i?B|B))?( \[[\d., ]+\])?")
 
 
-def page(study: Study, figures: Sequence[Figure | Missing], pictures: Mapping[str, str]) -> str:
-    """Return the HTML document. `pictures` are addresses of images, such as `data:` URIs, by the names of their figures."""
+def page(study: Study, figures: Sequence[Figure | Missing], pictures: Mapping[str, str], tees: str = "") -> str:
+    """Return the HTML document. `pictures` are addresses of images, such as `data:` URIs, by the names of their figures.
+
+    `tees` is the address of the page about GPU TEEs, if there is one.
+    """
     drawn = [figure for figure in figures if isinstance(figure, Figure)]
-    return _template().render(
+    return template("page.html").render(
+        tees=tees,
         title=TITLE,
         about=_about(study),
         headline=summary_text.headline(study),
@@ -42,14 +46,15 @@ def page(study: Study, figures: Sequence[Figure | Missing], pictures: Mapping[st
         sources={figure.name: summary_text.provenance(study, figure) for figure in drawn},
         missing=[f"{each.title}: {each.why}." for each in figures if isinstance(each, Missing)],
         cells={_heading(cell): [_row(cell, name) for name in cell.lines] for cell in sorted(study.cells, key=order)},
-        machine=_machine(study.facts),
+        machine=machine_facts(study.facts),
         commands=dict.fromkeys(run.command for run in study.runs_of(study.cells)),
         published=PUBLISHED,
         read=READ,
     )
 
 
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """Return a template of the report by the name of its file."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ringfence.lab.report"),
         autoescape=True,
@@ -60,7 +65,7 @@ def _template() -> jinja2.Template:
     )
     environment.filters["column"] = _column
     environment.tests["numeric"] = _are_numbers
-    return environment.get_template("page.html")
+    return environment.get_template(name)
 
 
 def _column(groups: Mapping[str, Iterable[Sequence[str]]], index: int) -> list[str]:
@@ -103,7 +108,7 @@ def _ratio(ratio: Interval | None) -> str:
     return f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
 
 
-def _machine(facts: Mapping[str, Any]) -> dict[str, str]:
+def machine_facts(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return what is known of the machine, by the title under which the page shows it."""
     known = {title: str(facts[name]) for name, title in _FACTS.items() if facts.get(name) is not None}
     if caches := facts.get("caches"):

@@ -8,7 +8,7 @@ checked before it is used in the page.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,12 @@ from ringfence.lab.report.runs import Run, json_of, machines_of, runs_in
 SETTINGS: Final = (
     "kind", "operation", "size", "model", "strategy", "device", "bucket_mb", "wire", "workers", "hosts", "rate_bits", "busy",
 )  # fmt: skip
+_TEE_SETTINGS: Final[dict[str, tuple[str, tuple[type, ...]]]] = {  # of simulated GPU TEEs; other rows lack them
+    **dict.fromkeys(("preset", "changed"), ("text or null", (str, type(None)))),
+    **dict.fromkeys(("samples", "all_reduces"), ("a whole number or null", (int, type(None)))),
+    **dict.fromkeys(("load", "host_cores"), ("a number or null", (int, float, type(None)))),
+}
+_TEE_NUMBERS: Final = ("dilation", "wall_seconds", "late_seconds")
 _NUMBERS: Final = ("seconds", "seconds_low", "seconds_high", "cpu_seconds", "sent_bytes", "resolution")
 _TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
     **dict.fromkeys(("cell", "variant", "kind", "wire"), ("text", (str,))),
@@ -45,6 +51,14 @@ class Line:
     sent_bytes: float
     ratio: Interval | None  # to the mean of the two Gloo runs of the same round
     stages: Mapping[str, float]  # seconds of one operation or step, mean of the workers; empty where no clock ran
+    dilation: float = 1.0  # of simulated time: `seconds` are wall_seconds without it
+    wall_seconds: float = 0.0  # 0 where nothing was simulated
+    late_seconds: float = 0.0
+
+    @property
+    def cores(self) -> float:
+        """Cores of the machine that were in use, of a simulated variant."""
+        return self.cpu_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,12 @@ class Cell:
     machine: str
     source: str
     scaled: float = 1.0
+    preset: str | None = None
+    changed: str | None = None
+    samples: int | None = None
+    all_reduces: int | None = None
+    load: float | None = None
+    host_cores: float | None = None
     lines: dict[str, Line] = field(default_factory=dict)
 
     @property
@@ -99,6 +119,12 @@ class Study:
         """Those that measured any of these cells, in the order of their dates."""
         found = {(run.date, run.command): run for cell in cells for run in self.runs.get(cell.name, ())}
         return [found[key] for key in sorted(found)]
+
+    def part(self, keep: Callable[[str], bool]) -> Study:
+        """Return the study of the cells of some kinds only."""
+        cells = tuple(cell for cell in self.cells if keep(cell.kind))
+        rows = tuple(row for row in self.rows if keep(row["kind"]))
+        return replace(self, cells=cells, rows=rows)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -163,6 +189,9 @@ def _check(row: Mapping[str, Any]) -> None:
     for name, (due, types) in _TYPES.items():
         if type(row[name]) not in types:
             raise TypeError(f"{name} is {row[name]!r}, not {due}")
+    for name, (due, types) in _TEE_SETTINGS.items():
+        if type(row.get(name)) not in types:
+            raise TypeError(f"{name} is {row[name]!r}, not {due}")
 
 
 def _cell(row: Mapping[str, Any]) -> Cell:
@@ -174,6 +203,7 @@ def _cell(row: Mapping[str, Any]) -> Cell:
         machine=row["machine"] or "",
         source=row["source"] or "",
         scaled=_number(1.0 if row.get("scaled") is None else row["scaled"]),
+        **{name: row[name] for name in _TEE_SETTINGS if name in row},
     )
 
 
@@ -191,6 +221,7 @@ def _line(row: Mapping[str, Any]) -> Line:
         sent_bytes=numbers["sent_bytes"],
         ratio=ratio,
         stages={stage: _number(nanoseconds) / 1e9 for stage, nanoseconds in spent.items()},
+        **{name: _number(row[name]) for name in _TEE_NUMBERS if row.get(name) is not None},
     )
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ringfence.errors import ConfigurationError
-from ringfence.lab.report import overhead, stages, tuning
+from ringfence.lab.report import overhead, stages, tee, tee_checks, tuning
 from ringfence.lab.report.figure import Builder, Figure, Missing
 from ringfence.lab.report.page import page
 from ringfence.lab.report.predictions import predictions
 from ringfence.lab.report.study import Study, read
+from ringfence.lab.report.tee_cells import KIND
+from ringfence.lab.report.tee_page import tee_page
 
 PAGE: Final = "report.html"
+TEE_PAGE: Final = "gpu-tee.html"
 FIGURES: Final = "figures"
 BUILDERS: Final[tuple[Builder, ...]] = (
     overhead.models,
@@ -30,13 +33,23 @@ BUILDERS: Final[tuple[Builder, ...]] = (
     stages.roofline,
     predictions,
 )
+TEE_BUILDERS: Final[tuple[Builder, ...]] = (
+    tee.models,
+    tee.devices,
+    tee.all_reduces,
+    tee.switches,
+    tee.ringfence,
+    tee_checks.communication,
+    tee_checks.dilation,
+    tee_checks.sensitivity,
+)
 
 
 @dataclass(frozen=True)
 class Report:
-    """The page and figures that were written, and the figures that the study has no numbers for."""
+    """The pages and figures that were written, and the figures that the study has no numbers for."""
 
-    page: Path
+    pages: list[Path]
     figures: list[Figure]
     missing: list[Missing]
 
@@ -57,22 +70,42 @@ def write(source: Path, target: Path, say: Callable[[str], None] = lambda _: Non
     Raises ConfigurationError if the report cannot be written.
     """
     found = read(source)
+    on_tees, others = found.part(lambda kind: kind == KIND), found.part(lambda kind: kind != KIND)
+    pages: list[tuple[str, list[Figure | Missing], Callable[[Mapping[str, str]], str]]] = []
+    if others.cells or not on_tees.cells:
+        figures = figures_of(others, say)
+        beside = TEE_PAGE if on_tees.cells else ""
+        pages.append((PAGE, figures, lambda pictures: page(others, figures, pictures, beside)))
+    if on_tees.cells:
+        chapter = [figure for build in TEE_BUILDERS for figure in build(on_tees)]
+        beside_tees = PAGE if others.cells else ""
+        pages.append((TEE_PAGE, chapter, lambda pictures: tee_page(on_tees, chapter, pictures, beside_tees)))
+    return _write(pages, target, say)
+
+
+def _write(
+    pages: Sequence[tuple[str, list[Figure | Missing], Callable[[Mapping[str, str]], str]]],
+    target: Path,
+    say: Callable[[str], None],
+) -> Report:
     from ringfence.lab.report.drawing import draw  # late: it imports matplotlib, which takes a second
 
-    figures = figures_of(found, say)
-    drawn = [figure for figure in figures if isinstance(figure, Figure)]
     folder = target / FIGURES
+    drawn: list[Figure] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pictures = {}
-        for figure in drawn:
-            say(f"drawing: {figure.title}")
-            pictures[figure.name] = draw(figure, folder)
-        _replace(target / PAGE, page(found, figures, pictures))
+        for name, figures, render in pages:
+            pictures = {}
+            for figure in figures:
+                if isinstance(figure, Figure):
+                    say(f"drawing: {figure.title}")
+                    pictures[figure.name] = draw(figure, folder)
+                    drawn.append(figure)
+            _replace(target / name, render(pictures))
     except OSError as error:
         raise ConfigurationError(f"cannot write the report to {target}: {error.strerror}") from error
-    missing = [figure for figure in figures if isinstance(figure, Missing)]
-    return Report(target / PAGE, drawn, missing)
+    missing = [figure for _, figures, _ in pages for figure in figures if isinstance(figure, Missing)]
+    return Report([target / name for name, _, _ in pages], drawn, missing)
 
 
 def _replace(path: Path, text: str) -> None:

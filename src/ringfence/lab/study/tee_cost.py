@@ -17,7 +17,7 @@ from ringfence.lab.study.cells import Step
 HOST_PROFILE: Final = "tdx-100g"  # of the planner: what a core of a confidential virtual machine costs
 _AES: Final = 0.3e-9  # seconds of a core of this machine, for each byte and pass
 _MOVE: Final = 0.4e-9  # copying and adding a byte of a sub-step
-_SEALED: Final = 0.9e-9  # sealing, sending, receiving, opening and adding a byte, both ends
+_SEALED: Final = 2.5e-9  # sealing, sending through a limited link, receiving, opening and adding a byte, both ends
 _COPY: Final = 100e-6  # issuing one copy, with its events
 _PASSES: Final = {"plain": 0, "plain-again": 0, "direct": 2, "all": 2}  # of AES for each byte of a sub-step; else 4
 _PASS_BYTES: Final = 8 << 20  # of a tensor that ringfence copies to the host at once: order of magnitude
@@ -44,6 +44,11 @@ def hop_seconds(tee: Tee, size: float) -> float:
         link = 1 / tee.link_rate
         return tee.copy_overhead + _stages(tee, size, [*_device(tee), link, link, *_device(tee)])
     return 2 * copy_seconds(tee, size)
+
+
+def one_copy(tee: Tee, size: float, devices: int, operation: str | None) -> float:
+    """Return the time of one copy of a bucket, or of what is copied in its place."""
+    return copy_seconds(tee, size) if operation == "copy" else hop_seconds(tee, size / devices)
 
 
 def _device(tee: Tee) -> list[float]:

@@ -35,6 +35,7 @@ _KEYS: Final = {
 _OPERATIONS: Final = ("all_reduce", "copy")
 _GRADIENT_BYTES: Final = 4
 _LOAD: Final = 0.6  # cores of this machine in use while something is timed
+_COPY_SECONDS: Final = 0.002  # the least that a copy takes here, so that the wakeups of threads are a small part of it
 _FACTORS: Final = (0.5, 2.0)
 SAMPLES: Final = "samples"
 HOST_CORES: Final = "host_cores"
@@ -136,10 +137,12 @@ def _dilation(
     variant: str, inputs: _Inputs, devices: int, load: float, trace: tuple[Step, ...], operation: str | None
 ) -> float:
     """Return the factor by which time passes more slowly, so that about `load` cores of this machine are in use."""
-    simulated = tee_cost.simulated(
-        variant, tee_of(variant, inputs.figures), devices, trace, operation, inputs.host_cores
-    )
+    tee = tee_of(variant, inputs.figures)
+    simulated = tee_cost.simulated(variant, tee, devices, trace, operation, inputs.host_cores)
     needed = max(1.0, tee_cost.work(variant, devices, trace, operation) / (load * simulated))
+    if variant != names.TEE_SEALED:
+        shortest = min(tee_cost.one_copy(tee, size, devices, operation) for size, _ in trace)
+        needed = max(needed, _COPY_SECONDS * _LOAD / load / shortest)
     if variant == names.TEE_SEALED:  # few different rates: cells with the same one share their workers
         return float(2 ** math.ceil(math.log2(needed)))
     return float(f"{needed:.2g}")
