@@ -15,10 +15,18 @@ from matplotlib.text import Text
 from ringfence.lab.report.drawing import chart_of, draw
 from ringfence.lab.report.figure import Figure
 from ringfence.lab.report.style import STYLE
+from ringfence.lab.report.write import TEE_BUILDERS
+from tests.unit import tee_samples
 from tests.unit.report_samples import everything
 from tests.unit.test_report_figures import figures_of, study_of
 
 FIGURES = {figure.name: figure for figure in figures_of(study_of(everything())) if isinstance(figure, Figure)}
+FIGURES |= {
+    figure.name: figure
+    for build in TEE_BUILDERS
+    for figure in build(study_of(tee_samples.everything()))
+    if isinstance(figure, Figure)
+}
 FIGURES["predictions"] = Figure(
     name="predictions",
     chart="scatter",

@@ -188,9 +188,9 @@ def tornado(title: str, width: float) -> Chart:
         figure, grid = plt.subplots(
             len(counts),
             1,
-            figsize=(width, 1.2 + sum(0.75 + 0.27 * count for count in counts)),
+            figsize=(width, 1.2 + sum(0.9 + 0.27 * count for count in counts)),
             squeeze=False,
-            height_ratios=[0.75 + 0.27 * count for count in counts],
+            height_ratios=[0.9 + 0.27 * count for count in counts],
         )
         for axis, (name, bars) in zip((line[0] for line in grid), numbers["panels"].items(), strict=True):
             base = bars["base"]
@@ -207,8 +207,8 @@ def tornado(title: str, width: float) -> Chart:
             axis.axvline(base, color="black", lw=1)
             axis.set_yticks(range(len(bars["inputs"])), [each["label"] for each in bars["inputs"]], fontsize=9)
             axis.set_ylim(len(bars["inputs"]) - 0.5, -0.5)
-            axis.set_title(f"{name}: {brief(base)} with the preset's inputs", fontsize=9.5, loc="left")
-            axis.margins(x=0.08)
+            axis.set_title(f"{name}:\n{brief(base)} with the preset's inputs", fontsize=9.5, loc="left")
+            axis.margins(x=0.15)
         grid[-1][0].set_xlabel(UNDER)
         figure.suptitle(title, fontsize=11)
         patches: list[Artist] = [
