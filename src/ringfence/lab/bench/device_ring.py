@@ -40,8 +40,12 @@ class DeviceRing:
     def buckets(self) -> int:
         return len(self._memory[0].buckets)
 
-    def step(self, seconds: Sequence[float]) -> None:
-        """Run one step: compute for these seconds before each bucket, sum each bucket, wait for everything."""
+    def step(self, seconds: Sequence[float]) -> float:
+        """Run one step: compute for these seconds before each bucket, sum each bucket, wait for everything.
+
+        Returns the seconds that passed on the devices' clock, which does not count what the host is late by.
+        """
+        begun = [_now(stream) for stream in self._compute]
         for number, before in enumerate(seconds):
             for device, stream in enumerate(self._compute):
                 with stream:
@@ -51,7 +55,12 @@ class DeviceRing:
                 self._send[device].wait_event(ready)
                 self._receive[device].wait_event(ready)
             self.all_reduce([memory.buckets[number] for memory in self._memory])
+        for compute, send, receive in zip(self._compute, self._send, self._receive, strict=True):
+            compute.wait_event(send.record_event())
+            compute.wait_event(receive.record_event())
+        ended = [_now(stream) for stream in self._compute]
         self.synchronize()
+        return max(begin.elapsed_time(end) for begin, end in zip(begun, ended, strict=True)) / 1e3
 
     def all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
         """Issue the sum of one tensor of each device; every device gets the result in its own."""
@@ -109,6 +118,12 @@ class DeviceRing:
         """Wait until every device has done what was issued."""
         for device in self.devices:
             torch.accelerator.synchronize(device)
+
+
+def _now(stream: torch.Stream) -> torch.Event:
+    event = torch.Event(stream.device, enable_timing=True)
+    event.record(stream)
+    return event
 
 
 def _parts(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:

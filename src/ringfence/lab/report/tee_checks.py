@@ -29,6 +29,7 @@ from ringfence.lab.report.tee_cells import (
 from ringfence.lab.report.tee_published import COPIES, FASTRACK, outside
 
 Found = Sequence[Figure | Missing]
+_SAME: Final = 0.01  # by which medians may differ and still be called the same
 _INPUTS: Final = {
     "copy_overhead": "overhead of a copy",
     "cpu_rate": "CPU's encryption rate",
@@ -90,18 +91,18 @@ def dilation(study: Study) -> Found:
         rows.setdefault(f"{what(one)}, {one.preset}, {one.workers} devices", []).append(
             (NAMES[name], *_at(one, name), *_at(other, name), _agreement(first, second))
         )
-    overlapping = sum(_overlap(factor(one, name), factor(other, name)) for one, other, name in shared)
+    overlapping = sum(_agree(factor(one, name), factor(other, name)) for one, other, name in shared)
     most = max(cell.lines[name].cores for one, other, name in shared for cell in (one, other))
     cores = study.facts.get("cores")
     says = (
-        f"Of {len(shared)} ratios, {overlapping} agree within their intervals; the largest difference is "
-        f"{percent(max(apart))}. At most {most:.2f} of {cores or 'the'} cores were in use."
+        f"Of {len(shared)} ratios, {overlapping} agree within their intervals or {percent(_SAME)}; the largest difference is "
+        f"{100 * max(apart):.1f} %. At most {most:.2f} of {cores or 'the'} cores were in use."
     )
     header = ("variant", "ratio", "dilation", "cores", "late", "ratio", "dilation", "cores", "late", "difference")
     reading = (
         "Points: median of the simulated time over that without a TEE; whiskers: 95 % interval. If contention of the "
-        "machine were measured, more dilation would lower the ratios. Cores: processor time over wall time. Late: time by "
-        "which the machine's work exceeded the simulated time, over the wall time."
+        "machine were measured, more dilation would change the ratios. Cores: processor time over wall time. Late: share of "
+        "the wall time in which simulated time stood still, because the machine had to catch up."
     )
     used = [cell for pair in pairs for cell in pair]
     numbers = {"series": series, "published": {}}
@@ -119,18 +120,20 @@ def _at(cell: Cell, name: str) -> tuple[str, ...]:
 
 
 def late_text(cell: Cell, name: str) -> str:
-    """Return by how much work exceeded its simulated time, as a share of the wall time of all devices."""
+    """Return for how much of the wall time simulated time stood still."""
     line = cell.lines[name]
-    return percent(line.late_seconds / line.wall_seconds / cell.workers) if line.wall_seconds else "–"
+    return percent(line.late_seconds / line.wall_seconds) if line.wall_seconds else "–"
 
 
 def _agreement(first: Interval, second: Interval) -> str:
     apart = f"{100 * (second.median / first.median - 1):+.1f} %"
-    return apart if _overlap(first, second) else f"{apart}, apart"
+    return apart if _agree(first, second) else f"{apart}, apart"
 
 
-def _overlap(first: Interval, second: Interval) -> bool:
-    return first.low <= second.high and second.low <= first.high
+def _agree(first: Interval, second: Interval) -> bool:
+    """Return whether two intervals have a value in common, or medians that are nearly the same."""
+    common = first.low <= second.high and second.low <= first.high
+    return common or abs(second.median / first.median - 1) <= _SAME
 
 
 def sensitivity(study: Study) -> Found:

@@ -54,7 +54,7 @@ _TEE: Final = [  # of simulated GPU TEEs; empty in other rows
     _column("host_cores", pa.float64(), optional=True),  # of a host of ringfence
     _column("dilation", pa.float64(), optional=True),  # of this variant: `seconds` are wall_seconds without it
     _column("wall_seconds", pa.float64(), optional=True),  # as they passed on this machine
-    _column("late_seconds", pa.float64(), optional=True),  # by which work exceeded its simulated time, of all copies
+    _column("late_seconds", pa.float64(), optional=True),  # for which simulated time stood still
 ]
 
 TIDY: Final = pa.schema(
