@@ -60,7 +60,8 @@ class DeviceRing:
             compute.wait_event(receive.record_event())
         ended = [_now(stream) for stream in self._compute]
         self.synchronize()
-        return max(begin.elapsed_time(end) for begin, end in zip(begun, ended, strict=True)) / 1e3
+        passed = [float(begin.elapsed_time(end)) for begin, end in zip(begun, ended, strict=True)]
+        return max(passed) / 1e3
 
     def all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
         """Issue the sum of one tensor of each device; every device gets the result in its own."""

@@ -133,7 +133,7 @@ class Worker:
         dist.barrier()  # what others still had to receive is on the wire now
         measured: Message = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
         if self._simulates_tee:
-            measured["late"] = late_seconds(self._device) - late
+            measured |= {"late": late_seconds(self._device) - late, "wall": seconds}
         if stages and self._device is not None:
             measured["staging"] = recorded_staging()
         return {**measured, "stages": stages} if stages else measured

@@ -184,7 +184,7 @@ def _together(measured: Sequence[Message]) -> Message:
         whole["late"] = sum(each["late"] for each in measured) / repeats
         if "dilation" in measured[0]:
             whole["dilation"] = measured[0]["dilation"]
-        whole["wall"] = max(each.get("wall", each["seconds"]) for each in measured) / repeats
+        whole["wall"] = max(each["wall"] for each in measured) / repeats
     if "stages" in measured[0]:
         everywhere = sum(each["seconds"] for each in measured)
         stages = {stage: sum(each["stages"][stage] for each in measured) / 1e9 for stage in measured[0]["stages"]}
