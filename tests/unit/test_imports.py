@@ -140,6 +140,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 PURE_FILES = [file for file in FILES if any(is_within(file, name) for name in PURE)]
 PRODUCT = [file for file in FILES if not is_within(file, "lab")]
 LAB_PROCESSES = {"unsealed", "variants", "worker", "training", "profile", "fixed_schedule", "replay"}
+LAB_PROCESSES |= {"tee_worker", "device_ring"}
 
 
 def name_of(file: Path) -> str:
