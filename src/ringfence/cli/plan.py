@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli import plan_chart, plan_checks, plan_sources, plan_views
+from ringfence.cli import plan_chart, plan_checks, plan_sources, plan_trace, plan_views
 from ringfence.cli.lab_commands import LAB
 from ringfence.cli.terminal import say
 from ringfence.errors import ConfigurationError
@@ -35,6 +35,8 @@ Torch is not needed.
 
 The model is one of `plan models`, a number of parameters, a Hugging Face config.json (nothing is downloaded), or a list of
 tensor sizes: a JSON list or object of sizes or shapes, or a text with one such as 4096x11008 at the end of each line.
+
+Instead of a model, --trace takes a recorded run with NCCL or Gloo: computing and collectives come from the trace.
 """
 
 EXAMPLES = """\
@@ -43,6 +45,7 @@ examples:
   ringfence plan --parameters 7e9 --strategy fsdp
   ringfence plan --config llama/config.json --workers 256
   ringfence plan --model llama-7b --sweep --chart scale.svg
+  ringfence plan --trace rank0.json.gz rank1.json.gz
   ringfence plan models        the models with a name
   ringfence plan hardware      the profiles, and what in them is assumed
   ringfence plan published     predictions beside published figures
@@ -52,6 +55,7 @@ To predict for your own machine, measure it with `ringfence study`, then:
   ringfence plan calibrate --study study-results --to here.toml
   ringfence plan --model gpt2 --hardware here --workers 8 --compute 1.5
   ringfence plan validate --study study-results
+  ringfence plan traces --hardware here
 
 A prediction is worth what its inputs are worth: `ringfence plan hardware NAME` prints every figure with its source.
 """
@@ -81,6 +85,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_json(profiles)
     profiles.set_defaults(run=run_hardware)
     _add_study(others)
+    traces = others.add_parser("traces", help="record traces here, predict the sealed steps and measure them")
+    _add_hardware(traces)
+    plan_trace.add_check(traces)
+    _add_json(traces)
+    traces.set_defaults(run=run_traces)
     published = others.add_parser("published", help="predictions beside published figures")
     _add_json(published)
     published.set_defaults(run=run_published)
@@ -92,7 +101,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
     plan_sources.add_to(parser)
-    parser.add_argument("--workers", type=_workers, default=64, metavar="N", help="up to 16,384 (default: 64)")
+    parser.add_argument("--workers", type=_workers, metavar="N", help="up to 16,384 (default: 64, or the trace's)")
     parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step (default: 8)")
     parser.add_argument(
         "--compute", type=float, metavar="SECONDS", help="of a step without communication, if you know it"
@@ -157,7 +166,12 @@ def run_plan(options: argparse.Namespace) -> int:
     """Predict one point, or a sweep over scales."""
     from ringfence.lab.plan.recommend import WORKERS, plan, sweep
 
-    profile, question = find_hardware(options.hardware), _question(options)
+    profile = find_hardware(options.hardware)
+    if options.compute is not None and not 0 < options.compute < math.inf:
+        raise ConfigurationError("--compute is a finite number of seconds above zero")
+    if options.trace is not None:
+        return plan_trace.run(options, profile)
+    question = _question(options)
     if options.chart is not None:
         if options.chart.suffix not in (".svg", ".png"):
             ending = options.chart.suffix or "a file without ending"
@@ -237,6 +251,16 @@ def run_validate(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_traces(options: argparse.Namespace) -> int:
+    """Check predictions from traces on this machine."""
+    profile = find_hardware(options.hardware)
+    if "ringfence" not in profile.variants:
+        raise ConfigurationError(
+            f"{profile.name} is not this machine: make its profile with `ringfence plan calibrate`, then give --hardware here"
+        )
+    return plan_trace.run_check(options, profile)
+
+
 def run_published(options: argparse.Namespace) -> int:
     """The model beside what others measured."""
     print(json.dumps(plan_checks.published_json(), indent=2) if options.json else plan_checks.published_text())
@@ -304,8 +328,6 @@ def _question(options: argparse.Namespace) -> Question:
     from ringfence.lab.plan.steps import Question
 
     width = {"float32": 4, "bfloat16": 2}
-    if options.compute is not None and not 0 < options.compute < math.inf:
-        raise ConfigurationError("--compute is a finite number of seconds above zero")
     if options.bucket_cap_mb is not None and not 0 < options.bucket_cap_mb < math.inf:
         raise ConfigurationError("--bucket-cap-mb is a finite number of MiB above zero")
     for wanted, given in _GIVEN[options.strategy].items():
@@ -313,7 +335,7 @@ def _question(options: argparse.Namespace) -> Question:
             raise ConfigurationError(f"--{wanted.replace('_', '-')} does not apply to --strategy {options.strategy}")
     return Question(
         model=plan_sources.model_of(options),
-        workers=options.workers,
+        workers=64 if options.workers is None else options.workers,
         cap_mib=options.bucket_cap_mb,
         bytes_each=width[options.dtype],
         samples=options.samples,

@@ -24,6 +24,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--parameters", type=_count, metavar="N", help="only its number of parameters, such as 7e9")
     group.add_argument("--config", type=Path, metavar="FILE", help="the config.json of a Hugging Face model")
     group.add_argument("--tensors", type=Path, metavar="FILE", help="a list of tensor sizes or shapes, as text or JSON")
+    group.add_argument(
+        "--trace",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="a recorded job: what torch.profiler or its ExecutionTraceObserver wrote, .json or .json.gz, of one or more ranks",
+    )
     parser.add_argument(
         "--tokens", type=_tokens, metavar="N", help="of a sample, unless --model is given (default: 2048)"
     )

@@ -55,10 +55,10 @@ def plan_text(profile: Hardware, plan: Plan) -> str:
         lines.append(wrap(f"schedule: {plan.question.schedule}, as asked; not built: the runtime's table chooses"))
     if plan.question.model.name not in models.names():
         lines.append(wrap(f"model: {plan.question.model.source}"))
-    lines += ["", _variants_text(plan.variants), "", wrap(_terms_text(plan.variants["ringfence"])), ""]
+    lines += ["", variants_text(plan.variants), "", wrap(_terms_text(plan.variants["ringfence"])), ""]
     what = "confidential mode and sealing cost" if profile["device", "copy_rate"] else "sealing costs"
     lines.append(wrap(f"{what} {plan.overhead - 1:+.1%} over the same schedules in the clear"))
-    lines += ["", *_recommended(plan), "", *_assumed(profile)]
+    lines += ["", *_recommended(plan), "", *assumed_text(profile)]
     return "\n".join([*lines, *map(wrap, profile.notes)])
 
 
@@ -97,14 +97,16 @@ def _best(question: Question) -> str:
     return f"the {'units' if question.strategy == 'fsdp' else 'bucket size'} best for it"
 
 
-def _assumed(profile: Hardware) -> list[str]:
+def assumed_text(profile: Hardware) -> list[str]:
+    """Return how many figures of a profile are assumed, and the command that prints them."""
     return [
         f"{len(profile.assumed())} of {len(FIGURES)} figures of this profile are assumed:",
         command(f"ringfence plan hardware {profile.name}"),
     ]
 
 
-def _variants_text(variants: dict[str, Step]) -> str:
+def variants_text(variants: dict[str, Step]) -> str:
+    """Lay out the variants of a step, a row each."""
     plain = variants["plaintext"].seconds
     rows = [["", "step", "computing", "communication", "of it hidden", "over plaintext", "dominated by"]]
     for name, step in variants.items():
@@ -167,7 +169,7 @@ def sweep_text(profile: Hardware, plans: Sequence[Plan]) -> str:
         "`ringfence plan --workers N` also "
         "lists what would help and is not available yet."
     )
-    return "\n".join([head, table(rows), "", foot, *_assumed(profile)])
+    return "\n".join([head, table(rows), "", foot, *assumed_text(profile)])
 
 
 def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
@@ -181,20 +183,20 @@ def plans_json(profile: Hardware, plans: Sequence[Plan]) -> dict[str, Any]:
                 "source": plan.question.model.source,
                 "strategy": plan.question.strategy,
                 "bucket_mib": plan.question.cap_mib,
-                "variants": {name: _step_json(step) for name, step in plan.variants.items()},
+                "variants": {name: step_json(step) for name, step in plan.variants.items()},
                 "sealing_over_plaintext": plan.overhead,
                 "advice": [asdict(each) for each in plan.advice],
-                "tuned": {name: _step_json(step) for name, step in plan.tuned.items()},
+                "tuned": {name: step_json(step) for name, step in plan.tuned.items()},
                 "tuned_over_plaintext": plan.tuned_overhead,
-                "synchronous": _step_json(plan.synchronous),
-                "all_levers": _step_json(plan.all_levers),
+                "synchronous": step_json(plan.synchronous),
+                "all_levers": step_json(plan.all_levers),
             }
             for plan in plans
         ],
     }
 
 
-def _step_json(step: Step) -> dict[str, Any]:
+def step_json(step: Step) -> dict[str, Any]:
     return {
         "seconds": step.seconds,
         "compute": step.compute,

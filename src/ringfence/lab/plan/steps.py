@@ -135,22 +135,23 @@ def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: 
     for each in made.collectives:
         total = total.plus(each)
     seconds = made.finished
-    if _overlaps_nothing(hardware, variant):
+    if overlaps_nothing(hardware, variant):
         seconds = compute + total.seconds
     elif busy:
-        seconds = _on_the_same_cores(hardware, variant, made.finished, compute, total.cpu, question.workers)
+        seconds = on_the_same_cores(hardware, variant, made.finished, compute, total.cpu, question.workers)
     else:
         fitted = fitted_figures(hardware, variant)
         seconds = compute + (made.finished - compute) * (fitted["tail"] if fitted else 1.0)
     return Step(seconds, compute, total, len(made.collectives), of_buckets=False)
 
 
-def _overlaps_nothing(hardware: Hardware, variant: Variant) -> bool:
+def overlaps_nothing(hardware: Hardware, variant: Variant) -> bool:
+    """Return whether no overlap of computing and communication is assumed: in a confidential mode whose copies serialise."""
     confidential = bool(hardware["device", "copy_rate"]) and not hardware["device", "overlap"]
     return confidential and variant.name not in ("plaintext", "gloo")
 
 
-def _on_the_same_cores(
+def on_the_same_cores(
     hardware: Hardware, variant: Variant, finished: float, compute: float, cpu: float, workers: int
 ) -> float:
     """Return the seconds of a step whose computing and communication share the cores: their core seconds add up."""
@@ -165,7 +166,7 @@ def _on_the_same_cores(
 def _overlapped(hardware: Hardware, variant: Variant, made: Trace, costs: Mapping[int, Cost], workers: int) -> float:
     fitted = fitted_figures(hardware, variant)
     compute = made.compute_seconds
-    if _overlaps_nothing(hardware, variant):
+    if overlaps_nothing(hardware, variant):
         return compute + sum(costs[size].seconds for size, _ in made.steps)
     ends: list[float] = []
     ready = free = 0.0
@@ -177,7 +178,7 @@ def _overlapped(hardware: Hardware, variant: Variant, made: Trace, costs: Mappin
     finished = max(compute, ends[-1] if ends else 0.0)
     if not made.busy:
         return compute + (finished - compute) * (fitted["tail"] if fitted else 1.0)
-    return _on_the_same_cores(
+    return on_the_same_cores(
         hardware, variant, finished, compute, sum(costs[size].cpu for size, _ in made.steps), workers
     )
 

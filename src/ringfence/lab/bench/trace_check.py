@@ -1,0 +1,195 @@
+"""Checks predictions from traces: records steps with Gloo, predicts the sealed step from the files, and measures it.
+
+Gloo's and ringfence's steps take turns in the same processes, before and after the recording, so that all of them meet the same
+machine. A prediction sees the files of the profiler and the hardware profile, and nothing that was measured.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ringfence.lab.bench.intervals import Interval, interval
+from ringfence.lab.bench.worker_pool import Placement, WorkerPool
+from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.job_cost import JobPlan, plan_job
+from ringfence.lab.plan.jobs import job_of, median
+from ringfence.lab.plan.trace_files import read
+
+_VARIANTS: Final = ("gloo-a", "ringfence")
+_BLOCK: Final = 1 << 20
+_WARM_UP: Final = 2
+
+
+@dataclass(frozen=True)
+class TraceCase:
+    """One training job: a model, DDP's bucket size and the workers on this machine."""
+
+    model: str
+    bucket_mb: float | None
+    workers: int
+
+    @property
+    def name(self) -> str:
+        size = "default buckets" if self.bucket_mb is None else f"buckets of {self.bucket_mb:g} MiB"
+        return f"{self.model}, {size}, {self.workers} workers"
+
+
+CASES: Final = (
+    TraceCase("gpt2-tiny", None, 2),
+    TraceCase("gpt2-tiny", 0.1, 2),
+    TraceCase("resnet50", None, 2),
+    TraceCase("resnet50", 2.0, 2),
+    TraceCase("bert-base", None, 2),
+    TraceCase("bert-base", 100.0, 2),
+    TraceCase("gpt2", 10.0, 2),
+    TraceCase("gpt2-tiny", None, 4),
+    TraceCase("gpt2-tiny", 0.1, 4),
+    TraceCase("resnet50", None, 4),
+    TraceCase("resnet50", 100.0, 4),
+)
+QUICK: Final = (TraceCase("gpt2-tiny", None, 2), TraceCase("gpt2-tiny", 0.1, 2))
+
+
+class Effort(NamedTuple):
+    """How much is recorded and measured for each case."""
+
+    repeats: int = 5  # recordings
+    steps: int = 4  #   of each
+    rounds: int = 4  #  of one step for each variant, before and after each recording
+
+
+USUAL: Final = Effort()
+
+
+class Repeat(NamedTuple):
+    """One recording, its prediction, and the rounds around it."""
+
+    recorded: float  # seconds of Gloo's step in the trace
+    predicted: float  # of the sealed step
+    low: float
+    high: float
+    gloo: float  # measured without the profiler
+    sealed: float
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Predictions of one case beside what was measured."""
+
+    case: TraceCase
+    repeats: tuple[Repeat, ...]
+    dominant: str
+
+    @property
+    def ratio(self) -> Interval:
+        """Predicted over measured seconds of the sealed step, over the repeats."""
+        return interval([each.predicted / each.sealed for each in self.repeats])
+
+    @property
+    def unchanged(self) -> Interval:
+        """The same for the simplest prediction: the sealed step takes as long as the recorded one."""
+        return interval([each.recorded / each.sealed for each in self.repeats])
+
+    @property
+    def error(self) -> float:
+        """The relative error of the predicted seconds."""
+        return abs(self.ratio.median - 1)
+
+    @property
+    def within(self) -> float:
+        """The share of repeats in which the measured step is within the predicted interval."""
+        return sum(each.low <= each.sealed <= each.high for each in self.repeats) / len(self.repeats)
+
+    def middle(self, field: str) -> float:
+        """Return the median of one figure over the repeats."""
+        return median([getattr(each, field) for each in self.repeats])
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "model": self.case.model,
+            "bucket_mib": self.case.bucket_mb,
+            "workers": self.case.workers,
+            "error": self.error,
+            "ratio": self.ratio._asdict(),
+            "unchanged": self.unchanged._asdict(),
+            "within": self.within,
+            "dominant": self.dominant,
+            "repeats": [each._asdict() for each in self.repeats],
+        }
+
+
+def errors(found: Sequence[Checked], unchanged: bool = False) -> tuple[float, float]:
+    """Return the median and the worst error; `unchanged`: of taking the recorded step for the sealed one."""
+    each_error = [abs(each.unchanged.median - 1) if unchanged else each.error for each in found]
+    return median(each_error), max(each_error)
+
+
+def check(
+    hardware: Hardware,
+    cases: Sequence[TraceCase] = CASES,
+    effort: Effort = USUAL,
+    keep: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[Checked]:
+    """Record, predict and measure the cases one after the other. `keep`: a folder for the files of the profiler."""
+    for workers, together in groupby(sorted(cases, key=lambda case: case.workers), key=lambda case: case.workers):
+        say(f"starting {workers} workers")
+        with WorkerPool([Placement()] * workers, _VARIANTS) as pool:
+            for case in together:
+                say(case.name)
+                with tempfile.TemporaryDirectory(prefix="ringfence-traces-") as folder:
+                    place = Path(folder) if keep is None else keep / _slug(case)
+                    place.mkdir(parents=True, exist_ok=True)
+                    yield _checked(pool, hardware, case, effort, place)
+
+
+def _slug(case: TraceCase) -> str:
+    size = "default" if case.bucket_mb is None else f"{case.bucket_mb:g}MiB"
+    return f"{case.model}-{size}-{case.workers}w"
+
+
+def _checked(pool: WorkerPool, hardware: Hardware, case: TraceCase, effort: Effort, folder: Path) -> Checked:
+    pool.tell("prepare_training", model=case.model, strategy="ddp", bucket_mb=case.bucket_mb, only=list(_VARIANTS))
+    _rounds(pool, _WARM_UP)
+    before = _rounds(pool, effort.rounds)
+    found = []
+    dominant = ""
+    for number in range(effort.repeats):
+        place = folder / str(number)
+        place.mkdir()
+        answers = pool.tell("record", name="gloo-a", steps=effort.steps, folder=str(place))
+        after = _rounds(pool, effort.rounds)
+        said = predicted(hardware, [Path(answer["path"]) for answer in answers])
+        dominant = said.variants["ringfence"].dominant
+        gloo, sealed = (median([*before[name], *after[name]]) for name in _VARIANTS)
+        assert said.recorded is not None
+        found.append(Repeat(said.recorded, said.variants["ringfence"].seconds, *said.interval, gloo, sealed))
+        before = after
+    return Checked(case, tuple(found), dominant)
+
+
+def _rounds(pool: WorkerPool, count: int) -> dict[str, list[float]]:
+    """Measure one step of each variant in turn, so many times, in alternating order."""
+    seconds: dict[str, list[float]] = {name: [] for name in _VARIANTS}
+    for number in range(count):
+        turns = [(name, 1) for name in (_VARIANTS if number % 2 else reversed(_VARIANTS))]
+        for name, sample in pool.measure("train", turns=turns).items():
+            seconds[name].append(sample["seconds"])
+    return seconds
+
+
+def predicted(hardware: Hardware, paths: Sequence[Path]) -> JobPlan:
+    """Return the plan of the job whose ranks wrote these files."""
+    return plan_job(hardware, job_of([read(blocks(path), path.name) for path in paths]))
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file in blocks."""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            yield block

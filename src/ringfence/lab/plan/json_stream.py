@@ -1,0 +1,166 @@
+"""Reads large JSON files piece by piece, with bounded memory: the elements of a few known lists, one after the other.
+
+A profiler's file is made by another program, perhaps on another machine, so nothing in it is trusted: the bytes read, the bytes
+after decompression, and the size of each element are limited. Bytes are an argument here; this module opens no file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from ringfence.errors import ConfigurationError
+
+MOST_BYTES: Final = 2 << 30  # after decompression
+_MOST_ELEMENT: Final = 4 << 20  # characters of one element, or of one member that is not streamed
+_PIECE: Final = 1 << 20
+_GZIP: Final = b"\x1f\x8b"
+_SPACE: Final = " \t\r\n"
+
+
+def inflated(blocks: Iterable[bytes], name: str, most: int = MOST_BYTES) -> Iterator[bytes]:
+    """Yield the bytes of a file that may be compressed with gzip, in pieces of at most 1 MiB.
+
+    Raises ConfigurationError if it is damaged or truncated, or longer than `most` bytes.
+    """
+    total = 0
+    for piece in _inflated(blocks, name):
+        total += len(piece)
+        if total > most:
+            raise ConfigurationError(
+                f"{name} has more than {most >> 20:,} MiB: record fewer steps, such as torch.profiler.schedule(wait=1, "
+                "warmup=1, active=3)"
+            )
+        yield piece
+
+
+def _inflated(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    decompressor: Any = None
+    begun = False
+    for block in blocks:
+        if not begun:
+            begun = True
+            decompressor = zlib.decompressobj(31) if block.startswith(_GZIP) else None
+        if decompressor is None:
+            yield from (block[at : at + _PIECE] for at in range(0, len(block), _PIECE))
+            continue
+        while block:
+            if decompressor.eof:  # a file may consist of several members
+                decompressor = zlib.decompressobj(31)
+            try:
+                yield decompressor.decompress(block, _PIECE)
+            except zlib.error as error:
+                raise ConfigurationError(f"{name} is damaged: gzip cannot be decompressed ({error})") from None
+            block = decompressor.unconsumed_tail or decompressor.unused_data
+    if decompressor is not None and not decompressor.eof:
+        raise ConfigurationError(f"{name} is truncated: gzip ends early. Copy it again, or record it again")
+
+
+class JsonStream:
+    """A JSON document of which some lists are read element by element."""
+
+    def __init__(self, pieces: Iterable[bytes], name: str) -> None:
+        self._pieces = iter(pieces)
+        self._name = name
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._decoder = json.JSONDecoder(parse_constant=lambda _: None)
+        self._text = ""
+        self._at = 0
+
+    def members(self, streamed: Iterable[str], bare: str) -> Iterator[tuple[str, Any]]:
+        """Yield the members of the document; of those in `streamed`, each element of the list by itself.
+
+        A document that is a list has its elements yielded under the name `bare`. Raises ConfigurationError if the document is
+        neither, is truncated or not JSON, or if one of its parts is too large.
+        """
+        wanted = frozenset(streamed)
+        match self._peek():
+            case "[":
+                yield from ((bare, element) for element in self._elements())
+            case "{":
+                yield from self._object(wanted)
+            case _:
+                raise ConfigurationError(
+                    f"{self._name} is not a trace: JSON of torch.profiler or of its ExecutionTraceObserver begins with {{ or ["
+                )
+
+    def _object(self, wanted: frozenset[str]) -> Iterator[tuple[str, Any]]:
+        self._at += 1
+        while self._peek() != "}":
+            key = self._value()
+            if not isinstance(key, str) or self._peek() != ":":
+                raise self._broken()
+            self._at += 1
+            if key in wanted and self._peek() == "[":
+                yield from ((key, element) for element in self._elements())
+            else:
+                yield key, self._value()
+            self._comma("}")
+
+    def _elements(self) -> Iterator[Any]:
+        self._at += 1
+        while self._peek() != "]":
+            yield self._value()
+            self._comma("]")
+        self._at += 1
+
+    def _comma(self, closing: str) -> None:
+        found = self._peek()
+        if found == ",":
+            self._at += 1
+        elif found != closing:
+            raise self._broken()
+
+    def _peek(self) -> str:
+        """Return the next character that is not space, without taking it."""
+        while True:
+            while self._at < len(self._text):
+                if self._text[self._at] not in _SPACE:
+                    return self._text[self._at]
+                self._at += 1
+            if not self._more():
+                raise self._truncated()
+
+    def _value(self) -> Any:
+        self._peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except RecursionError:
+                raise self._broken() from None
+            except ValueError as error:
+                if len(self._text) - self._at > _MOST_ELEMENT:
+                    raise self._broken() from None
+                if not self._more():
+                    if getattr(error, "pos", 0) < len(self._text) - 1 and "Unterminated" not in str(error):
+                        raise self._broken() from None
+                    raise self._truncated() from None
+                continue
+            if end - self._at > _MOST_ELEMENT:
+                raise self._broken()
+            if end == len(self._text) and self._more():
+                continue  # a number may go on in the next piece
+            self._at = end
+            return value
+
+    def _more(self) -> bool:
+        for piece in self._pieces:
+            if piece:
+                self._text = self._text[self._at :] + self._decode(piece)
+                self._at = 0
+                return True
+        return False
+
+    def _truncated(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._name} is truncated: JSON ends early. Copy it again, or record it again and let the profiler finish"
+        )
+
+    def _broken(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._name} is not JSON that torch.profiler writes: a part of it is malformed or longer than "
+            f"{_MOST_ELEMENT >> 20} MiB. Record it again with export_chrome_trace()"
+        )
