@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfence.cli.plan_views import assumed_text, seconds_text, share_text, step_json, variants_text
+from ringfence.cli.plan_views import assumed_text, seconds_text, share_text, step_json, terms_text, variants_text
 from ringfence.cli.terminal import table, wrap
 from ringfence.errors import ConfigurationError
 
@@ -74,6 +74,7 @@ def plan_text(profile: Hardware, plan: JobPlan) -> str:
             f"sealed: {seconds_text(sealed.seconds)} a step, from {seconds_text(plan.interval[0])} to "
             f"{seconds_text(plan.interval[1])}; dominated by {sealed.dominant}"
         ),
+        wrap(terms_text(sealed)),
         "",
         variants_text(plan.variants),
         "",
@@ -128,7 +129,7 @@ def _sizes_text(plan: JobPlan) -> list[str]:
     else:
         saved = share_text(1 - best.seconds / recorded.seconds)
         advice = f"recommended: bucket_cap_mb={best.cap_mib:g} saves {saved} of the sealed step"
-    return [table(rows), wrap(advice)]
+    return [table(rows), *([wrap(plan.why_no_sizes)] if plan.why_no_sizes else []), wrap(advice)]
 
 
 def size_text(size: int) -> str:
@@ -206,16 +207,17 @@ def check_text(found: Sequence[Checked]) -> str:
     """Lay out predictions beside measurements, and their errors."""
     from ringfence.lab.bench.trace_check import errors
 
-    rows = [["case", "recorded", "predicted", "measured", "error", "range", "in interval"]]
+    rows = [["case", "recorded", "predicted", "interval", "measured", "error", "within"]]
     for each in found:
-        ratio = each.ratio
+        interval = f"{seconds_text(each.quiet('low'))} to {seconds_text(each.quiet('high'))}"
         rows.append(
             [
                 each.case.name,
-                *(seconds_text(each.middle(field)) for field in ("recorded", "predicted", "sealed")),
-                f"{ratio.median - 1:+.1%}",
-                f"{ratio.low - 1:+.0%} to {ratio.high - 1:+.0%}",
-                share_text(each.within),
+                *(seconds_text(each.quiet(field)) for field in ("recorded", "predicted")),
+                interval,
+                seconds_text(each.quiet("sealed")),
+                f"{each.ratio - 1:+.1%}",
+                "yes" if each.within else "no",
             ]
         )
     (median, worst), (plain, most) = errors(found), errors(found, unchanged=True)

@@ -55,7 +55,7 @@ def plan_text(profile: Hardware, plan: Plan) -> str:
         lines.append(wrap(f"schedule: {plan.question.schedule}, as asked; not built: the runtime's table chooses"))
     if plan.question.model.name not in models.names():
         lines.append(wrap(f"model: {plan.question.model.source}"))
-    lines += ["", variants_text(plan.variants), "", wrap(_terms_text(plan.variants["ringfence"])), ""]
+    lines += ["", variants_text(plan.variants), "", wrap(terms_text(plan.variants["ringfence"])), ""]
     what = "confidential mode and sealing cost" if profile["device", "copy_rate"] else "sealing costs"
     lines.append(wrap(f"{what} {plan.overhead - 1:+.1%} over the same schedules in the clear"))
     lines += ["", *_recommended(plan), "", *assumed_text(profile)]
@@ -126,7 +126,7 @@ def variants_text(variants: dict[str, Step]) -> str:
     return table(rows)
 
 
-def _terms_text(step: Step) -> str:
+def terms_text(step: Step) -> str:
     """The sealed step by term, largest first."""
     parts = sorted(((value, term) for term, value in step.terms.items() if value > 0.001 * step.seconds), reverse=True)
     shown = ", ".join(f"{term} {share_text(value / step.seconds)}" for value, term in parts)

@@ -58,6 +58,21 @@ def _build(name: str) -> tuple[nn.Module, Batch]:
     if name == "bert-base":
         tokens = torch.randint(30_000, (1, 128))
         return transformers.BertForMaskedLM(transformers.BertConfig()), {"input_ids": tokens, "labels": tokens}
+    if name == "resnet18":
+        small = transformers.ResNetConfig(
+            embedding_size=64,
+            hidden_sizes=[64, 128, 256, 512],
+            depths=[2, 2, 2, 2],
+            layer_type="basic",
+            num_labels=1000,
+        )
+        batch = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.randint(1000, (4,))}
+        return transformers.ResNetForImageClassification(small), batch
+    if name == "bert-mini":
+        sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+        tokens = torch.randint(8000, (1, 128))
+        narrow = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=8192, **sizes))
+        return narrow, {"input_ids": tokens, "labels": tokens}
     tiny = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000} if name == "gpt2-tiny" else {}
     config = transformers.GPT2Config(**tiny)
     tokens = torch.randint(config.vocab_size, (1, 128))

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from ringfence.errors import ConfigurationError
-from ringfence.lab.plan.buckets import DEFAULT_MIB, buckets
+from ringfence.lab.plan.buckets import DEFAULT_MIB, MIB, buckets
 from ringfence.lab.plan.cost import FREE, Cost
 from ringfence.lab.plan.fsdp import collective
 from ringfence.lab.plan.hardware import Hardware
@@ -58,7 +58,7 @@ class JobPlan:
     variants: dict[str, Step]
     interval: Interval  # of the sealed step
     sizes: tuple[BucketSize, ...]  # of buckets, as they were recorded first; empty if they cannot be changed
-    why_no_sizes: str
+    why_no_sizes: str  # or not all
 
     @property
     def best(self) -> BucketSize | None:
@@ -222,30 +222,41 @@ def _sizes(hardware: Hardware, job: Job, computing: float) -> tuple[tuple[Bucket
     reduced = [each for each in job.collectives if each.operation == "all_reduce"]
     if not reduced:
         return (), "the job has no all-reduces: bucket sizes are DDP's"
-    gradients = job.gradients
-    if sum(gradients) != sum(each.bytes // each.width for each in reduced):
-        return (
-            (),
-            "the trace does not show the gradients that make up the buckets: record CPU activities with record_shapes=True",
-        )
     sealed = VARIANTS["ringfence"]
     found = [BucketSize(None, len(reduced), step_of(hardware, sealed, job, computing).seconds)]
+    known = _gradients_known(job)
+    largest = max(each.bytes for each in reduced) / MIB
     for cap in CAPS[1:]:
+        if cap is None or (not known and cap <= largest):
+            continue
         tried = rebucketed(job, cap)
         number = sum(each.operation == "all_reduce" for each in tried.collectives)
         found.append(BucketSize(cap, number, step_of(hardware, sealed, tried, computing).seconds))
-    return tuple(found), ""
+    if known:
+        return tuple(found), ""
+    why = "only larger buckets: the trace does not show their gradients. Record CPU activities with record_shapes=True"
+    return tuple(found), why
+
+
+def _gradients_known(job: Job) -> bool:
+    """Return whether the gradients in the trace are those that its all-reduces sum."""
+    reduced = (each.bytes // each.width for each in job.collectives if each.operation == "all_reduce")
+    return sum(job.gradients) == sum(reduced)
 
 
 def rebucketed(job: Job, cap_mib: float | None) -> Job:
-    """Return the job with DDP's buckets cut at another size. Gradients come when they came in the trace."""
+    """Return the job with DDP's buckets cut at another size. Gradients come when they came in the trace.
+
+    Where the trace does not show gradients, buckets are put together and not cut.
+    """
     reduced = [each for each in job.collectives if each.operation == "all_reduce"]
     others = [each for each in job.collectives if each.operation != "all_reduce"]
     width, group = reduced[0].width, reduced[0].group
     needed = max(each.needed for each in reduced)
     made = []
     filled = 0
-    for size in buckets(tuple(reversed(job.gradients)), DEFAULT_MIB if cap_mib is None else cap_mib, width):
+    parts = job.gradients if _gradients_known(job) else tuple(each.bytes // width for each in reduced)
+    for size in buckets(tuple(reversed(parts)), DEFAULT_MIB if cap_mib is None else cap_mib, width):
         filled += size
         ready = _ready(reduced, filled)
         made.append(StepCollective("all_reduce", size, width, group, ready, max(ready, needed)))

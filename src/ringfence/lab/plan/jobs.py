@@ -141,16 +141,21 @@ def _steps(recording: Recording) -> list[_Step]:
 
 
 def _repeated(recording: Recording) -> list[Window]:
-    """Return steps where the profiler was not told about any: from one gradient or collective to its next repetition."""
-    gradients = [(gradient.elements, gradient.at) for gradient in recording.gradients]
-    calls = [(call.key, call.issued) for call in recording.calls]
-    times = [at for _, at in gradients or calls]
-    period = _period([key for key, _ in gradients] if gradients else [key for key, _ in calls])
+    """Return steps where the profiler was not told about any: from a gradient to its next repetition.
+
+    Without gradients, what repeats may be a layer as well as a step, so nothing is guessed.
+    """
+    found: list[tuple[float, object]] = [(gradient.at, gradient.elements) for gradient in recording.gradients]
+    if found:
+        found += [(call.issued, call.key) for call in recording.calls]
+    found.sort(key=lambda each: each[0])
+    period = _period([key for _, key in found])
     if period is None:
         raise ConfigurationError(
-            f"{recording.name}: no step boundaries: call profiler.step() after each step, or record at least two whole steps"
+            f"{recording.name}: no step boundaries: call profiler.step() after each step, or record at least two steps with "
+            "their gradients (CPU activities, record_shapes=True)"
         )
-    starts = times[::period]
+    starts = [at for at, _ in found[::period]]
     return [Window(number, start, end) for number, (start, end) in enumerate(pairwise(starts)) if end > start]
 
 

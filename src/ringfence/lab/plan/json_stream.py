@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -19,6 +20,8 @@ _MOST_ELEMENT: Final = 4 << 20  # characters of one element, or of one member th
 _PIECE: Final = 1 << 20
 _GZIP: Final = b"\x1f\x8b"
 _SPACE: Final = " \t\r\n"
+_SPACES: Final = re.compile(r"[ \t\r\n]*")
+_AFTER: Final = " \t\r\n,:]}"  # what may follow a value
 
 
 def inflated(blocks: Iterable[bytes], name: str, most: int = MOST_BYTES) -> Iterator[bytes]:
@@ -86,6 +89,7 @@ class JsonStream:
                 raise ConfigurationError(
                     f"{self._name} is not a trace: JSON of torch.profiler or of its ExecutionTraceObserver begins with {{ or ["
                 )
+        self._end()
 
     def _object(self, wanted: frozenset[str]) -> Iterator[tuple[str, Any]]:
         self._at += 1
@@ -99,6 +103,7 @@ class JsonStream:
             else:
                 yield key, self._value()
             self._comma("}")
+        self._at += 1
 
     def _elements(self) -> Iterator[Any]:
         self._at += 1
@@ -106,6 +111,15 @@ class JsonStream:
             yield self._value()
             self._comma("]")
         self._at += 1
+
+    def _end(self) -> None:
+        """Read to the end of the file, so that a checksum is verified: nothing but space may follow."""
+        while True:
+            if self._text[self._at :].strip(_SPACE):
+                raise self._broken()
+            self._at = len(self._text)
+            if not self._more():
+                return
 
     def _comma(self, closing: str) -> None:
         found = self._peek()
@@ -117,10 +131,10 @@ class JsonStream:
     def _peek(self) -> str:
         """Return the next character that is not space, without taking it."""
         while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in _SPACE:
-                    return self._text[self._at]
-                self._at += 1
+            found = _SPACES.match(self._text, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
             if not self._more():
                 raise self._truncated()
 
@@ -134,25 +148,33 @@ class JsonStream:
             except ValueError as error:
                 if len(self._text) - self._at > _MOST_ELEMENT:
                     raise self._broken() from None
+                inside = getattr(error, "pos", 0) < len(self._text) - 1 and "Unterminated" not in str(error)
                 if not self._more():
-                    if getattr(error, "pos", 0) < len(self._text) - 1 and "Unterminated" not in str(error):
-                        raise self._broken() from None
-                    raise self._truncated() from None
+                    raise (self._broken() if inside else self._truncated()) from None
                 continue
             if end - self._at > _MOST_ELEMENT:
                 raise self._broken()
-            if end == len(self._text) and self._more():
-                continue  # a number may go on in the next piece
+            following = self._text[end : end + 1]
+            if not following or following not in _AFTER:
+                if len(self._text) - self._at <= _MOST_ELEMENT and self._more():
+                    continue  # a number may go on in the next piece
+                if following:
+                    raise self._broken()
             self._at = end
             return value
 
     def _more(self) -> bool:
+        """Read on; return whether there was anything. What is left is doubled, so that parsing again costs little."""
+        parts, wanted = [self._text[self._at :]], len(self._text) - self._at + 1
         for piece in self._pieces:
-            if piece:
-                self._text = self._text[self._at :] + self._decode(piece)
-                self._at = 0
-                return True
-        return False
+            text = self._decode(piece)
+            parts.append(text)
+            wanted -= len(text)
+            if wanted <= 0:
+                break
+        found = sum(map(len, parts[1:])) > 0
+        self._text, self._at = "".join(parts), 0
+        return found
 
     def _truncated(self) -> ConfigurationError:
         return ConfigurationError(

@@ -1,7 +1,7 @@
 """Reads what torch.profiler exports: a Chrome trace of operators, Gloo's and NCCL's collectives, kernels and steps.
 
 Gloo    "gloo:all_reduce" is a user annotation from the start to the end on Gloo's thread, with the input's shape and type if
-        record_shapes was set. The call "c10d::allreduce_" that handed it over has the largest smaller "Record function id".
+        record_shapes was set. The operator "c10d::allreduce_" that handed it over began before and has a tensor of that size.
 NCCL    The kernel's arguments say what the call "record_param_comms" recorded: "Collective name", "In msg nelems",
         "Out msg nelems", "dtype", "Group size". Kernels without them are looked up by "External id".
 """
@@ -9,7 +9,7 @@ NCCL    The kernel's arguments say what the call "record_param_comms" recorded: 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from collections import deque
 from typing import Any, Final, NamedTuple
 
 from ringfence.errors import ConfigurationError
@@ -35,6 +35,8 @@ _ON_DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 _PARAMETERS: Final = "record_param_comms"
 _MOST: Final = 1 << 44
 _LONGEST_NAME: Final = 200
+_MOST_INPUTS: Final = 64
+_MOST_SKIPPED: Final = 100
 
 
 class _Meta(NamedTuple):
@@ -52,8 +54,7 @@ class _Event(NamedTuple):
     name: str
     start: float
     end: float
-    identifier: int  # of the record function, or -1
-    elements: int | None
+    sizes: tuple[int, ...]  # elements of its first inputs
     dtype: str
 
 
@@ -152,18 +153,13 @@ class KinetoReader:
 
     def _of_gloo(self) -> None:
         found = self._found
-        calls = sorted(self._calls, key=lambda call: call.identifier)
-        identifiers = [call.identifier for call in calls]
-        for event in self._gloo:
-            at = bisect_left(identifiers, event.identifier) - 1
-            call = calls[at] if at >= 0 and identifiers[at] >= 0 else event
-            if operation_of(call.name) is None and operation_of(event.name) is not None:
-                call = event
-            elements = event.elements
+        waiting = deque(sorted(self._calls, key=lambda call: call.start))
+        for event in sorted(self._gloo, key=lambda event: event.start):
+            call = _handed_over(waiting, event)
+            elements: int | None = sum(event.sizes) or None
             if operation_of(call.name) == "all_gather" and elements:
                 elements = elements * found.workers if found.workers else None
-            times = (min(call.start, event.start), event.start, event.end)
-            found.add(call.name, elements, event.dtype, found.workers, times)
+            found.add(call.name, elements, event.dtype, found.workers, (call.start, event.start, event.end))
 
     def _of_nccl(self) -> None:
         found = self._found
@@ -180,11 +176,22 @@ class KinetoReader:
 
 def _kept(name: str, start: float, end: float, args: dict[str, Any]) -> _Event:
     shapes, types = (listed(args.get(key)) for key in ("Input Dims", "Input type"))
-    sizes = [elements_of(shape) for shape in shapes[:64]]
-    elements = sum(size or 0 for size in sizes) or None
-    dtype = str(types[0])[:32] if types else ""
-    identifier = whole_number(args.get("Record function id"), _MOST)
-    return _Event(name[:_LONGEST_NAME], start, end, -1 if identifier is None else identifier, elements, dtype)
+    sizes = tuple(elements_of(shape) or 0 for shape in shapes[:_MOST_INPUTS])
+    return _Event(name[:_LONGEST_NAME], start, end, sizes, str(types[0])[:32] if types else "")
+
+
+def _handed_over(waiting: deque[_Event], event: _Event) -> _Event:
+    """Take the first operator that can have handed over what Gloo began; the event itself if there is none.
+
+    Gloo's threads take collectives in the order in which they are handed over, and may begin two in the other order.
+    """
+    for at, call in enumerate(waiting):
+        if call.start > event.start or at > _MOST_SKIPPED:
+            break
+        if operation_of(call.name) is not None and (not event.sizes or sum(event.sizes) in call.sizes):
+            del waiting[at]
+            return call
+    return event
 
 
 def _meta(args: dict[str, Any]) -> _Meta:
