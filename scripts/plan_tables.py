@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 import sys
@@ -29,6 +30,7 @@ ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = (ROOT / "docs" / "guides" / "plan.md", ROOT / "docs" / "benchmarks" / "planner-results.md")
 STUDY: Final = ROOT / "docs" / "results" / "study"
 EIGHT: Final = ROOT / "docs" / "results" / "eight-workers"
+TRACES: Final = ROOT / "docs" / "results" / "traces.json"
 EIGHT_SCHEDULES: Final = ("ring", "tree", "doubling")
 WHOSE: Final = {
     "gloo": "plaintext Gloo",
@@ -279,6 +281,32 @@ def _setting(choice: tuple[float | None, str]) -> str:
     return f"{strategy} with {'the default bucket' if cap is None else f'buckets of {cap:g} MiB'}"
 
 
+def traces_table() -> str:
+    """Sealed steps predicted from traces beside what was measured, as `ringfence plan traces --json` wrote them."""
+    found = json.loads(TRACES.read_text())
+    rows = [["job", "recorded, Gloo", "without profiler", "predicted", "interval", "measured", "error", "within"]]
+    for case in found["cases"]:
+        size = "default buckets" if case["bucket_mib"] is None else f"{case['bucket_mib']:g} MiB"
+        times = {name: seconds_text(case[name]) for name in ("recorded", "gloo", "predicted", "low", "high", "sealed")}
+        rows.append(
+            [
+                f"{case['model']}, {size}, {case['workers']} workers",
+                *(times[name] for name in ("recorded", "gloo", "predicted")),
+                f"{times['low']} to {times['high']}",
+                times["sealed"],
+                f"{case['ratio'] - 1:+.0%}",
+                "yes" if case["within"] else "no",
+            ]
+        )
+    plain = found["unchanged"]
+    summary = (
+        f"Over {len(found['cases'])} jobs: median error {share_text(found['median_error'])}, worst "
+        f"{share_text(found['worst_error'])}. Were the sealed step as long as the recorded one: "
+        f"{share_text(plain['median_error'])} and {share_text(plain['worst_error'])}."
+    )
+    return f"{markdown(rows)}\n\n{summary}"
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "validation": validation_table,
     "validation-summary": validation_summary,
@@ -290,6 +318,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "fastrack": fastrack_table,
     "thresholds": thresholds_table,
     "eight": eight_table,
+    "traces": traces_table,
 }
 
 

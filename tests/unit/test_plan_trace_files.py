@@ -70,6 +70,13 @@ def test_an_nccl_trace_by_the_fields_of_its_kernels_and_calls() -> None:
     assert [window.number for window in found.windows] == [5, 6]
 
 
+def test_recorded_traces_do_not_name_the_machine() -> None:
+    for file in TRACES.glob("*.json.gz"):
+        found = json.loads(gzip.decompress(file.read_bytes()))
+        assert not {"host_name", "traceName"} & found.keys()
+        assert "/" not in json.dumps([event.get("name") for event in found.get("traceEvents", ())])
+
+
 def event(name: str, **args: Any) -> dict[str, Any]:
     return {"ph": "X", "cat": "user_annotation", "name": name, "ts": 1, "dur": 1, "tid": 1, "args": args}
 

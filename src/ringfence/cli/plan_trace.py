@@ -209,13 +209,13 @@ def check_text(found: Sequence[Checked]) -> str:
 
     rows = [["case", "recorded", "predicted", "interval", "measured", "error", "within"]]
     for each in found:
-        interval = f"{seconds_text(each.quiet('low'))} to {seconds_text(each.quiet('high'))}"
+        interval = f"{seconds_text(each.middle('low'))} to {seconds_text(each.middle('high'))}"
         rows.append(
             [
                 each.case.name,
-                *(seconds_text(each.quiet(field)) for field in ("recorded", "predicted")),
+                *(seconds_text(each.middle(field)) for field in ("recorded", "predicted")),
                 interval,
-                seconds_text(each.quiet("sealed")),
+                seconds_text(each.middle("sealed")),
                 f"{each.ratio - 1:+.1%}",
                 "yes" if each.within else "no",
             ]

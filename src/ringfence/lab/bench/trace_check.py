@@ -55,9 +55,9 @@ QUICK: Final = (TraceCase("gpt2-tiny", None, 2), TraceCase("gpt2-tiny", 0.1, 2))
 class Effort(NamedTuple):
     """How much is recorded and measured for each case."""
 
-    repeats: int = 5  # recordings
+    repeats: int = 4  # recordings
     steps: int = 4  #   of each
-    rounds: int = 4  #  of one step for each variant, before and after each recording
+    rounds: int = 3  #  of one step for each variant, before and after each recording
 
 
 USUAL: Final = Effort()
@@ -74,10 +74,7 @@ class Repeat(NamedTuple):
 
 @dataclass(frozen=True)
 class Checked:
-    """Predictions of one case beside what was measured.
-
-    Other load on the machine only lengthens steps. So recordings and measurements are both taken at their lower quartile.
-    """
+    """Predictions of one case beside what was measured. A plan predicts the median step, so all figures are medians."""
 
     case: TraceCase
     repeats: tuple[Repeat, ...]
@@ -85,25 +82,28 @@ class Checked:
     gloo: tuple[float, ...]  # the same without the profiler
     dominant: str
 
-    def quiet(self, field: str) -> float:
-        """Return the lower quartile of one figure of the recordings, or of the steps of `sealed` or `gloo`."""
+    def middle(self, field: str) -> float:
+        """Return the median of one figure of the recordings, or of the steps of `sealed` or `gloo`."""
+        return median(self._samples(field))
+
+    def _samples(self, field: str) -> Sequence[float]:
         measured = {"sealed": self.sealed, "gloo": self.gloo}
-        return quartile(measured.get(field) or [getattr(each, field) for each in self.repeats])
+        return measured.get(field) or [getattr(each, field) for each in self.repeats]
 
     @property
     def ratio(self) -> float:
         """Predicted over measured seconds of the sealed step."""
-        return self.quiet("predicted") / self.quiet("sealed")
+        return self.middle("predicted") / self.middle("sealed")
 
     @property
-    def ratio_of_medians(self) -> float:
-        """The same by medians, which shows the load of the machine."""
-        return median([each.predicted for each in self.repeats]) / median(self.sealed)
+    def ratio_of_quartiles(self) -> float:
+        """The same by lower quartiles: further from the ratio, the more the load of the machine changed."""
+        return quartile(self._samples("predicted")) / quartile(self.sealed)
 
     @property
     def unchanged(self) -> float:
         """The ratio of the simplest prediction: the sealed step takes as long as the recorded one."""
-        return self.quiet("recorded") / self.quiet("sealed")
+        return self.middle("recorded") / self.middle("sealed")
 
     @property
     def error(self) -> float:
@@ -113,17 +113,17 @@ class Checked:
     @property
     def within(self) -> bool:
         """Whether the measured step is within the predicted interval."""
-        return self.quiet("low") <= self.quiet("sealed") <= self.quiet("high")
+        return self.middle("low") <= self.middle("sealed") <= self.middle("high")
 
     def as_json(self) -> dict[str, Any]:
         return {
             "model": self.case.model,
             "bucket_mib": self.case.bucket_mb,
             "workers": self.case.workers,
-            **{field: self.quiet(field) for field in (*Repeat._fields, "sealed", "gloo")},
+            **{field: self.middle(field) for field in (*Repeat._fields, "sealed", "gloo")},
             "error": self.error,
             "ratio": self.ratio,
-            "ratio_of_medians": self.ratio_of_medians,
+            "ratio_of_quartiles": self.ratio_of_quartiles,
             "unchanged": self.unchanged,
             "within": self.within,
             "dominant": self.dominant,

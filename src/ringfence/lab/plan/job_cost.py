@@ -23,8 +23,8 @@ from ringfence.lab.plan.recommend import CAPS
 from ringfence.lab.plan.steps import Step, all_reduce, on_the_same_cores, overlaps_nothing
 from ringfence.lab.plan.work import VARIANTS, Variant, fitted_figures
 
-# What recording one operator with its shapes adds to a step, torch 2.13 on a Xeon at 2.5 GHz; it may be twice that elsewhere.
-OPERATOR_SECONDS: Final = 2.5e-6
+# What recording an operator with its shapes adds to a step: at least 5 µs, torch 2.13 on a Xeon of 2.5 GHz without other load.
+OPERATOR_SECONDS: Final = 5e-6
 CALIBRATED_ERROR: Final = (
     0.25  # of what communication costs: about the worst of the planner's validation, a calibrated machine
 )
@@ -81,7 +81,8 @@ def plan_job(hardware: Hardware, job: Job, compute: float | None = None, workers
             "torch.profiler's export_chrome_trace() instead or as well"
         )
     recorded = median([timing.whole for timing in timings]) if timings else None
-    profiling = median([_profiling(timing) for timing in timings]) if timings else 0.0
+    sharing = _sharing(hardware, job)
+    profiling = median([_profiling(timing, sharing) for timing in timings]) if timings else 0.0
     computing, source = _computing(hardware, job, compute)
     asked = job if workers is None else scaled(job, workers)
     steps = {name: step_of(hardware, VARIANTS[name], asked, computing) for name in _names(hardware)}
@@ -95,7 +96,14 @@ def _names(hardware: Hardware) -> list[str]:
     return [*gloo, "plaintext", "ringfence-unsealed", "ringfence", "hop-by-hop"]
 
 
-def _profiling(timing: Timing, times: float = 1.0) -> float:
+def _sharing(hardware: Hardware, job: Job) -> float:
+    """Return how many workers of the calibrated machine share a core: each of them records its operators."""
+    if not job.busy or "gloo" not in hardware.variants:
+        return 1.0
+    return max(1.0, min(job.workers, hardware["node", "workers"]) / max(1.0, hardware["node", "cores"]))
+
+
+def _profiling(timing: Timing, times: float) -> float:
     """Return the seconds of a step that recording its operators took; never most of it."""
     return min(timing.operators * OPERATOR_SECONDS * times, timing.whole / 2)
 
@@ -110,7 +118,7 @@ def _computing(
     middle = by_length[(len(by_length) - 1) // 2]
     whole = median([timing.whole for timing in job.timings]) if at is None else at
     share = whole / middle.whole if middle.whole > 0 else 1.0
-    cost = _profiling(middle, profiling)
+    cost = _profiling(middle, profiling * _sharing(hardware, job))
     if job.busy and "gloo" in hardware.variants and "gloo" in job.backend:
         return _inverted(hardware, job, whole - cost), "the recorded step less what Gloo costs on this hardware"
     waited = middle.whole - middle.computing
