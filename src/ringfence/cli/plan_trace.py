@@ -96,16 +96,20 @@ def _recorded(plan: JobPlan) -> str:
         "no times" if plan.recorded is None else f"{seconds_text(plan.recorded)} a step, median of {len(job.timings)}"
     )
     return (
-        f"trace of {job.backend}: {plan.recorded_workers:,} workers, {len(job.collectives)} collectives a step "
+        f"trace of {job.backend}: {plan.recorded_workers:,} workers, {_count(job)} a step "
         f"({', '.join(kinds)}; {size_text(job.bytes)}), {took}"
     )
+
+
+def _count(job: Job) -> str:
+    return f"{len(job.collectives)} collective{'s' * (len(job.collectives) != 1)}"
 
 
 def _notes(plan: JobPlan) -> Iterator[str]:
     job = plan.job
     if job.by_repetition:
         yield (
-            f"steps: by what repeats, {len(job.collectives)} collectives each. If a step has more, call profiler.step() "
+            f"steps: by what repeats, {_count(job)} each. If a step has more, call profiler.step() "
             "after each step and record again"
         )
     if job.left_out:
