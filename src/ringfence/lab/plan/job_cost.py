@@ -23,7 +23,7 @@ from ringfence.lab.plan.recommend import CAPS
 from ringfence.lab.plan.steps import Step, all_reduce, on_the_same_cores, overlaps_nothing
 from ringfence.lab.plan.work import VARIANTS, Variant, fitted_figures
 
-# What recording an operator with its shapes adds to a step: at least 5 µs, torch 2.13 on a Xeon of 2.5 GHz without other load.
+# What recording an operator with its shapes adds to a step: the least that was measured, on a busy Xeon of 2.5 GHz.
 OPERATOR_SECONDS: Final = 5e-6
 CALIBRATED_ERROR: Final = (
     0.25  # of what communication costs: about the worst of the planner's validation, a calibrated machine
