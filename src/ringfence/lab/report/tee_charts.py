@@ -28,6 +28,7 @@ UNDER: Final = "time over the same step without a TEE"
 _PUBLISHED: Final = "#6a6a6a"
 _TICKS: Final = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
 _SMALL: Final = 8
+_DEEP: Final = 0.25  # of the highest bar: what is left under a bar that a number has no room under
 _LINE: Final = 0.19  # inches
 _GAP: Final = 0.22
 
@@ -113,10 +114,9 @@ def _lines(axis: Axes, series: dict[str, Any]) -> None:
         middle, around = whiskers(points)
         style: dict[str, Any] = {"color": COLOURS[look], "marker": MARKERS[look], "ls": DASHES[look]}
         axis.errorbar([p["x"] for p in points], middle, around, capsize=3, lw=1.4, ms=5, label=name, **style)
-        below = (
-            index > 0
-        )  # where lines are close, the numbers of the first stand over it and those of the others under it
         for p in points:
+            here = [q["ratio"][1] for some in series.values() for q in some if q["x"] == p["x"]]
+            below = p["ratio"][1] < max(here)  # where lines are close, the number of the highest stands over it
             text: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": _SMALL, "bbox": WHITE}
             side: dict[str, Any] = {"va": "top", "xytext": (0, -6)} if below else {"va": "bottom", "xytext": (0, 6)}
             axis.annotate(brief(p["ratio"][1]), (p["x"], p["ratio"][0 if below else 2]), **side, **text)
@@ -161,6 +161,8 @@ def waterfall(title: str, width: float) -> Chart:
                     "bbox": WHITE,
                 }
                 shift, side = ((0, -3), "top") if alone else ((0, 3), "bottom")
+                if alone and bar["ratio"] < _DEEP * top:  # no room under the bar
+                    spot, shift, side = (place, (top + bottom) / 2), (0, 0), "center"
                 axis.annotate(f"{brief(bar['ratio'])}{saved}", spot, shift, va=side, **text)
             for value in numbers["published"].values():
                 axis.axhline(top * (1 - value), color=_PUBLISHED, ls="--", lw=1.3)

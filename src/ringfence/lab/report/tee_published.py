@@ -16,6 +16,9 @@ COPIES: Final = (12.69, 33.53)  # Fastrack: CPU-GPU communication
 SAVED: Final = 0.846  # Fastrack: of the run time, at most
 
 
+_NOTHING: Final = 0.005  # of a step's time: a smaller difference is no reduction
+
+
 class Distance(NamedTuple):
     """A published figure beside the simulated one."""
 
@@ -83,4 +86,5 @@ def _fastrack(study: Study) -> list[Distance]:
 
 def reduction(cell: Cell, variant: str) -> float:
     """Return the share of the confidential step's time that a variant saves."""
-    return 1 - cell.lines[variant].seconds.median / cell.lines[CONFIDENTIAL].seconds.median
+    saved = 1 - cell.lines[variant].seconds.median / cell.lines[CONFIDENTIAL].seconds.median
+    return saved if abs(saved) >= _NOTHING else 0.0
