@@ -11,6 +11,7 @@ from ringfence.lab.plan.hardware import FIGURES, VARIANT_FIGURES, Hardware, dump
 WANTED = {
     *(f"{kind}-{rate}g" for kind in ("tdx", "snp") for rate in (10, 25, 100, 400)),
     "h100-cc",
+    "h100-cc-node",
     "h100-ppcie",
     "blackwell",
 }

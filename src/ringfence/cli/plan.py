@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,9 @@ def _add_study(others: _SubParsersAction[argparse.ArgumentParser]) -> None:
             "--study", type=Path, default=Path("study-results"), metavar="DIR", help="the folder of the study"
         )
         parser.add_argument("--cores", type=_count, metavar="N", help="of the machine, if the study does not record it")
+        parser.add_argument(
+            "--preset", metavar="NAME", help="of the study's gpu-tee cells: simulated GPU TEEs instead of this machine"
+        )
         _add_json(parser)
     calibrate.add_argument(
         "--to", type=Path, default=Path("here.toml"), metavar="FILE", help="a new file (default: here.toml)"
@@ -225,12 +229,14 @@ def run_hardware(options: argparse.Namespace) -> int:
 
 def run_calibrate(options: argparse.Namespace) -> int:
     """Fit a profile to a study and write it to a file."""
+    from ringfence.lab.plan import gpu_tee
     from ringfence.lab.plan.calibrate import calibrate
     from ringfence.private_files import write_new
 
     _check_new(options.to, "--to")
     rows, cores, date = read_study(options.study, options.cores)
-    profile = calibrate(rows, cores)
+    preset = _preset(rows, options.preset)
+    profile = gpu_tee.calibrate(rows, preset) if preset else calibrate(rows, cores)
     text = hardware.dump(profile, f"ringfence plan calibrate, {len(rows)} rows of a study", date)
     write_new(options.to, text.encode(), 0o644, "a profile")
     if options.json:
@@ -243,9 +249,14 @@ def run_calibrate(options: argparse.Namespace) -> int:
 
 def run_validate(options: argparse.Namespace) -> int:
     """Predict each half of a study from the other."""
+    from ringfence.lab.plan import gpu_tee
     from ringfence.lab.plan.validate import validate
 
     rows, cores, _ = read_study(options.study, options.cores)
+    if preset := _preset(rows, options.preset):
+        lines = gpu_tee.validate(rows, preset)
+        print(json.dumps([asdict(line) for line in lines], indent=2) if options.json else plan_checks.tee_text(lines))
+        return 0
     found = validate(rows, options.seed, cores)
     print(json.dumps(found.as_json(), indent=2) if options.json else plan_checks.validation_text(found))
     return 0
@@ -259,6 +270,21 @@ def run_traces(options: argparse.Namespace) -> int:
             f"{profile.name} is not this machine: make its profile with `ringfence plan calibrate`, then give --hardware here"
         )
     return plan_trace.run_check(options, profile)
+
+
+def _preset(rows: list[dict[str, Any]], asked: str | None) -> str | None:
+    """Return the simulated GPU TEE to calibrate, or None for this machine: if it is asked for, or nothing else was measured."""
+    from ringfence.lab.plan import gpu_tee
+
+    known = gpu_tee.presets(rows)
+    if asked is not None and asked not in known:
+        there = f"its gpu-tee cells are of {', '.join(known)}" if known else "it has no gpu-tee cells"
+        raise ConfigurationError(f"--preset {asked}: not in this study; {there}")
+    if asked is not None or not known or any(row["kind"] != gpu_tee.KIND for row in rows):
+        return asked
+    if len(known) > 1:
+        raise ConfigurationError(f"the study has gpu-tee cells of {', '.join(known)}: choose one with --preset")
+    return known[0]
 
 
 def run_published(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from ringfence.cli.plan_views import seconds_text, share_text
 from ringfence.cli.terminal import table, wrap
 
 if TYPE_CHECKING:
+    from ringfence.lab.plan.gpu_tee import Line as TeeLine
     from ringfence.lab.plan.selection_table import Difference
     from ringfence.lab.plan.validate import Validation
 
@@ -70,11 +72,60 @@ def published_json() -> dict[str, Any]:
     return {
         "lee": {
             "published": published.PUBLISHED,
+            "calibrated": [{**asdict(each), "decisive": each.decisive} for each in published.calibrated()],
             "predicted": [asdict(each) for each in published.gpt2_xl()],
             "copies_only": [asdict(each) for each in published.copies_only()],
         },
         "fastrack": {"inputs": published.FASTRACK_INPUTS, "predicted": [asdict(each) for each in published.fastrack()]},
     }
+
+
+def calibrated_rows() -> list[list[str]]:
+    """Published slowdowns beside the planner's, before and after calibration, and the simulated ones."""
+    from ringfence.lab.plan import published
+
+    rows = [["slowdown on four GPUs", "published", "before", "calibrated", "simulated", "distance", "decided by"]]
+    for each in published.calibrated():
+        half, twice = each.inputs[each.decisive]
+        simulated = "" if each.simulated is None else f"{each.simulated:.1f}"
+        row = [each.what, f"{each.published}", f"{each.before:.2f}", f"{each.after:.1f}", simulated]
+        row.append(published.times_text(each.after / each.published))
+        rows.append([*row, f"{each.decisive}: {half:.1f} at half of it, {twice:.1f} at twice"])
+    return rows
+
+
+def tee_rows(found: Sequence[TeeLine]) -> list[list[str]]:
+    """Predictions of gpu-tee cells, each by a profile that was calibrated without the cell."""
+    rows = [["cell", "variant", "over plain", "h100-cc", "calibrated", "seconds", "h100-cc", "calibrated"]]
+    for line in found:
+        ratios = [f"{ratio:.2f}" for ratio in (line.measured_ratio, line.before_ratio, line.after_ratio)]
+        errors = [f"{error:+.1%}" for error in (line.error_before, line.error)]
+        rows.append([line.cell, line.variant, *ratios, seconds_text(line.measured), *errors])
+    return rows
+
+
+def tee_text(found: Sequence[TeeLine]) -> str:
+    """Lay out the predictions of gpu-tee cells and their errors."""
+    head, *others = tee_rows(found)
+    lines: list[str] = []
+    body = table([head[1:], *(row[1:] for row in others)]).split("\n")
+    for number, row in enumerate(others):
+        if not number or others[number - 1][0] != row[0]:
+            lines.append(row[0])
+        lines.append(f"  {body[number + 1]}")
+    return "\n".join([f"  {body[0]}", *lines, "", *map(wrap, tee_summary(found))])
+
+
+def tee_summary(found: Sequence[TeeLine]) -> list[str]:
+    """Return the median and the worst error of each variant."""
+    result = [
+        "h100-cc: each GPU in a machine of its own, as predicted before. calibrated: by the other half of the cells."
+    ]
+    for variant in dict.fromkeys(line.variant for line in found):
+        errors = sorted(abs(line.error) for line in found if line.variant == variant)
+        median, worst = share_text(statistics.median(errors)), share_text(errors[-1])
+        result.append(f"{variant}: error of the seconds in {len(errors)} cells, median {median}, worst {worst}")
+    return result
 
 
 def lee_rows() -> list[list[str]]:
@@ -131,7 +182,11 @@ def published_text() -> str:
         [
             wrap("GPT-2 XL on four GPUs, every hop sealed, over the plain step (Lee et al., arXiv 2501.11771 v3; "
             f"abstract read). Published: {said['default']} with default buckets, {said['enlarged']} with enlarged ones."),
-            "", wrap("The model. Its baseline is plaintext through the hosts and their network, as in the profile h100-cc:"),
+            "", wrap("Calibrated with simulated GPU TEEs (profile h100-cc-node): the GPUs of one machine, whose plaintext goes "
+            "over NVLink. before: the profile h100-cc. simulated: `ringfence study --grid gpu-tee`, of steps that are cut:"),
+            table(_short(calibrated_rows())),
+            *_decided(),
+            "", wrap("Before. The baseline is plaintext through the hosts and their network, as in the profile h100-cc:"),
             table(_without_published(lee_rows())),
             "", wrap("Host-device copies only: no network, no sealing. The baseline's GPUs talk over a link of their own:"),
             *_by_link(_without_published(copies_rows())),
@@ -141,6 +196,15 @@ def published_text() -> str:
             "", "assumed:", *(wrap(line.strip(), "  ", "    ") for line in (*assumed, *inputs)),
         ]
     )  # fmt: skip
+
+
+def _short(rows: list[list[str]]) -> list[list[str]]:
+    """The rows without what decides, which is long."""
+    return [[text.replace(" times", "x") for text in row[:-1]] for row in rows]
+
+
+def _decided() -> list[str]:
+    return [wrap(f"{row[0]}: decided by {row[-1]}", rest="  ") for row in calibrated_rows()[1:]]
 
 
 def _by_link(rows: list[list[str]]) -> list[str]:

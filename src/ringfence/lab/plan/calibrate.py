@@ -19,7 +19,7 @@ from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan.cost import load
 from ringfence.lab.plan.fit import Vector, nearest
-from ringfence.lab.plan.hardware import FIGURES, VARIANT_FIGURES, Figure, Hardware
+from ringfence.lab.plan.hardware import FIGURES, FROM_STUDY, VARIANT_FIGURES, Figure, Hardware
 from ringfence.lab.plan.predict import BASELINE, MEASURED, covered, predict
 from ringfence.lab.plan.work import VARIANTS, usual
 
@@ -101,6 +101,7 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
         ("memory", "rate"): 1e6,
         ("inside", "sealed"): 1.0,
         ("device", "overlap"): 1.0,
+        ("device", "computing"): 1.0,
         ("compute", "flops"): 0.4,
         ("compute", "utilisation"): 1.0,
         ("compute", "busy"): 1.0,
@@ -116,7 +117,7 @@ def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
     for key in FIGURES:
         measured = key == ("node", "cores") or (key[0] == "core" and key[1] in stages)
         reason = in_variants if key in _IN_VARIANTS else reasons.get(key[0], "everything is on one machine")
-        figures[key] = Figure(here.get(key, 0.0), "measured" if measured else reason, not measured)
+        figures[key] = Figure(here.get(key, 0.0), FROM_STUDY if measured else reason, not measured)
     return Hardware(name, f"this machine: {cores} cores, all workers on it", figures)
 
 

@@ -46,9 +46,10 @@ TERMS: Final = (
 )
 _RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
 _SHARP: Final = 6
-_SLOT_BYTES: Final = 8 << 20  # of staging, as the next two
+_SLOT_BYTES: Final = 8 << 20  # of staging, as the next three
 _PASS_BYTES: Final = 8 * SEGMENT_BYTES
 _SLICE_ALIGNED: Final = 4096
+_SLOTS: Final = 8  # of a device, each with one pass
 GIVEN_BACK: Final = 32 << 20  # bytes from which the C library gives freed memory back to the system, at the latest
 
 Terms = dict[str, float]
@@ -168,6 +169,8 @@ def collective_cost(
     found = Cost(sum(terms.values()), terms, bound, sum(work.values()), sum(cpu.values()))
     if not hardware["device", "copy_rate"]:
         return found
+    if hardware["device", "peer_rate"] and together >= size and (variant.each_hop or variant.name == "plaintext"):
+        return _between_devices(hardware, variant, identifier, size, whole, heaviest)
     if variant.each_hop or variant.name == "gloo":
         return found.plus(_copied_between(hardware, variant, copied(identifier, size, whole), heaviest))
     return staged(hardware, variant, identifier, size, whole, found)
@@ -292,6 +295,21 @@ def _copied_between(hardware: Hardware, variant: Variant, moved: tuple[float, fl
     return Cost(seconds, {"host-device copy": seconds}, "host-device copy", seconds)
 
 
+def _between_devices(
+    hardware: Hardware, variant: Variant, identifier: ScheduleId, size: int, whole: float, done: Load
+) -> Cost:
+    """Return the cost among devices of one node, which copy at the same time; the host seals, sends and adds nothing.
+
+    A message goes over the devices' own link in the clear. In confidential mode it is copied to the host, and then from it.
+    """
+    term, bound, copies = ("host-device copy", "host-device copy", 2) if variant.each_hop else ("wire", "network", 1)
+    kind = "copy" if variant.each_hop else "peer"
+    rate, overhead = hardware["device", f"{kind}_rate"], hardware["device", f"{kind}_overhead"]
+    path = sum(link.times * copies * (overhead + link.part * whole / rate) for link in chain(identifier, size))
+    seconds = max(path, max(done.sent, done.received) / rate)
+    return Cost(seconds, {term: seconds}, bound, seconds)
+
+
 def slice_bytes(size: int) -> int:
     """Return how much of each part the runtime stages in one pass in a group of this size (spec/link.md)."""
     return min(_PASS_BYTES, max(_SLICE_ALIGNED, _SLOT_BYTES // (size + 1) // _SLICE_ALIGNED * _SLICE_ALIGNED))
@@ -303,21 +321,30 @@ def staged(hardware: Hardware, variant: Variant, identifier: ScheduleId, size: i
     It is executed in passes, each of which is copied to the host, executed and copied back. Passes overlap, so the slowest of
     these stages determines the cost, and what the other stages take for one pass is added: the first pass is copied to the
     host, and the last one back, beside nothing. Copies in the two directions run beside each other, except in a confidential
-    mode in which copies serialise.
+    mode in which copies serialise: each blocks the thread that issues it, and that thread fills all slots before it
+    hands over the first.
     """
     rate, overhead = _copy_figures(hardware, variant)
     piece, parts = slice_bytes(size), size if _has_parts(identifier) else 1
     down, up = copied(identifier, size, whole)
     passes = max(1, math.ceil(max(down, up) / parts / piece))
-    reading, writing = (
-        (max(1.0, length / piece) if passes > 1 else 1.0) * overhead + length / rate for length in (down, up)
-    )
-    one_by_one = variant.name != "plaintext" and not hardware["device", "overlap"]
-    copying = reading + writing if one_by_one else max(reading, writing)
-    seconds = (reading + writing + found.seconds + (passes - 1) * max(copying, found.seconds)) / passes
+    reading, writing = (_copying(length, max(down, up), passes, parts, rate, overhead) for length in (down, up))
+    if variant.name == "plaintext" or hardware["device", "overlap"]:
+        copying = max(reading, writing)
+        seconds = (reading + writing + found.seconds + (passes - 1) * max(copying, found.seconds)) / passes
+    else:
+        copying = reading + writing
+        filled = reading * min(1.0, _SLOTS / passes)
+        seconds = filled + max(found.seconds + writing / passes, found.seconds / passes + copying - filled)
     terms = _added(found.terms, {"host-device copy": seconds - found.seconds})
     bound = found.bound if found.seconds >= copying else "host-device copy"
     return Cost(seconds, terms, bound, max(found.work, copying), found.cpu)
+
+
+def _copying(length: float, longest: float, passes: int, parts: int, rate: float, overhead: float) -> float:
+    """Return the seconds of all copies in one direction: one for each part of a pass, which are neighbours in a single one."""
+    copies = passes * max(1, round(parts * length / longest)) if passes > 1 else 1
+    return copies * overhead + length / rate
 
 
 def _has_parts(identifier: ScheduleId) -> bool:

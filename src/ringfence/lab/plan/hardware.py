@@ -43,11 +43,15 @@ FIGURES: Final[dict[tuple[str, str], tuple[str, float, str]]] = {
     ("device", "plain_copy_overhead"): ("µs", 1e-6, "of each such copy"),
     ("device", "copy_rate"): ("GB/s", 1e9, "the same in confidential mode"),
     ("device", "copy_overhead"): ("µs", 1e-6, "of each copy in confidential mode"),
-    ("device", "overlap"): ("", 1, "1: copies run beside computing in confidential mode; 0: nothing is credited"),
+    ("device", "overlap"): ("", 1, "1: copies in both directions run at once in confidential mode; 0: they serialise"),
+    ("device", "computing"): ("", 1, "1: computing goes on during copies in confidential mode; 0: nothing is credited"),
+    ("device", "peer_rate"): ("GB/s", 1e9, "between devices of a node outside confidential mode; 0: through the hosts"),
+    ("device", "peer_overhead"): ("µs", 1e-6, "of each such copy"),
     ("compute", "flops"): ("TFLOP/s", 1e12, "of one worker, at best"),
     ("compute", "utilisation"): ("", 1, "of that, in training"),
     ("compute", "busy"): ("", 1, "1: computing takes the cores (a CPU); 0: it leaves them free (a GPU)"),
 }
+FROM_STUDY: Final = "measured"  # the origin of a figure before `dump` names the study
 SECTIONS: Final = tuple(dict.fromkeys(section for section, _ in FIGURES))
 VARIANT_FIGURES: Final = {
     "factor": "times the stages' costs per byte, as fitted",
@@ -189,19 +193,26 @@ def _variants(name: str, found: object) -> dict[str, dict[str, float]]:
 
 
 def dump(hardware: Hardware, source: str, date: str) -> str:
-    """Return the profile as TOML, with `source` and `date` for measured figures."""
+    """Return the profile as TOML, with `source` and `date` for figures whose origin is FROM_STUDY."""
     lines = [f"title = {json.dumps(hardware.title)}"]
     for section in SECTIONS:
         lines.append(f"\n[{section}]")
         for (place, key), figure in hardware.figures.items():
             if place == section:
-                origin = json.dumps(figure.origin if figure.assumed else source, ensure_ascii=False)
-                say = f"assumed = true, reason = {origin}" if figure.assumed else f"source = {origin}, date = {date!r}"
+                said, day = (source, date) if figure.origin == FROM_STUDY else _split(figure.origin)
+                origin = json.dumps(figure.origin if figure.assumed else said, ensure_ascii=False)
+                say = f"assumed = true, reason = {origin}" if figure.assumed else f'source = {origin}, date = "{day}"'
                 lines.append(f"{key} = {{ value = {figure.value:.6g}, {say} }}")
     for variant, content in hardware.variants.items():
         lines.append(f"\n[variants.{json.dumps(variant)}]")
         lines += [f"{key} = {value:.6g}" for key, value in content.items()]
     return "\n".join(lines) + "\n"
+
+
+def _split(origin: str) -> tuple[str, str]:
+    """Return the source and the date of a figure that was read from a profile."""
+    source, _, date = origin.removesuffix(")").rpartition(" (")
+    return source, date
 
 
 def _document(name: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The model beside published figures: other hardware, other software, inputs that had to be assumed. Nothing is fitted to them.
 
-Two answers. `gpt2_xl` is the planner's own: both variants over the profile's network, so the baseline pays for it too.
-`copies_only` leaves all of that out and takes a baseline whose GPUs talk over NVLink or PCIe. They differ in the baseline.
+Three answers. `calibrated` is the planner's: the GPUs of one machine, in plaintext over their own link, with host-device copies
+calibrated on simulated GPU TEEs. `gpt2_xl` is what it predicted before: each GPU in a machine of its own, both variants over
+the network. `copies_only` adds up host-device copies and nothing else. They differ most in the baseline.
 
 Lee et al. (arXiv 2501.11771 v3): four GPU TEEs, GPT-2 XL: 41.6 times slower with DDP's default buckets, 3.03 times with
 enlarged ones. Fastrack (arXiv 2410.15240): CPU-GPU communication 12.69 to 33.53 times slower; up to 84.6 % less run time with
@@ -11,7 +12,9 @@ Of both, abstracts and openings were read, not the bodies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ringfence.lab.plan import models
@@ -26,6 +29,18 @@ PUBLISHED: Final = {"default": 41.6, "enlarged": 3.03}
 PLAIN_LINKS: Final = {"NVLink": 476e9, "PCIe": 12e9}  # nccl-tests issue 290; NCCL's topo.h for PCIe 3.0 x16
 _SAMPLES: Final = (1, 4, 16)
 _ELEMENT: Final = 4
+NODE: Final = "h100-cc-node"
+AVERAGE: Final = 8.68  # over the models of Lee et al. on four GPUs
+_GRID_SAMPLES: Final = {"bert-large": 4, "gpt2": 4, "gpt2-xl": 4, "resnet50": 32}  # of the grid gpu-tee
+_ENLARGED: Final = 200.0  # MiB: the largest buckets of that grid
+# `ringfence study --grid gpu-tee`, preset h100, four devices, 2026-11-16: confidential over plain, of steps that are cut.
+SIMULATED: Final = {"default": 47.2}
+_INPUTS: Final = {
+    "rate of a host-device copy": "device_copy_rate",
+    "overhead of a host-device copy": "device_copy_overhead",
+    "link between the GPUs": "device_peer_rate",
+    "computing (batch, utilisation)": "compute_utilisation",
+}
 
 
 @dataclass(frozen=True)
@@ -80,9 +95,65 @@ def copies_only(hardware: Hardware | None = None) -> list[Copies]:
     return result
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    """A published slowdown beside the planner's, before and after calibration, and the one of simulated GPU TEEs."""
+
+    what: str
+    published: float
+    before: float
+    after: float
+    simulated: float | None
+    inputs: Mapping[str, tuple[float, float]]  # the prediction with each input halved, and doubled
+
+    @property
+    def decisive(self) -> str:
+        """The input that moves the prediction most."""
+        return max(self.inputs, key=lambda name: max(self.inputs[name]) / min(self.inputs[name]))
+
+
+def calibrated(hardware: Hardware | None = None) -> list[Calibrated]:
+    """Return the published slowdowns of four GPUs beside those of the planner, with the batches of the grid gpu-tee."""
+    profile, gpt2 = hardware or load(NODE), models.load("gpt2-xl")
+    default = Question(gpt2, GPUS, samples=_GRID_SAMPLES["gpt2-xl"])
+    larger = replace(default, cap_mib=_ENLARGED)
+    one = replace(default, cap_mib=gpt2.elements * _ELEMENT / MIB)
+    all_models = [Question(models.load(name), GPUS, samples=count) for name, count in _GRID_SAMPLES.items()]
+    return [
+        _calibrated(profile, "GPT-2 XL, default buckets", PUBLISHED["default"], [default], SIMULATED["default"]),
+        _calibrated(profile, "GPT-2 XL, buckets of 200 MiB", PUBLISHED["enlarged"], [larger], SIMULATED.get("200 MiB")),
+        _calibrated(profile, "GPT-2 XL, one bucket", PUBLISHED["enlarged"], [one], None),
+        _calibrated(profile, f"mean of {len(all_models)} models", AVERAGE, all_models, SIMULATED.get("average")),
+    ]
+
+
+def _calibrated(
+    profile: Hardware, what: str, published: float, asked: list[Question], simulated: float | None
+) -> Calibrated:
+    inputs = {}
+    for name, figure in _INPUTS.items():
+        section, _, key = figure.partition("_")
+        value = profile.figures[section, key].value
+        half, twice = (_slowdown(profile.with_values(**{figure: value * factor}), asked) for factor in (0.5, 2.0))
+        inputs[name] = half, twice
+    return Calibrated(what, published, _slowdown(load("h100-cc"), asked), _slowdown(profile, asked), simulated, inputs)
+
+
+def _slowdown(profile: Hardware, asked: list[Question]) -> float:
+    """Return sealed hop by hop over plaintext, the mean of several settings."""
+    return statistics.fmean(
+        step(profile, VARIANTS["hop-by-hop"], each).seconds / step(profile, VARIANTS["plaintext"], each).seconds
+        for each in asked
+    )
+
+
 def distance(predicted: float, buckets_are: str) -> str:
     """Return how far a prediction is from the published figure, such as "2.0 times above"."""
-    times = predicted / PUBLISHED[buckets_are]
+    return times_text(predicted / PUBLISHED[buckets_are])
+
+
+def times_text(times: float) -> str:
+    """Return a factor such as "2.0 times above"."""
     return f"{times:.1f} times above" if times >= 1 else f"{1 / times:.1f} times below"
 
 

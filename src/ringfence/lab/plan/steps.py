@@ -147,7 +147,7 @@ def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: 
 
 def overlaps_nothing(hardware: Hardware, variant: Variant) -> bool:
     """Return whether no overlap of computing and communication is assumed: in a confidential mode whose copies serialise."""
-    confidential = bool(hardware["device", "copy_rate"]) and not hardware["device", "overlap"]
+    confidential = bool(hardware["device", "copy_rate"]) and not hardware["device", "computing"]
     return confidential and variant.name not in ("plaintext", "gloo")
 
 

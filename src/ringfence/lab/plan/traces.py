@@ -57,7 +57,10 @@ def as_replayed(
     whole = sum(sizes)
     limits = [_evenly(sizes, wanted) for wanted in range(len(sizes), 0, -1)]
     kept = min(limits, key=lambda chosen: abs(whole / sum(chosen) / scale - 1))
-    return trace(model, cap_mib, bytes_each, seconds * whole / sum(kept), busy, most_bytes=sum(kept))
+    most = sum(kept)
+    if len(kept) == 1 and whole / scale < most:
+        most = round(whole / scale)  # a single bucket that was cut itself
+    return trace(model, cap_mib, bytes_each, seconds * whole / most, busy, most_bytes=most)
 
 
 def _thinned(sizes: tuple[int, ...], most: int) -> list[int]:
