@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringfence.cli.plan import read_study
-from ringfence.cli.plan_checks import copies_rows, lee_rows, verified
+from ringfence.cli.plan_checks import calibrated_rows, copies_rows, lee_rows, tee_rows, tee_summary, verified
 from ringfence.cli.plan_views import seconds_text, share_text
-from ringfence.lab.plan import hardware, models, published
+from ringfence.lab.plan import gpu_tee, hardware, models, published
 from ringfence.lab.plan.calibrate import calibrate
 from ringfence.lab.plan.hardware import FIGURES, Hardware
 from ringfence.lab.plan.recommend import best_for, in_the_clear, plan
@@ -29,6 +29,8 @@ from scripts.plan_samples import bench_rows
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = (ROOT / "docs" / "guides" / "plan.md", ROOT / "docs" / "benchmarks" / "planner-results.md")
 STUDY: Final = ROOT / "docs" / "results" / "study"
+TEES: Final = ROOT / "docs" / "results" / "gpu-tee"
+TEE_PRESET: Final = "h100"
 EIGHT: Final = ROOT / "docs" / "results" / "eight-workers"
 TRACES: Final = ROOT / "docs" / "results" / "traces.json"
 EIGHT_SCHEDULES: Final = ("ring", "tree", "doubling")
@@ -207,6 +209,23 @@ def published_table() -> str:
     return markdown(lee_rows())
 
 
+def calibrated_table() -> str:
+    return markdown(calibrated_rows())
+
+
+def tee_table() -> str:
+    """The gpu-tee cells, each predicted from the other half, and what all of them calibrate to."""
+    rows = read_study(TEES, None)[0]
+    head, *lines = tee_rows(found := gpu_tee.validate(rows, TEE_PRESET))
+    profile = gpu_tee.calibrate(rows, TEE_PRESET)
+    rate, overhead, computing = (profile.figures["device", key].value for key in gpu_tee.CALIBRATED)
+    errors = "\n".join(f"- {text}" for text in tee_summary(found)[1:])
+    return (
+        f"{markdown([head, *([f'`{row[0]}`', *row[1:]] for row in lines)])}\n\n{errors}\n\nAll cells together calibrate to "
+        f"{rate:.4g} GB/s, {overhead:.4g} µs and `computing = {computing:g}`, the figures of `{published.NODE}`."
+    )
+
+
 def copies_table() -> str:
     return markdown(copies_rows())
 
@@ -315,6 +334,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "overhead": overhead_table,
     "published": published_table,
     "copies": copies_table,
+    "calibrated": calibrated_table,
+    "gpu-tee": tee_table,
     "fastrack": fastrack_table,
     "thresholds": thresholds_table,
     "eight": eight_table,

@@ -18,7 +18,7 @@ from ringfence.cli.plan_checks import validation_summary
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan.validate import validate
 from tests.cli.command import ringfence
-from tests.unit.plan_rows import synthetic
+from tests.unit.plan_rows import synthetic, tee_rows
 
 WITHOUT_TORCH = """
 import sys
@@ -47,11 +47,11 @@ def answered(*arguments: str, folder: Path | None = None) -> Any:
     return json.loads(done.stdout)
 
 
-def study(folder: Path) -> Path:
+def study(folder: Path, rows: list[dict[str, Any]] | None = None) -> Path:
     """A folder with the summary of a study, made of a known machine's costs."""
     summary = folder / "results" / "summary"
     summary.mkdir(parents=True)
-    (summary / "cells.json").write_text(json.dumps(synthetic()))
+    (summary / "cells.json").write_text(json.dumps(synthetic() if rows is None else rows))
     facts = {"cores": 2, "command": "ringfence study", "date": "2026-01-02T03:04:05+00:00"}
     (summary / "machines.json").write_text(json.dumps({"m": facts}))
     return folder / "results"
@@ -128,6 +128,8 @@ def test_published_figures_and_assumptions_are_printed() -> None:
         "abstract",
         "Host-device copies only",
         "16.9x below",
+        "Calibrated with simulated GPU TEEs",
+        "decided by",
         "NVLink, 476 GB/s",
     ):
         assert words in done.stdout
@@ -153,6 +155,29 @@ def test_calibrate_then_plan_here_then_validate(tmp_path: Path) -> None:
     assert checked["scored_cells"] > 10
     assert checked["ratio"]["median_error"] < 0.1
     assert checked["steps"]["scored_cells"] + checked["collectives"]["scored_cells"] == checked["scored_cells"]
+
+
+def test_simulated_gpu_tees_are_calibrated_and_validated(tmp_path: Path) -> None:
+    folder = str(study(tmp_path, tee_rows()))
+    done = bare("plan", "calibrate", "--study", folder, "--to", "tee.toml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "tee.toml").read_text()
+    assert "copy_overhead = { value = 330" in text and "date = '2026-01-02'" in text
+    found = answered("plan", "--hardware", "tee", "--workers", "4", "--model", "gpt2", folder=tmp_path)
+    assert found["points"][0]["variants"]["hop-by-hop"]["dominant"] == "host-device copy"
+    lines = answered("plan", "validate", "--study", folder, folder=tmp_path)
+    assert max(abs(line["after"] / line["measured"] - 1) for line in lines) < 0.01
+    shown = bare("plan", "validate", "--study", folder, folder=tmp_path)
+    assert "confidential: error of the seconds in 10 cells, median" in " ".join(shown.stdout.split())
+
+
+def test_a_study_with_several_presets_or_none_says_what_to_do(tmp_path: Path) -> None:
+    folder = study(tmp_path, [*tee_rows(), *tee_rows("software")])
+    done = bare("plan", "validate", "--study", str(folder))
+    assert done.returncode == 2 and "choose one with --preset" in " ".join(done.stderr.split())
+    assert bare("plan", "validate", "--study", str(folder), "--preset", "software").returncode == 0
+    none = bare("plan", "calibrate", "--study", str(study(tmp_path / "other")), "--preset", "h100", folder=tmp_path)
+    assert none.returncode == 2 and "it has no gpu-tee cells" in " ".join(none.stderr.split())
 
 
 def test_a_full_disk_leaves_no_partial_profile(tmp_path: Path) -> None:

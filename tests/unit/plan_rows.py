@@ -6,9 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from ringfence.lab.accelerator import tee
+from ringfence.lab.bench.tee_variants import figures_of, tee_of
+from ringfence.lab.plan import models
 from ringfence.lab.plan.calibrate import _ground
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.predict import predict
+from ringfence.lab.plan.traces import trace
+from ringfence.lab.study import tee_cost
 
 _MORE = {
     "gloo": {"idle": 0.35, "cold": 0.2, "half": 4.0, "staged": 0.2, "fresh": 0.5},
@@ -84,3 +89,43 @@ def synthetic(noise: float = 0.03) -> list[dict[str, Any]]:
 def _wobble(cell: str, variant: str) -> float:
     """Between -1 and 1, and always the same."""
     return int.from_bytes(hashlib.sha256(f"{cell} {variant}".encode()).digest()[:4], "big") / 2**31 - 1
+
+
+_FLOPS = 989e12 * 0.4  # of the profiles of GPUs
+_MOST = 128 << 20
+
+
+def tee_cases() -> Iterator[dict[str, Any]]:
+    """Settings of gpu-tee cells, with the trace of each."""
+    for model, bucket, workers, samples in (
+        ("gpt2-xl", None, 4, 4), ("gpt2-xl", None, 2, 4), ("bert-large", None, 8, 4), ("gpt2", 5.0, 4, 4),
+        ("resnet50", None, 4, 32), ("resnet50", 1.0, 2, 32), ("resnet50", 100.0, 4, 512), ("bert-large", 10.0, 2, 4),
+    ):  # fmt: skip
+        made = models.load(model)
+        cut = trace(made, bucket, 4, made.step_flops(samples) / _FLOPS, False, most_bytes=_MOST)
+        about = {"model": model, "bucket_mb": bucket, "workers": workers, "samples": samples, "scaled": cut.scale}
+        yield {**about, "operation": None, "size": None, "steps": cut.steps}
+    for size in (1 << 20, 25 << 20):
+        about = {"model": None, "bucket_mb": None, "workers": 4, "samples": None, "scaled": 1.0}
+        yield {**about, "operation": "all_reduce", "size": size, "steps": ((size, 0.0),)}
+
+
+def tee_rows(preset: str = "h100", **changes: float) -> list[dict[str, Any]]:
+    """One row for each gpu-tee cell and variant, from the study's own estimate of rings, which does not use the planner."""
+    figures = {**figures_of(tee.load(preset)), **changes}
+    common = {"kind": "gpu-tee", "preset": preset, "changed": "", "strategy": "ddp", "device": "sim", "hosts": 0}
+    common |= {"rate_bits": None, "dilation": 20.0, "wire": "float32", "busy": False, "machine": "m", "source": "s"}
+    rows = []
+    for number, case in enumerate(tee_cases()):
+        about = {name: value for name, value in case.items() if name != "steps"}
+        seconds = {
+            variant: tee_cost.ring_seconds(tee_of(variant, figures), case["workers"], case["steps"])
+            for variant in ("plain", "plain-again", "confidential", "direct")
+        }
+        for variant, value in seconds.items():
+            row = {**common, **about, "cell": f"cell-{number}", "variant": variant, "load": 0.6, "host_cores": None}
+            for column, found in (("seconds", value), ("ratio", value / seconds["plain"])):
+                row |= {column: found, f"{column}_low": found, f"{column}_high": found}
+            row |= {"cpu_seconds": value, "sent_bytes": 0.0, "wall_seconds": 20 * value, "late_seconds": 0.0}
+            rows.append({**row, "all_reduces": 1, "resolution": 0.01, "scored": True, "rounds": 5})
+    return rows

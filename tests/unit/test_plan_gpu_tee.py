@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.accelerator import tee
-from ringfence.lab.bench.tee_variants import figures_of, tee_of
 from ringfence.lab.plan import gpu_tee, hardware, models
 from ringfence.lab.plan.hardware import dump, parse
 from ringfence.lab.plan.steps import Question, step
-from ringfence.lab.plan.traces import trace
 from ringfence.lab.plan.work import VARIANTS
-from ringfence.lab.study import tee_cost
-
-_FLOPS = 989e12 * 0.4  # of the profile
-_MOST = 60 << 20
-
-
-def _cases() -> Iterator[dict[str, Any]]:
-    for model, bucket, workers, samples in (
-        ("gpt2-xl", None, 4, 4), ("gpt2-xl", None, 2, 4), ("bert-large", None, 8, 4), ("gpt2", 5.0, 4, 4),
-        ("resnet50", None, 4, 32), ("resnet50", 1.0, 2, 32), ("resnet50", 100.0, 4, 512), ("bert-large", 10.0, 2, 4),
-    ):  # fmt: skip
-        made = models.load(model)
-        cut = trace(made, bucket, 4, made.step_flops(samples) / _FLOPS, False, most_bytes=_MOST)
-        about = {"model": model, "bucket_mb": bucket, "workers": workers, "samples": samples, "scaled": cut.scale}
-        yield {**about, "operation": None, "size": None, "steps": cut.steps}
-    for size in (1 << 20, 25 << 20):
-        about = {"model": None, "bucket_mb": None, "workers": 4, "samples": None, "scaled": 1.0}
-        yield {**about, "operation": "all_reduce", "size": size, "steps": ((size, 0.0),)}
-
-
-def _rows(preset: str = "h100", **changes: float) -> list[dict[str, Any]]:
-    """Rows as the study would measure them, from the study's own estimate of rings, which does not use the planner."""
-    figures = {**figures_of(tee.load(preset)), **changes}
-    rows = []
-    for number, case in enumerate(_cases()):
-        plain = tee_cost.ring_seconds(tee_of("plain", figures), case["workers"], case["steps"])
-        for variant in ("plain", "confidential", "direct"):
-            seconds = tee_cost.ring_seconds(tee_of(variant, figures), case["workers"], case["steps"])
-            common = {"kind": "gpu-tee", "preset": preset, "changed": "", "rate_bits": None, "dilation": 20.0}
-            measured = {"seconds": seconds, "ratio": seconds / plain, "scored": True}
-            rows.append({**case, **common, **measured, "cell": f"cell-{number}", "variant": variant})
-    return rows
+from tests.unit.plan_rows import tee_cases, tee_rows
 
 
 @pytest.mark.parametrize("preset", ["h100", "software"])
@@ -54,7 +18,7 @@ def _rows(preset: str = "h100", **changes: float) -> list[dict[str, Any]]:
 def test_a_known_machine_is_found_again(preset: str, overhead: float, rate: float) -> None:
     settings = tee.load(preset).with_values(copy_overhead=overhead, cpu_rate=rate)
     stages = [rate, settings.link_rate, settings.device_rate, settings.authentication_rate]
-    found = gpu_tee.calibrate(_rows(preset, copy_overhead=overhead, cpu_rate=rate), preset)
+    found = gpu_tee.calibrate(tee_rows(preset, copy_overhead=overhead, cpu_rate=rate), preset)
     assert found["device", "copy_overhead"] == pytest.approx(overhead, rel=0.02)
     assert 1 / found["device", "copy_rate"] == pytest.approx(sum(1 / each for each in stages if each), rel=0.02)
     assert found["device", "computing"] == 1
@@ -62,8 +26,8 @@ def test_a_known_machine_is_found_again(preset: str, overhead: float, rate: floa
 
 
 def test_each_half_predicts_the_other() -> None:
-    lines = gpu_tee.validate(_rows(), "h100")
-    assert len(lines) == 2 * len(list(_cases()))  # `direct` is not predicted
+    lines = gpu_tee.validate(tee_rows(), "h100")
+    assert len(lines) == 2 * len(list(tee_cases()))  # `direct` is not predicted
     for line in lines:
         assert abs(line.error) < 0.01, line
         assert line.after_ratio == pytest.approx(line.measured_ratio, rel=0.01)
@@ -71,24 +35,24 @@ def test_each_half_predicts_the_other() -> None:
 
 
 def test_cells_that_differ_in_their_dilation_only_are_in_the_same_half() -> None:
-    rows = _rows()
+    rows = tee_rows()
     wrong = [{**row, "cell": f"{row['cell']}-twin", "seconds": row["seconds"] * 1.5} for row in rows]
     for line in gpu_tee.validate([*rows, *wrong], "h100"):
         assert line.cell.endswith("-twin") == (abs(line.error) > 0.2) or line.variant == "confidential"
 
 
 def test_what_the_model_does_not_cover_is_left_out() -> None:
-    rows = _rows()
+    rows = tee_rows()
     changed = [{**row, "changed": "cpu_rate x2", "seconds": 1.0} for row in rows]
     copies = [{**row, "operation": "copy", "seconds": 1.0} for row in rows]
-    both = gpu_tee.calibrate([*rows, *changed, *copies, *_rows("software")], "h100")
+    both = gpu_tee.calibrate([*rows, *changed, *copies, *tee_rows("software")], "h100")
     assert both.values == gpu_tee.calibrate(rows, "h100").values
     with pytest.raises(ConfigurationError, match="at least 3 gpu-tee cells"):
         gpu_tee.calibrate(rows[:6], "h100")
 
 
 def test_a_written_profile_keeps_the_sources_of_what_was_not_fitted() -> None:
-    made = gpu_tee.calibrate(_rows(), "h100")
+    made = gpu_tee.calibrate(tee_rows(), "h100")
     again = parse(dump(made, "a study", "2026-11-16"), "tee")
     assert again.figures["device", "copy_rate"].origin == "a study (2026-11-16)"
     assert again.figures["device", "peer_overhead"] == made.figures["device", "peer_overhead"]

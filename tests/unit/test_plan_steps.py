@@ -232,5 +232,5 @@ def test_the_pages_show_what_the_script_writes() -> None:
 
     text = "".join(page.read_text() for page in PAGES)
     assert all(f"<!-- plan: {name} -->" in text for name in TABLES)
-    for name in ("profiles", "published", "copies", "fastrack"):
+    for name in ("profiles", "published", "copies", "fastrack", "calibrated"):
         assert TABLES[name]() in text, f"{name} is stale: run scripts/plan-tables"

@@ -27,8 +27,7 @@ BEFORE: Final = "h100-cc"  # what the planner predicted from before it was calib
 BASE: Final = "h100-cc-node"
 PLAIN, FITTED, SEALED = "plain", "confidential", "ringfence"
 _VARIANTS: Final = {PLAIN: "plaintext", FITTED: "hop-by-hop", SEALED: "ringfence"}
-_COPY: Final = (("device", "copy_rate"), ("device", "copy_overhead"))
-_COMPUTING: Final = ("device", "computing")
+CALIBRATED: Final = ("copy_rate", "copy_overhead", "computing")  # figures of the section `device`
 _START: Final = (4.0, 330.0)  # GB/s, µs
 _BOUNDS: Final = ((0.01, 1000.0), (0.1, 100_000.0))
 _LEAST_CELLS: Final = 3
@@ -116,8 +115,8 @@ def _ground(preset: str) -> Hardware:
 
 
 def _with(base: Hardware, copies: Sequence[float], computing: float) -> Hardware:
-    figures = {**base.figures, _COMPUTING: Figure(computing, FROM_STUDY, False)}
-    figures |= {key: Figure(value, FROM_STUDY, False) for key, value in zip(_COPY, copies, strict=True)}
+    values = zip(CALIBRATED, (*copies, computing), strict=True)
+    figures = {**base.figures, **{("device", key): Figure(value, FROM_STUDY, False) for key, value in values}}
     return Hardware(base.name, base.title, figures, base.variants, base.notes)
 
 

@@ -201,7 +201,7 @@ def dump(hardware: Hardware, source: str, date: str) -> str:
             if place == section:
                 said, day = (source, date) if figure.origin == FROM_STUDY else _split(figure.origin)
                 origin = json.dumps(figure.origin if figure.assumed else said, ensure_ascii=False)
-                say = f"assumed = true, reason = {origin}" if figure.assumed else f'source = {origin}, date = "{day}"'
+                say = f"assumed = true, reason = {origin}" if figure.assumed else f"source = {origin}, date = {day!r}"
                 lines.append(f"{key} = {{ value = {figure.value:.6g}, {say} }}")
     for variant, content in hardware.variants.items():
         lines.append(f"\n[variants.{json.dumps(variant)}]")

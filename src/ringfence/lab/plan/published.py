@@ -39,7 +39,7 @@ _INPUTS: Final = {
     "rate of a host-device copy": "device_copy_rate",
     "overhead of a host-device copy": "device_copy_overhead",
     "link between the GPUs": "device_peer_rate",
-    "computing (batch, utilisation)": "compute_utilisation",
+    "speed of computing, over the batch": "compute_utilisation",
 }
 
 
