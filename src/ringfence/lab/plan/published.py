@@ -13,9 +13,9 @@ Of both, abstracts and openings were read, not the bodies.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from ringfence.lab.plan import models
 from ringfence.lab.plan.buckets import MIB, buckets
@@ -34,7 +34,7 @@ AVERAGE: Final = 8.68  # over the models of Lee et al. on four GPUs
 _GRID_SAMPLES: Final = {"bert-large": 4, "gpt2": 4, "gpt2-xl": 4, "resnet50": 32}  # of the grid gpu-tee
 _ENLARGED: Final = 200.0  # MiB: the largest buckets of that grid
 # `ringfence study --grid gpu-tee`, preset h100, four devices, 2026-11-16: confidential over plain, of steps that are cut.
-SIMULATED: Final = {"default": 47.2}
+SIMULATED: Final = {"default": 47.2, "200 MiB": 39.5, "average": 57.4}
 _INPUTS: Final = {
     "rate of a host-device copy": "device_copy_rate",
     "overhead of a host-device copy": "device_copy_overhead",
@@ -121,9 +121,9 @@ def calibrated(hardware: Hardware | None = None) -> list[Calibrated]:
     all_models = [Question(models.load(name), GPUS, samples=count) for name, count in _GRID_SAMPLES.items()]
     return [
         _calibrated(profile, "GPT-2 XL, default buckets", PUBLISHED["default"], [default], SIMULATED["default"]),
-        _calibrated(profile, "GPT-2 XL, buckets of 200 MiB", PUBLISHED["enlarged"], [larger], SIMULATED.get("200 MiB")),
+        _calibrated(profile, "GPT-2 XL, buckets of 200 MiB", PUBLISHED["enlarged"], [larger], SIMULATED["200 MiB"]),
         _calibrated(profile, "GPT-2 XL, one bucket", PUBLISHED["enlarged"], [one], None),
-        _calibrated(profile, f"mean of {len(all_models)} models", AVERAGE, all_models, SIMULATED.get("average")),
+        _calibrated(profile, f"mean of {len(all_models)} models", AVERAGE, all_models, SIMULATED["average"]),
     ]
 
 
@@ -137,6 +137,18 @@ def _calibrated(
         half, twice = (_slowdown(profile.with_values(**{figure: value * factor}), asked) for factor in (0.5, 2.0))
         inputs[name] = half, twice
     return Calibrated(what, published, _slowdown(load("h100-cc"), asked), _slowdown(profile, asked), simulated, inputs)
+
+
+def simulated(rows: Iterable[Mapping[str, Any]], preset: str) -> dict[str, float]:
+    """Return the slowdowns that SIMULATED has, from summary rows of a study."""
+    cells = {
+        (row["model"], row["bucket_mb"]): float(row["ratio"])
+        for row in sorted(rows, key=lambda row: row["load"] or 0.0)  # of two dilations the smaller one
+        if row["preset"] == preset and row["variant"] == "confidential" and row["model"] and not row["changed"]
+        if row["workers"] == GPUS and row["samples"] == _GRID_SAMPLES[row["model"]]
+    }
+    average = statistics.fmean(cells[name, None] for name in _GRID_SAMPLES)
+    return {"default": cells["gpt2-xl", None], "200 MiB": cells["gpt2-xl", _ENLARGED], "average": average}
 
 
 def _slowdown(profile: Hardware, asked: list[Question]) -> float:
