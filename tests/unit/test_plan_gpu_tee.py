@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ringfence.cli.plan import read_study
 from ringfence.errors import ConfigurationError
 from ringfence.lab.accelerator import tee
-from ringfence.lab.plan import gpu_tee, hardware, models
+from ringfence.lab.plan import gpu_tee, hardware, models, published
 from ringfence.lab.plan.hardware import dump, parse
 from ringfence.lab.plan.steps import Question, step
 from ringfence.lab.plan.work import VARIANTS
@@ -88,3 +89,14 @@ def test_ringfence_fills_its_slots_before_the_first_pass_is_executed() -> None:
     assert gpu_tee.predict(profile, {**row, "rate_bits": rate / 16, "dilation": 16}) == pytest.approx(
         8 * one + wire + one, rel=0.02
     )
+
+
+def test_the_profile_and_the_simulated_figures_are_of_the_published_samples() -> None:
+    from scripts.plan_tables import TEE_PRESET, TEES
+
+    rows = read_study(TEES, None)[0]
+    made, shipped = gpu_tee.calibrate(rows, TEE_PRESET), hardware.load(published.NODE)
+    for name in gpu_tee.CALIBRATED:
+        assert shipped["device", name] == pytest.approx(made["device", name], rel=1e-3), name
+        assert not shipped.figures["device", name].assumed
+    assert published.simulated(rows, TEE_PRESET) == pytest.approx(published.SIMULATED, abs=0.05)
