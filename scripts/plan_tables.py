@@ -300,13 +300,17 @@ def _setting(choice: tuple[float | None, str]) -> str:
     return f"{strategy} with {'the default bucket' if cap is None else f'buckets of {cap:g} MiB'}"
 
 
+_TRACE_TIMES: Final = ("recorded", "gloo", "predicted", "low", "high", "sealed", "by_step")
+
+
 def traces_table() -> str:
     """Sealed steps predicted from traces beside what was measured, as `ringfence plan traces --json` wrote them."""
     found = json.loads(TRACES.read_text())
-    rows = [["job", "recorded, Gloo", "without profiler", "predicted", "interval", "measured", "error", "within"]]
+    heads = ["job", "recorded, Gloo", "without profiler", "predicted", "interval", "measured", "error", "within"]
+    rows = [[*heads, "predicted with `--step`", "error"]]
     for case in found["cases"]:
         size = "default buckets" if case["bucket_mib"] is None else f"{case['bucket_mib']:g} MiB"
-        times = {name: seconds_text(case[name]) for name in ("recorded", "gloo", "predicted", "low", "high", "sealed")}
+        times = {name: seconds_text(case[name]) for name in _TRACE_TIMES}
         rows.append(
             [
                 f"{case['model']}, {size}, {case['workers']} workers",
@@ -315,14 +319,20 @@ def traces_table() -> str:
                 times["sealed"],
                 f"{case['ratio'] - 1:+.0%}",
                 "yes" if case["within"] else "no",
+                times["by_step"],
+                f"{case['ratio_by_step'] - 1:+.0%}",
             ]
         )
-    plain = found["unchanged"]
-    summary = (
-        f"Over {len(found['cases'])} jobs: median error {share_text(found['median_error'])}, worst "
-        f"{share_text(found['worst_error'])}. Were the sealed step as long as the recorded one: "
-        f"{share_text(plain['median_error'])} and {share_text(plain['worst_error'])}."
-    )
+    said = {
+        "": found,
+        "With `--step`: ": found["by_step"],
+        "Were the sealed step as long as the recorded one: ": found["unchanged"],
+    }
+    errors = [
+        f"{what}median error {share_text(each['median_error'])}, worst {share_text(each['worst_error'])}."
+        for what, each in said.items()
+    ]
+    summary = f"Over {len(found['cases'])} jobs: {' '.join(errors)}"
     return f"{markdown(rows)}\n\n{summary}"
 
 

@@ -73,6 +73,8 @@ def test_steps_by_repetition_are_announced() -> None:
         ([NCCL, "--bucket-cap-mb", "5"], "--bucket-cap-mb does not apply to --trace"),
         ([NCCL, "--model", "gpt2"], "not allowed with argument"),
         ([NCCL, "--compute", "0"], "above zero"),
+        ([NCCL, "--step", "-1"], "above zero"),
+        ([NCCL, "--step", "1", "--compute", "1"], "--step goes with --trace, in place of --compute"),
     ],
 )
 def test_mistakes_are_reported_with_a_remedy(arguments: list[str], says: str, tmp_path: Path) -> None:

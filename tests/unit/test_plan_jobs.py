@@ -9,7 +9,7 @@ import pytest
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import hardware
 from ringfence.lab.plan.job_cost import OPERATOR_SECONDS, plan_job, rebucketed, step_of
-from ringfence.lab.plan.jobs import Job, StepCollective, job_of, median_interval
+from ringfence.lab.plan.jobs import Job, StepCollective, job_of, median, median_interval
 from ringfence.lab.plan.models import of_tensors
 from ringfence.lab.plan.recorded import Call, Gradient, Recording, Window
 from ringfence.lab.plan.steps import Question, step
@@ -120,6 +120,21 @@ def test_a_calibrated_gloo_is_taken_out_of_the_recorded_step() -> None:
     assert plan.variants["gloo"].seconds == pytest.approx(plan.recorded - plan.profiling, rel=1e-3)
     assert 0 < plan.computing < plan.recorded
     assert plan.interval[0] < plan.variants["ringfence"].seconds < plan.interval[1]
+
+
+def test_a_known_step_takes_the_place_of_the_recorded_one() -> None:
+    """Gloo's step is predicted as it was given; nothing is taken off for recording, which the given step had none of."""
+    profile = machine()
+    job = job_of([recorded("ddp-rank0.json.gz"), recorded("ddp-rank1.json.gz")])
+    whole = median([timing.whole for timing in job.timings])
+    plan, alone = plan_job(profile, job, step=0.7 * whole), plan_job(profile, job)
+    assert plan.profiling == 0
+    assert plan.variants["gloo"].seconds == pytest.approx(0.7 * whole, rel=1e-3)
+    assert plan.interval[1] - plan.interval[0] < alone.interval[1] - alone.interval[0]
+    nccl = job_of([recorded("nccl-hand-made.json")])
+    whole = median([timing.whole for timing in nccl.timings])
+    halved, asked = plan_job(hardware.load("h100-cc"), nccl, step=whole / 2), plan_job(hardware.load("h100-cc"), nccl)
+    assert halved.computing == pytest.approx(asked.computing / 2)
 
 
 def test_bucket_sizes_from_gradients_or_by_putting_buckets_together() -> None:

@@ -46,7 +46,7 @@ examples:
   ringfence plan --parameters 7e9 --strategy fsdp
   ringfence plan --config llama/config.json --workers 256
   ringfence plan --model llama-7b --sweep --chart scale.svg
-  ringfence plan --trace rank0.json.gz rank1.json.gz
+  ringfence plan --trace rank0.json.gz rank1.json.gz --step 0.3
   ringfence plan models        the models with a name
   ringfence plan hardware      the profiles, and what in them is assumed
   ringfence plan published     predictions beside published figures
@@ -106,6 +106,9 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step (default: 8)")
     parser.add_argument(
         "--compute", type=float, metavar="SECONDS", help="of a step without communication, if you know it"
+    )
+    parser.add_argument(
+        "--step", type=float, metavar="SECONDS", help="of the traced job without the profiler, as its own log says"
     )
     parser.add_argument(
         "--dtype",
@@ -171,8 +174,12 @@ def run_plan(options: argparse.Namespace) -> int:
     from ringfence.lab.plan.recommend import WORKERS, plan, sweep
 
     profile = find_hardware(options.hardware)
-    if options.compute is not None and not 0 < options.compute < math.inf:
-        raise ConfigurationError("--compute is a finite number of seconds above zero")
+    for name in ("compute", "step"):
+        given = getattr(options, name)
+        if given is not None and not 0 < given < math.inf:
+            raise ConfigurationError(f"--{name} is a finite number of seconds above zero")
+    if options.step is not None and (options.trace is None or options.compute is not None):
+        raise ConfigurationError("--step goes with --trace, in place of --compute: it is the step of the traced job")
     if options.trace is not None:
         return plan_trace.run(options, profile)
     question = _question(options)

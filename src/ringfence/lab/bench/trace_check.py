@@ -1,7 +1,8 @@
 """Checks predictions from traces: records steps with Gloo, predicts the sealed step from the files, and measures it.
 
 Gloo's and ringfence's steps take turns in the same processes, before and after each recording, so that all of them meet the
-same machine. A prediction sees the files of the profiler and the hardware profile, and nothing that was measured.
+same machine. A prediction sees the files of the profiler and the hardware profile, and nothing that was measured;
+a second one sees the seconds of Gloo's step without the profiler as well.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from ringfence.lab.bench.worker_pool import Placement, WorkerPool
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.job_cost import JobPlan, plan_job
-from ringfence.lab.plan.jobs import job_of, median
+from ringfence.lab.plan.jobs import Job, job_of, median
 from ringfence.lab.plan.trace_files import read
 
 _VARIANTS: Final = ("gloo-a", "ringfence")
@@ -67,9 +68,10 @@ class Repeat(NamedTuple):
     """One recording and what is predicted from it."""
 
     recorded: float  # seconds of Gloo's step in the trace
-    predicted: float  # of the sealed step
+    predicted: float  # of the sealed step, from the files alone
     low: float
     high: float
+    by_step: float  # the same if the step without the profiler is known
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class Checked:
     def ratio(self) -> float:
         """Predicted over measured seconds of the sealed step."""
         return self.middle("predicted") / self.middle("sealed")
+
+    @property
+    def ratio_by_step(self) -> float:
+        """The same if the seconds of Gloo's step without the profiler are known, as a job's own log has them."""
+        return self.middle("by_step") / self.middle("sealed")
 
     @property
     def ratio_of_quartiles(self) -> float:
@@ -123,6 +130,7 @@ class Checked:
             **{field: self.middle(field) for field in (*Repeat._fields, "sealed", "gloo")},
             "error": self.error,
             "ratio": self.ratio,
+            "ratio_by_step": self.ratio_by_step,
             "ratio_of_quartiles": self.ratio_of_quartiles,
             "unchanged": self.unchanged,
             "within": self.within,
@@ -141,9 +149,9 @@ def quartile(values: Sequence[float]) -> float:
     return ordered[(len(ordered) - 1) // 4]
 
 
-def errors(found: Sequence[Checked], unchanged: bool = False) -> tuple[float, float]:
-    """Return the median and the worst error; `unchanged`: of taking the recorded step for the sealed one."""
-    each_error = [abs(each.unchanged - 1) if unchanged else each.error for each in found]
+def errors(found: Sequence[Checked], ratio: str = "ratio") -> tuple[float, float]:
+    """Return the median and the worst error of one of the ratios."""
+    each_error = [abs(getattr(each, ratio) - 1) for each in found]
     return median(each_error), max(each_error)
 
 
@@ -175,19 +183,25 @@ def _checked(pool: WorkerPool, hardware: Hardware, case: TraceCase, effort: Effo
     pool.tell("prepare_training", model=case.model, strategy="ddp", bucket_mb=case.bucket_mb, only=list(_VARIANTS))
     _rounds(pool, _WARM_UP)
     seconds = _rounds(pool, effort.rounds)
-    found = []
-    dominant = ""
+    jobs = []
     for number in range(effort.repeats):
         place = folder / str(number)
         place.mkdir()
         answers = pool.tell("record", name="gloo-a", steps=effort.steps, folder=str(place))
         for name, measured in _rounds(pool, effort.rounds).items():
             seconds[name] += measured
-        said = predicted(hardware, [Path(answer["path"]) for answer in answers])
-        dominant = said.variants["ringfence"].dominant
-        assert said.recorded is not None
-        found.append(Repeat(said.recorded, said.variants["ringfence"].seconds, *said.interval))
-    return Checked(case, tuple(found), tuple(seconds["ringfence"]), tuple(seconds["gloo-a"]), dominant)
+        jobs.append(traced([Path(answer["path"]) for answer in answers]))
+    gloo = median(seconds["gloo-a"])
+    said = [(plan_job(hardware, job), plan_job(hardware, job, step=gloo)) for job in jobs]
+    repeats = tuple(_repeat(alone, by_step) for alone, by_step in said)
+    dominant = said[-1][0].variants["ringfence"].dominant
+    return Checked(case, repeats, tuple(seconds["ringfence"]), tuple(seconds["gloo-a"]), dominant)
+
+
+def _repeat(alone: JobPlan, by_step: JobPlan) -> Repeat:
+    assert alone.recorded is not None
+    first, second = (plan.variants["ringfence"].seconds for plan in (alone, by_step))
+    return Repeat(alone.recorded, first, *alone.interval, second)
 
 
 def _rounds(pool: WorkerPool, count: int) -> dict[str, list[float]]:
@@ -200,9 +214,9 @@ def _rounds(pool: WorkerPool, count: int) -> dict[str, list[float]]:
     return seconds
 
 
-def predicted(hardware: Hardware, paths: Sequence[Path]) -> JobPlan:
-    """Return the plan of the job whose ranks wrote these files."""
-    return plan_job(hardware, job_of([read(blocks(path), path.name) for path in paths]))
+def traced(paths: Sequence[Path]) -> Job:
+    """Return the job whose ranks wrote these files."""
+    return job_of([read(blocks(path), path.name) for path in paths])
 
 
 def blocks(path: Path) -> Iterator[bytes]:

@@ -69,10 +69,18 @@ class JobPlan:
         return least if least.seconds < self.sizes[0].seconds * (1 - _WORTH) else None
 
 
-def plan_job(hardware: Hardware, job: Job, compute: float | None = None, workers: int | None = None) -> JobPlan:
-    """Predict the sealed step of a job. `compute`: seconds of a step without communication, if known. `workers`: another scale.
+def plan_job(
+    hardware: Hardware,
+    job: Job,
+    compute: float | None = None,
+    workers: int | None = None,
+    step: float | None = None,
+) -> JobPlan:
+    """Predict the sealed step of a job.
 
-    Raises ConfigurationError if the trace has no times and `compute` is not given.
+    `compute`: seconds of a step without communication, if known. `step`: seconds of the recorded job's step without the
+    profiler, if known. `workers`: another scale. Raises ConfigurationError if the trace has no times and `compute` is not
+    given.
     """
     timings = job.timings
     if not timings and compute is None:
@@ -82,12 +90,12 @@ def plan_job(hardware: Hardware, job: Job, compute: float | None = None, workers
         )
     recorded = median([timing.whole for timing in timings]) if timings else None
     sharing = _sharing(hardware, job)
-    profiling = median([_profiling(timing, sharing) for timing in timings]) if timings else 0.0
-    computing, source = _computing(hardware, job, compute)
+    profiling = median([_profiling(timing, sharing) for timing in timings]) if timings and step is None else 0.0
+    computing, source = _computing(hardware, job, compute, step, 1.0 if step is None else 0.0)
     asked = job if workers is None else scaled(job, workers)
     steps = {name: step_of(hardware, VARIANTS[name], asked, computing) for name in _names(hardware)}
     sizes, why = _sizes(hardware, asked, computing)
-    interval = _interval(hardware, job, asked, compute, computing)
+    interval = _interval(hardware, job, asked, computing, known=compute is not None or step is not None)
     return JobPlan(asked, job.workers, recorded, profiling, computing, source, steps, interval, sizes, why)
 
 
@@ -119,11 +127,12 @@ def _computing(
     whole = median([timing.whole for timing in job.timings]) if at is None else at
     share = whole / middle.whole if middle.whole > 0 else 1.0
     cost = _profiling(middle, profiling * _sharing(hardware, job))
+    name = "the recorded step" if at is None else "the given step"
     if job.busy and "gloo" in hardware.variants and "gloo" in job.backend:
-        return _inverted(hardware, job, whole - cost), "the recorded step less what Gloo costs on this hardware"
+        return _inverted(hardware, job, whole - cost), f"{name} less what Gloo costs on this hardware"
     waited = middle.whole - middle.computing
     least = _LEAST_COMPUTING * whole
-    return max(least, whole - waited * share - cost), "the recorded step less what it waited for collectives"
+    return max(least, whole - waited * share - cost), f"{name} less what it waited for collectives"
 
 
 def _inverted(hardware: Hardware, job: Job, wanted: float) -> float:
@@ -202,16 +211,17 @@ def scaled(job: Job, workers: int) -> Job:
     return replace(job, workers=workers, collectives=tuple(each._replace(group=workers) for each in job.collectives))
 
 
-def _interval(hardware: Hardware, job: Job, asked: Job, given: float | None, computing: float) -> Interval:
+def _interval(hardware: Hardware, job: Job, asked: Job, computing: float, known: bool) -> Interval:
     """Return the interval of the sealed step: of the recorded steps, of recording itself, and of communication's cost.
 
-    Each is varied by itself, and their squares add up: they are independent of each other.
+    Each is varied by itself, and their squares add up: they are independent of each other. The first two do not count if the
+    step or its computing is known.
     """
     sealed = VARIANTS["ringfence"]
     middle = step_of(hardware, sealed, asked, computing).seconds
     off = CALIBRATED_ERROR if "ringfence" in hardware.variants else ASSUMED_ERROR
     varied = [[step_of(hardware, sealed, asked, computing, error).seconds for error in (1 - off, 1 + off)]]
-    if job.timings and given is None:
+    if job.timings and not known:
         ends = median_interval([timing.whole for timing in job.timings])
         varied.append([_sealed_of(hardware, job, asked, end) for end in ends])
         varied.append([_sealed_of(hardware, job, asked, None, times) for times in (2.0, 0.0)])
