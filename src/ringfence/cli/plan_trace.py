@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ringfence.lab.plan.job_cost import BucketSize, JobPlan
     from ringfence.lab.plan.jobs import Job
 
-_BLOCK = 1 << 20
 # Options that describe a model or a step, which a trace does, with the defaults that they keep.
 _NOT_WITH_TRACE: dict[str, Any] = {
     "samples": 8,
@@ -41,27 +40,18 @@ def run(options: argparse.Namespace, profile: Hardware) -> int:
     """Predict the sealed step of the job in the files of --trace."""
     from ringfence.lab.plan.job_cost import plan_job
     from ringfence.lab.plan.jobs import job_of
-    from ringfence.lab.plan.trace_files import read
+    from ringfence.lab.plan.trace_files import read_file
 
     for name, default in _NOT_WITH_TRACE.items():
         if getattr(options, name) != default:
             raise ConfigurationError(f"--{name.replace('_', '-')} does not apply to --trace: the trace says it")
-    recordings = [read(_blocks(path), path.name) for path in options.trace]
+    recordings = [read_file(path) for path in options.trace]
     if options.workers is not None:
         for recording in recordings:
             recording.workers = recording.workers or options.workers
     found = plan_job(profile, job_of(recordings), options.compute, options.workers, options.step)
     print(json.dumps(plan_json(profile, found), indent=2) if options.json else plan_text(profile, found))
     return 0
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                yield block
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the trace {path}: {error.strerror}") from None
 
 
 def plan_text(profile: Hardware, plan: JobPlan) -> str:

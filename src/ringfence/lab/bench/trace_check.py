@@ -18,10 +18,9 @@ from ringfence.lab.bench.worker_pool import Placement, WorkerPool
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.job_cost import JobPlan, plan_job
 from ringfence.lab.plan.jobs import Job, job_of, median
-from ringfence.lab.plan.trace_files import read
+from ringfence.lab.plan.trace_files import read_file
 
 _VARIANTS: Final = ("gloo-a", "ringfence")
-_BLOCK: Final = 1 << 20
 _WARM_UP: Final = 2
 
 
@@ -216,11 +215,4 @@ def _rounds(pool: WorkerPool, count: int) -> dict[str, list[float]]:
 
 def traced(paths: Sequence[Path]) -> Job:
     """Return the job whose ranks wrote these files."""
-    return job_of([read(blocks(path), path.name) for path in paths])
-
-
-def blocks(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file in blocks."""
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            yield block
+    return job_of([read_file(path) for path in paths])

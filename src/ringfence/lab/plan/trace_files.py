@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 from ringfence.errors import ConfigurationError
@@ -13,6 +14,21 @@ from ringfence.lab.plan.recorded import Recording, mapping
 
 _EVENTS: Final = "traceEvents"
 _NODES: Final = "nodes"
+_BLOCK: Final = 1 << 20
+
+
+def read_file(path: Path) -> Recording:
+    """Return what a file says about its rank, as `read` does. Raises ConfigurationError also if it cannot be read."""
+    return read(_blocks(path), path.name)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                yield block
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the trace {path}: {error.strerror}") from None
 
 
 def read(blocks: Iterable[bytes], name: str, most: int = MOST_BYTES) -> Recording:
