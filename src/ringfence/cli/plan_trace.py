@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringfence.lab.plan.hardware import Hardware
     from ringfence.lab.plan.job_cost import BucketSize, JobPlan
     from ringfence.lab.plan.jobs import Job
+    from ringfence.lab.plan.recorded import Recording
 
 # Options that describe a model or a step, which a trace does, with the defaults that they keep.
 _NOT_WITH_TRACE: dict[str, Any] = {
@@ -40,18 +41,27 @@ def run(options: argparse.Namespace, profile: Hardware) -> int:
     """Predict the sealed step of the job in the files of --trace."""
     from ringfence.lab.plan.job_cost import plan_job
     from ringfence.lab.plan.jobs import job_of
-    from ringfence.lab.plan.trace_files import read_file
 
     for name, default in _NOT_WITH_TRACE.items():
         if getattr(options, name) != default:
             raise ConfigurationError(f"--{name.replace('_', '-')} does not apply to --trace: the trace says it")
-    recordings = [read_file(path) for path in options.trace]
+    recordings = [_recording(path) for path in options.trace]
     if options.workers is not None:
         for recording in recordings:
             recording.workers = recording.workers or options.workers
     found = plan_job(profile, job_of(recordings), options.compute, options.workers, options.step)
     print(json.dumps(plan_json(profile, found), indent=2) if options.json else plan_text(profile, found))
     return 0
+
+
+def _recording(path: Path) -> Recording:
+    from ringfence.lab.plan.trace_files import read_file
+
+    try:
+        with path.open("rb") as file:
+            return read_file(file, path.name)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the trace {path}: {error.strerror}") from None
 
 
 def plan_text(profile: Hardware, plan: JobPlan) -> str:

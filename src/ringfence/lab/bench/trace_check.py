@@ -215,4 +215,8 @@ def _rounds(pool: WorkerPool, count: int) -> dict[str, list[float]]:
 
 def traced(paths: Sequence[Path]) -> Job:
     """Return the job whose ranks wrote these files."""
-    return job_of([read_file(path) for path in paths])
+    recordings = []
+    for path in paths:
+        with path.open("rb") as file:
+            recordings.append(read_file(file, path.name))
+    return job_of(recordings)

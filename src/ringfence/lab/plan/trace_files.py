@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterable
+from typing import IO, Final
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan.execution_trace import ExecutionTraceReader
@@ -17,18 +16,9 @@ _NODES: Final = "nodes"
 _BLOCK: Final = 1 << 20
 
 
-def read_file(path: Path) -> Recording:
-    """Return what a file says about its rank, as `read` does. Raises ConfigurationError also if it cannot be read."""
-    return read(_blocks(path), path.name)
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                yield block
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the trace {path}: {error.strerror}") from None
+def read_file(file: IO[bytes], name: str) -> Recording:
+    """Return what an open file says about its rank, as `read` does."""
+    return read(iter(lambda: file.read(_BLOCK), b""), name)
 
 
 def read(blocks: Iterable[bytes], name: str, most: int = MOST_BYTES) -> Recording:
