@@ -26,6 +26,10 @@ def register() -> None:
             if not hasattr(dist.Backend, "RINGFENCE"):
                 dist.Backend.register_backend("ringfence", _create, extended_api=True, devices=["cpu", "cuda"])
             guard.install(_is_ours)
+            if os.environ.get(guard.AGENT):
+                from ringfence.launch import worker
+
+                worker.install()
     except Exception:
         if os.environ.get(guard.REQUIRE, "0") != "0":
             raise  # `import torch` fails with it

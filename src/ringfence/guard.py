@@ -23,6 +23,7 @@ from typing import Any, Final
 from ringfence.errors import ConfigurationError
 
 REQUIRE: Final = "RINGFENCE_REQUIRE"
+AGENT: Final = "RINGFENCE_AGENT"  # the socket of the agent, in workers of `ringfence run`
 OURS: Final = "ringfence"
 # Setting one of these means that protection is expected. settings.py, which reads them, is too heavy for `import torch`.
 CONFIGURED: Final = ("RINGFENCE_SECRET_FILE", "RINGFENCE_POLICY", "RINGFENCE_CERTIFICATE_FILE")

@@ -66,6 +66,12 @@ REFUSAL_TEXT_BYTES: Final = 512
 PROOF_LIMIT_BYTES: Final = 112 * 1024  # an HMAC is 32, a quote 5,000; 16 GPUs with their certificates are 98,000
 PRESENTATION_BYTES: Final = PROOF_LIMIT_BYTES + 1024  # a proof with its preimage, as presented at peer verification
 TABLE_LIMIT_BYTES: Final = 1 << 20  # of the schedule table sent with the roster
+LAST_CALL_SECONDS: Final = 30.0  # for more nodes, once enough of them wait for a round
+AGENT_LOST_SECONDS: Final = 30.0  # without a connection until an agent is lost
+ROUND_SECONDS: Final = 600.0  # until a round must have formed
+CALL_BYTES: Final = 16 << 20  # of a call to the store, and of each of its parts
+CALL_PARTS: Final = 1 << 16
+CALL_LIMIT_MILLISECONDS: Final = 30 * 86400 * 1000  # that a call may wait
 
 # Key agreement groups of TLS in the order of preference. Hybrid: an attacker who records connections now and has a quantum
 # computer later must still break ML-KEM; an attacker who breaks ML-KEM must still break X25519.
@@ -97,6 +103,7 @@ PROOF_DIGEST: Final = _label("proof digest")
 POLICY: Final = _label("policy")
 STORE_KEY: Final = _label("store key")
 TLS_EXPORTER: Final = b"EXPORTER-ringfence-1-admission"
+TLS_LAUNCH_EXPORTER: Final = b"EXPORTER-ringfence-1-launch"  # so that no proof of a worker is one of an agent
 SESSION_KEY: Final = _label("aes-256-gcm session key")
 LINK_HELLO: Final = _label("aes-256-gcm link hello")
 LINK_SECRET: Final = _label("aes-256-gcm link secret")

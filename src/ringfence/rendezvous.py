@@ -17,12 +17,14 @@ _LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.lau
 
 def warn_of_open_rendezvous() -> None:
     """Log a warning if torchrun used its c10d rendezvous, which unpickles unauthenticated data from the network."""
+    if os.environ.get("RINGFENCE_AGENT"):  # the rendezvous is ours
+        return
     backend = backend_of(_launcher())
     if backend not in (None, "static"):
         _log.warning(
             "torchrun's %s rendezvous has no authentication and listens on all interfaces: anyone who can reach its port "
-            "can run code in the launcher. Use the static rendezvous (--node-rank, --master-addr and --master-port; on one "
-            "machine --master-port alone is enough); see SECURITY.md.",
+            "can run code in the launcher. Use ringfence run in place of torchrun, or torchrun --rdzv-backend=ringfence; "
+            "see SECURITY.md.",
             backend,
         )
 

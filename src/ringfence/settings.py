@@ -59,6 +59,7 @@ CREDENTIALS: Final = (
 KNOWN: Final = (
     *CREDENTIALS,
     "RINGFENCE_RUN_ID",
+    "RINGFENCE_AGENT",
     "RINGFENCE_GENERATION",
     "RINGFENCE_INTERFACE",
     "RINGFENCE_PORTS",
@@ -115,7 +116,7 @@ class Settings:
         _refuse_unknown(environ)
         return cls(
             run_id=_name(environ, "RINGFENCE_RUN_ID", "TORCHELASTIC_RUN_ID", "none", RUN_ID_BYTES),
-            generation=_name(environ, "RINGFENCE_GENERATION", "TORCHELASTIC_RESTART_COUNT", "0", GENERATION_BYTES),
+            generation=_generation(environ),
             host=_host(environ, store_host),
             ports=_ports(environ.get("RINGFENCE_PORTS", "")),
             advertise=_advertise(environ.get("RINGFENCE_ADVERTISE", "")),
@@ -286,6 +287,19 @@ def _name(environ: Mapping[str, str], own: str, elastic: str, default: str, limi
     if len(value) > limit or not is_printable(value):
         raise ConfigurationError(f"{own} (or {elastic}) must be at most {limit} printable ASCII characters")
     return value
+
+
+def _generation(environ: Mapping[str, str]) -> str:
+    """Return which start of the run this is.
+
+    Under `ringfence run` its agent sets it for each round. Otherwise a scheduler may give it, and torchrun's own restarts are
+    counted on top: a scheduler that starts torchrun anew starts that count anew as well.
+    """
+    generation = _name(environ, "RINGFENCE_GENERATION", "TORCHELASTIC_RESTART_COUNT", "0", GENERATION_BYTES)
+    count = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if environ.get("RINGFENCE_AGENT") or not environ.get("RINGFENCE_GENERATION") or count in ("", "0"):
+        return generation
+    return _name({"RINGFENCE_GENERATION": f"{generation}.{count}"}, "RINGFENCE_GENERATION", "", "0", GENERATION_BYTES)
 
 
 def _host(environ: Mapping[str, str], store_host: str | None) -> str:

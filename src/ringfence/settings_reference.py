@@ -62,8 +62,17 @@ SETTINGS: Final = (
     ),
     Setting(
         "RINGFENCE_GENERATION",
-        "Which restart of the run this is. A worker of an older generation is refused.",
+        "Which start of the run this is. A worker of another generation is refused. `ringfence run` sets it. With torchrun's "
+        "own rendezvous, set it from the scheduler that starts torchrun anew, such as Slurm's `SLURM_RESTART_COUNT`; "
+        "torchrun's restart count is added to it, as in `2.1`.",
         "torchrun's restart count (`TORCHELASTIC_RESTART_COUNT`), else `0`",
+    ),
+    Setting(
+        "RINGFENCE_AGENT",
+        "Socket of the agent that started this worker. `ringfence run` sets it; in a process that has it, all process groups "
+        "are ringfence's.",
+        "not set outside of `ringfence run`",
+        "set by `ringfence run`",
     ),
     Setting(
         "RINGFENCE_INTERFACE",

@@ -68,7 +68,9 @@ ALLOWED: dict[str, set[str]] = {
         "torch_versions",
     },
     "guard": {"errors"},
-    "autoload": {"backend", "errors", "guard", "log"},
+    "launch": GROUND
+    | {"admission", "guard", "interfaces", "join", "log", "settings", "transport"},  # torchrun's process, and workers
+    "autoload": {"backend", "errors", "guard", "launch", "log"},
     "groups": {"autoload", "backend", "errors"},
     "lab": GROUND
     | {

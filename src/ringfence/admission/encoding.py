@@ -72,6 +72,10 @@ class Reader:
             raise ProtocolError(f"a field of {length} bytes, where at most {limit} are allowed")
         return self.take(length)
 
+    def rest(self) -> bytes:
+        """Take all that follows."""
+        return self.take(len(self._data) - self._at)
+
     def end(self) -> None:
         """Check that nothing follows."""
         if self._at != len(self._data):

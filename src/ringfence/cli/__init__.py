@@ -35,7 +35,7 @@ examples:
   ringfence selftest                         test collectives on its GPU
   ringfence secret new run.secret            make the secret of a run, then
   export RINGFENCE_SECRET_FILE=$PWD/run.secret
-                                             train with backend="ringfence"
+  ringfence run --nproc-per-node 2 train.py  train, with the script unchanged
   ringfence certificate new site node-0      certificates instead of it,
   ringfence policy new site/policy.toml      a policy that requires them,
   ringfence policy explain site/policy.toml  and whom it admits
@@ -64,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         words = sys.argv[1:] if arguments is None else arguments
+        if words[:1] == ["run"]:  # has torchrun's flags, and torchrun's parser
+            from ringfence.cli import run
+
+            return run.run(words[1:])
         options = _parser(words).parse_args(words)
         code: int = options.run(options)
     except RingfenceError as error:
@@ -113,7 +117,7 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     `arguments` all commands are complete.
     """
     # imported here, so that Ctrl-C during these imports is handled
-    from ringfence.cli import certificate, demo, doctor, evidence, policy, requirements, secret, selftest
+    from ringfence.cli import certificate, demo, doctor, evidence, policy, requirements, run, secret, selftest
 
     parser = terminal.Parser(
         prog="ringfence",
@@ -122,7 +126,7 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, doctor, selftest, secret, policy, certificate, evidence):
+    for command in (run, demo, doctor, selftest, secret, policy, certificate, evidence):
         command.add_to(commands)
     called = set(LAB) if arguments is None else {next((word for word in arguments if not word.startswith("-")), None)}
     for name, summary in LAB.items():

@@ -25,10 +25,26 @@ class Connections:
         self.neighbours: dict[int, Peer] = {}
         self.waited = 0.0
         self._selector = selectors.DefaultSelector()
+        self._sources: dict[_Source, int] = {}  # with the events that each was selected for
 
     def add_source(self, source: _Source) -> None:
         """Select for readability of something other than a connection; `wait` returns it as the key's data."""
-        self._selector.register(source, selectors.EVENT_READ, source)
+        self.set_events(source, selectors.EVENT_READ)
+
+    def set_events(self, source: _Source, events: int) -> None:
+        """Select something other than a connection of a join for `events`; for 0, no longer."""
+        known = source in self._sources
+        if known and self._sources[source] == events:
+            return
+        if not known:
+            self._selector.register(source, events, source)
+        elif events:
+            self._selector.modify(source, events, source)
+        else:
+            self._selector.unregister(source)
+        self._sources[source] = events
+        if not events:
+            del self._sources[source]
 
     def is_neighbour(self, peer: Peer) -> bool:
         return peer.rank is not None and self.neighbours.get(peer.rank) is peer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ringfence import keys
@@ -108,13 +108,17 @@ class Peer:
             raise ProtocolError(f"used {keys.ADMISSION_CPU_SECONDS} s of CPU time before it was admitted")
 
     def become_neighbour(self, rank: int, world_size: int, outage: float) -> None:
-        """Lift the limits of an unauthenticated peer: both sides have admitted each other.
+        """Turn into a neighbour of the admission tree: both sides have admitted each other."""
+        self.admit(rank, TREE, tree_frame_limit(world_size), outage)
+
+    def admit(self, rank: int, types: Mapping[int, type[Message]], limit: int, outage: float) -> None:
+        """Lift the limits of an unauthenticated peer, and allow other messages, of at most `limit` bytes.
 
         The kernel reports a host that does not answer for `outage` seconds; a process that is busy still answers.
         """
         self.rank = rank
         self.stream.tls.admit()
-        self.frames.allow(TREE, tree_frame_limit(world_size))
+        self.frames.allow(types, limit)
         tolerate(self.stream.socket, outage)
 
     def become_edge(self) -> ControlEdge:

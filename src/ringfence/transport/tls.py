@@ -34,14 +34,17 @@ _NOT_AFTER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.
 
 
 class Credentials:
-    """The TLS key of this process for one session; never stored. `hybrid`: require post-quantum key agreement.
+    """The TLS key of this process for one session; never stored.
 
-    Raises ConfigurationError if OpenSSL on this machine does not support that.
+    Args:
+        hybrid: Require post-quantum key agreement. Raises ConfigurationError if OpenSSL on this machine does not support it.
+        exporter: The label of the connections' exporter values, which proofs cover: one for each purpose of a connection.
     """
 
-    def __init__(self, *, hybrid: bool = True) -> None:
+    def __init__(self, *, hybrid: bool = True, exporter: bytes = keys.TLS_EXPORTER) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         self.hybrid = hybrid
+        self.exporter = exporter
         self.key_digest = _key_digest(key.public_key())
         self.context = _context(key, _self_signed(key))
         _set_groups(self.context, hybrid)
@@ -54,6 +57,7 @@ class Tls:
         self._connection: SSL.Connection | None = SSL.Connection(credentials.context, None)
         self._own_key_digest = credentials.key_digest
         self._hybrid = credentials.hybrid
+        self._exporter_label = credentials.exporter
         self.established = False
         self.peer_closed = False
         self._records_left: int | None = keys.ADMISSION_RECORDS
@@ -124,7 +128,7 @@ class Tls:
 
     def exporter(self) -> bytes:
         """A value that only the two endpoints of this connection know."""
-        return self._live.export_keying_material(keys.TLS_EXPORTER, _EXPORTER_BYTES, b"")
+        return self._live.export_keying_material(self._exporter_label, _EXPORTER_BYTES, b"")
 
     @property
     def group(self) -> str | None:

@@ -1,0 +1,190 @@
+"""The host of the store: admits other agents over TLS, and serves their calls and those of its own agent."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from ringfence import keys
+from ringfence.admission import encoding
+from ringfence.admission.handshake import Refusal
+from ringfence.errors import EvidenceError, PeerLostError, ProtocolError
+from ringfence.join.connections import Connections
+from ringfence.join.peer import Peer
+from ringfence.launch.agent_admission import AgentAdmission
+from ringfence.launch.messages import TO_HOST, Answer, Call, Notice
+from ringfence.launch.store_state import Outgoing, StoreState
+
+_log = logging.getLogger(__name__)
+
+OWN = 0  # the client number of the host's own agent
+
+
+class Host:
+    """Serves a `StoreState`. With `admission` and a listener, also to agents of other machines."""
+
+    def __init__(
+        self,
+        state: StoreState,
+        connections: Connections,
+        deliver: Callable[[Answer | Notice], None],
+        admission: AgentAdmission | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        self.state = state
+        self._connections = connections
+        self._deliver = deliver
+        self._peers: dict[int, Peer] = {}
+        self._last = OWN
+        self._listener = listener
+        self._handshakes = None if admission is None else admission.handshakes(connections, self)
+        if admission is not None:
+            self._ranks = frozenset(range(1, admission.hello.entry.world_size))
+        if listener is not None:
+            connections.add_source(listener)
+
+    # -- what the agent's loop calls --------------------------------------------------------------------------------
+
+    def send(self, call: Call) -> None:
+        """Carry out a call of the host's own agent."""
+        self._carry_out(OWN, call)
+
+    def dispatch(self, key: selectors.SelectorKey, events: int) -> bool:
+        """Handle an event of the listener, an admitted agent or background work; return whether it was one."""
+        source = key.data
+        if source is self._listener:
+            self._accept()
+        elif isinstance(source, Peer) and source.rank is not None:
+            self._serve(source, events)
+        elif self._handshakes is not None and source is self._handshakes.verification:
+            self._handshakes.take_verdicts()
+        elif self._handshakes is not None and source is self._handshakes.collector:
+            self._take_proofs()
+        else:
+            return False
+        return True
+
+    def serve_pending(self, ready: list[tuple[Peer, int]]) -> None:
+        """Handle events of unauthenticated peers, within a slice of CPU time."""
+        if self._handshakes is not None:
+            self._handshakes.expire(self._handshakes.serve(ready))
+
+    def settle(self, now: float) -> None:
+        """Do what is due."""
+        if now >= self.state.next_at():
+            self._send_all(self.state.tick(now))
+
+    def next_at(self, now: float) -> float:
+        """Return when `settle` or `serve_pending` has something to do."""
+        pending = [] if self._handshakes is None else self._handshakes.seconds_left()
+        return min([self.state.next_at(), *(now + left for left in pending)])
+
+    @property
+    def is_left(self) -> bool:
+        """Whether no other agent needs this host any more."""
+        return self.state.rounds.is_left
+
+    def close(self) -> None:
+        for peer in list(self._peers.values()):
+            peer.stream.close()
+        if self._handshakes is not None:
+            self._handshakes.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    # -- admitted agents --------------------------------------------------------------------------------------------
+
+    def _serve(self, peer: Peer, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                peer.stream.flush()
+            if events & selectors.EVENT_READ:
+                peer.read()
+                self._receive(peer)
+        except (ProtocolError, PeerLostError) as error:
+            self._disconnect(peer, str(error))
+        else:
+            self._watch(peer)
+
+    def _receive(self, peer: Peer) -> None:
+        assert peer.rank is not None
+        while peer.rank in self._peers and (message := peer.frames.next()) is not None:
+            assert isinstance(message, Call)
+            self._carry_out(peer.rank, message)
+
+    def _carry_out(self, client: int, call: Call) -> None:
+        self._send_all(self.state.call(client, call, time.monotonic()))
+
+    def _send_all(self, outgoing: list[Outgoing]) -> None:
+        for client, message in outgoing:
+            if client == OWN:
+                self._deliver(message)
+            elif client in self._peers:
+                self._peers[client].send([message])
+                self._watch(self._peers[client])
+
+    def _watch(self, peer: Peer) -> None:
+        if peer.rank in self._peers:
+            write = selectors.EVENT_WRITE if peer.stream.wants_write else 0
+            self._connections.set_events(peer, selectors.EVENT_READ | write)
+
+    def _disconnect(self, peer: Peer, reason: str) -> None:
+        assert peer.rank is not None
+        if self._peers.pop(peer.rank, None) is None:
+            return
+        _log.info("the agent at %s disconnected: %s", peer.address, reason)
+        self._connections.set_events(peer, 0)
+        peer.stream.close()
+        self._send_all(self.state.disconnect(peer.rank, time.monotonic()))
+
+    # -- unauthenticated peers --------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        assert self._handshakes is not None
+        try:
+            connection, (address, *_) = self._listener.accept()
+        except OSError as error:
+            _log.warning("cannot accept a connection of an agent: %s", error.strerror)
+            return
+        self._handshakes.accept(connection, address, self._ranks)
+
+    def _take_proofs(self) -> None:
+        assert self._handshakes is not None
+        try:
+            self._handshakes.take_proofs()
+        except EvidenceError as error:
+            self.on_no_proof(error)
+
+    def is_reading(self) -> bool:
+        return True
+
+    def on_admitted(self, peer: Peer) -> None:
+        self._connections.unwatch(peer)
+        self._connections.pending.remove(peer)
+        self._last += 1
+        peer.admit(self._last, TO_HOST, keys.CALL_BYTES, self.state.rounds.limits.lost_after)
+        self._peers[self._last] = peer
+        _log.info("admitted the agent at %s", peer.address)
+        try:
+            self._receive(peer)  # what arrived meanwhile
+        except (ProtocolError, PeerLostError) as error:
+            self._disconnect(peer, str(error))
+        else:
+            self._watch(peer)
+
+    def on_refused(self, peer: Peer, refusal: Refusal) -> str:
+        action = "refused by" if refusal.by_peer else "refused"
+        text = f"{action} the agent at {peer.address}: {encoding.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
+        if refusal.same_run:  # claims to be of this run; others are noise
+            _log.warning("%s", text)
+        return text
+
+    def on_dropped(self, peer: Peer, reason: str, refusal: Refusal | None) -> None:
+        _log.debug("dropped the peer at %s: %s", peer.address, reason)
+
+    def on_no_proof(self, error: Exception) -> None:
+        _log.warning("this agent could not collect a proof for another one: %s", error)
