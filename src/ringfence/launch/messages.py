@@ -57,7 +57,7 @@ class Result(IntEnum):
 class Call:
     """A call: `scope` is the generation that a store operation belongs to; `milliseconds` limits the wait at the host."""
 
-    TYPE: ClassVar[int] = 32
+    TYPE: ClassVar[int] = 48
 
     number: int
     operation: Operation
@@ -91,7 +91,7 @@ class Call:
 class Answer:
     """The answer to the call of the same number."""
 
-    TYPE: ClassVar[int] = 33
+    TYPE: ClassVar[int] = 49
 
     number: int
     result: Result
@@ -117,7 +117,7 @@ class Answer:
 class Notice:
     """From the host, unasked: the state of the round that the agent is in."""
 
-    TYPE: ClassVar[int] = 34
+    TYPE: ClassVar[int] = 50
 
     generation: str  #      of the newest round
     ended: bool = False  #  a member left it: all others have to join the next one
