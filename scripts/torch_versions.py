@@ -30,6 +30,7 @@ SET: Final[dict[str, tuple[str, ...]]] = {
         "tests/conformance/test_refusals.py",
         "tests/conformance/test_timeouts.py",
     ),
+    "`ringfence run`": ("tests/integration/test_launch.py",),
     "strategies": ("tests/integration/test_strategies.py",),
     "device": (
         "tests/conformance/test_device.py::test_every_view_and_way_to_wait",
