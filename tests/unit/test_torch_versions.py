@@ -57,11 +57,12 @@ def test_failed_or_skipped_test_has_not_passed() -> None:
         "`examples/fsdp2.py`": (0, 0),
         "`doctor`": (0, 0),
         "conformance": (0, 0),
+        "`ringfence run`": (0, 0),
         "strategies": (1, 3),
         "device": (0, 0),
     }
     row = script.as_table([{"torch": "2.13.0", "python": "3.11.7", "parts": parts}]).splitlines()[-1]
-    assert row == "| 2.13.0 | 3.11.7 | passed | 0 of 0 | 0 of 0 | 0 of 0 | 1 of 3 | 0 of 0 |"
+    assert row == "| 2.13.0 | 3.11.7 | passed | 0 of 0 | 0 of 0 | 0 of 0 | 0 of 0 | 1 of 3 | 0 of 0 |"
 
 
 def pinned(name: str) -> tuple[int, int]:

@@ -32,15 +32,13 @@ class RoundLimits:
 class Member:
     """One agent. `client` is its connection, None while it has none."""
 
-    agent: str  #          random, drawn by the agent
-    rank: int  #           of its node: given, or in the order of arrival
+    agent: str  #     random, drawn by the agent
+    rank: int  #      of its node: given, or in the order of arrival
     given: bool
     client: int | None
     lost_at: float = _NEVER
-    joins: int | None = None  # the number of its call that waits for the next round
+    joins: int = 0  # the number of its call that waits for the next round, if it does
     joins_until: float = _NEVER
-    round: int = 0  #      that it is in
-    done: bool = False
     left: bool = False
 
 
@@ -56,6 +54,12 @@ class Rounds:
         self._closed = ""
         self._members: dict[str, Member] = {}
         self._by_client: dict[int, Member] = {}
+        self._by_rank: dict[int, Member] = {}  # those that have not left
+        self._current: dict[str, Member] = {}  # of the newest round
+        self._undone: set[str] = set()  # members of it whose workers have not succeeded yet
+        self._joins: dict[str, Member] = {}  # those that wait for the next round
+        self._joins_until = _NEVER  # none of these waits ends before
+        self._gone: dict[str, Member] = {}  # those without a connection
         self._call_at: float | None = None  # since when enough nodes wait
 
     @property
@@ -72,16 +76,14 @@ class Rounds:
         return Notice(
             generation=self.generation,
             ended=self._ended,
-            waiting=self._has_room and any(each.joins is not None for each in self._members.values()),
+            waiting=bool(self._joins) and (self._ended or len(self._current) < self.limits.max_nodes),
             finished=self._finished,
             closed=self._closed,
         )
 
     def members(self) -> list[int]:
         """Return the clients of the newest round."""
-        return [
-            each.client for each in self._members.values() if each.round == self._number > 0 and each.client is not None
-        ]
+        return [each.client for each in self._current.values() if each.client is not None]
 
     @property
     def is_left(self) -> bool:
@@ -99,11 +101,12 @@ class Rounds:
             if rank is not None:
                 replaced = self._make_way(rank)
             member = Member(agent, self._free_rank() if rank is None else rank, rank is not None, client)
-            self._members[agent] = member
+            self._members[agent] = self._by_rank[member.rank] = member
         elif member.client is not None:
             del self._by_client[member.client]
             replaced = member.client
         member.client, member.lost_at = client, _NEVER
+        self._gone.pop(agent, None)
         self._by_client[client] = member
         return "", replaced
 
@@ -112,22 +115,23 @@ class Rounds:
         member = self._by_client.get(client)
         if member is None:
             return refused(number, "attach first")
-        if self._finished:
-            return Answer(number, Result.CLOSED)
-        if self._closed:
-            return Answer(number, Result.CLOSED, (self._closed.encode(),))
-        if member.round == self._number:
+        if member.left or member.agent in self._joins:
+            return refused(number, "this agent has left, or waits already")
+        if self._finished or self._closed:
+            return self._closing(number)
+        if member.agent in self._current:
             self._ended = True
-        member.joins, member.joins_until, member.done = number, until, False
+        member.joins, member.joins_until = number, until
+        self._joins[member.agent] = member
+        self._joins_until = min(self._joins_until, until)
         return None
 
     def done(self, client: int) -> None:
         """The workers of an agent have succeeded."""
         member = self._by_client.get(client)
-        if member is not None and member.round == self._number and not self._ended:
-            member.done = True
-            current = [each for each in self._members.values() if each.round == self._number]
-            self._finished = all(each.done for each in current)
+        if member is not None and not self._ended:
+            self._undone.discard(member.agent)
+            self._finished = not self._undone
 
     def leave(self, client: int, closed: str = "") -> None:
         """An agent ends; with a reason, no further round forms."""
@@ -141,95 +145,102 @@ class Rounds:
         """The connection of an agent is closed."""
         member = self._by_client.pop(client, None)
         if member is not None:
-            member.client, member.joins = None, None
-            member.lost_at = now + self.limits.lost_after
+            member.client, member.lost_at = None, now + self.limits.lost_after
+            self._joins.pop(member.agent, None)
+            self._gone[member.agent] = member
             if member.left:
-                del self._members[member.agent]
+                self._delete(member)
 
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[tuple[int, Answer]]:
         """Remove lost agents, end waits, and form a round if it can be formed."""
-        for member in [each for each in self._members.values() if each.lost_at <= now]:
+        for member in [each for each in self._gone.values() if each.lost_at <= now]:
             self._remove(member)
-        answers: list[tuple[int, Answer]] = []
-        for member in self._joining():
+        return self._end_waits(now) + self._form(now)
+
+    def next_at(self) -> float:
+        """Return when `tick` has something to do, or a moment before, unless an agent acts."""
+        last_call = _NEVER if self._call_at is None else self._call_at + self.limits.last_call
+        return min(self._joins_until, last_call, *(each.lost_at for each in self._gone.values()), _NEVER)
+
+    def _end_waits(self, now: float) -> list[tuple[int, Answer]]:
+        over = self._finished or bool(self._closed)
+        if now < self._joins_until and not over:
+            return []
+        answers = []
+        for member in list(self._joins.values()):
             assert member.client is not None
-            assert member.joins is not None
-            if self._closed:
-                answers.append((member.client, Answer(member.joins, Result.CLOSED, (self._closed.encode(),))))
-            elif self._finished:
-                answers.append((member.client, Answer(member.joins, Result.CLOSED)))
+            if over:
+                answers.append((member.client, self._closing(member.joins)))
             elif member.joins_until <= now:
                 answers.append((member.client, Answer(member.joins, Result.TIMEOUT)))
             else:
                 continue
-            member.joins = None
-        return answers + self._form(now)
+            del self._joins[member.agent]
+        self._joins_until = min((each.joins_until for each in self._joins.values()), default=_NEVER)
+        return answers
 
-    def next_at(self) -> float:
-        """Return when `tick` has something to do, unless an agent acts before."""
-        moments = [_NEVER]
-        for member in self._members.values():
-            moments.append(member.lost_at)
-            if member.joins is not None:
-                moments.append(member.joins_until)
-        if self._call_at is not None:
-            moments.append(self._call_at + self.limits.last_call)
-        return min(moments)
+    def _closing(self, number: int) -> Answer:
+        """The answer to an agent that joins when there will be no further round."""
+        return Answer(number, Result.CLOSED, () if self._finished else (self._closed.encode(),))
 
     def _form(self, now: float) -> list[tuple[int, Answer]]:
-        joining = self._joining()
-        if len(joining) < self.limits.min_nodes:
+        if len(self._joins) < self.limits.min_nodes:
             self._call_at = None
             return []
         if self._call_at is None:
             self._call_at = now
-        expected = any(
-            each.round == self._number > 0 and each.joins is None and each.client is not None and not each.left
-            for each in self._members.values()
-        )
-        complete = len(joining) >= self.limits.max_nodes and not expected
+        complete = len(self._joins) >= self.limits.max_nodes and not self._is_one_expected()
         if not complete and now < self._call_at + self.limits.last_call:
             return []
-        return self._start(sorted(joining, key=lambda each: each.rank)[: self.limits.max_nodes])
+        return self._start(sorted(self._joins.values(), key=lambda each: each.rank)[: self.limits.max_nodes])
+
+    def _is_one_expected(self) -> bool:
+        """Whether a member of the newest round is connected and has not joined the next one yet."""
+        return any(
+            each.client is not None and not each.left and agent not in self._joins
+            for agent, each in self._current.items()
+        )
 
     def _start(self, chosen: list[Member]) -> list[tuple[int, Answer]]:
         self._number += 1
         self._ended, self._call_at = False, None
+        self._current = {each.agent: each for each in chosen}
+        self._undone = set(self._current)
         answers = []
         for place, member in enumerate(chosen):
             assert member.client is not None
-            assert member.joins is not None
             found = to_json({"generation": self.generation, "rank": place, "nodes": len(chosen)})
             answers.append((member.client, Answer(member.joins, Result.OK, (found,))))
-            member.round, member.joins, member.done = self._number, None, False
+            del self._joins[member.agent]
         return answers
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _has_room(self) -> bool:
-        return self._ended or sum(each.round == self._number for each in self._members.values()) < self.limits.max_nodes
-
-    def _joining(self) -> list[Member]:
-        return [each for each in self._members.values() if each.joins is not None]
-
     def _remove(self, member: Member) -> None:
         """Remove an agent for good. One that has left stays listed until its connection is closed."""
-        if member.round == self._number and not self._finished:
+        if member.agent in self._current and not self._finished:
             self._ended = True
-        member.left, member.joins = True, None
+        member.left = True
+        self._joins.pop(member.agent, None)
+        if self._by_rank.get(member.rank) is member:
+            del self._by_rank[member.rank]
         if member.client is None:
-            del self._members[member.agent]
+            self._delete(member)
+
+    def _delete(self, member: Member) -> None:
+        del self._members[member.agent]
+        self._gone.pop(member.agent, None)
 
     def _make_way(self, rank: int) -> int | None:
         """Free a rank for an agent to which it was given; return the client that loses its place."""
-        older = next((each for each in self._members.values() if each.rank == rank and not each.left), None)
+        older = self._by_rank.get(rank)
         if older is None:
             return None
         if not older.given:
-            older.rank = self._free_rank(rank)
+            older.rank = self._free_rank()
+            self._by_rank[older.rank] = older
             return None
         client, older.client = older.client, None
         if client is not None:
@@ -237,6 +248,5 @@ class Rounds:
         self._remove(older)
         return client
 
-    def _free_rank(self, besides: int = -1) -> int:
-        taken = {each.rank for each in self._members.values() if not each.left} | {besides}
-        return next(rank for rank in range(len(taken) + 1) if rank not in taken)
+    def _free_rank(self) -> int:
+        return next(rank for rank in range(len(self._by_rank) + 1) if rank not in self._by_rank)

@@ -42,7 +42,10 @@ class RoundStore:
 
     def __init__(self, values: Values) -> None:
         self._values = values
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[int, _Waiting] = {}  # by a number of its own
+        self._by_key: dict[str, set[int]] = {}
+        self._last = 0
+        self._expire_at = float("inf")  # no wait ends before
 
     def call(self, client: int, call: Call, now: float) -> list[tuple[int, Answer]]:
         """Carry out a call; return the answers to it and to calls that waited for it."""
@@ -59,7 +62,7 @@ class RoundStore:
         if call.operation in (Operation.GET, Operation.WAIT):
             keys = tuple(part.decode() for part in call.parts)
             if not self._has(keys):
-                self._waiting.append(_Waiting(client, call, keys, now + call.milliseconds / 1000))
+                self._park(_Waiting(client, call, keys, now + call.milliseconds / 1000))
                 return []
             return [(client, self._found(call, keys))]
         step = _STEPS[call.operation]
@@ -74,32 +77,49 @@ class RoundStore:
         return Answer(call.number, Result.OK, parts)
 
     def _wake(self, changed: tuple[str, ...]) -> list[tuple[int, Answer]]:
-        if not changed or not self._waiting:
-            return []
-        ready = [each for each in self._waiting if set(changed) & set(each.keys) and self._has(each.keys)]
-        for each in ready:
-            self._waiting.remove(each)
+        touched = sorted({number for key in changed for number in self._by_key.get(key, ())})
+        ready = [self._take(number) for number in touched if self._has(self._waiting[number].keys)]
         return [(each.client, self._found(each.call, each.keys)) for each in ready]
 
     def next_at(self) -> float:
-        """Return when `expire` has something to do."""
-        return min((each.until for each in self._waiting), default=float("inf"))
+        """Return when `expire` has something to do, or a moment before."""
+        return self._expire_at
 
     def expire(self, now: float) -> list[tuple[int, Answer]]:
         """Answer the calls whose time is up."""
-        return self._give_up([each for each in self._waiting if each.until <= now], Result.TIMEOUT)
+        if now < self._expire_at:
+            return []
+        over = self._give_up([number for number, each in self._waiting.items() if each.until <= now], Result.TIMEOUT)
+        self._expire_at = min((each.until for each in self._waiting.values()), default=float("inf"))
+        return over
 
     def end(self) -> list[tuple[int, Answer]]:
         """Answer all calls that wait: the round is over."""
         return self._give_up(list(self._waiting), Result.ENDED)
 
     def disconnect(self, client: int) -> None:
-        self._waiting = [each for each in self._waiting if each.client != client]
+        """Drop the calls of a client."""
+        for number in [number for number, each in self._waiting.items() if each.client == client]:
+            self._take(number)
 
-    def _give_up(self, calls: list[_Waiting], result: Result) -> list[tuple[int, Answer]]:
-        for each in calls:
-            self._waiting.remove(each)
-        return [(each.client, Answer(each.call.number, result)) for each in calls]
+    def _park(self, waiting: _Waiting) -> None:
+        self._last += 1
+        self._waiting[self._last] = waiting
+        for key in waiting.keys:
+            self._by_key.setdefault(key, set()).add(self._last)
+        self._expire_at = min(self._expire_at, waiting.until)
+
+    def _take(self, number: int) -> _Waiting:
+        waiting = self._waiting.pop(number)
+        for key in set(waiting.keys):
+            self._by_key[key].discard(number)
+            if not self._by_key[key]:
+                del self._by_key[key]
+        return waiting
+
+    def _give_up(self, numbers: list[int], result: Result) -> list[tuple[int, Answer]]:
+        taken = [self._take(number) for number in numbers]
+        return [(each.client, Answer(each.call.number, result)) for each in taken]
 
 
 # -- operations that do not wait: they return the parts of the answer and the keys that changed -----------------------
