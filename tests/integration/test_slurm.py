@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.private_files import new_secret_file
+from tests.integration.run_command import use_torchrun_without_run
 from tests.integration.test_readme import ROOT, environment, free_port
 
 SCRIPT = ROOT / "examples/slurm/train.sbatch"
@@ -61,8 +62,7 @@ class Cluster:
         ports = {name: free_port() for name in ("controller_port", "first_port", "second_port")}
         text = CONFIGURATION.format(host=self.host, folder=folder, first_job=job_with_a_free_port(), **ports)
         (folder / "slurm.conf").write_text(text)
-        if self.command("ringfence", "run", "--help").returncode != 0:
-            self.use_torchrun()
+        use_torchrun_without_run(folder, self.env)
 
     def command(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         """A command of Slurm's, from the folder in which a user has the examples."""
@@ -75,13 +75,6 @@ class Cluster:
             text=True,
             timeout=280,
         )
-
-    def use_torchrun(self) -> None:
-        """Put torchrun in the place of `ringfence run`, where this build has no such command: their options are the same."""
-        (self.folder / "bin").mkdir()
-        (self.folder / "bin/ringfence").write_text('#!/bin/sh\nshift\nexec torchrun "$@"\n')
-        (self.folder / "bin/ringfence").chmod(0o755)
-        self.env["PATH"] = f"{self.folder / 'bin'}:{self.env['PATH']}"
 
     def logs(self) -> str:
         return "\n".join(f"{file.name}:\n{file.read_text()}" for file in sorted(self.folder.glob("*.log")))

@@ -21,32 +21,15 @@ from ringfence.admission.proofs.certificate import Rules, verify_chain
 from ringfence.errors import AdmissionError
 from ringfence.settings import KNOWN, load_policy
 from tests.certificates import Authority, now, spiffe, x509
+from tests.manifests import FILES, ROOT, Node, documents, job_of, name_of, named, of_kind, pod_of, policy_of
 
-ROOT = Path(__file__).parents[2]
-FILES = sorted([*ROOT.glob("examples/kubernetes/*.yaml"), *ROOT.glob("examples/kubeflow/*.yaml")])
 SCHEMAS = [json.loads(file.read_text()) for file in sorted((ROOT / "tests/data/schemas").glob("*.json"))]
 KINDS: dict[str, str] = {kind: place for schema in SCHEMAS for kind, place in schema["kinds"].items()}
 DEFINITIONS: dict[str, Any] = {name: each for schema in SCHEMAS for name, each in schema["$defs"].items()}
-FREE = {
-    "annotations",
-    "data",
-    "labels",
-    "limits",
-    "matchLabels",
-    "requests",
-    "selector",
-    "volumeAttributes",
-}  # any name
+FREE = {  # objects whose fields may have any name
+    "annotations", "data", "labels", "limits", "matchLabels", "requests", "selector", "volumeAttributes",
+}  # fmt: skip
 POD_NAME = "train-node-0-0-x7k2p"
-
-
-def name_of(file: Path) -> str:
-    return str(file.relative_to(ROOT))
-
-
-def documents(file: Path) -> list[dict[str, Any]]:
-    """As Kubernetes reads them: YAML 1.1, where 0440 is an octal number."""
-    return list(yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader))
 
 
 @cache
@@ -58,48 +41,6 @@ def problems(document: dict[str, Any]) -> list[str]:
     """What the schema of the document's kind objects to."""
     validator = validator_of(f"{document['apiVersion']} {document['kind']}")
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
-
-
-def of_kind(file: Path, *kinds: str) -> dict[str, Any]:
-    (found,) = (each for each in documents(file) if each["kind"] in kinds)
-    return found
-
-
-def named(items: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    (found,) = (each for each in items if each["name"] == name)
-    return found
-
-
-def job_of(file: Path) -> dict[str, Any]:
-    """The specification of the Job that has the training nodes as its pods."""
-    document = of_kind(file, "Job", "JobSet", "TrainingRuntime")
-    if document["kind"] == "Job":
-        return dict(document["spec"])
-    jobset = document["spec"]["template"]["spec"] if document["kind"] == "TrainingRuntime" else document["spec"]
-    return dict(named(jobset["replicatedJobs"], "node")["template"]["spec"])
-
-
-def pod_of(file: Path) -> dict[str, Any]:
-    return dict(job_of(file)["template"]["spec"])
-
-
-class Node:
-    """What `ringfence run` gets on one node: its command line and its environment."""
-
-    def __init__(self, file: Path) -> None:
-        container = named(pod_of(file)["containers"], "node")
-        self.env = {each["name"]: each.get("value", "1") for each in container["env"]}  # "1" stands for a field's value
-        self.command: list[str] = container.get("command", [])
-        if not self.command:  # Trainer sets these variables: pkg/runtime/framework/plugins/torch of kubeflow/trainer
-            document = of_kind(file, "TrainJob")
-            trainer, job = document["spec"]["trainer"], document["metadata"]["name"]
-            self.command = trainer["command"]
-            self.env |= {"PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"])}
-            self.env |= {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": f"{job}-node-0-0.{job}", "PET_MASTER_PORT": "29500"}
-
-    def expanded(self) -> list[str]:
-        """The command as Kubernetes starts it: $(NAME) is replaced by the variable of the container."""
-        return [re.sub(r"\$\((\w+)\)", lambda found: self.env[found[1]], word) for word in self.command]
 
 
 def arguments(command: list[str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -188,8 +129,7 @@ def test_commands_are_understood_by_torchrun(file: Path, monkeypatch: pytest.Mon
     assert read.node_rank == 1
     assert read.max_restarts == 3
     assert (ROOT / read.training_script).is_file()
-    policy = next(each for each in documents(file) if "policy.toml" in each.get("data", {}))
-    assert tomllib.loads(policy["data"]["policy.toml"])["min_workers"] == int(read.nnodes) * int(read.nproc_per_node)
+    assert tomllib.loads(policy_of(file))["min_workers"] == int(read.nnodes) * int(read.nproc_per_node)
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
@@ -262,10 +202,9 @@ def test_only_the_user_of_the_workers_can_read_their_credentials(file: Path) -> 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_the_policy_admits_the_pod_and_no_other(file: Path, tmp_path: Path) -> None:
     """With certificates as the issuers that the manifest asks make them."""
-    (text,) = (each["data"]["policy.toml"] for each in documents(file) if "policy.toml" in each.get("data", {}))
     authority = Authority()
     (tmp_path / "ca.pem").write_bytes(authority.pem)
-    (tmp_path / "policy.toml").write_text(re.sub(r'ca = "/credentials/[\w.]+"', 'ca = "ca.pem"', text))
+    (tmp_path / "policy.toml").write_text(re.sub(r'ca = "/credentials/[\w.]+"', 'ca = "ca.pem"', policy_of(file)))
     (rule,) = load_policy(tmp_path / "policy.toml").rules
     ((kind, rules),) = rule.proofs
     if kind == "secret":
