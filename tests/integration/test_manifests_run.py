@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence.private_files import new_secret_file
 from tests.certificates import Authority, private_pem
-from tests.integration.run_command import use_torchrun_without_run
 from tests.integration.test_readme import environment, free_port
 from tests.manifests import ROOT, Node, policy_of
 
@@ -58,7 +57,6 @@ def test_both_nodes_of_a_manifest_form_one_run(example: str, proof: str, tmp_pat
     started = []
     for rank in range(2):
         command, env = node_on_this_machine(file, rank, tmp_path, endpoint)
-        use_torchrun_without_run(tmp_path, env)
         with open(tmp_path / f"{rank}.log", "w") as log:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT

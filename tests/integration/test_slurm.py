@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from ringfence.private_files import new_secret_file
-from tests.integration.run_command import use_torchrun_without_run
 from tests.integration.test_readme import ROOT, environment, free_port
 
 SCRIPT = ROOT / "examples/slurm/train.sbatch"
@@ -62,7 +61,6 @@ class Cluster:
         ports = {name: free_port() for name in ("controller_port", "first_port", "second_port")}
         text = CONFIGURATION.format(host=self.host, folder=folder, first_job=job_with_a_free_port(), **ports)
         (folder / "slurm.conf").write_text(text)
-        use_torchrun_without_run(folder, self.env)
 
     def command(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         """A command of Slurm's, from the folder in which a user has the examples."""

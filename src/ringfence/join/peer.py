@@ -69,8 +69,8 @@ class Peer:
     def send(self, messages: Iterable[Message]) -> None:
         """Send messages. A failed write is not reported here: what the peer sent last is still to be read first."""
         with contextlib.suppress(PeerLostError):
-            for message in messages:
-                self.stream.send(encode(message))
+            if data := b"".join(encode(message) for message in messages):
+                self.stream.send(data)
 
     def flush(self) -> None:
         with contextlib.suppress(PeerLostError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import selectors
 import socket
@@ -119,11 +120,12 @@ class Host:
         self._send_all(self.state.call(client, call, time.monotonic()))
 
     def _send_all(self, outgoing: list[Outgoing]) -> None:
-        for client, message in outgoing:
+        for client, messages in itertools.groupby(outgoing, key=lambda each: each[0]):
             if client == OWN:
-                self._deliver(message)
+                for _, message in messages:
+                    self._deliver(message)
             elif client in self._peers:
-                self._peers[client].send([message])
+                self._peers[client].send(message for _, message in messages)
                 self._watch(self._peers[client])
 
     def _watch(self, peer: Peer) -> None:

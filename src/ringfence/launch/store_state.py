@@ -101,6 +101,7 @@ class StoreState:
         if notice != self._told:  # before the answers: an agent that joins a round must not find it in an older notice
             self._told = notice
             outgoing = [*((client, notice) for client in self.rounds.members()), *outgoing]
+            outgoing.sort(key=lambda each: each[0])  # stable: what one client gets stays in order, and together
         return outgoing
 
     def next_at(self) -> float:
