@@ -7,7 +7,6 @@ import contextlib
 import ipaddress
 import logging
 import os
-import resource
 import socket
 import traceback
 from collections import Counter
@@ -33,9 +32,7 @@ from ringfence.runtime.progress import ProgressLoop
 from ringfence.settings import Settings
 from ringfence.transport.alarm import Alarm
 from ringfence.transport.fork import canary, in_child, register_fork_cleanup
-from ringfence.transport.tcp import TcpNetwork
-
-_OPEN_FILES = 1 << 16  # enough for a large world; the default of many systems is 1024
+from ringfence.transport.tcp import TcpNetwork, raise_limit_of_files
 
 
 class Session:
@@ -64,7 +61,7 @@ class Session:
                 start.settings = settings = replace(settings, run_id=members.run_name(run_id))
                 label = members.file_label(rank, run_id)
             warn_of_open_rendezvous()
-            _raise_limit_of_files()
+            raise_limit_of_files()
             _warn_of_loopback(settings, world_size)
             metrics_path = metrics.path_of(settings, label)
             start.listener = listener = listen(settings)
@@ -263,15 +260,6 @@ def _warn_of_default_run_id(run_id: str, hosts: set[str]) -> None:
             "id for each run.",
             run_id,
         )
-
-
-def _raise_limit_of_files() -> None:
-    """Raise the soft limit of open files: every link is a descriptor, and a worker may have several to each other one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _host_of(store: Any) -> str | None:

@@ -181,6 +181,15 @@ def test_a_rank_beyond_the_largest_number_of_nodes_is_refused() -> None:
     assert "3" in answer.text
 
 
+def test_no_other_agent_becomes_node_0() -> None:
+    """The host is node 0 for as long as it lives: an agent that was given its rank by mistake must not end the run."""
+    nodes = Nodes()
+    nodes.state = StoreState("incarnation", LIMITS, dist.HashStore, node_0=0)
+    nodes.state.rounds.attach(0, "host", 0)
+    answer = nodes.attach("other", 0)
+    assert (answer.result, "other ranks" in answer.text) == (Result.REFUSED, True)
+
+
 def test_nodes_that_wait_are_told_only_where_there_is_room() -> None:
     nodes = Nodes()
     for name in ("a", "b"):

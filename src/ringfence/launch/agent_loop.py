@@ -5,6 +5,7 @@ The socket is in a folder that only this user can enter, and the user id of each
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -114,6 +115,7 @@ class AgentLoop:
         except BaseException:
             self._close()
             raise
+        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)  # if a signal ends this process
         self._thread = threading.Thread(target=self._run, name="ringfence agent", daemon=True)
         self._thread.start()
 

@@ -23,6 +23,7 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
     """An agent whose rendezvous is a `SealedRendezvous`."""
 
     _succeeded: RunResult | None = None  # the result of this node's workers, while others still work
+    _reported = False  # whether the host knows of it
 
     def run(self, role: str = "default") -> RunResult:
         """Run until the end. An agent that comes after the run has finished succeeds without having done anything."""
@@ -38,7 +39,7 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
                 continue
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        self._succeeded = None
+        self._succeeded, self._reported = None, False
         super()._initialize_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -47,7 +48,7 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
             if result.state is not WorkerState.SUCCEEDED:
                 return result
             self._succeeded = result
-            worker_group.spec.rdzv_handler.report_success()
+        self._reported = self._reported or worker_group.spec.rdzv_handler.report_success()
         if worker_group.spec.rdzv_handler.is_finished:
             return self._succeeded
         return RunResult(state=WorkerState.HEALTHY)  # torchrun then asks whether the round has ended

@@ -44,7 +44,7 @@ from ringfence.launch.rounds import RoundLimits
 from ringfence.launch.store import AgentStore
 from ringfence.launch.store_state import StoreState
 from ringfence.settings import Settings, parse_address
-from ringfence.transport.tcp import resolve
+from ringfence.transport.tcp import raise_limit_of_files, resolve
 
 NAME: Final = "ringfence"
 DEFAULT_PORT: Final = 29400
@@ -130,9 +130,9 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
             )
         return int(notice.generation != self._generation or notice.ended or notice.waiting)
 
-    def report_success(self) -> None:
-        """Tell the host that the workers of this node have succeeded."""
-        self._ask(Operation.DONE, _LEAVE_SECONDS)
+    def report_success(self) -> bool:
+        """Tell the host that the workers of this node have succeeded; return whether it knows."""
+        return self._ask(Operation.DONE, _LEAVE_SECONDS).result is Result.OK
 
     @property
     def is_finished(self) -> bool:
@@ -202,6 +202,7 @@ def create(params: RendezvousParameters) -> SealedRendezvous:
     settings = Settings.from_environment({**environ, "MASTER_ADDR": options.master[0]} if options.is_alone else environ)
     options.run_id = settings.run_id
     use_sealed_agent()
+    raise_limit_of_files()
     return SealedRendezvous(AgentLoop(_upstream(options, settings)), options)
 
 
@@ -241,7 +242,7 @@ def _upstream(
                 deliver=deliver,
                 lost_after=options.limits.lost_after,
             )
-        state = StoreState(secrets.token_hex(8), options.limits, dist.HashStore)
+        state = StoreState(secrets.token_hex(8), options.limits, dist.HashStore, node_0=OWN)
         state.rounds.attach(OWN, agent, 0)
         listener = None if options.is_alone else _listen(options.endpoint)
         return Host(state, connections, deliver, admission, listener)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from ringfence import keys
 from ringfence.admission import encoding
@@ -18,10 +20,13 @@ from ringfence.join.peer import Peer
 from ringfence.launch.agent_admission import AgentAdmission
 from ringfence.launch.messages import TO_HOST, Answer, Call, Notice
 from ringfence.launch.store_state import Outgoing, StoreState
+from ringfence.transport.tcp import EXHAUSTED
+from ringfence.transport.tcp import refusal as refusal_text
 
 _log = logging.getLogger(__name__)
 
-OWN = 0  # the client number of the host's own agent
+OWN: Final = 0  # the client number of the host's own agent
+_EXHAUSTED_SECONDS: Final = 1.0
 
 
 class Host:
@@ -41,6 +46,7 @@ class Host:
         self._peers: dict[int, Peer] = {}
         self._last = OWN
         self._listener = listener
+        self._accept_at = float("inf")  # when to accept again, after this machine had no descriptors left
         self._handshakes = None if admission is None else admission.handshakes(connections, self)
         if admission is not None:
             self._ranks = frozenset(range(1, admission.hello.entry.world_size))
@@ -61,9 +67,11 @@ class Host:
         elif isinstance(source, Peer) and source.rank is not None:
             self._serve(source, events)
         elif self._handshakes is not None and source is self._handshakes.verification:
-            self._handshakes.take_verdicts()
+            with self._logged_without_proof():
+                self._handshakes.take_verdicts()
         elif self._handshakes is not None and source is self._handshakes.collector:
-            self._take_proofs()
+            with self._logged_without_proof():
+                self._handshakes.take_proofs()
         else:
             return False
         return True
@@ -71,17 +79,21 @@ class Host:
     def serve_pending(self, ready: list[tuple[Peer, int]]) -> None:
         """Handle events of unauthenticated peers, within a slice of CPU time."""
         if self._handshakes is not None:
-            self._handshakes.expire(self._handshakes.serve(ready))
+            with self._logged_without_proof():
+                self._handshakes.expire(self._handshakes.serve(ready))
 
     def settle(self, now: float) -> None:
         """Do what is due."""
         if now >= self.state.next_at():
             self._send_all(self.state.tick(now))
+        if now >= self._accept_at and self._listener is not None:
+            self._accept_at = float("inf")
+            self._connections.set_events(self._listener, selectors.EVENT_READ)
 
     def next_at(self, now: float) -> float:
         """Return when `settle` or `serve_pending` has something to do."""
         pending = [] if self._handshakes is None else self._handshakes.seconds_left()
-        return min([self.state.next_at(), *(now + left for left in pending)])
+        return min([self.state.next_at(), self._accept_at, *(now + left for left in pending)])
 
     @property
     def is_left(self) -> bool:
@@ -150,14 +162,18 @@ class Host:
         try:
             connection, (address, *_) = self._listener.accept()
         except OSError as error:
-            _log.warning("cannot accept a connection of an agent: %s", error.strerror)
+            if error.errno in EXHAUSTED:  # the listener stays readable: pause
+                _log.warning("cannot accept connections of agents: %s", refusal_text(error))
+                self._connections.set_events(self._listener, 0)
+                self._accept_at = time.monotonic() + _EXHAUSTED_SECONDS
             return
         self._handshakes.accept(connection, address, self._ranks)
 
-    def _take_proofs(self) -> None:
-        assert self._handshakes is not None
+    @contextlib.contextmanager
+    def _logged_without_proof(self) -> Iterator[None]:
+        """Log that this machine gives no evidence, and stay: agents that are admitted need this host."""
         try:
-            self._handshakes.take_proofs()
+            yield
         except EvidenceError as error:
             self.on_no_proof(error)
 

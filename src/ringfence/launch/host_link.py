@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from ringfence import keys
@@ -85,9 +86,11 @@ class HostLink:
             for target in self._background.finished():
                 self._dial(target)
         elif key.data is self._handshakes.verification:
-            self._handshakes.take_verdicts()
+            with self._final_without_proof():
+                self._handshakes.take_verdicts()
         elif key.data is self._handshakes.collector:
-            self._take_proofs()
+            with self._final_without_proof():
+                self._handshakes.take_proofs()
         elif key.data is self._peer:
             self._serve(events)
         else:
@@ -95,7 +98,8 @@ class HostLink:
         return True
 
     def serve_pending(self, ready: list[tuple[Peer, int]]) -> None:
-        self._handshakes.expire(self._handshakes.serve(ready))
+        with self._final_without_proof():
+            self._handshakes.expire(self._handshakes.serve(ready))
 
     def settle(self, now: float) -> None:
         """Dial if that is due, and end waits."""
@@ -158,9 +162,11 @@ class HostLink:
         self._dial_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LAST_RETRY)
 
-    def _take_proofs(self) -> None:
+    @contextlib.contextmanager
+    def _final_without_proof(self) -> Iterator[None]:
+        """Give up if this machine gives no evidence."""
         try:
-            self._handshakes.take_proofs()
+            yield
         except EvidenceError as error:
             self._fail(str(error))
 

@@ -32,7 +32,15 @@ Outgoing = tuple[int, Answer | Notice]  # to which client
 class StoreState:
     """Rounds and values. Each method returns what to send to which client."""
 
-    def __init__(self, incarnation: str, limits: RoundLimits, new_values: Callable[[], Values]) -> None:
+    def __init__(
+        self,
+        incarnation: str,
+        limits: RoundLimits,
+        new_values: Callable[[], Values],
+        node_0: int | None = None,
+    ) -> None:
+        """`node_0`: the client that is node 0, for as long as this state exists; None: any may be."""
+        self._node_0 = node_0
         self.rounds = Rounds(incarnation, limits)
         self._new_values = new_values
         self._generation = ""
@@ -70,6 +78,8 @@ class StoreState:
             raise ProtocolError("an attachment has one part")
         found = from_json(call.parts[0])
         rank = None if found.get("rank") is None else number_of(found, "rank", WORLD_LIMIT)
+        if rank == 0 and self._node_0 not in (None, client):
+            return refused(call.number, "node 0 is the host of the store: give other nodes other ranks"), []
         problem, replaced = self.rounds.attach(client, text_of(found, "agent", AGENT_ID_BYTES), rank)
         if problem:
             return refused(call.number, problem), []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 import select
 import socket
 from collections.abc import Callable, Sequence
@@ -14,11 +16,21 @@ from ringfence.errors import PeerLostError
 from ringfence.transport.outage import Handler, dial_briefly, tolerate
 
 _ACCEPTS = 32
+_OPEN_FILES = 1 << 16  # enough for a large world; the default of many systems is 1024
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # retrying would fail again
 _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _WRITABLE = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
+
+
+def raise_limit_of_files() -> None:
+    """Raise the soft limit of open files: every connection is a descriptor, and a large run has thousands."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def resolve(host: str, port: int) -> tuple[int, Any]:
