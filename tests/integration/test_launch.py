@@ -263,6 +263,31 @@ def test_a_script_that_fails_is_restarted_and_then_reported(folder: Path) -> Non
     assert "exitcode  : 3" in done.stderr
 
 
+SPARED = """
+import os, pathlib, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1)
+dist.all_reduce(x)
+line = f"{'ringfence.launch.spares' in sys.orig_argv} {__name__} {sys.argv[1:]} {x.item()}\\n"
+os.write(1, line.encode())  # at once: two workers write
+siblings = pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+while os.environ["RINGFENCE_GENERATION"].endswith(".1"):  # fail once there are spares
+    children = [pathlib.Path(f"/proc/{child}/cmdline").read_bytes() for child in siblings.read_text().split()]
+    if sum(b"ringfence.launch.spares" in each for each in children) == 2:
+        sys.exit(1)
+dist.destroy_process_group()
+"""
+
+
+def test_spares_take_the_places_of_workers_that_failed(folder: Path) -> None:
+    (folder / "script.py").write_text(SPARED)
+    flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-conf", "spares=0.1")
+    done = ringfence("run", *flags, "script.py", "word", folder=folder, RINGFENCE_SECRET_FILE="secret")
+    assert done.returncode == 0, done.stderr
+    lines = [f"{spare} __main__ ['word'] 2.0" for spare in (False, False, True, True)]
+    assert done.stdout.splitlines() == lines
+
+
 @pytest.mark.parametrize(
     ("words", "variables", "text"),
     [

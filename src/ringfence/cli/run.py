@@ -11,6 +11,8 @@ from typing import Any, Final
 from ringfence.cli import requirements, terminal
 from ringfence.errors import ConfigurationError
 
+_SPARES_AFTER: Final = 5.0  # seconds of a round, so that spares do not delay its first step
+
 SUMMARY: Final = "start a training script on one or several nodes"
 
 _EXAMPLES: Final = """\
@@ -25,6 +27,7 @@ examples:
       --rdzv-id job1 --nproc-per-node 8 --max-restarts 3 train.py
                                              on node 1: --node-rank 1
   ringfence run --nnodes 2:4 ...             between 2 and 4 nodes
+  ringfence run --spares ...                 faster restarts
 
 --rdzv-conf: join_timeout=600 seconds until enough nodes must have come;
 last_call_timeout=30 to wait for more than the smallest number; lost_after=30
@@ -70,6 +73,12 @@ def _parser(torchrun: Any) -> argparse.ArgumentParser:
     parser.description = SUMMARY[0].upper() + SUMMARY[1:] + "."
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--spares",
+        action="store_true",
+        help="Keep a process for each worker that has imported torch, so that a restart takes seconds less. Each needs "
+        "the memory of an idle Python process with torch.",
+    )
     for action in parser._actions:
         if action.dest == "node_rank" and action.default == 0:
             action.default = None  # not given, neither as a flag nor as PET_NODE_RANK
@@ -95,9 +104,12 @@ def prepared(options: Any, torchrun: Any) -> Any:
                 "several nodes need --rdzv-endpoint HOST:PORT, an address of node 0, on every node"
             )
         options.rdzv_endpoint = f"{options.master_addr}:{options.master_port or 29500}"
+    conf = [options.rdzv_conf] if options.rdzv_conf else []
     if options.node_rank is not None and nodes > 1:
-        conf = [options.rdzv_conf] if options.rdzv_conf else []
-        options.rdzv_conf = ",".join([*conf, f"rank={options.node_rank}"])
+        conf.append(f"rank={options.node_rank}")
+    if options.spares and "spares=" not in options.rdzv_conf:
+        conf.append(f"spares={_SPARES_AFTER:g}")
+    options.rdzv_conf = ",".join(conf)
     options.node_rank = 0  # torchrun's own use of it is for its static rendezvous
     options.rdzv_backend = "ringfence"
     return options

@@ -11,6 +11,7 @@
     store.py         the store that torch sees
     handler.py       the rendezvous handler that torchrun loads
     elastic_agent.py torchrun's agent, with retries of a round that ends while it forms
+    spares.py        processes that have imported torch and wait for a script
     worker.py        hooks in workers: our store, our backend, and an end with their agent
 
 Agents prove themselves to the agent that hosts the store, and it to them, with the admission handshake and under the policy

@@ -49,7 +49,7 @@ from ringfence.transport.tcp import raise_limit_of_files, resolve
 NAME: Final = "ringfence"
 DEFAULT_PORT: Final = 29400
 # Torch's names for what its own rendezvous has too.
-_OPTIONS: Final = ("join_timeout", "last_call_timeout", "lost_after", "rank")
+_OPTIONS: Final = ("join_timeout", "last_call_timeout", "lost_after", "rank", "spares")
 _UNUSED: Final = "timeout"  # torchrun always passes it, for its static rendezvous
 _NO_PORT: Final = 1  # MASTER_PORT where nothing listens: only a worker without the hooks of `worker.py` would dial it
 _LEAVE_SECONDS: Final = 5.0
@@ -76,6 +76,11 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
 
     def get_run_id(self) -> str:
         return self._options.run_id
+
+    @property
+    def spares_after(self) -> float | None:
+        """How long workers run before spares are started for them, in seconds; None: there are no spares."""
+        return self._options.spares_after
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round. What is put into the environment here reaches the workers."""
@@ -175,6 +180,7 @@ class Options:
             _seconds(params, "lost_after", keys.AGENT_LOST_SECONDS),
         )
         self.join_timeout = _seconds(params, "join_timeout", keys.ROUND_SECONDS)
+        self.spares_after = _seconds(params, "spares", 0.0) if "spares" in params.config else None
         self.is_alone = params.max_nodes == 1
         self.endpoint = (LOOPBACK, 0) if self.is_alone else _endpoint(params.endpoint)
         self.rank = _rank(params)
