@@ -192,7 +192,11 @@ def test_run_and_generation_default_to_torchruns(secret_file: Path) -> None:
     theirs = settings(secret_file, **elastic)
     assert (theirs.run_id, theirs.generation) == ("job", "2")
     ours = settings(secret_file, **elastic, RINGFENCE_RUN_ID="mine", RINGFENCE_GENERATION="r5")
-    assert (ours.run_id, ours.generation) == ("mine", "r5")
+    assert (ours.run_id, ours.generation) == ("mine", "r5.2"), "torchrun's restarts are counted on top of a scheduler's"
+    first = settings(secret_file, TORCHELASTIC_RESTART_COUNT="0", RINGFENCE_GENERATION="r5")
+    assert first.generation == "r5"
+    launched = settings(secret_file, **elastic, RINGFENCE_GENERATION="0f.1", RINGFENCE_AGENT="/run/agent")
+    assert launched.generation == "0f.1", "the restart counts of nodes differ"
 
 
 @pytest.mark.parametrize(("name", "value"), [("RINGFENCE_RUN_ID", "x" * 129), ("RINGFENCE_GENERATION", "line\nbreak")])
