@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from ringfence.launch.messages import Answer, Call, Operation, Result, refused
+
+_COUNTER_LIMIT: Final = 1 << 63
 
 
 class Values(Protocol):
@@ -51,11 +53,7 @@ class RoundStore:
         """Carry out a call; return the answers to it and to calls that waited for it."""
         try:
             return self._call(client, call, now)
-        except (
-            RuntimeError,
-            ValueError,
-            UnicodeDecodeError,
-        ) as error:  # a counter that is none, a key that is not text
+        except (RuntimeError, ValueError, IndexError) as error:  # not text, not a counter, a counter beyond 64 bits
             return [(client, refused(call.number, f"{call.operation.name.lower()} failed: {error}"))]
 
     def _call(self, client: int, call: Call, now: float) -> list[tuple[int, Answer]]:
@@ -138,8 +136,10 @@ def _set(values: Values, parts: Parts) -> tuple[Parts, tuple[str, ...]]:
 
 def _add(values: Values, parts: Parts) -> tuple[Parts, tuple[str, ...]]:
     key, amount = _exactly(parts, 2)
-    name = key.decode()
-    return (str(values.add(name, int(amount))).encode(),), (name,)
+    name, number = key.decode(), int(amount)
+    if not -_COUNTER_LIMIT <= number < _COUNTER_LIMIT:
+        raise ValueError("the amount has more than 64 bits")
+    return (str(values.add(name, number)).encode(),), (name,)
 
 
 def _check(values: Values, parts: Parts) -> tuple[Parts, tuple[str, ...]]:
