@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.fuzz import peer_verification_targets, place_targets, policy_targets, proof_targets, wire_targets
+from tests.fuzz import (
+    launch_targets,
+    peer_verification_targets,
+    place_targets,
+    policy_targets,
+    proof_targets,
+    wire_targets,
+)
 
-_MODULES = (wire_targets, place_targets, peer_verification_targets, policy_targets, proof_targets)
+_MODULES = (wire_targets, launch_targets, place_targets, peer_verification_targets, policy_targets, proof_targets)
 TARGETS = {each.name: each for module in _MODULES for each in module.TARGETS}
