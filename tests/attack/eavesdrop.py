@@ -10,7 +10,11 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
 
 CLONE_NEWNET = 0x4000_0000
 ETH_P_ALL = 0x0003
@@ -31,24 +35,29 @@ def namespace(name: str) -> Iterator[str]:
         subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
-def packet_socket(namespace: str, interface: str = "lo") -> socket.socket:
-    """Return a socket that captures an interface of a namespace. A thread enters the namespace to open it."""
-    made: list[socket.socket] = []
+def within(namespace: str, work: Callable[[], T]) -> T:
+    """Call `work` in a thread that enters a namespace, so that sockets that it opens belong there."""
 
-    def make() -> None:
+    def enter() -> T:
         with open(f"/run/netns/{namespace}") as place:
             if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
+        return work()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(enter).result()
+
+
+def packet_socket(namespace: str, interface: str = "lo") -> socket.socket:
+    """Return a socket that captures an interface of a namespace."""
+
+    def make() -> socket.socket:
         packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
         packets.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
         packets.bind((interface, ETH_P_ALL))
-        made.append(packets)
+        return packets
 
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    (packets,) = made
-    return packets
+    return within(namespace, make)
 
 
 class Capture:
