@@ -37,6 +37,7 @@ from ringfence.settings import Settings
 from tests.attack.launch_attacker import RUN_ID, Task
 
 ALONE_SECONDS = 1.0
+PAUSE_SECONDS = 0.005
 LIMIT_SECONDS = 3000.0
 SETTLE_SECONDS = 60.0
 
@@ -143,6 +144,15 @@ class Caller:
             self.wrong.append(f"{operation.name}: {answer.result.name} {answer.parts!r}, not {expected!r}")
 
 
+def _has_ended(process: subprocess.Popen[str]) -> bool:
+    """Whether a process has ended, after a pause: a caller without pauses would leave no CPU to the attacker."""
+    try:
+        process.wait(PAUSE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -164,7 +174,7 @@ def attack(messages: int) -> dict[str, Any]:
         inside = descriptors() - before  # the pipes of the attacker
         attacker.stdin.write(json.dumps(asdict(task)) + "\n")
         attacker.stdin.flush()
-        while attacker.poll() is None and time.monotonic() < began + LIMIT_SECONDS:
+        while not _has_ended(attacker) and time.monotonic() < began + LIMIT_SECONDS:
             caller.work()
         attacker.kill()
         seconds = time.monotonic() - began

@@ -63,7 +63,8 @@ def _streams() -> list[bytes]:
     """A byte that selects the direction, then frames."""
     answers = [Answer(1, Result.OK, (b"value", b"")), Answer(2, Result.TIMEOUT), refused(3, "a reason")]
     notices = [Notice(GENERATION), Notice(GENERATION, ended=True, waiting=True, closed="a reason")]
-    return [b"\0" + encode(each) for each in _calls()] + [b"\1" + encode(each) for each in (*answers, *notices)]
+    answered = [encode(each) for each in answers] + [encode(each) for each in notices]
+    return [b"\0" + encode(each) for each in _calls()] + [b"\1" + each for each in answered]
 
 
 def _cut(data: bytes) -> None:
