@@ -42,6 +42,7 @@ class Task:
     secret: str  # in hexadecimal
     generation: str
     messages: int
+    seed: int
 
     def admission(self, secret: bytes | None = None) -> AgentAdmission:
         settings = Settings(secret=keys.Secret(secret or bytes.fromhex(self.secret)), run_id=RUN_ID)
@@ -140,7 +141,7 @@ class Attacker:
     def run(self, number: int) -> None:
         kinds: list[Callable[[random.Random, int], int]]
         kinds = [self._noise, self._truncated, self._wrong_secret, self._no_proof, self._replayed, self._admitted]
-        chance = random.Random(number)
+        chance = random.Random(f"{self._task.seed} {number}")
         for kind in itertools.cycle(kinds):
             with self._lock:
                 if self._left <= 0:

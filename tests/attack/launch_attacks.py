@@ -157,7 +157,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def attack(messages: int) -> dict[str, Any]:
+def attack(messages: int, seed: int) -> dict[str, Any]:
     """Send that many messages; return what happened."""
     admissions, unpickled, service = Admissions(), Unpickled(), Service()
     caller = Caller(service)
@@ -166,7 +166,7 @@ def attack(messages: int) -> dict[str, Any]:
         caller.work()
     alone, caller.times = caller.times, []
     before = descriptors()
-    task = Task(service.port, service.secret.hex(), service.generation, messages)
+    task = Task(service.port, service.secret.hex(), service.generation, messages, seed)
     command = [sys.executable, "-m", "tests.attack.launch_attacker"]
     began = time.monotonic()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attacker:
@@ -191,6 +191,7 @@ def attack(messages: int) -> dict[str, Any]:
         "problems": [*report["problems"], *caller.wrong],
         "calls": len(during),
         "median_ms": round(1000 * statistics.median(during), 2),
+        "p99_ms": round(1000 * sorted(during)[len(during) * 99 // 100], 2),
         "worst_ms": round(1000 * max(during), 1),
         "worst_alone_ms": round(1000 * max(alone), 1),
         "unpickled": unpickled.count,
@@ -205,7 +206,9 @@ def attack(messages: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attack.launch_attacks", description=__doc__)
     parser.add_argument("--messages", type=int, default=3000, help="how many are sent (default: %(default)s)")
-    print(json.dumps(attack(parser.parse_args().messages)))
+    parser.add_argument("--seed", type=int, default=0, help="another one gives other messages (default: %(default)s)")
+    arguments = parser.parse_args()
+    print(json.dumps(attack(arguments.messages, arguments.seed)))
     return 0
 
 

@@ -28,7 +28,8 @@ SCRIPT = Path(__file__).parent.parent / "integration" / "launch_script.py"
 RUN_ID = "launched-job-4711"
 PORT = 29400
 SECONDS = 240.0  # for a run to form and to train
-ANSWER_SECONDS = 1.0
+ANSWER_SECONDS = 3.0  # for a listener to answer
+SILENCE_SECONDS = 0.5
 RINGFENCE = [sys.executable, "-m", "ringfence.cli"]
 ENDPOINT = ["--rdzv-endpoint", f"{ADDRESSES['near']}:{PORT}", "--rdzv-id", RUN_ID]
 SEALED = [*RINGFENCE, "run", *ENDPOINT]
@@ -47,9 +48,9 @@ class Listener:
     """What a listener on one of the machines answers to an unauthenticated client."""
 
     address: tuple[str, int]
-    to_query: bytes  #    of torch's client of a TCPStore
-    to_garbage: bytes
-    to_tls: bytes  #      application data for a client without a certificate
+    to_query: bytes  # of torch's client of a TCPStore
+    to_garbage: bytes = b""  # and to silence
+    to_tls: bytes = b""  # application data for a client without a certificate
 
 
 @dataclass
@@ -128,10 +129,11 @@ def _listeners(hosts: Hosts, *, garbage: bool) -> list[Listener]:
     query = store_query()
 
     def ask(address: tuple[str, int]) -> Listener:
-        tls = _to_tls(address) if garbage else b""
-        return Listener(
-            address, answer_to(query, address), answer_to(os.urandom(4096), address) if garbage else b"", tls
-        )
+        to_query = answer_to(query, address)
+        if not garbage:
+            return Listener(address, to_query)
+        to_garbage = answer_to(b"", address, SILENCE_SECONDS) + answer_to(os.urandom(4096), address)
+        return Listener(address, to_query, to_garbage, _to_tls(address))
 
     with ThreadPoolExecutor(len(places)) as threads:
         return list(threads.map(lambda place: within(place[0], lambda: ask(place[1])), places))
@@ -165,16 +167,14 @@ def _connect_to_store(port: int) -> None:
         dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=1), wait_for_workers=False)
 
 
-def answer_to(sent: bytes, address: tuple[str, int]) -> bytes:
-    """Return what a listener answers within a second, also if nothing is sent at first."""
+def answer_to(sent: bytes, address: tuple[str, int], seconds: float = ANSWER_SECONDS) -> bytes:
+    """Return what a listener answers within some seconds, and shortly after its first bytes."""
     received = b""
-    with socket.create_connection(address, timeout=ANSWER_SECONDS) as connection:
-        with contextlib.suppress(TimeoutError):
-            received += connection.recv(4096)
-        with contextlib.suppress(OSError):
-            connection.sendall(sent)
-            while piece := connection.recv(4096):
-                received += piece
+    with socket.create_connection(address, timeout=seconds) as connection, contextlib.suppress(OSError):
+        connection.sendall(sent)
+        while piece := connection.recv(4096):
+            received += piece
+            connection.settimeout(SILENCE_SECONDS)
     return received
 
 

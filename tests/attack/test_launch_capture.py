@@ -100,4 +100,4 @@ def test_the_weights_are_those_of_torchrun(sealed: Run, stock: Run) -> None:
     ours, theirs = (torch.load(io.BytesIO(run.weights)) for run in (sealed, stock))
     assert len(ours) == len(theirs) == 4
     for one, two in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, two, rtol=0.0, atol=ROUNDING)
+        assert float((one - two).abs().max()) <= ROUNDING

@@ -25,7 +25,8 @@ from tests.integration.test_readme import environment, free_port
 
 ATTACK_SECONDS = 90.0  # for a launcher to start and to unpickle
 REFUSED_SECONDS = 3.0  # stock torchrun reads its state ten times in a second
-CALL_SECONDS = 2.0  # more than without an attack
+STORE_SECONDS = 20.0  # for a store to answer; ringfence closes the connection at once
+CALL_SECONDS = 10.0  # for a call of an admitted agent, also on a busy machine
 WORKER = "import sys; print('started', flush=True); sys.stdin.readline()"
 
 
@@ -111,7 +112,7 @@ def marker(path: Path) -> Iterator[int]:
 
 def poison(address: tuple[str, int], mark: Path) -> bool:
     """Replace the state of a c10d rendezvous at this address; return whether there was one."""
-    if says_nothing(answer_to(store_query(), address)):
+    if says_nothing(answer_to(store_query(), address, STORE_SECONDS)):
         return False
     store = dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
     names = [key for key in store.list_keys() if "torch.rendezvous." in key and key.count(".") == 2]
@@ -171,4 +172,4 @@ def test_hostile_messages_disturb_no_admitted_agent(full: bool) -> None:
     assert found["admitted"] == found["admitted_with_secret"], "the host admitted a peer that has no secret"
     assert found["descriptors_left"] == 0
     assert found["calls"] > messages / 10
-    assert found["worst_ms"] <= found["worst_alone_ms"] + 1000 * CALL_SECONDS, found
+    assert found["worst_ms"] <= 1000 * CALL_SECONDS, found
