@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from ringfence.keys import CALL_BYTES
 from ringfence.launch.messages import Answer, Call, Operation, Result, refused
 
 _COUNTER_LIMIT: Final = 1 << 63
+_OVERHEAD: Final = 9  # bytes of an answer beside its parts
 
 
 class Values(Protocol):
@@ -52,7 +54,7 @@ class RoundStore:
     def call(self, client: int, call: Call, now: float) -> list[tuple[int, Answer]]:
         """Carry out a call; return the answers to it and to calls that waited for it."""
         try:
-            return self._call(client, call, now)
+            return [(receiver, _bounded(answer)) for receiver, answer in self._call(client, call, now)]
         except (RuntimeError, ValueError, IndexError) as error:  # not text, not a counter, a counter beyond 64 bits
             return [(client, refused(call.number, f"{call.operation.name.lower()} failed: {error}"))]
 
@@ -118,6 +120,13 @@ class RoundStore:
     def _give_up(self, numbers: list[int], result: Result) -> list[tuple[int, Answer]]:
         taken = [self._take(number) for number in numbers]
         return [(each.client, Answer(each.call.number, result)) for each in taken]
+
+
+def _bounded(answer: Answer) -> Answer:
+    """Replace an answer that is too long for a message: it would cost its agent the connection."""
+    if sum(map(len, answer.parts)) <= CALL_BYTES - _OVERHEAD - 4 * len(answer.parts):
+        return answer
+    return refused(answer.number, f"the values have more than {CALL_BYTES >> 20} MiB")
 
 
 # -- operations that do not wait: they return the parts of the answer and the keys that changed -----------------------
