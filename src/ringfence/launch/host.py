@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 OWN: Final = 0  # the client number of the host's own agent
 _EXHAUSTED_SECONDS: Final = 1.0
+_WARN_SECONDS: Final = 10.0  # between warnings of refused peers: any peer can claim to be of this run
 
 
 class Host:
@@ -45,6 +46,7 @@ class Host:
         self._deliver = deliver
         self._peers: dict[int, Peer] = {}
         self._last = OWN
+        self._warn_at = 0.0
         self._listener = listener
         self._accept_at = float("inf")  # when to accept again, after this machine had no descriptors left
         self._handshakes = None if admission is None else admission.handshakes(connections, self)
@@ -197,7 +199,9 @@ class Host:
     def on_refused(self, peer: Peer, refusal: Refusal) -> str:
         action = "refused by" if refusal.by_peer else "refused"
         text = f"{action} the agent at {peer.address}: {encoding.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
-        if refusal.same_run:  # claims to be of this run; others are noise
+        now = time.monotonic()
+        if refusal.same_run and now >= self._warn_at:  # claims to be of this run; others are noise
+            self._warn_at = now + _WARN_SECONDS
             _log.warning("%s", text)
         return text
 
