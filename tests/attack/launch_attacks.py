@@ -65,18 +65,19 @@ class Unpickled:
 
 
 class Admissions(logging.Handler):
-    """Counts the agents that the host has admitted, by its log."""
+    """Counts the agents that the host has admitted, and its warnings, by its log."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.count = 0
+        self.count = self.warnings = 0
         log = logging.getLogger("ringfence.launch.host")
         log.setLevel(logging.INFO)
-        log.propagate = False  # one warning for each wrong secret
+        log.propagate = False
         log.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.count += record.getMessage().startswith("admitted")
+        self.warnings += record.levelno >= logging.WARNING
 
 
 class Service:
@@ -198,6 +199,7 @@ def attack(messages: int, seed: int) -> dict[str, Any]:
         "admitted": admissions.count,
         "admitted_with_secret": report["admitted"] + 1,
         "descriptors_left": descriptors() - before,
+        "warnings": admissions.warnings,
     }
     service.stop()
     return found

@@ -171,5 +171,6 @@ def test_hostile_messages_disturb_no_admitted_agent(full: bool) -> None:
     assert found["unpickled"] == 0
     assert found["admitted"] == found["admitted_with_secret"], "the host admitted a peer that has no secret"
     assert found["descriptors_left"] == 0
+    assert 1 <= found["warnings"] <= 2 + found["seconds"] / 10, "refused peers flood the log"
     assert found["calls"] > messages / 10
     assert found["worst_ms"] <= 1000 * CALL_SECONDS, found
