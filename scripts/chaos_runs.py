@@ -1,0 +1,133 @@
+"""Many runs of tests/integration/chaos.py, with a table of the outcomes.
+
+    scripts/chaos --runs 200 --seed 1 --launcher ringfence --nodes 2 --workers 2 --cases worker,agent,host --json FILE
+
+Seed and index determine what a run kills and when. FILE gets a line for each run as soon as it has ended; runs that it has
+already are not repeated. The output of runs that did not pass is kept, in the folder of `--keep`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringfence.lab.bench.machine import facts
+from tests.integration.chaos import CASES, Case, Outcome, Run, draw, tails, undisturbed
+from tests.integration.chaos_nodes import LAUNCHERS, Shape
+
+KEYS = ("launcher", "nodes", "workers", "seed", "index", "case")
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, metavar="INDEX", help="index of the first run")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="ringfence")
+    parser.add_argument("--backend", default="gloo", help="what the script asks for; `none`: nothing")
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="workers on each node")
+    parser.add_argument("--cases", default="worker,agent,host", help=f"of {','.join(CASES)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each run; runs in it are not repeated")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where the output of failed runs is kept")
+    options = parser.parse_args(given)
+    options.cases = options.cases.split(",")
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
+    return options
+
+
+def recorded(path: Path | None) -> list[dict[str, Any]]:
+    """Return the runs in a file of results."""
+    if path is None or not path.exists():
+        return []
+    return [row for line in path.read_text().splitlines() if "case" in (row := json.loads(line))]
+
+
+def append(path: Path | None, row: dict[str, Any]) -> None:
+    if path is not None:
+        with open(path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def progress(outcome: Outcome) -> str:
+    """Return the line of a run."""
+    hits = ", ".join(
+        f"{hit.case} of node {hit.node} at {hit.at:.1f} s ({hit.phase}, step {hit.step}): "
+        + ("never" if hit.next_step is None else f"{hit.next_step:.1f} s")
+        for hit in outcome.hits
+    )
+    word = "passed" if outcome.passed else "FAILED"
+    more = [f"{outcome.gave_up} agents gave up"] if outcome.gave_up else []
+    more += ["workers outlived their agent"] if outcome.orphaned else []
+    more += [outcome.problem] if outcome.problem else []
+    return f"run {outcome.index}: {word} in {outcome.seconds:.0f} s; {'; '.join([hits, *more])}"
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """Return a table of the runs in which something was killed."""
+    lines = [
+        f"{'case':8}{'runs':>6}{'finished':>10}{'identical':>11}{'median':>9}{'worst':>8}{'never':>7}{'orphans':>9}"
+    ]
+    hit = [row for row in rows if row["hits"]]
+    for case in [*CASES, "all"]:
+        of_case = [row for row in hit if case in (row["case"], "all")]
+        if not of_case:
+            continue
+        times = [each["next_step"] for row in of_case for each in row["hits"] if each["next_step"] is not None]
+        median, worst = (f"{statistics.median(times):.1f}", f"{max(times):.1f}") if times else ("-", "-")
+        count = {
+            name: sum(bool(row[name]) for row in of_case) for name in ("finished", "identical", "never", "orphaned")
+        }
+        lines.append(
+            f"{case:8}{len(of_case):>6}{count['finished']:>10}{count['identical']:>11}{median:>9}{worst:>8}"
+            f"{count['never']:>7}{count['orphaned']:>9}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    options = arguments()
+    shape = Shape(options.launcher, options.nodes, options.workers, options.backend)
+    cases: list[Case] = options.cases
+    keep = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
+    rows = recorded(options.json)
+    known = {tuple(row[key] for key in KEYS) for row in rows}
+    folder = keep / "undisturbed"
+    shutil.rmtree(folder, ignore_errors=True)
+    baseline = undisturbed(shape, folder)
+    shutil.rmtree(folder)
+    print(f"undisturbed: {baseline.seconds:.1f} s, first step after {baseline.first_step:.1f} s", flush=True)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    append(options.json, {"machine": facts(), "date": now, "undisturbed": vars(baseline)})
+    failed = False
+    for index in range(options.first, options.first + options.runs):
+        plan = draw(options.seed, index, cases, shape, baseline)
+        if (shape.launcher, shape.nodes, shape.workers, plan.seed, index, plan.case) in known:
+            continue
+        folder = keep / f"{shape.launcher}-{plan.seed}-{index}"
+        shutil.rmtree(folder, ignore_errors=True)
+        outcome = Run(shape, plan, baseline, folder).go()
+        rows.append(outcome.to_json())
+        append(options.json, rows[-1])
+        print(progress(outcome), flush=True)
+        if outcome.passed or not outcome.hits:
+            shutil.rmtree(folder)
+        else:
+            failed = True
+            (folder / "tails").write_text(tails(folder))
+            print(f"  output: {folder}", flush=True)
+    print(table(row for row in rows if row["launcher"] == shape.launcher))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
