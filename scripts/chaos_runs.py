@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -60,11 +61,12 @@ def append(path: Path | None, row: dict[str, Any]) -> None:
 
 def progress(outcome: Outcome) -> str:
     """Return the line of a run."""
-    hits = ", ".join(
-        f"{hit.case} of node {hit.node} at {hit.at:.1f} s ({hit.phase}, step {hit.step}): "
-        + ("never" if hit.next_step is None else f"{hit.next_step:.1f} s")
-        for hit in outcome.hits
-    )
+    parts = []
+    for hit in outcome.hits:
+        missing = "never" if hit is outcome.hits[-1] else "not before the next kill"
+        next_step = missing if hit.next_step is None else f"{hit.next_step:.1f} s"
+        parts.append(f"{hit.case} of node {hit.node} at {hit.at:.1f} s ({hit.phase}, step {hit.step}): {next_step}")
+    hits = ", ".join(parts)
     word = "passed" if outcome.passed else "FAILED"
     more = [f"{outcome.gave_up} agents gave up"] if outcome.gave_up else []
     more += ["workers outlived their agent"] if outcome.orphaned else []
@@ -96,6 +98,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 def main() -> int:
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the processes of a run end with it
     shape = Shape(options.launcher, options.nodes, options.workers, options.backend)
     cases: list[Case] = options.cases
     keep = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))

@@ -21,7 +21,10 @@ BEGIN = 60.0  # seconds within which an undisturbed training must take its first
 NEVER = 60.0  # seconds after the last kill: a training that has not gone on until then never does
 FINISH = 30.0  # seconds for the steps that are left once all ranks go on
 BACK = 1.0  # seconds until the scheduler starts an agent again
-ORPHANED = 5.0  # seconds after the end of their agent: workers that still run are orphans
+ORPHANED = (
+    15.0  # seconds after the end of their agent: workers that still run are orphans, even if they were just starting
+)
+TRAINED_ON = 1.0  # seconds after the end of their agent: workers that still take steps are orphans
 POLL = 0.01
 LAST = 4  # steps before the end in which nothing is killed: an agent that has finished cannot take part any more
 
@@ -71,6 +74,7 @@ class Hit:
     next_step: float | None = None  # from the kill until all ranks have taken a step
     since_restart: float | None = None  # the same from the start of the new agent
     workers_ended: float | None = None  # from the kill of an agent alone until its workers had ended
+    trained_on: bool = False  # workers of an agent that was killed alone took further steps
 
 
 @dataclass
@@ -98,8 +102,8 @@ class Outcome:
     @property
     def orphaned(self) -> bool:
         """Whether workers survived their agent."""
-        late = [hit for hit in self.hits if hit.case == "agent" and (hit.workers_ended or NEVER) > ORPHANED]
-        return bool(late) or self.orphans > 0
+        alone = [hit for hit in self.hits if hit.case == "agent"]
+        return self.orphans > 0 or any(hit.trained_on or (hit.workers_ended or NEVER) > ORPHANED for hit in alone)
 
     @property
     def passed(self) -> bool:
@@ -266,12 +270,14 @@ class Run:
         """Note for the last kill whether all ranks go on, and whether the workers of a killed agent have ended."""
         if not self._outcome.hits:
             return
+        steps = [event for event in self._nodes.events if event["event"] == "step"]
+        for hit in [hit for hit in self._outcome.hits if hit.case == "agent"]:
+            if hit.workers_ended is None and not any(alive(pid) for pid in hit.pids):
+                hit.workers_ended = time.time() - hit.time
+            hit.trained_on = any(event["pid"] in hit.pids and event["time"] > hit.time + TRAINED_ON for event in steps)
         hit = self._outcome.hits[-1]
-        if hit.case == "agent" and hit.workers_ended is None and not any(alive(pid) for pid in hit.pids):
-            hit.workers_ended = time.time() - hit.time
         if hit.next_step is not None:
             return
-        steps = [event for event in self._nodes.events if event["event"] == "step"]
         before = {event["pid"] for event in steps if event["time"] <= hit.time} | set(hit.pids)
         first: dict[int, float] = {}
         for event in steps:
