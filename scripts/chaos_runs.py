@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.lab.bench.machine import facts
-from tests.integration.chaos import CASES, Case, Outcome, Run, draw, tails, undisturbed
+from tests.integration.chaos import CASES, NEVER, Case, Outcome, Run, draw, tails, undisturbed
 from tests.integration.chaos_nodes import LAUNCHERS, Shape
 
 KEYS = ("launcher", "nodes", "workers", "seed", "index", "case")
@@ -39,6 +39,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cases", default="worker,agent,host", help=f"of {','.join(CASES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each run; runs in it are not repeated")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where the output of failed runs is kept")
+    parser.add_argument(
+        "--never",
+        type=float,
+        default=NEVER,
+        metavar="SECONDS",
+        help="after the last kill, until a training counts as one that never goes on (default: %(default)g)",
+    )
     options = parser.parse_args(given)
     options.cases = options.cases.split(",")
     if unknown := set(options.cases) - set(CASES):
@@ -71,7 +78,7 @@ def progress(outcome: Outcome) -> str:
     more = [f"{outcome.gave_up} agents gave up"] if outcome.gave_up else []
     more += ["workers outlived their agent"] if outcome.orphaned else []
     more += [outcome.problem] if outcome.problem else []
-    return f"run {outcome.index}: {word} in {outcome.seconds:.0f} s; {'; '.join([hits, *more])}"
+    return f"run {outcome.index}: {word} in {outcome.seconds:.0f} s ({outcome.stolen:.0f} stolen); {'; '.join([hits, *more])}"
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
@@ -118,7 +125,7 @@ def main() -> int:
             continue
         folder = keep / f"{shape.launcher}-{plan.seed}-{index}"
         shutil.rmtree(folder, ignore_errors=True)
-        outcome = Run(shape, plan, baseline, folder).go()
+        outcome = Run(shape, plan, baseline, folder, options.never).go()
         rows.append(outcome.to_json())
         append(options.json, rows[-1])
         print(progress(outcome), flush=True)

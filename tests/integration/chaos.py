@@ -6,6 +6,7 @@ waits until all agents have exited with 0 or a bound has passed. `scripts/chaos`
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -25,8 +26,15 @@ ORPHANED = (
     15.0  # seconds after the end of their agent: workers that still run are orphans, even if they were just starting
 )
 TRAINED_ON = 1.0  # seconds after the end of their agent: workers that still take steps are orphans
-POLL = 0.01
+POLL = 0.02
+STOLEN = 120.0  # seconds by which time that the hypervisor gave to others extends a bound at most
 LAST = 4  # steps before the end in which nothing is killed: an agent that has finished cannot take part any more
+
+
+def stolen() -> float:
+    """Return the seconds, on average over the processors, in which the hypervisor ran something else since boot."""
+    with open("/proc/stat") as file:
+        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Hit:
     since_restart: float | None = None  # the same from the start of the new agent
     workers_ended: float | None = None  # from the kill of an agent alone until its workers had ended
     trained_on: bool = False  # workers of an agent that was killed alone took further steps
+    stolen: float = 0.0  # part of next_step in which the hypervisor ran something else
 
 
 @dataclass
@@ -93,6 +102,7 @@ class Outcome:
     orphans: int = 0  # processes left after the last agent
     gave_up: int = 0  # agents that ended with an error of their own
     seconds: float = 0.0
+    stolen: float = 0.0  # part of it in which the hypervisor ran something else
     problem: str = ""
 
     @property
@@ -103,7 +113,10 @@ class Outcome:
     def orphaned(self) -> bool:
         """Whether workers survived their agent."""
         alone = [hit for hit in self.hits if hit.case == "agent"]
-        return self.orphans > 0 or any(hit.trained_on or (hit.workers_ended or NEVER) > ORPHANED for hit in alone)
+        bound = ORPHANED + self.stolen
+        return self.orphans > 0 or any(
+            hit.trained_on or hit.workers_ended is None or hit.workers_ended > bound for hit in alone
+        )
 
     @property
     def passed(self) -> bool:
@@ -138,10 +151,12 @@ def undisturbed(shape: Shape, folder: Path) -> Baseline:
         RuntimeError: if it does not end well in time; the message has the end of the agents' output.
     """
     with Nodes(shape, folder) as nodes:
-        began = time.time()
+        began, before = time.time(), stolen()
         for node in range(shape.nodes):
             nodes.start(node)
-        while any(agent.poll() is None for agent in nodes.agents.values()) and time.time() < began + BEGIN + FINISH:
+        while any(agent.poll() is None for agent in nodes.agents.values()):
+            if time.time() > began + BEGIN + FINISH + min(STOLEN, stolen() - before):
+                break
             time.sleep(POLL)
         ended = time.time()
         nodes.read_events()
@@ -164,21 +179,24 @@ def tails(folder: Path, characters: int = 1500) -> str:
 class Run:
     """One run of a plan. `go` returns its outcome; every process of the run has ended then."""
 
-    def __init__(self, shape: Shape, plan: Plan, baseline: Baseline, folder: Path) -> None:
+    def __init__(self, shape: Shape, plan: Plan, baseline: Baseline, folder: Path, never: float = NEVER) -> None:
         self._shape = shape
         self._plan = plan
         self._baseline = baseline
+        self._never = never
         self._nodes = Nodes(shape, folder)
         self._back: dict[int, float] = {}  # nodes whose agent is to be started again, and when
         self._restarted: dict[int, float] = {}  # when the agent of a node was started again the last time
         self._step_seen: float | None = None  # when the step that the next kill waits for was first seen
         self._outcome = Outcome(shape.launcher, shape.nodes, shape.workers, plan.seed, plan.index, plan.case)
         self._began = 0.0
+        self._stolen = 0.0  # until the start of the run
+        self._stolen_before = 0.0  # until the last kill
 
     def go(self) -> Outcome:
         outcome = self._outcome
         with self._nodes:
-            self._began = time.time()
+            self._began, self._stolen = time.time(), stolen()
             for node in range(self._shape.nodes):
                 self._nodes.start(node)
             kills = list(self._plan.kills)
@@ -195,18 +213,22 @@ class Run:
                     outcome.finished = True
                     break
                 time.sleep(POLL)
-            outcome.seconds = time.time() - self._began
+            outcome.seconds, outcome.stolen = time.time() - self._began, stolen() - self._stolen
             self._nodes.read_events()
             self._observe()
             self._conclude()
         return outcome
 
     def _deadline(self, kills_left: bool) -> float:
+        since = self._stolen_before if self._outcome.hits else self._stolen
+        return self._bound(kills_left) + min(STOLEN, stolen() - since)
+
+    def _bound(self, kills_left: bool) -> float:
         hits = self._outcome.hits
         if not hits or kills_left:
             return (hits[-1].time if hits else self._began) + BEGIN + FINISH
         if hits[-1].next_step is None:
-            return hits[-1].time + NEVER
+            return hits[-1].time + self._never
         return hits[-1].time + hits[-1].next_step + FINISH
 
     def _too_late(self) -> bool:
@@ -250,6 +272,7 @@ class Run:
         if planned.case != "worker":
             self._back[node] = time.time() + BACK
         nodes.read_events()
+        self._stolen_before = stolen()
         hits = self._outcome.hits
         stepped = any(event["event"] == "step" and event["time"] <= now for event in nodes.events)
         phase = "start" if not stepped else "restart" if hits and hits[-1].next_step is None else "training"
@@ -285,6 +308,7 @@ class Run:
                 first.setdefault(event["rank"], event["time"])
         if len(first) == self._shape.ranks:
             hit.next_step = max(first.values()) - hit.time
+            hit.stolen = stolen() - self._stolen_before
             if hit.node in self._restarted and hit.case != "worker":
                 hit.since_restart = max(first.values()) - self._restarted[hit.node]
 
