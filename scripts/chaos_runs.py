@@ -74,7 +74,7 @@ def progress(outcome: Outcome) -> str:
         next_step = missing if hit.next_step is None else f"{hit.next_step:.1f} s"
         parts.append(f"{hit.case} of node {hit.node} at {hit.at:.1f} s ({hit.phase}, step {hit.step}): {next_step}")
     hits = ", ".join(parts)
-    word = "passed" if outcome.passed else "FAILED"
+    word = "passed" if outcome.passed else "FAILED" if outcome.hits or not outcome.finished else "not killed"
     more = [f"{outcome.gave_up} agents gave up"] if outcome.gave_up else []
     more += ["workers outlived their agent"] if outcome.orphaned else []
     more += [outcome.problem] if outcome.problem else []
@@ -129,7 +129,7 @@ def main() -> int:
         rows.append(outcome.to_json())
         append(options.json, rows[-1])
         print(progress(outcome), flush=True)
-        if outcome.passed or not outcome.hits:
+        if outcome.passed or (outcome.finished and not outcome.hits):
             shutil.rmtree(folder)
         else:
             failed = True

@@ -120,7 +120,9 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        return self.finished and self.identical and not (self.never or self.orphaned or self.gave_up)
+        return (
+            bool(self.hits) and self.finished and self.identical and not (self.never or self.orphaned or self.gave_up)
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"never": self.never, "orphaned": self.orphaned, "passed": self.passed}
