@@ -263,6 +263,13 @@ def test_a_script_that_fails_is_restarted_and_then_reported(folder: Path) -> Non
     assert "exitcode  : 3" in done.stderr
 
 
+def test_torch_imports_our_rendezvous_without_a_word() -> None:
+    """torch loads handlers while it imports its own modules, also in processes that have nothing to do with torchrun."""
+    program = "import torch.distributed.checkpoint, sys; print('ringfence.launch.handler' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 SPARED = """
 import os, pathlib, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")

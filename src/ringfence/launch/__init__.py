@@ -9,7 +9,8 @@
     agent_loop.py    the thread of an agent: serves its own machine through a Unix socket
     agent_client.py  a blocking client of that socket
     store.py         the store that torch sees
-    handler.py       the rendezvous handler that torchrun loads
+    torchrun.py      the entry point that torch loads
+    handler.py       the rendezvous handler that it creates
     elastic_agent.py torchrun's agent, with retries of a round that ends while it forms
     spares.py        processes that have imported torch and wait for a script
     worker.py        hooks in workers: our store, our backend, and an end with their agent

@@ -1,4 +1,4 @@
-"""The rendezvous that torchrun loads for `--rdzv-backend=ringfence` (entry point `torchrun.handlers`).
+"""The rendezvous that torchrun creates for `--rdzv-backend=ringfence` (entry point in `torchrun.py`).
 
 `ringfence run` uses the same. Each round has a generation, which the host draws and which reaches the workers in
 RINGFENCE_GENERATION; torchrun's restart count is not used for anything.
@@ -210,11 +210,6 @@ def create(params: RendezvousParameters) -> SealedRendezvous:
     use_sealed_agent()
     raise_limit_of_files()
     return SealedRendezvous(AgentLoop(_upstream(options, settings)), options)
-
-
-def handler() -> Callable[[RendezvousParameters], SealedRendezvous]:
-    """What the entry point names: torchrun calls the result with its parameters."""
-    return create
 
 
 def _upstream(
