@@ -12,7 +12,6 @@ import os
 import selectors
 import shutil
 import socket
-import struct
 import tempfile
 import threading
 import time
@@ -26,12 +25,12 @@ from ringfence.join.connections import Connections
 from ringfence.join.peer import Peer
 from ringfence.launch.messages import TO_HOST, Answer, Call, Notice, Operation, Result
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
+from ringfence.transport.unix import peer_process
 
 _log = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 1 << 16
 _BACKLOG: Final = 128
-_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group
 _LEAVE_SECONDS: Final = 5.0  # for the answer to the last call
 
 
@@ -98,9 +97,8 @@ class AgentLoop:
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop_at: float | None = None
         self._notice: Notice | None = None  # the last one
-        self._calls: dict[
-            int, tuple[_Client, int]
-        ] = {}  # the client of a call that was passed on, and its number there
+        # the client of a call that was passed on, and its number there
+        self._calls: dict[int, tuple[_Client, int]] = {}
         self._last = 0
         self._clients: set[_Client] = set()
         self._connections = Connections()
@@ -187,9 +185,7 @@ class AgentLoop:
         except OSError as error:
             _log.warning("cannot accept a connection of a worker: %s", error.strerror)
             return
-        _, user, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        user = peer_process(connection).uid
         if user != os.geteuid():
             _log.warning("refused a process of user %d at the agent's socket", user)
             connection.close()

@@ -1,5 +1,5 @@
-"""torchrun's agent with two changes: a round that ends while it forms is tried again, and a node whose workers have succeeded
-waits for the others, to start its workers again if theirs fail.
+"""torchrun's agent with three changes: a round that ends while it forms is tried again; a node whose workers have succeeded
+waits for the others, to start its workers again if theirs fail; and spares may take the places of workers.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import inspect
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -23,13 +22,11 @@ from ringfence.errors import ConfigurationError
 from ringfence.guard import AGENT, OURS
 from ringfence.launch.agent_client import AgentClient
 from ringfence.log import announce
+from ringfence.transport.unix import peer_process
 
 _KEPT: Final = frozenset({OURS, "fake"})  # the fake backend sends nothing
 _PR_SET_PDEATHSIG: Final = 1
-_CREDENTIALS: Final = struct.Struct("3i")
 _STORE_ARGUMENTS: Final = ("hostname", "port", "rank", "world_size", "timeout")
-
-_watched: list[socket.socket] = []
 
 
 def install() -> None:
@@ -136,9 +133,7 @@ def _end_with_agent(path: str) -> None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
-        agent, _, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        agent = peer_process(connection).pid
     except OSError as error:
         connection.close()
         raise ConfigurationError(
@@ -152,7 +147,6 @@ def _end_with_agent(path: str) -> None:
         if os.getppid() != agent:  # it ended before the call
             os.kill(os.getpid(), signal.SIGKILL)
         return
-    _watched.append(connection)
     threading.Thread(target=_watch, args=(connection,), name="ringfence agent watch", daemon=True).start()
 
 

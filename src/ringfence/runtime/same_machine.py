@@ -19,7 +19,6 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 from ringfence import keys
@@ -27,13 +26,13 @@ from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
+from ringfence.transport.unix import peer_process
 
 OVERFLOW_UID: Final = 65534  # how the kernel shows a user that this user namespace has no number for
 
 _BACKLOG: Final = 64
 _PENDING: Final = 64
 _REDIAL_SECONDS: Final = 0.01  # the listener's queue is full
-_CREDENTIALS: Final = Struct("iII")  # pid, uid, gid
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _OVERFLOW: Final = "/proc/sys/kernel/overflowuid"
 _NETWORK: Final = "/proc/self/ns/net"
@@ -41,8 +40,7 @@ _NETWORK: Final = "/proc/self/ns/net"
 
 def uid_of(connection: socket.socket) -> int:
     """Return the user id of the process that connected, or that listens, at the other end of a Unix socket."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(data)[1])
+    return peer_process(connection).uid
 
 
 def identifies(uid: int) -> bool:
