@@ -37,6 +37,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2, help="workers on each node")
     parser.add_argument("--cases", default="worker,agent,host", help=f"of {','.join(CASES)}")
+    parser.add_argument("--spares", action="store_true", help="with `ringfence run --spares`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each run; runs in it are not repeated")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where the output of failed runs is kept")
     parser.add_argument(
@@ -48,6 +49,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     options = parser.parse_args(given)
     options.cases = options.cases.split(",")
+    if options.spares and options.launcher != "ringfence":
+        parser.error("only ringfence has --spares")
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
     return options
@@ -106,7 +109,8 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 def main() -> int:
     options = arguments()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the processes of a run end with it
-    shape = Shape(options.launcher, options.nodes, options.workers, options.backend)
+    flags = ("--rdzv-conf", "spares=1") if options.spares else ()
+    shape = Shape(options.launcher, options.nodes, options.workers, options.backend, flags=flags)
     cases: list[Case] = options.cases
     keep = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     rows = recorded(options.json)

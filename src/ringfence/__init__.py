@@ -42,12 +42,16 @@ __all__ = [
     "counters",
     "export_chrome_trace",
     "init",
+    "rejoin",
+    "round_ended",
     "workers",
 ]
 
 _LAZY = {  # these need torch: imported when they are used
     "counters": "ringfence.backend.observe",
     "export_chrome_trace": "ringfence.backend.trace",
+    "rejoin": "ringfence.launch.rejoin",
+    "round_ended": "ringfence.launch.rejoin",
     "workers": "ringfence.backend.observe",
 }
 

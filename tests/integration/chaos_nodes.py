@@ -38,6 +38,8 @@ class Shape:
     backend: str = "gloo"
     steps: int = 40
     min_nodes: int | None = None  # elastic: continues with as few nodes
+    flags: tuple[str, ...] = ()  # more of `ringfence run`
+    script: tuple[str, ...] = (str(SCRIPT),)
 
     @property
     def ranks(self) -> int:
@@ -51,6 +53,14 @@ def alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def is_spare(pid: int) -> bool:
+    """Return whether a process was started as a spare; it may have become a worker since."""
+    try:
+        return b"ringfence.launch.spares" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def kill(pids: Sequence[int]) -> None:
@@ -97,7 +107,16 @@ class Nodes:
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
         match shape.launcher:
             case "ringfence":
-                start = [sys.executable, "-m", "ringfence.cli", "run", "--node-rank", str(node), *endpoint]
+                start = [
+                    sys.executable,
+                    "-m",
+                    "ringfence.cli",
+                    "run",
+                    "--node-rank",
+                    str(node),
+                    *endpoint,
+                    *shape.flags,
+                ]
                 start += ["--rdzv-conf", "last_call_timeout=2"] if shape.min_nodes else []
             case "torchrun":
                 start = [*torchrun, "--node-rank", str(node), "--master-addr", "127.0.0.1"]
@@ -105,7 +124,7 @@ class Nodes:
             case "torchrun-c10d":
                 start = [*torchrun, "--rdzv-backend", "c10d", *endpoint, "--local-addr", "127.0.0.1"]
                 start += ["--rdzv-conf", f"is_host={int(node == 0)},last_call_timeout=2"]
-        return [*start, *common, str(SCRIPT), shape.backend, str(self.folder), str(shape.steps)]
+        return [*start, *common, *shape.script, shape.backend, str(self.folder), str(shape.steps)]
 
     def start(self, node: int) -> None:
         """Start the agent of a node, in a process group of its own. Its output goes to a file of the folder."""
@@ -141,10 +160,12 @@ class Nodes:
 
     def workers(self, node: int) -> list[int]:
         """Return the process ids of a node's workers, by local rank."""
-        found = [
-            (int(variables["LOCAL_RANK"]), pid) for pid, variables in self.processes(node) if "LOCAL_RANK" in variables
-        ]
         logged = {event["pid"] for event in self.events}
+        found = [
+            (int(variables["LOCAL_RANK"]), pid)
+            for pid, variables in self.processes(node)
+            if "LOCAL_RANK" in variables and (pid in logged or not is_spare(pid))
+        ]
         if not found:  # workers may be forked from a process that has imported torch: they have its initial environment
             found = [(0, pid) for pid, _ in self.processes(node) if pid in logged]
         return [pid for _, pid in sorted(found)]

@@ -12,6 +12,7 @@ from ringfence.cli import requirements, terminal
 from ringfence.errors import ConfigurationError
 
 _SPARES_AFTER: Final = 5.0  # seconds of a round, so that spares do not delay its first step
+_REJOIN_WITHIN: Final = 10.0  # seconds
 
 SUMMARY: Final = "start a training script on one or several nodes"
 
@@ -28,6 +29,7 @@ examples:
                                              on node 1: --node-rank 1
   ringfence run --nnodes 2:4 ...             between 2 and 4 nodes
   ringfence run --spares ...                 faster restarts
+  ringfence run --rejoin ...                 none where the script can rejoin
 
 --rdzv-conf: join_timeout=600 seconds until enough nodes must have come;
 last_call_timeout=30 to wait for more than the smallest number; lost_after=30
@@ -79,6 +81,12 @@ def _parser(torchrun: Any) -> argparse.ArgumentParser:
         help="Keep a process for each worker that has imported torch, so that a restart takes seconds less. Each needs "
         "the memory of an idle Python process with torch.",
     )
+    parser.add_argument(
+        "--rejoin",
+        action="store_true",
+        help="When a worker or a node is lost, let the others call ringfence.rejoin(), which joins the next round in "
+        f"place. Those that do not within {_REJOIN_WITHIN:g} s are started again.",
+    )
     for action in parser._actions:
         if action.dest == "node_rank" and action.default == 0:
             action.default = None  # not given, neither as a flag nor as PET_NODE_RANK
@@ -109,6 +117,8 @@ def prepared(options: Any, torchrun: Any) -> Any:
         conf.append(f"rank={options.node_rank}")
     if options.spares and "spares=" not in options.rdzv_conf:
         conf.append(f"spares={_SPARES_AFTER:g}")
+    if options.rejoin and "rejoin=" not in options.rdzv_conf:
+        conf.append(f"rejoin={_REJOIN_WITHIN:g}")
     options.rdzv_conf = ",".join(conf)
     options.node_rank = 0  # torchrun's own use of it is for its static rendezvous
     options.rdzv_backend = "ringfence"

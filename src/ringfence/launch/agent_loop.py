@@ -15,15 +15,28 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ringfence import keys
+from ringfence.admission.entry import WORLD_LIMIT
 from ringfence.admission.messages import Frames, encode
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.join.connections import Connections
 from ringfence.join.peer import Peer
-from ringfence.launch.messages import TO_HOST, Answer, Call, Notice, Operation, Result
+from ringfence.launch.messages import (
+    TO_HOST,
+    Answer,
+    Call,
+    Notice,
+    Operation,
+    Result,
+    from_json,
+    number_of,
+    refused,
+    to_json,
+)
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
 from ringfence.transport.unix import peer_process
 
@@ -94,13 +107,16 @@ class AgentLoop:
         self._folder = tempfile.mkdtemp(prefix="ringfence-")
         self.path = os.path.join(self._folder, "agent")
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop_at: float | None = None
         self._notice: Notice | None = None  # the last one
         # the client of a call that was passed on, and its number there
         self._calls: dict[int, tuple[_Client, int]] = {}
         self._last = 0
         self._clients: set[_Client] = set()
+        self._lock = threading.Lock()  # for the two below, which the agent's main thread uses
+        self._rejoins: dict[int, _Rejoin] = {}  # by local rank
+        self._rejoined: dict[int, Mapping[str, str] | str] = {}
         self._connections = Connections()
         register_fork_cleanup(self)
         try:
@@ -108,7 +124,7 @@ class AgentLoop:
             self._door.listen(_BACKLOG)
             self._door.setblocking(False)
             self._connections.add_source(self._door)
-            self._connections.add_source(_Event(self._stop))
+            self._connections.add_source(_Event(self._wake))
             self._upstream = new_upstream(self._connections, self._on_message)
         except BaseException:
             self._close()
@@ -124,9 +140,23 @@ class AgentLoop:
     def stop(self, linger: float = 0.0) -> None:
         """End the thread; first wait for at most `linger` seconds until no other agent needs this one."""
         self._stop_at = time.monotonic() + linger
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._stop, 1)
+        self._wake_up()
         self._thread.join(linger + _LEAVE_SECONDS)
+
+    def rejoining(self) -> dict[int, float]:
+        """Return since when which workers wait for the next round in place, by local rank."""
+        with self._lock:
+            return {rank: each.since for rank, each in self._rejoins.items()}
+
+    def answer_rejoins(self, answers: Mapping[int, Mapping[str, str] | str]) -> None:
+        """Answer workers that wait in place, by local rank: with the variables of their round, or why there is none."""
+        with self._lock:
+            self._rejoined.update(answers)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
 
     def forget(self) -> None:
         """Close all descriptors in a forked child, which has no thread. The folder belongs to the parent."""
@@ -161,7 +191,8 @@ class AgentLoop:
             elif isinstance(key.data, _Client):
                 self._serve(key.data, events)
             elif isinstance(key.data, _Event):
-                os.eventfd_read(self._stop)
+                os.eventfd_read(self._wake)
+                self._send_rejoined()
             elif not self._upstream.dispatch(key, events):
                 pending.append((key.data, events))
         self._upstream.serve_pending(pending)
@@ -173,7 +204,7 @@ class AgentLoop:
         if hasattr(self, "_upstream"):
             self._upstream.close()
         self._connections.close_pending()
-        os.close(self._stop)
+        os.close(self._wake)
         shutil.rmtree(self._folder, ignore_errors=True)
         unregister_fork_cleanup(self)
 
@@ -213,9 +244,25 @@ class AgentLoop:
             body = () if self._notice is None else (self._notice.body(),)
             self._answer(client, Answer(call.number, Result.OK, body))
             return
+        if call.operation is Operation.REJOIN:
+            with self._lock:
+                self._rejoins[_local_rank(call)] = _Rejoin(client, call.number, time.monotonic())
+            return
         self._last = self._last % 0xFFFFFFFF + 1
         self._calls[self._last] = client, call.number
         self._upstream.send(Call(self._last, call.operation, call.scope, call.milliseconds, call.parts))
+
+    def _send_rejoined(self) -> None:
+        with self._lock:
+            found = [(self._rejoins.pop(rank, None), answer) for rank, answer in self._rejoined.items()]
+            self._rejoined.clear()
+        for rejoin, answer in found:
+            if rejoin is None:  # the worker has ended
+                continue
+            if isinstance(answer, str):
+                self._answer(rejoin.client, refused(rejoin.number, answer))
+            else:
+                self._answer(rejoin.client, Answer(rejoin.number, Result.OK, (to_json(answer),)))
 
     def _on_message(self, message: Answer | Notice) -> None:
         """Take what the upstream has for this machine."""
@@ -246,10 +293,27 @@ class AgentLoop:
             self._connections.set_events(client, 0)
             client.socket.close()
             self._calls = {number: each for number, each in self._calls.items() if each[0] is not client}
+            with self._lock:
+                self._rejoins = {rank: each for rank, each in self._rejoins.items() if each.client is not client}
+
+
+@dataclass(frozen=True)
+class _Rejoin:
+    """A worker's call that waits for the next round in place."""
+
+    client: _Client
+    number: int
+    since: float
+
+
+def _local_rank(call: Call) -> int:
+    if len(call.parts) != 1:
+        raise ProtocolError("a worker that rejoins names its local rank")
+    return number_of(from_json(call.parts[0]), "local_rank", WORLD_LIMIT)
 
 
 class _Event:
-    """The descriptor that ends the loop."""
+    """The descriptor by which other threads wake up the loop."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,5 +1,6 @@
-"""torchrun's agent with three changes: a round that ends while it forms is tried again; a node whose workers have succeeded
-waits for the others, to start its workers again if theirs fail; and spares may take the places of workers.
+"""torchrun's agent with four changes: a round that ends while it forms is tried again; a node whose workers have succeeded
+waits for the others, to start its workers again if theirs fail; workers may join the next round in place; and spares may take
+the places of workers.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
@@ -70,6 +71,7 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         self._succeeded, self._reported = None, False
+        worker_group.spec.rdzv_handler.workers_run = True
         super()._initialize_workers(worker_group)
         delay = worker_group.spec.rdzv_handler.spares_after
         if delay is not None:
@@ -96,13 +98,62 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
         self._start_spares()
         if self._succeeded is None:
             result = super()._monitor_workers(worker_group)
+            if result.state is WorkerState.HEALTHY:
+                return RunResult(state=self._let_rejoin(worker_group))
             if result.state is not WorkerState.SUCCEEDED:
                 return result
             self._succeeded = result
+            worker_group.spec.rdzv_handler.workers_run = False
         self._reported = self._reported or worker_group.spec.rdzv_handler.report_success()
         if worker_group.spec.rdzv_handler.is_finished:
             return self._succeeded
         return RunResult(state=WorkerState.HEALTHY)  # torchrun then asks whether the round has ended
+
+    def _let_rejoin(self, worker_group: WorkerGroup) -> WorkerState:
+        """Join the next round for workers that wait for it in place, once all of this node do. Return their state.
+
+        As when workers are started again, it counts as a restart unless another node has ended the round.
+        """
+        rendezvous: Any = worker_group.spec.rdzv_handler
+        waiting = rendezvous.rejoining()
+        if not waiting:
+            return WorkerState.HEALTHY
+        if rendezvous.rejoin_within is None:
+            return self._refuse_rejoins(rendezvous, waiting, "start it with `ringfence run --rejoin`")
+        if len(waiting) < len(worker_group.workers):
+            late = time.monotonic() >= min(waiting.values()) + rendezvous.rejoin_within
+            return WorkerState.UNHEALTHY if late else WorkerState.HEALTHY
+        if not rendezvous.is_round_over:
+            if self._remaining_restarts <= 0:
+                return self._refuse_rejoins(rendezvous, waiting, "no restarts are left (--max-restarts)")
+            self._remaining_restarts -= 1
+        processes = {worker.local_rank: worker.id for worker in worker_group.workers}
+        self._rendezvous(worker_group)
+        for worker in worker_group.workers:
+            worker.id = processes[worker.local_rank]
+        rendezvous.answer_rejoins(
+            {each.local_rank: self._round_of(each, worker_group) for each in worker_group.workers}
+        )
+        return WorkerState.HEALTHY
+
+    def _refuse_rejoins(self, rendezvous: Any, waiting: Iterable[int], reason: str) -> WorkerState:
+        rendezvous.answer_rejoins(dict.fromkeys(waiting, reason))
+        return WorkerState.HEALTHY
+
+    def _round_of(self, worker: Any, worker_group: WorkerGroup) -> dict[str, str]:
+        """Return the variables of a worker's round, as torchrun sets them for a new process."""
+        spec = worker_group.spec
+        found: dict[str, object] = {
+            "RANK": worker.global_rank,
+            "WORLD_SIZE": worker.world_size,
+            "GROUP_RANK": worker_group.group_rank,
+            "GROUP_WORLD_SIZE": worker_group.group_world_size,
+            "ROLE_RANK": worker.role_rank,
+            "ROLE_WORLD_SIZE": worker.role_world_size,
+            "TORCHELASTIC_RESTART_COUNT": spec.max_restarts - self._remaining_restarts,
+            "RINGFENCE_GENERATION": spec.rdzv_handler.generation,
+        }
+        return {name: str(value) for name, value in found.items()}
 
     def _exit_barrier(self) -> None:
         """All nodes have finished: there is nothing left to wait for."""

@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -49,7 +49,7 @@ from ringfence.transport.tcp import raise_limit_of_files, resolve
 NAME: Final = "ringfence"
 DEFAULT_PORT: Final = 29400
 # Torch's names for what its own rendezvous has too.
-_OPTIONS: Final = ("join_timeout", "last_call_timeout", "lost_after", "rank", "spares")
+_OPTIONS: Final = ("join_timeout", "last_call_timeout", "lost_after", "rank", "rejoin", "spares")
 _UNUSED: Final = "timeout"  # torchrun always passes it, for its static rendezvous
 _NO_PORT: Final = 1  # MASTER_PORT where nothing listens: only a worker without the hooks of `worker.py` would dial it
 _LEAVE_SECONDS: Final = 5.0
@@ -65,6 +65,8 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
         self._options = options
         self._client = AgentClient(loop.path)
         self._generation = ""
+        self._over_since: float | None = None  # when this agent saw that its round is over
+        self.workers_run = True  # whether workers of this node can still call `ringfence.rejoin()`
 
     def get_backend(self) -> str:
         return NAME
@@ -78,9 +80,19 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
         return self._options.run_id
 
     @property
+    def generation(self) -> str:
+        """The generation of the round that this agent is in."""
+        return self._generation
+
+    @property
     def spares_after(self) -> float | None:
         """How long workers run before spares are started for them, in seconds; None: there are no spares."""
         return self._options.spares_after
+
+    @property
+    def rejoin_within(self) -> float | None:
+        """How long workers may take to call `ringfence.rejoin()`, in seconds; None: they are always started again."""
+        return self._options.rejoin_within
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round. What is put into the environment here reaches the workers."""
@@ -101,6 +113,7 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
             raise RendezvousConnectionError(answer.text)
         found = from_json(answer.parts[0])
         self._generation = text_of(found, "generation", GENERATION_BYTES)
+        self._over_since = None
         os.environ.update(
             {
                 "RINGFENCE_GENERATION": self._generation,
@@ -124,16 +137,35 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
         self._ask(Operation.CLOSE, _LEAVE_SECONDS, b"an agent has closed the rendezvous")
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the workers have to join the next round, otherwise 0. Never waits for the network."""
+        """Return 1 if the workers have to be started again for the next round, otherwise 0. Never waits for the network."""
+        if not self.is_round_over:
+            return 0
+        if self.rejoin_within is None or not self.workers_run:
+            return 1
+        now = time.monotonic()
+        self._over_since = now if self._over_since is None else self._over_since
+        return int(now >= self._over_since + self.rejoin_within)
+
+    @property
+    def is_round_over(self) -> bool:
+        """Whether the workers have to join the next round. Raises RendezvousClosedError if this agent is no member any more."""
         notice = self._notice()
         if notice is None:
-            return 0
+            return False
         if notice.replaced:
             raise RendezvousClosedError(
                 f"another agent has joined as node {self._options.rank}: this one is not part of the run any more. If two "
                 "nodes were given the same --node-rank, correct it"
             )
-        return int(notice.generation != self._generation or notice.ended or notice.waiting)
+        return notice.generation != self._generation or notice.ended or notice.waiting
+
+    def rejoining(self) -> dict[int, float]:
+        """Return since when which workers of this node wait for the next round in place, by local rank."""
+        return self._loop.rejoining()
+
+    def answer_rejoins(self, answers: Mapping[int, Mapping[str, str] | str]) -> None:
+        """Tell workers that wait in place the variables of their round, or why there is none."""
+        self._loop.answer_rejoins(answers)
 
     def report_success(self) -> bool:
         """Tell the host that the workers of this node have succeeded; return whether it knows."""
@@ -181,6 +213,7 @@ class Options:
         )
         self.join_timeout = _seconds(params, "join_timeout", keys.ROUND_SECONDS)
         self.spares_after = _seconds(params, "spares", 0.0) if "spares" in params.config else None
+        self.rejoin_within = _seconds(params, "rejoin", 0.0) if "rejoin" in params.config else None
         self.is_alone = params.max_nodes == 1
         self.endpoint = (LOOPBACK, 0) if self.is_alone else _endpoint(params.endpoint)
         self.rank = _rank(params)

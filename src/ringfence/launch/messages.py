@@ -19,7 +19,7 @@ from ringfence.errors import ProtocolError
 
 
 class Operation(IntEnum):
-    """What a call asks for. The first six are about rounds, the others about the store of a round."""
+    """What a call asks for. The first seven are about rounds, the others about the store of a round."""
 
     ATTACH = 1  #  an agent says who it is, once per connection
     JOIN = 2  #    wait for the next round
@@ -27,6 +27,7 @@ class Operation(IntEnum):
     LEAVE = 4  #   the agent ends
     CLOSE = 5  #   the agent has failed: no further round
     STATUS = 6  #  the last notice; answered by the agent itself
+    REJOIN = 7  #  a worker waits for the next round in place; answered by the agent itself
 
     SET = 16
     GET = 17  #    waits for the keys
