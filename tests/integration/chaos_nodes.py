@@ -25,7 +25,6 @@ RUN, NODE = (
     "CHAOS_RUN",
     "CHAOS_NODE",
 )  # environment variables that mark every process of a run, also one without a parent
-RESTARTS = 5
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Shape:
     backend: str = "gloo"
     steps: int = 40
     min_nodes: int | None = None  # elastic: continues with as few nodes
+    restarts: int = 5  # --max-restarts
     flags: tuple[str, ...] = ()  # more of `ringfence run`
     script: tuple[str, ...] = (str(SCRIPT),)
 
@@ -101,7 +101,7 @@ class Nodes:
         """Return the command of a node's agent."""
         shape = self.shape
         count = str(shape.nodes) if shape.min_nodes is None else f"{shape.min_nodes}:{shape.nodes}"
-        common = ["--nnodes", count, "--nproc-per-node", str(shape.workers), "--max-restarts", str(RESTARTS)]
+        common = ["--nnodes", count, "--nproc-per-node", str(shape.workers), "--max-restarts", str(shape.restarts)]
         common += ["--rdzv-id", self._run[:8]]
         endpoint = ["--rdzv-endpoint", f"127.0.0.1:{self._port}"]
         torchrun = [sys.executable, "-m", "torch.distributed.run"]

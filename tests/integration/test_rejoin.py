@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,41 +12,12 @@ import ringfence as ringfence_package
 from ringfence.errors import ConfigurationError
 from ringfence.private_files import new_secret_file
 from tests.cli.command import ringfence
-from tests.integration.chaos import BEGIN, NEVER, POLL, kill, tails
+from tests.integration.chaos import BEGIN, NEVER, kill, tails
 from tests.integration.chaos_nodes import Nodes, Shape, is_spare
+from tests.integration.rejoins import SCRIPT, Watched
+from tests.integration.soak import soak
 
-SCRIPT = ("-m", "tests.integration.rejoin_training")
 FLAGS = ("--rejoin", "--rdzv-conf", "spares=0.1,last_call_timeout=1")
-
-
-class Watched:
-    """A run whose log is followed."""
-
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
-
-    def wait(self, until: Callable[[], Any], seconds: float = NEVER) -> Any:
-        end = time.time() + seconds
-        while not (found := until()) and time.time() < end:
-            time.sleep(POLL)
-            self.nodes.read_events()
-        assert found, tails(self.nodes.folder)
-        return found
-
-    def steps(self, since: float = 0.0) -> list[dict[str, Any]]:
-        return [each for each in self.nodes.events if each["event"] == "step" and each["time"] > since]
-
-    def all_step(self, since: float, world: int) -> float:
-        """Wait until every rank of a world of this size has taken a step; return when the last one did."""
-
-        def first() -> list[float]:
-            found = [each for each in self.steps(since) if each["world"] == world]
-            times = [
-                min((each["time"] for each in found if each["rank"] == rank), default=0.0) for rank in range(world)
-            ]
-            return times if all(times) else []
-
-        return float(max(self.wait(first)))
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +73,12 @@ def test_four_workers_go_on_as_three_and_grow_to_four(tmp_path: Path) -> None:
             assert {each["pid"] for each in run.steps(killed) if each["rank"] == node} <= stay
         of_rank_0 = [each["step"] for each in run.steps() if each["rank"] == 0]
         assert of_rank_0 == list(range(len(of_rank_0)))
+
+
+@pytest.mark.long
+def test_losses_leave_nothing_behind(tmp_path: Path) -> None:
+    """Agents, and a worker that rejoins, hold as much at the end as at the beginning. CI: a minute."""
+    assert soak(tmp_path, 60.0).problems() == []
 
 
 # -- one machine ------------------------------------------------------------------------------------------------------
