@@ -17,12 +17,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ringfence.lab.bench.machine import facts
 from tests.integration.chaos import CASES, NEVER, Case, Outcome, Run, draw, tails, undisturbed
 from tests.integration.chaos_nodes import LAUNCHERS, Shape
+from tests.integration.rejoins import SCRIPT
 
 KEYS = ("launcher", "nodes", "workers", "seed", "index", "case")
 
@@ -38,6 +40,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="workers on each node")
     parser.add_argument("--cases", default="worker,agent,host", help=f"of {','.join(CASES)}")
     parser.add_argument("--spares", action="store_true", help="with `ringfence run --spares`")
+    parser.add_argument(
+        "--rejoin", action="store_true", help="with `ringfence run --rejoin`, and a script that rejoins"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each run; runs in it are not repeated")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where the output of failed runs is kept")
     parser.add_argument(
@@ -49,8 +54,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     options = parser.parse_args(given)
     options.cases = options.cases.split(",")
-    if options.spares and options.launcher != "ringfence":
-        parser.error("only ringfence has --spares")
+    if (options.spares or options.rejoin) and options.launcher != "ringfence":
+        parser.error("only ringfence has --spares and --rejoin")
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
     return options
@@ -109,8 +114,11 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 def main() -> int:
     options = arguments()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the processes of a run end with it
-    flags = ("--rdzv-conf", "spares=1") if options.spares else ()
+    flags: tuple[str, ...] = ("--rejoin",) if options.rejoin else ()
+    flags += ("--rdzv-conf", "spares=1") if options.spares else ()
     shape = Shape(options.launcher, options.nodes, options.workers, options.backend, flags=flags)
+    if options.rejoin:
+        shape = replace(shape, script=SCRIPT)
     cases: list[Case] = options.cases
     keep = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     rows = recorded(options.json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -261,6 +262,20 @@ def test_a_script_that_fails_is_restarted_and_then_reported(folder: Path) -> Non
     assert done.returncode == 1
     assert (folder / "starts").read_text() == "xx"
     assert "exitcode  : 3" in done.stderr
+
+
+def test_a_worker_ends_with_its_agent_also_before_it_imports_torch(folder: Path) -> None:
+    script = 'import os, signal; os.write(1, b"%d\\n" % os.getpid()); signal.pause()'
+    (folder / "script.py").write_text(script)
+    command = [sys.executable, "-m", "ringfence.cli", "run", "--nproc-per-node", "1", "script.py"]
+    settings = {**os.environ, "RINGFENCE_SECRET_FILE": "secret"}
+    with subprocess.Popen(command, cwd=folder, env=settings, stdout=subprocess.PIPE) as agent:
+        assert agent.stdout is not None
+        worker = os.pidfd_open(int(agent.stdout.readline()))
+        agent.kill()
+    ended, _, _ = select.select([worker], [], [], 30)
+    os.close(worker)
+    assert ended
 
 
 def test_torch_imports_our_rendezvous_without_a_word() -> None:

@@ -1,6 +1,6 @@
-"""torchrun's agent with four changes: a round that ends while it forms is tried again; a node whose workers have succeeded
-waits for the others, to start its workers again if theirs fail; workers may join the next round in place; and spares may take
-the places of workers.
+"""torchrun's agent with five changes: a round that ends while it forms is tried again; a node whose workers have succeeded
+waits for the others, to start its workers again if theirs fail; workers end with the agent; they may join the next round in place;
+and spares may take their places.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.distributed.launcher import api
 from ringfence.errors import ConfigurationError
 from ringfence.launch.spares import Spares
 from ringfence.launch.store import HostLostError, RoundEndedError
+from ringfence.launch.tied import tied
 
 
 def use_sealed_agent() -> None:
@@ -29,13 +30,14 @@ def use_sealed_agent() -> None:
 
 
 @contextlib.contextmanager
-def _started_by(spares: Spares) -> Iterator[None]:
-    """Let spares take the places of the workers that torch starts in this context."""
+def _tied_workers(spares: Spares | None) -> Iterator[None]:
+    """Tie the workers that torch starts in this context to this process, and let spares take their places."""
     original = SubprocessHandler._popen
 
     def popen(handler: Any, arguments: tuple[str, ...], environ: dict[str, str]) -> Any:
         redirected = handler._stdout is not None or handler._stderr is not None
-        return (None if redirected else spares.popen(arguments, environ)) or original(handler, arguments, environ)
+        spare = None if spares is None or redirected else spares.popen(arguments, environ)
+        return spare or original(handler, tuple(tied(arguments)), environ)
 
     SubprocessHandler._popen = popen
     try:
@@ -78,10 +80,9 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
             self._spares_at = time.monotonic() + delay
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if worker_group.spec.rdzv_handler.spares_after is None:
-            return dict(super()._start_workers(worker_group))
-        self._spares = self._spares or Spares()
-        with _started_by(self._spares):
+        if worker_group.spec.rdzv_handler.spares_after is not None:
+            self._spares = self._spares or Spares()
+        with _tied_workers(self._spares):
             return dict(super()._start_workers(worker_group))
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:

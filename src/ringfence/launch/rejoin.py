@@ -9,11 +9,12 @@ from typing import Final
 
 from ringfence import keys
 from ringfence.admission.encoding import Reader
-from ringfence.errors import ConfigurationError
+from ringfence.errors import AbortedError, ConfigurationError, PeerLostError
 from ringfence.guard import AGENT
 from ringfence.launch.agent_client import AgentClient
 from ringfence.launch.messages import Answer, Notice, Operation, Result, from_json, text_of, to_json
 from ringfence.launch.spares import OF_A_ROUND
+from ringfence.log import announce
 
 _VARIABLE_BYTES: Final = 64
 
@@ -38,13 +39,18 @@ def rejoin(timeout: timedelta | None = None) -> None:
     import torch.distributed as dist
 
     client = _agent()
-    if dist.is_initialized():
-        dist.destroy_process_group()
     place = to_json({"local_rank": int(os.environ["LOCAL_RANK"])})
-    # the agent bounds the wait, and this process ends with it
-    answer = client.ask(Operation.REJOIN, (place,), seconds=keys.CALL_LIMIT_MILLISECONDS / 1000)
-    os.environ.update(_variables(answer))
-    dist.init_process_group("ringfence", timeout=timeout)
+    while True:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # the agent bounds the wait, and this process ends with it
+        answer = client.ask(Operation.REJOIN, (place,), seconds=keys.CALL_LIMIT_MILLISECONDS / 1000)
+        os.environ.update(_variables(answer))
+        try:
+            dist.init_process_group("ringfence", timeout=timeout)
+            return
+        except (PeerLostError, AbortedError, dist.DistError) as error:  # another loss; the agent limits how often
+            announce(f"the round {os.environ['RINGFENCE_GENERATION']} did not form: {error}")
 
 
 def round_ended() -> bool:

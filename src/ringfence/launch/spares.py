@@ -16,6 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ringfence.launch.tied import tied
+
 # What differs between the rounds of one worker. Other changes of the environment may matter to an import.
 OF_A_ROUND: Final = frozenset(
     {
@@ -80,7 +82,7 @@ class _Spare:
         reader, self._order = os.pipe()
         try:
             self.process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-u", "-m", __name__, str(reader)],
+                tied([sys.executable, "-u", "-m", __name__, str(reader)]),
                 env=dict(environ),
                 pass_fds=(reader,),
                 start_new_session=True,  # as torchrun's agent starts its workers

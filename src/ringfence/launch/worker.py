@@ -6,7 +6,6 @@ because agents set RINGFENCE_REQUIRE=1, so does `import torch`.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import inspect
 import os
@@ -21,11 +20,11 @@ from typing import Any, Final
 from ringfence.errors import ConfigurationError
 from ringfence.guard import AGENT, OURS
 from ringfence.launch.agent_client import AgentClient
+from ringfence.launch.tied import end_with
 from ringfence.log import announce
 from ringfence.transport.unix import peer_process
 
 _KEPT: Final = frozenset({OURS, "fake"})  # the fake backend sends nothing
-_PR_SET_PDEATHSIG: Final = 1
 _STORE_ARGUMENTS: Final = ("hostname", "port", "rank", "world_size", "timeout")
 
 
@@ -140,12 +139,11 @@ def _end_with_agent(path: str) -> None:
             f"the agent that started this process is gone ({path}: {error.strerror}). Unset {AGENT} to run without it"
         ) from error
     if os.getppid() == agent:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
-            raise ConfigurationError(f"prctl failed: {os.strerror(ctypes.get_errno())}")
         connection.close()
-        if os.getppid() != agent:  # it ended before the call
-            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            end_with(agent)
+        except OSError as error:
+            raise ConfigurationError(f"prctl failed: {error.strerror}") from error
         return
     threading.Thread(target=_watch, args=(connection,), name="ringfence agent watch", daemon=True).start()
 
