@@ -1,6 +1,6 @@
 """torchrun's agent with five changes: a round that ends while it forms is tried again; a node whose workers have succeeded
-waits for the others, to start its workers again if theirs fail; workers end with the agent; they may join the next round in place;
-and spares may take their places.
+waits for the others, to start its workers again if theirs fail; workers end with the agent; they may join the next round in
+place; and spares may take their places.
 """
 
 from __future__ import annotations
