@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import selectors
@@ -116,4 +117,5 @@ def _wait_for_threads() -> None:
     end = time.monotonic() + _EXIT_SECONDS
     for thread in threading.enumerate():  # a forked child has none of them
         if isinstance(thread, _Thread):
-            thread.join(max(0.0, end - time.monotonic()))
+            with contextlib.suppress(RuntimeError):  # another thread is still starting it
+                thread.join(max(0.0, end - time.monotonic()))
