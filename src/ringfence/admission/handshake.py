@@ -78,6 +78,7 @@ class Handshake:
         self._prover = prover
         self._channel: Channel | None = None
         self._peer: Hello | None = None
+        self._own_binding: Binding | None = None
 
     def begin(self, channel: Channel) -> list[Message]:
         """Start the handshake once TLS is established; `channel` has its values for the connection."""
@@ -105,7 +106,9 @@ class Handshake:
     @property
     def own_binding(self) -> Binding:
         """The binding that this worker's own proof must cover."""
-        return self._binding(of_peer=False)
+        if self._own_binding is None:
+            self._own_binding = self._binding(of_peer=False)
+        return self._own_binding
 
     def present(self, proof: Proof) -> list[Message]:
         """Present this worker's own proof, which covers `own_binding`, and return the messages to send."""

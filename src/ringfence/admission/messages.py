@@ -47,6 +47,9 @@ class Reason(IntEnum):
     PROOF = 8
 
 
+_REASONS: Final = frozenset(Reason)
+
+
 # -- one edge of the tree -------------------------------------------------------------------------------------------
 
 
@@ -69,6 +72,11 @@ class Hello:
         _check_set("kinds of proof", self.kinds)
 
     def body(self) -> bytes:
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        """Cached for all handshakes of a worker, and for the digest."""
         return b"".join(
             (
                 MAGIC,
@@ -96,7 +104,7 @@ class Hello:
             kinds=tuple(reader.take(reader.number(1))),
         )
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         return keys.digest(keys.HELLO_DIGEST, self.body())
 
@@ -150,7 +158,7 @@ class Refuse:
     @classmethod
     def read(cls, reader: encoding.Reader) -> Refuse:
         code = reader.number(1)
-        if code not in set(Reason):
+        if code not in _REASONS:
             raise ProtocolError(f"a refusal for unknown reason {code}")
         return cls(reason=Reason(code), text=reader.text(keys.REFUSAL_TEXT_BYTES))
 

@@ -92,10 +92,11 @@ class Peer:
         else:
             allowed = keys.ADMISSION_BYTES if tls.established else keys.TLS_HANDSHAKE_BYTES
             limit = allowed - self.stream.received
-        data = self.stream.receive(limit)
-        self.flush()  # TLS's own messages
+        data = self.stream.receive(limit, drain=False)
         if tls.established and self.handshake.state is State.IDLE:
             self.send(self.handshake.begin(Channel(tls.own_key_digest, tls.peer_key_digest, tls.exporter())))
+        else:
+            self.flush()  # TLS's own messages
         self.frames.feed(data)
 
     def check_cost(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ringfence import keys
 from ringfence.admission.binding import Role
 from ringfence.join.peer import Peer
 
 
-def excess(pending: Iterable[Peer], newcomer: Peer) -> tuple[Peer, str] | None:
+def excess(pending: Sequence[Peer], newcomer: Peer) -> tuple[Peer, str] | None:
     """Return the accepted connection to drop after `newcomer` was added or its hello was accepted, and why.
 
     Connections whose hello was accepted and those without one have separate limits. Among those without, the oldest is
@@ -19,6 +19,8 @@ def excess(pending: Iterable[Peer], newcomer: Peer) -> tuple[Peer, str] | None:
     others, a random one of the address with the most connections is dropped: a child's evidence may take seconds, and any
     peer can send a valid hello, so dropping the oldest would let a crowd displace every child that still collects.
     """
+    if len(pending) <= min(keys.ADMISSION_PENDING, keys.ADMISSION_PENDING_PER_ADDRESS):
+        return None
     peers = [
         each
         for each in pending

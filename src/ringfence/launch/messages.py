@@ -54,6 +54,10 @@ class Result(IntEnum):
     REFUSED = 5  # the call is not possible; the reason follows
 
 
+_OPERATIONS: Final = frozenset(Operation)
+_RESULTS: Final = frozenset(Result)
+
+
 @dataclass(frozen=True)
 class Call:
     """A call: `scope` is the generation that a store operation belongs to; `milliseconds` limits the wait at the host."""
@@ -80,7 +84,7 @@ class Call:
     @classmethod
     def read(cls, reader: encoding.Reader) -> Call:
         number, code = reader.number(4), reader.number(1)
-        if code not in set(Operation):
+        if code not in _OPERATIONS:
             raise ProtocolError(f"a call of unknown operation {code}")
         scope, milliseconds = reader.text(GENERATION_BYTES), reader.number(8)
         if milliseconds > keys.CALL_LIMIT_MILLISECONDS:
@@ -104,7 +108,7 @@ class Answer:
     @classmethod
     def read(cls, reader: encoding.Reader) -> Answer:
         number, code = reader.number(4), reader.number(1)
-        if code not in set(Result):
+        if code not in _RESULTS:
             raise ProtocolError(f"an answer of unknown result {code}")
         return cls(number, Result(code), _read_parts(reader))
 

@@ -25,6 +25,7 @@ from ringfence.errors import ConfigurationError, PeerLostError, ProtocolError
 from ringfence.transport.fork import register_fork_cleanup
 
 _READ_BYTES: Final = 64 * 1024
+_RECORD_BYTES: Final = 1 << 14  # the largest content of a TLS record
 _WRITE_BYTES: Final = 1 << 20
 _EXPORTER_BYTES: Final = 32
 _SIGNATURES: Final = b"ecdsa_secp256r1_sha256"  # the only signature algorithm allowed
@@ -98,10 +99,13 @@ class Tls:
 
     def outgoing(self) -> bytes:
         """Return the bytes to send on the network."""
-        parts = []
-        with contextlib.suppress(SSL.WantReadError):
-            while True:
-                parts.append(self._live.bio_read(_READ_BYTES))
+        live = self._live
+        parts: list[bytes] = []
+        try:
+            while not parts or len(parts[-1]) == _READ_BYTES:  # if it is less, nothing is left
+                parts.append(live.bio_read(_READ_BYTES))
+        except SSL.WantReadError:
+            pass
         return b"".join(parts)
 
     def admit(self) -> None:
@@ -156,9 +160,10 @@ class Tls:
 
     def _read(self) -> bytes:
         parts = []
+        live = self._live
         try:
             while self._records_left != 0:
-                parts.append(self._live.recv(_READ_BYTES))  # what one record holds
+                parts.append(live.recv(_RECORD_BYTES))
                 if self._records_left is not None:
                     self._records_left -= 1
             raise ProtocolError(f"more than {keys.ADMISSION_RECORDS} TLS records before admission")
@@ -183,13 +188,18 @@ class TlsStream:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def receive(self, limit: int = 1 << 20) -> bytes:
-        """Return decrypted data, from at most `limit` bytes off the network. Raises PeerLostError at the end of the stream."""
+    def receive(self, limit: int = 1 << 20, *, drain: bool = True) -> bytes:
+        """Return decrypted data, from at most `limit` bytes off the network. Raises PeerLostError at the end of the stream.
+
+        With `drain`, reads until the kernel has nothing left, as an edge-triggered poller requires. Without, a read that
+        returns less than was asked for is the last one: a level-triggered poller reports what arrives after it.
+        """
         plain = bytearray()
         taken = 0
         while taken < limit and not self.tls.peer_closed:
+            size = min(_READ_BYTES, limit - taken)
             try:
-                data = self.socket.recv(min(_READ_BYTES, limit - taken))
+                data = self.socket.recv(size)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
@@ -199,6 +209,8 @@ class TlsStream:
             taken += len(data)
             self.received += len(data)
             plain += self.tls.receive(data)
+            if len(data) < size and not drain:
+                break
         if self.tls.peer_closed and not plain:
             raise PeerLostError("the peer closed the connection")
         return bytes(plain)
