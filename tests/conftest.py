@@ -31,7 +31,7 @@ BACKENDS = ("gloo", "ringfence")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only tests that start no process, exhaustive ones shortened")
+    parser.addoption("--fast", action="store_true", help="only tests that start no process")
     parser.addoption("--full", action="store_true", help="long tests at their full length")
     parser.addoption("--backend", choices=BACKENDS, help="only this one of the backends that suites are run against")
 
@@ -101,5 +101,5 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def exhaustive(request: pytest.FixtureRequest) -> bool:
-    """Whether tests over all bits or all sizes try every one, as they do unless --fast is given."""
-    return not request.config.getoption("--fast")
+    """Whether tests over all bits or all sizes try every one. Without --full: one bit of each byte, selected sizes."""
+    return bool(request.config.getoption("--full"))

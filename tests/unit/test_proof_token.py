@@ -94,9 +94,9 @@ def test_the_other_services_key_under_the_right_name_is_refused() -> None:
 
 @pytest.mark.promise("Signed evidence with a flipped bit is rejected.")
 @pytest.mark.parametrize("name", RECORDED)
-def test_every_flipped_bit_of_a_recorded_token_is_refused(name: str, full: bool, exhaustive: bool) -> None:
+def test_every_flipped_bit_of_a_recorded_token_is_refused(name: str, exhaustive: bool) -> None:
     proof, wanted, now = recorded(name)
-    for bit in range(0, 8 * len(proof), 1 if full else 5 if exhaustive else 37):
+    for bit in range(0, 8 * len(proof), 1 if exhaustive else 37):
         changed = bytearray(proof)
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(AdmissionError):
