@@ -65,6 +65,10 @@ def installation_with_changed_torch(folder: Path, added: str) -> str:
         for entry in (ours / part).iterdir():
             if entry.name != "__pycache__" and not changed.is_relative_to(part / entry.name):
                 (theirs / part / entry.name).symlink_to(entry)
+        (theirs / part / "__pycache__").mkdir()
+        for compiled in (ours / part / "__pycache__").glob("*.pyc"):  # which takes seconds for torch
+            if not compiled.name.startswith(f"{changed.stem}."):
+                (theirs / part / "__pycache__" / compiled.name).symlink_to(compiled)
     (theirs / changed).write_text((ours / changed).read_text() + added)
     return python
 

@@ -309,18 +309,17 @@ def test_a_token_command_that_cannot_be_run_is_found(tmp_path: Path, mode: int |
     command = tmp_path / "fetch-token"
     if mode is not None:
         command.touch(mode)
-    environment: dict[str, Any] = {
+    environment = {
         "RINGFENCE_POLICY": str(tmp_path / "policy.toml"),
         "RINGFENCE_TOKEN_COMMAND": f"{command} --service verifier",
     }
-    done = ringfence("doctor", "--json", **environment)
-    found = findings(done.stdout)["policy"]
+    (found,) = [check for check in configuration.checks(environment) if check.name == "policy"]
     if mode == 0o755:
-        assert (done.returncode, found["good"]) == (0, True), done.stdout
+        assert found.good is True, found.text
         return
-    assert (done.returncode, found["good"]) == (1, False), done.stdout
-    assert str(found["text"]).startswith(f"the token command {command} does not start: ")
-    assert "RINGFENCE_TOKEN_COMMAND" in str(found["fix"])
+    assert found.good is False
+    assert found.text.startswith(f"the token command {command} does not start: ")
+    assert "RINGFENCE_TOKEN_COMMAND" in found.fix
 
 
 @pytest.mark.parametrize(
