@@ -23,7 +23,9 @@ from torch.distributed.elastic.rendezvous import (
 
 from ringfence.cli import main
 from ringfence.errors import ConfigurationError
+from ringfence.keys import CALL_BYTES
 from ringfence.launch.handler import SealedRendezvous, create
+from ringfence.launch.messages import Call, Operation
 from ringfence.private_files import new_secret_file
 from tests.cli.command import ringfence
 from tests.integration.test_readme import free_port
@@ -119,6 +121,22 @@ def test_values_of_one_node_reach_the_other_and_end_with_their_round(agent: Star
     joined(one, zero)
     thread.join(30)
     assert "has ended" in str(failed[0])
+
+
+def test_a_value_beyond_the_limit_is_refused_with_its_size(agent: Start) -> None:
+    store = agent(0, None, 1).next_rendezvous().store
+    largest = CALL_BYTES - len(Call(1, Operation.SET, generation(), 0, (b"key", b"")).body())
+    store.set("key", bytes(largest))
+    assert len(store.get("key")) == largest
+    for refused in (lambda: store.set("key", bytes(largest + 1)), lambda: store.append("key", bytes(largest + 1))):
+        with pytest.raises(
+            dist.DistStoreError, match=r"of 'key' is too long: it has 16777217 bytes.* 16777216 \(16 MiB"
+        ):
+            refused()
+    with pytest.raises(dist.DistStoreError, match="it has 65538 keys and values"):
+        store.multi_set([str(number) for number in range(32769)], [b""] * 32769)
+    store.set("key", b"small")  # the agent is still there
+    assert store.get("key") == b"small"
 
 
 def test_an_agent_with_another_secret_is_refused_by_name(

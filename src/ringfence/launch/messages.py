@@ -54,6 +54,7 @@ class Result(IntEnum):
     REFUSED = 5  # the call is not possible; the reason follows
 
 
+_CALL_OVERHEAD: Final = 4 + 1 + 2 + 8 + 4  # bytes of a call beside its scope and its parts
 _OPERATIONS: Final = frozenset(Operation)
 _RESULTS: Final = frozenset(Result)
 
@@ -161,6 +162,16 @@ FROM_HOST: Final[Mapping[int, type[Message]]] = {Answer.TYPE: Answer, Notice.TYP
 def refused(number: int, text: str) -> Answer:
     """Return an answer that says why a call is not possible."""
     return Answer(number, Result.REFUSED, (encoding.escape(text, keys.REFUSAL_TEXT_BYTES).encode(),))
+
+
+def excess(scope: str, parts: tuple[bytes, ...]) -> str:
+    """Return how a call exceeds what a message may contain, or ""."""
+    size = _CALL_OVERHEAD + len(scope) + sum(4 + len(part) for part in parts)
+    if size > keys.CALL_BYTES:
+        return f"it has {size} bytes, and a call to the store may have {keys.CALL_BYTES} ({keys.CALL_BYTES >> 20} MiB)"
+    if len(parts) > keys.CALL_PARTS:
+        return f"it has {len(parts)} keys and values, and a call to the store may have {keys.CALL_PARTS}"
+    return ""
 
 
 def _parts(parts: tuple[bytes, ...]) -> bytes:

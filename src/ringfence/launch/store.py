@@ -8,11 +8,13 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from ringfence.admission.encoding import escape
 from ringfence.errors import PeerLostError
 from ringfence.launch.agent_client import AgentClient
-from ringfence.launch.messages import Operation, Result
+from ringfence.launch.messages import Operation, Result, excess
 
 _SECONDS: Final = 60.0  # for calls that wait for nothing
+_KEY_SHOWN: Final = 80  # characters of a key in an error message
 _kept: list[AgentStore] = []  # torch's C++ code holds no reference to the Python part of a store
 
 
@@ -42,8 +44,15 @@ class AgentStore(dist.Store):  # type: ignore[misc]  # torch is untyped here
     def _ask(self, operation: Operation, parts: Sequence[bytes], timeout: timedelta | None = None) -> tuple[bytes, ...]:
         waits = operation in (Operation.GET, Operation.WAIT)
         seconds = (timeout or self.timeout).total_seconds() if waits else _SECONDS
+        parts = tuple(parts)
+        if problem := excess(self._generation, parts):
+            first = parts[0].decode(errors="replace")
+            raise dist.DistStoreError(
+                f"{operation.name.lower()} of '{escape(first, _KEY_SHOWN)}' is too long: {problem}. Split it, or pass large "
+                "values in a collective instead"
+            )
         try:
-            answer = self._client.ask(operation, tuple(parts), scope=self._generation, seconds=max(0.001, seconds))
+            answer = self._client.ask(operation, parts, scope=self._generation, seconds=max(0.001, seconds))
         except PeerLostError as error:
             raise dist.DistNetworkError(str(error)) from error
         if answer.result is Result.OK:
