@@ -12,7 +12,6 @@ import os
 import selectors
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from ringfence.admission.messages import Frames, encode
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.join.connections import Connections
 from ringfence.join.peer import Peer
+from ringfence.launch import agent_folder
 from ringfence.launch.messages import (
     TO_HOST,
     Answer,
@@ -104,8 +104,8 @@ class AgentLoop:
     """The thread of an agent. `path` is the Unix socket that its workers connect to."""
 
     def __init__(self, new_upstream: Callable[[Connections, Callable[[Answer | Notice], None]], Upstream]) -> None:
-        self._folder = tempfile.mkdtemp(prefix="ringfence-")
-        self.path = os.path.join(self._folder, "agent")
+        self._folder = agent_folder.new_folder()
+        self.path = os.path.join(self._folder, agent_folder.SOCKET)
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop_at: float | None = None
@@ -120,8 +120,7 @@ class AgentLoop:
         self._connections = Connections()
         register_fork_cleanup(self)
         try:
-            self._door.bind(self.path)
-            self._door.listen(_BACKLOG)
+            agent_folder.listen(self._door, self.path, _BACKLOG)
             self._door.setblocking(False)
             self._connections.add_source(self._door)
             self._connections.add_source(_Event(self._wake))
