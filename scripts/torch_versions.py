@@ -107,10 +107,11 @@ def counts(cases: Sequence[ElementTree.Element], tests: Sequence[str]) -> tuple[
 
 
 def belongs(case: ElementTree.Element, test: str) -> bool:
-    """Whether a test case is a test, or lies in a file, of that name."""
+    """Whether a test case is a test, with any parameters unless they are named, or lies in a file, of that name."""
     file, _, name = test.partition("::")
     here = case.get("classname") == file.removesuffix(".py").replace("/", ".")
-    return here and (not name or case.get("name") == name)
+    found = case.get("name", "")
+    return here and (not name or name in (found, found.partition("[")[0]))
 
 
 def failure_of(case: ElementTree.Element) -> str:
