@@ -12,6 +12,7 @@ from ringfence.errors import (
     AbortedError,
     AdmissionError,
     AuthenticationError,
+    CheckpointError,
     CollectiveTimeoutError,
     ConfigurationError,
     MismatchError,
@@ -29,6 +30,7 @@ __all__ = [
     "AbortedError",
     "AdmissionError",
     "AuthenticationError",
+    "CheckpointError",
     "CollectiveTimeoutError",
     "ConfigurationError",
     "MismatchError",
@@ -39,6 +41,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "assert_sealed",
+    "checkpoint",
     "counters",
     "export_chrome_trace",
     "init",
@@ -57,6 +60,8 @@ _LAZY = {  # these need torch: imported when they are used
 
 
 def __getattr__(name: str) -> Any:
+    if name == "checkpoint":
+        return import_module("ringfence.checkpoint")
     if name not in _LAZY:
         raise AttributeError(f"module 'ringfence' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -5,6 +5,7 @@ RingfenceError
  │   ├─ PolicyError          the policy file, or a file that it refers to
  │   └─ EvidenceError        this machine cannot produce evidence, and a retry will not help
  ├─ UnsupportedError         this backend does not support the call
+ ├─ CheckpointError          a checkpoint cannot be saved, or was not accepted
  ├─ TensorChangedError       the program resized or moved a tensor while a call was using it
  ├─ AdmissionError           this worker, or a peer, was not admitted to the run
  ├─ ProtocolError            a peer violated the protocol
@@ -38,6 +39,13 @@ class EvidenceError(ConfigurationError):
 
 class UnsupportedError(RingfenceError):
     """The operation exists in torch.distributed, but this backend does not implement it."""
+
+
+class CheckpointError(RingfenceError):
+    """A checkpoint cannot be saved, or the one on storage is damaged, changed, incomplete or not the expected one.
+
+    It is raised on every rank. After a failed load the state that was to be loaded is undefined: do not continue with it.
+    """
 
 
 class TensorChangedError(RingfenceError):

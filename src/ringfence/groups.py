@@ -58,6 +58,15 @@ def assert_sealed() -> None:
         _check(group, f"the process group {group.group_name}", "RINGFENCE_REQUIRE=1 names the call that created it")
 
 
+def check_group_sealed(group: Any) -> None:
+    """Raise ConfigurationError if a process group is another backend's, and not permitted inside this machine."""
+    _check(
+        group,
+        "the process group",
+        "pass a group of backend ringfence, or call ringfence.init() before others create one",
+    )
+
+
 def _check(group: Any, what: str, advice: str) -> None:
     import torch.distributed as dist
 

@@ -8,6 +8,7 @@
                                        └► confirmation keys
     session key, random contributions of all members, group digest ──► group instance secret
                                  └► origin key per sender and key phase       sealed once, forwarded
+    key-encryption key ──► data key (drawn for each save) ──► key per file         checkpoints (spec/checkpoint.md)
 
 HKDF-SHA-256 and HMAC-SHA-256 come from `cryptography`; this module implements no primitives.
 """
@@ -72,6 +73,17 @@ ROUND_SECONDS: Final = 600.0  # until a round must have formed
 CALL_BYTES: Final = 16 << 20  # of a call to the store, and of each of its parts
 CALL_PARTS: Final = 1 << 16
 CALL_LIMIT_MILLISECONDS: Final = 30 * 86400 * 1000  # that a call may wait
+STREAM_SEGMENT_BYTES: Final = 1 << 20  # of a sealed file, with its tag; the first one includes the header
+STREAM_SALT_BYTES: Final = 32
+STREAM_PREFIX_BYTES: Final = 7  # of a nonce; a counter of four bytes and the mark of the last segment follow
+STREAM_SEGMENTS: Final = 1 << 32
+CHECKPOINT_ID_BYTES: Final = 16  # of a save, a shard or a sealed file: random
+CHECKPOINT_INDEX_BYTES: Final = 1 << 30  # the largest index
+CHECKPOINT_NAME_BYTES: Final = 256  # the longest name of a key-encryption key
+CHECKPOINT_WRAPPED_BYTES: Final = 1 << 16  # the longest wrapped data key
+CHECKPOINT_DIMENSIONS: Final = 64  # of a tensor
+CHECKPOINT_PATH_PARTS: Final = 256  # of an item's name
+VALUE_DEPTH: Final = 32  # of lists and dicts in a value
 
 # Key agreement groups of TLS in the order of preference. Hybrid: an attacker who records connections now and has a quantum
 # computer later must still break ML-KEM; an attacker who breaks ML-KEM must still break X25519.
@@ -119,6 +131,13 @@ GROUP_INSTANCE: Final = _label("aes-256-gcm group instance id")
 ORIGIN: Final = _label("aes-256-gcm origin")
 MACHINE_SOCKET: Final = _label("aes-256-gcm machine socket")
 MACHINE_HINT: Final = _label("aes-256-gcm machine hint")
+CHECKPOINT_INDEX: Final = _label("checkpoint index")
+CHECKPOINT_SHARD: Final = _label("checkpoint shard")
+CHECKPOINT_FILE: Final = _label("checkpoint file")
+CHECKPOINT_WRAP: Final = _label("checkpoint key wrap")
+CHECKPOINT_CONTEXT: Final = _label("checkpoint key context")
+CHECKPOINT_KEY_NAME: Final = _label("checkpoint key name")
+CHECKPOINT_ANCHOR: Final = _label("checkpoint anchor")
 
 
 class Secret:

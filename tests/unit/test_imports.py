@@ -72,6 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"admission", "guard", "interfaces", "join", "log", "settings", "transport"},  # torchrun's process, and workers
     "autoload": {"backend", "errors", "guard", "launch", "log"},
     "groups": {"autoload", "backend", "errors"},
+    "checkpoint": GROUND | {"admission", "dataplane", "groups", "private_files"},
     "lab": GROUND
     | {
         "__init__",

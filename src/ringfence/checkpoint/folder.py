@@ -1,0 +1,232 @@
+"""Where checkpoints are stored: the few operations on folders and files that saving and loading need, and local disks."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from typing import Final
+
+from ringfence.errors import CheckpointError
+
+INDEX_NAME: Final = "index"
+_PARTIAL: Final = ".partial-"
+
+
+class Output(abc.ABC):
+    """A new file. Several threads call `write_at`; in all they write every byte once."""
+
+    @abc.abstractmethod
+    def write_at(self, data: memoryview, offset: int) -> None: ...
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """Make the content durable and close the file."""
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Close the file; its content is worthless. Does nothing after `finish`."""
+
+
+class Input(abc.ABC):
+    """A file that is read at any place, by several threads."""
+
+    size: int
+
+    @abc.abstractmethod
+    def read_at(self, target: memoryview, offset: int) -> None:
+        """Fill `target`. Raises CheckpointError if the file ends before."""
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+    def read(self, limit: int) -> bytes:
+        """Return the beginning of the file, at most `limit` bytes."""
+        found = bytearray(min(self.size, limit))
+        self.read_at(memoryview(found), 0)
+        return bytes(found)
+
+
+class Storage(abc.ABC):
+    """Folders with checkpoints. All paths are of one kind, such as paths of this machine or URLs.
+
+    A save calls `begin` on rank 0, `create` on all ranks with the place that `begin` returned, the index last, and then
+    `publish` on rank 0. Only then may `contains_index` be true for the path.
+    """
+
+    @abc.abstractmethod
+    def begin(self, path: str) -> str:
+        """Return a fresh place for the files of a save. Raises CheckpointError if the path exists."""
+
+    @abc.abstractmethod
+    def create(self, place: str, name: str, size: int) -> Output:
+        """Create a file of this size, 0 if it is not known."""
+
+    @abc.abstractmethod
+    def publish(self, place: str, path: str) -> None:
+        """Make the files appear at the path, all at once and durably. Raises CheckpointError if the path exists by now."""
+
+    @abc.abstractmethod
+    def discard(self, place: str) -> None:
+        """Remove a place that is not published, as far as possible."""
+
+    @abc.abstractmethod
+    def contains_index(self, path: str) -> bool:
+        """Return whether there is a complete checkpoint."""
+
+    @abc.abstractmethod
+    def open(self, path: str, name: str) -> Input:
+        """Open a file of a checkpoint. Raises CheckpointError if there is none."""
+
+    @abc.abstractmethod
+    def names(self, path: str) -> list[str]:
+        """Return the names of the files of a checkpoint, in order."""
+
+    @abc.abstractmethod
+    def replace(self, path: str, name: str, content: bytes) -> None:
+        """Replace a file as a whole."""
+
+
+# -- local disks ------------------------------------------------------------------------------------------------------
+
+
+class LocalOutput(Output):
+    def __init__(self, path: str, size: int) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+    def write_at(self, data: memoryview, offset: int) -> None:
+        while data:
+            written = os.pwrite(self._descriptor, data, offset)
+            data, offset = data[written:], offset + written
+
+    def finish(self) -> None:
+        os.fsync(self._descriptor)
+        self.abort()
+
+    def abort(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+class LocalInput(Input):
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read_at(self, target: memoryview, offset: int) -> None:
+        while target:
+            count = os.preadv(self._descriptor, [target], offset)
+            if not count:
+                raise CheckpointError(f"{self._path} is shorter than it was when it was opened")
+            target, offset = target[count:], offset + count
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+class LocalStorage(Storage):
+    """Folders of this machine, which all ranks must see: a local disk on one node, a shared file system on several.
+
+    A save goes to `PATH.partial-RANDOM`, and the folder is renamed when its files are on disk. The next save to the same path
+    removes what one that was killed left.
+    """
+
+    def begin(self, path: str) -> str:
+        path = os.path.abspath(path)
+        with _reported(f"cannot save to {path}"):
+            _refuse_existing(path)
+            parent, name = os.path.split(path)
+            os.makedirs(parent, exist_ok=True)
+            for entry in os.listdir(parent):
+                if entry.startswith(name + _PARTIAL):
+                    shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)
+            place = f"{path}{_PARTIAL}{secrets.token_hex(8)}"
+            os.mkdir(place)
+        return place
+
+    def create(self, place: str, name: str, size: int) -> Output:
+        try:
+            return LocalOutput(os.path.join(place, name), size)
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"this rank does not see {place}, which rank 0 made: save to storage that all ranks share"
+            ) from error
+
+    def publish(self, place: str, path: str) -> None:
+        path = os.path.abspath(path)
+        with _reported(f"cannot publish {path}"):
+            _refuse_existing(path)
+            sync_folder(place)
+            os.rename(place, path)  # fails on a folder that is not empty
+            sync_folder(os.path.dirname(path))
+
+    def discard(self, place: str) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+
+    def contains_index(self, path: str) -> bool:
+        return os.path.isfile(os.path.join(path, INDEX_NAME))
+
+    def open(self, path: str, name: str) -> Input:
+        with _reported(f"cannot open {os.path.join(path, name)}"):
+            return LocalInput(os.path.join(path, name))
+
+    def names(self, path: str) -> list[str]:
+        if not os.path.isdir(path):
+            raise CheckpointError(f"there is no checkpoint at {path}: name the folder that was given to save()")
+        with _reported(f"cannot list {path}"):
+            return sorted(os.listdir(path))
+
+    def replace(self, path: str, name: str, content: bytes) -> None:
+        temporary = os.path.join(path, f".{name}-{secrets.token_hex(8)}")
+        with _reported(f"cannot replace {os.path.join(path, name)}"):
+            output = LocalOutput(temporary, len(content))
+            try:
+                output.write_at(memoryview(content), 0)
+                output.finish()
+                os.replace(temporary, os.path.join(path, name))
+            finally:
+                output.abort()
+                with contextlib.suppress(FileNotFoundError):  # it was renamed
+                    os.unlink(temporary)
+            sync_folder(path)
+
+
+def _refuse_existing(path: str) -> None:
+    """Raise CheckpointError unless the path is free or an empty folder."""
+    if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
+        what = "a checkpoint" if os.path.lexists(os.path.join(path, INDEX_NAME)) else "something else"
+        raise CheckpointError(
+            f"{path} exists and is {what}, which is never overwritten: save to a new path, or remove it"
+        )
+
+
+def sync_folder(path: str) -> None:
+    """Make renames within a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Raise CheckpointError in place of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{what}: {error.strerror or error}") from error
+
+
+def storage_for(path: str) -> Storage:
+    """Return the storage of a path."""
+    if "://" in path:
+        raise CheckpointError(f"{path} is a URL: pass `storage`, or the path of a folder of this machine")
+    return LocalStorage()

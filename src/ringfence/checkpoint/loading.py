@@ -1,0 +1,117 @@
+"""`load` and `load_all`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._traverse import set_element
+
+from ringfence import keys
+from ringfence.checkpoint import index, key_wrap, ranks
+from ringfence.checkpoint.folder import Storage, storage_for
+from ringfence.checkpoint.index import Index, TensorItem
+from ringfence.checkpoint.key_wrap import Key
+from ringfence.checkpoint.opening import Anchor, Info, open_index
+from ringfence.checkpoint.planners import SealedLoadPlanner
+from ringfence.checkpoint.ranks import Ranks
+from ringfence.checkpoint.reader import SealedReader
+from ringfence.checkpoint.streams import DEFAULT_THREADS
+
+
+def load(
+    state: dict[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    key: Key,
+    anchor: Anchor | None = None,
+    storage: Storage | None = None,
+    process_group: Any = None,
+    threads: int = DEFAULT_THREADS,
+    partial: bool = False,
+) -> Info:
+    """Load a sealed checkpoint into a state. All ranks call it together; each opens what its tensors need.
+
+    The number of ranks and the sharding may differ from those of the save. Rank 0 opens the index and sends it, with the data
+    key, to the others over the process group, so all ranks load by the same index. Every byte is authenticated before it
+    counts as loaded; nothing is unpickled.
+
+    A checkpoint that is authentic may still be an old one: anyone who controls the storage can put an older folder in its
+    place. Only `anchor` detects that.
+
+    Args:
+        state: As for `torch.distributed.checkpoint.load`: a state with the same names. Tensors are filled in place, other
+            values replaced.
+        path: The folder that `save` created.
+        key: The path of the key file, or a `KeyWrapper` of the same name. Only rank 0 uses it.
+        anchor: What `save` returned, or the expected step. Any other checkpoint is refused. A step does not tell two runs
+            apart that reached the same step; the digest does.
+        storage: Where paths are; by default a file system of this machine.
+        process_group: The ranks that load; by default all.
+        threads: How many threads of each rank open.
+        partial: Leave alone what is in `state` and not in the checkpoint, instead of raising an error.
+
+    Returns:
+        What the index says: step, metadata, anchor.
+
+    Raises:
+        CheckpointError: On every rank, if the checkpoint is missing, incomplete, damaged, changed, not the expected one, or
+            does not fit the state. `state` is then undefined.
+    """
+    together, place = Ranks.of(process_group), os.fspath(path)
+    where = storage or storage_for(place)
+
+    def opened() -> tuple[bytes, bytes, Info]:
+        found = open_index(where, place, key_wrap.wrapper_of(key), anchor)
+        return found.body, found.data_key.reveal(), found.info
+
+    body, data_key, info = together.from_first(opened)
+    secret = keys.Secret(data_key)
+    with ranks.converted(f"loading {place}"):
+        dcp.load(
+            state,
+            storage_reader=SealedReader(where, place, index.parse(body), secret, threads),
+            planner=SealedLoadPlanner(allow_partial_load=partial),
+            process_group=together.group,
+            no_dist=together.is_alone,
+        )
+    secret.forget()
+    return info
+
+
+def load_all(
+    path: str | os.PathLike[str],
+    *,
+    key: Key,
+    anchor: Anchor | None = None,
+    storage: Storage | None = None,
+    threads: int = DEFAULT_THREADS,
+) -> tuple[dict[str, Any], Info]:
+    """Load a whole checkpoint into host memory, in this process alone, without a state to load into.
+
+    Returns the nested state and what the index says. Raises CheckpointError.
+    """
+    place = os.fspath(path)
+    where = storage or storage_for(place)
+    found = open_index(where, place, key_wrap.wrapper_of(key), anchor)
+    state = empty_state(found.index)
+    with ranks.converted(f"loading {place}"):
+        dcp.load(
+            state,
+            storage_reader=SealedReader(where, place, found.index, found.data_key, threads),
+            planner=SealedLoadPlanner(),
+            no_dist=True,
+        )
+    return state, found.info
+
+
+def empty_state(found: Index) -> dict[str, Any]:
+    """Return a nested state with the names and tensors of an index, uninitialised."""
+    state: dict[str, Any] = {}
+    for item in found.items:
+        is_tensor = isinstance(item, TensorItem)
+        value = torch.empty(item.shape, dtype=getattr(torch, item.dtype)) if is_tensor else None  # type: ignore[union-attr]
+        set_element(state, item.path, value)
+    return state

@@ -1,0 +1,77 @@
+"""DCP's planners without pickle: values are encoded before anything is written, and decoded by a strict parser."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
+
+from ringfence import keys
+from ringfence.checkpoint import values
+from ringfence.checkpoint.index import Path, name_of
+from ringfence.checkpoint.tensors import dtype_name
+from ringfence.errors import CheckpointError
+
+
+class SealedSavePlanner(DefaultSavePlanner):  # type: ignore[misc]
+    """Plans a save. What a sealed checkpoint cannot hold is refused while planning, by name."""
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        self._encoded: dict[str, bytes] = {}
+        for item in plan.items:
+            name = item.index.fqn
+            _check_path(self.mappings.get(name, (name,)))
+            found = self.state_dict[name]
+            if item.type == WriteItemType.BYTE_IO:
+                self._encoded[name] = values.encode(found, name)
+            else:
+                dtype_name(found, name)
+        return plan
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        if write_item.type == WriteItemType.BYTE_IO:
+            return io.BytesIO(self._encoded[write_item.index.fqn])
+        return object
+
+    def size_of(self, item: WriteItem) -> int:
+        """Return how many bytes an item of the plan has."""
+        if item.type == WriteItemType.BYTE_IO:
+            return len(self._encoded[item.index.fqn])
+        return int(item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize)
+
+
+def _check_path(path: Path) -> None:
+    if len(path) > keys.CHECKPOINT_PATH_PARTS or any(isinstance(part, str) and len(part) > 10_000 for part in path):
+        raise CheckpointError(
+            f"the name {name_of(path)[:80]}... is too long for a checkpoint: save it under a shorter one"
+        )
+
+
+class SealedLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
+    """Plans a load. Values replace those of the state that is loaded into."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        name = read_item.dest_index.fqn
+        place(self.original_state_dict, self.mappings[name], values.decode(value.getvalue()))
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        return super().resolve_tensor(read_item).detach()
+
+
+def place(root: Any, path: Path, value: Any) -> None:
+    """Put a value into nested dicts and lists. Planners write all keys of a path as texts, also those that are numbers."""
+    container = root
+    for part in path[:-1]:
+        container = container[_key_in(container, part)]
+    container[_key_in(container, path[-1])] = value
+
+
+def _key_in(container: Any, part: str | int) -> Any:
+    if isinstance(container, Mapping) and part not in container:
+        return next((key for key in container if str(key) == part), part)
+    return part

@@ -1,0 +1,150 @@
+"""The StorageReader of sealed checkpoints: each rank opens the ranges that it needs, straight into its tensors."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ringfence import keys
+from ringfence.checkpoint.folder import Storage
+from ringfence.checkpoint.index import Chunk, Index, Item, TensorItem, name_of
+from ringfence.checkpoint.opening import opened_shard
+from ringfence.checkpoint.streams import SealingThreads, StreamReader, Want
+from ringfence.checkpoint.tensors import Piece, Staging, memory_of, pieces
+
+
+class _Read(NamedTuple):
+    """A range of a shard: `target` is where it goes, or `piece` is what it is staged for."""
+
+    start: int
+    target: memoryview | None
+    piece: Piece | None = None
+    dtype: torch.dtype = torch.uint8
+
+
+class SealedReader(StorageReader):  # type: ignore[misc]
+    """Reads one checkpoint, whose index is verified."""
+
+    def __init__(self, storage: Storage, path: str, index: Index, data_key: keys.Secret, threads: int) -> None:
+        self._storage, self._path, self._index = storage, path, index
+        self._data_key, self._threads = data_key, threads
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+    def read_metadata(self) -> Metadata:
+        return Metadata(
+            state_dict_metadata={name: _metadata_of(item) for name, item in self._index.by_name.items()},
+            planner_data={name_of(item.path): item.path for item in self._index.items},
+        )
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank needs."""
+        reads: dict[int, list[_Read]] = {}
+        afterwards: list[Callable[[], None]] = []
+        staging = Staging()
+        for item in plan.items:
+            self._add(item, planner, staging, reads, afterwards)
+        with SealingThreads(self._threads) as threads:
+            for number in sorted(reads):
+                shard = self._index.shards[number]
+                with opened_shard(self._storage, self._path, self._index, shard, self._data_key, threads) as stream:
+                    _read(stream, sorted(reads[number], key=lambda read: read.start), staging)
+        for each in afterwards:
+            each()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _add(
+        self,
+        request: ReadItem,
+        planner: LoadPlanner,
+        staging: Staging,
+        reads: dict[int, list[_Read]],
+        afterwards: list[Callable[[], None]],
+    ) -> None:
+        item = self._index.by_name[request.storage_index.fqn]
+        if request.type == LoadItemType.BYTE_IO or not isinstance(item, TensorItem):
+            assert not isinstance(item, TensorItem)
+            value = bytearray(item.place.length)
+            reads.setdefault(item.place.shard, []).append(_Read(item.place.offset, memoryview(value)))
+            afterwards.append(lambda: planner.load_bytes(request, io.BytesIO(value)))
+            return
+        chunk = _chunk_at(item, tuple(request.storage_index.offset))
+        dtype: torch.dtype = getattr(torch, item.dtype)
+        target = planner.resolve_tensor(request)
+        found = reads.setdefault(chunk.place.shard, [])
+        limit = max(1, staging.size // dtype.itemsize)
+        for piece in pieces(chunk.sizes, request.storage_offsets, target, dtype, limit):
+            start = chunk.place.offset + piece.start * dtype.itemsize
+            if piece.shape is None:
+                found.append(_Read(start, memory_of(piece.target)))
+            else:
+                found.append(_Read(start, None, piece, dtype))
+        afterwards.append(lambda: planner.commit_tensor(request, target))
+
+
+def _chunk_at(item: TensorItem, offsets: tuple[int, ...]) -> Chunk:
+    return next(chunk for chunk in item.chunks if chunk.offsets == offsets)
+
+
+def _read(stream: StreamReader, reads: list[_Read], staging: Staging) -> None:
+    """Open ranges, in the order of the file; those that need staging in groups that fit it."""
+    wants: list[Want] = []
+    staged: list[tuple[Piece, torch.Tensor]] = []
+
+    def flush() -> None:
+        stream.read(wants)
+        for piece, loaded in staged:
+            assert piece.shape is not None
+            piece.copy_from(loaded.view(piece.shape))
+        wants.clear()
+        staged.clear()
+        staging.reset()
+
+    for start, target, piece, dtype in reads:
+        if piece is not None:
+            memory = staging.take(piece.elements, dtype, piece.target.device)
+            if memory is None:
+                flush()
+                memory = staging.take(piece.elements, dtype, piece.target.device)
+                assert memory is not None
+            staged.append((piece, memory))
+            target = memory_of(memory)
+        assert target is not None
+        wants.append(Want(start, target))
+    flush()
+
+
+def _metadata_of(item: Item) -> TensorStorageMetadata | BytesStorageMetadata:
+    if not isinstance(item, TensorItem):
+        return BytesStorageMetadata()
+    boxes = [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in item.chunks]
+    return TensorStorageMetadata(TensorProperties(dtype=getattr(torch, item.dtype)), torch.Size(item.shape), boxes)

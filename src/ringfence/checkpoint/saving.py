@@ -1,0 +1,161 @@
+"""`save` and `async_save`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from ringfence.checkpoint import ranks, values
+from ringfence.checkpoint.folder import Storage, storage_for
+from ringfence.checkpoint.key_wrap import Key
+from ringfence.checkpoint.planners import SealedSavePlanner
+from ringfence.checkpoint.ranks import Ranks
+from ringfence.checkpoint.streams import DEFAULT_THREADS
+from ringfence.checkpoint.writer import SealedWriter
+from ringfence.errors import CheckpointError
+
+_STEP_LIMIT = 1 << 63
+
+
+def save(
+    state: dict[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    key: Key,
+    step: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    storage: Storage | None = None,
+    process_group: Any = None,
+    threads: int = DEFAULT_THREADS,
+) -> str:
+    """Save a state as a sealed checkpoint. All ranks call it together; each writes the tensors or shards that it holds.
+
+    A fresh data key is drawn for each save and wrapped with `key`. Rank 0 sends it to the others in DCP's plan, over the
+    process group, which must therefore be ringfence's. The checkpoint appears at `path` as a whole when it is on disk, or not
+    at all; an existing one is never overwritten.
+
+    Args:
+        state: As for `torch.distributed.checkpoint.save`: nested dicts and lists of tensors, DTensors, numbers, texts, bytes
+            and None, or objects with `state_dict` and `load_state_dict`. Nothing is pickled.
+        path: The folder to create, on storage that all ranks see.
+        key: The path of a key file (`ringfence secret new FILE`), or a `KeyWrapper`. Only rank 0 uses it.
+        step: The number of the training step, to recognise the checkpoint by.
+        metadata: Values to store in the index, such as a configuration.
+        storage: Where paths are; by default a file system of this machine.
+        process_group: The ranks that save; by default all.
+        threads: How many threads of each rank seal.
+
+    Returns:
+        The anchor, a digest of the index, on every rank. Keep it outside of the storage and pass it to `load`: nothing on the
+        storage itself tells the newest checkpoint from an older one that was put in its place.
+
+    Raises:
+        CheckpointError: On every rank, if any of them fails.
+    """
+    together = Ranks.of(process_group)
+    writer = _writer(state, path, key, step, metadata, storage, threads)
+    try:
+        with ranks.converted(f"saving {os.fspath(path)}"):
+            found = dcp.save(
+                state,
+                storage_writer=writer,
+                planner=SealedSavePlanner(),
+                process_group=together.group,
+                no_dist=together.is_alone,
+            )
+    finally:
+        writer.discard()
+    return str(found.storage_data)
+
+
+def async_save(
+    state: dict[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    key: Key,
+    step: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    storage: Storage | None = None,
+    process_group: Any = None,
+    threads: int = DEFAULT_THREADS,
+) -> Future[str]:
+    """Save a state in the background: copy it to host memory, return, and seal and write it in a thread.
+
+    Arguments are those of `save`. Wait for one save before the next begins.
+
+    Args:
+        process_group: The ranks that save. Their collectives run beside those of the training, so the group must not be
+            used by anything else. By default a group of all ranks is created at the first call.
+
+    Returns:
+        A future of the anchor. Its exception is a CheckpointError on every rank, if any of them fails.
+
+    Raises:
+        CheckpointError: The process group is not ringfence's.
+    """
+    together = Ranks.of(process_group)
+    if not together.is_alone and process_group is None:
+        together = Ranks.of(_background_group())
+    writer = _writer(state, path, key, step, metadata, storage, threads)
+    saved = dcp.async_save(
+        state,
+        storage_writer=writer,
+        planner=SealedSavePlanner(),
+        process_group=together.group,
+        no_dist=together.is_alone,
+    )
+    anchor: Future[str] = Future()
+    anchor.set_running_or_notify_cancel()
+
+    def finish(done: Future[Any]) -> None:
+        try:
+            writer.discard()
+            anchor.set_result(str(done.result().storage_data))
+        except CheckpointException as error:
+            anchor.set_exception(ranks.error_of(f"saving {os.fspath(path)}", error))
+        except BaseException as error:
+            anchor.set_exception(error)
+
+    saved.add_done_callback(finish)
+    return anchor
+
+
+def _writer(
+    state: dict[str, Any],
+    path: str | os.PathLike[str],
+    key: Key,
+    step: int | None,
+    metadata: Mapping[str, Any] | None,
+    storage: Storage | None,
+    threads: int,
+) -> SealedWriter:
+    """Check the arguments, the same ones on all ranks, before any rank waits for another."""
+    if not isinstance(state, dict) or not state:
+        raise ValueError("state must be a dict that is not empty")
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _STEP_LIMIT):
+        raise ValueError(f"step must be a number from 0 on, not {step!r}")
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    notes = dict(metadata or {})
+    if not all(isinstance(name, str) for name in notes):
+        raise CheckpointError("the keys of metadata must be texts")
+    values.encode(notes, "metadata")
+    target = os.fspath(path)
+    return SealedWriter(storage or storage_for(target), target, key, step, notes, threads)
+
+
+_background: tuple[Any, Any] | None = None  # the default group and the group that saves in the background
+
+
+def _background_group() -> Any:
+    """Return a group of all ranks for the collectives of the saving thread; a collective call when it is created."""
+    global _background
+    if _background is None or _background[0] is not dist.group.WORLD:
+        _background = dist.group.WORLD, dist.new_group()
+    return _background[1]
