@@ -8,9 +8,10 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Final
 
-from ringfence.errors import CheckpointError
+from ringfence.errors import CheckpointError, ConfigurationError
 
 INDEX_NAME: Final = "index"
 _PARTIAL: Final = ".partial-"
@@ -226,7 +227,15 @@ def _reported(what: str) -> Iterator[None]:
 
 
 def storage_for(path: str) -> Storage:
-    """Return the storage of a path."""
-    if "://" in path:
-        raise CheckpointError(f"{path} is a URL: pass `storage`, or the path of a folder of this machine")
-    return LocalStorage()
+    """Return the storage of a path: fsspec's for a URL, otherwise the disks of this machine.
+
+    Raises ConfigurationError if fsspec is not installed.
+    """
+    if "://" not in path:
+        return LocalStorage()
+    try:
+        module = import_module("ringfence.checkpoint.fsspec_storage")
+    except ImportError as error:
+        raise ConfigurationError(f"{path} is a URL, which needs fsspec: pip install fsspec") from error
+    found: Storage = module.FsspecStorage()
+    return found
