@@ -60,6 +60,8 @@ NORMAL: tuple[tuple[str, ...], ...] = (
     ("evidence", "measure", *QUOTE, *COLLATERAL),
     ("evidence", "measure", *QUOTE),
     ("evidence", "collect", "--out", "here.json"),
+    ("checkpoint", "show", "no/such/folder/with/a/checkpoint/of/a/run/that/has/a/long/name/step-100"),
+    ("checkpoint", "convert", "run.secret", "new", "--to", "sealed", "--key", "run.secret"),
     ("plan",),
     ("plan", "--model", "llama-7b", "--hardware", "h100-ppcie", "--workers", "64"),
     ("plan", "--model", "gpt2", "--hardware", "h100-cc", "--workers", "8", "--schedule", "doubling"),

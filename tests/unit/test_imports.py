@@ -90,7 +90,8 @@ ALLOWED: dict[str, set[str]] = {
     }
     | {"private_files", "settings", "transport"},
     "cli": GROUND
-    | {"__init__", "admission", "dataplane", "evidence", "guard", "join", "lab", "policy", "private_files"}
+    | {"__init__", "admission", "checkpoint", "dataplane", "evidence", "guard", "join", "lab", "policy"}
+    | {"private_files"}
     | {"runtime", "settings", "torch_versions", "transport"}
     | {"staging"},  # the self-test keeps the streams busy that copy
 }

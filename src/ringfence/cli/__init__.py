@@ -39,6 +39,7 @@ examples:
   ringfence certificate new site node-0      certificates instead of it,
   ringfence policy new site/policy.toml      a policy that requires them,
   ringfence policy explain site/policy.toml  and whom it admits
+  ringfence checkpoint show run/step-100     read a sealed checkpoint
   ringfence bench collectives --workers 2    measure what sealing costs here
   ringfence study --list                     measure models, workers, networks
   ringfence report                           show the results of a study
@@ -117,7 +118,18 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     `arguments` all commands are complete.
     """
     # imported here, so that Ctrl-C during these imports is handled
-    from ringfence.cli import certificate, demo, doctor, evidence, policy, requirements, run, secret, selftest
+    from ringfence.cli import (
+        certificate,
+        checkpoint,
+        demo,
+        doctor,
+        evidence,
+        policy,
+        requirements,
+        run,
+        secret,
+        selftest,
+    )
 
     parser = terminal.Parser(
         prog="ringfence",
@@ -126,7 +138,7 @@ def _parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfence {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (run, demo, doctor, selftest, secret, policy, certificate, evidence):
+    for command in (run, demo, doctor, selftest, secret, policy, certificate, evidence, checkpoint):
         command.add_to(commands)
     called = set(LAB) if arguments is None else {next((word for word in arguments if not word.startswith("-")), None)}
     for name, summary in LAB.items():

@@ -39,6 +39,12 @@ def workers() -> None:
     info.wanted()
 
 
+def torch_here(command: str) -> None:
+    """Check that the command itself can import torch. Raises ConfigurationError, which says what to install."""
+    if find_spec("torch") is None:
+        raise ConfigurationError(f"{command} needs torch: {torch_versions.INSTALL}")
+
+
 def backend() -> None:
     """Check that torch registers backend="ringfence" when a worker imports it.
 

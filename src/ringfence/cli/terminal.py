@@ -11,6 +11,8 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn, TextIO
 
@@ -174,6 +176,58 @@ def _lines(cell: str, room: int) -> list[str]:
         return [cell]
     indent = " " * (len(cell) - len(cell.lstrip()))
     return wrap(cell.strip(), indent, indent, room).split("\n")
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes with its unit."""
+    if count < 1 << 10:
+        return f"{count} B"
+    for shift, unit in ((10, "KiB"), (20, "MiB"), (30, "GiB")):
+        if count < 1 << (shift + 10):
+            return f"{count / (1 << shift):.1f} {unit}"
+    return f"{count / (1 << 40):.1f} TiB"
+
+
+class Progress:
+    """A line on standard error that says how much of the bytes is done, where that is a terminal.
+
+    Args:
+        what: What is being done.
+        total: How many bytes there are.
+    """
+
+    _INTERVAL: Final = 0.1  # seconds between two updates
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._lock = threading.Lock()
+        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._began = self._last = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def add(self, count: int) -> None:
+        """Count bytes that are done; any thread may call it."""
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            if self._is_shown and (now - self._last >= self._INTERVAL or self._done >= self._total):
+                self._last = now
+                sys.stderr.write(f"\r\x1b[K{self._line(now)[: columns() - 1]}")
+                sys.stderr.flush()
+
+    def _line(self, now: float) -> str:
+        share = min(1.0, self._done / self._total) if self._total else 1.0
+        bar = "#" * round(20 * share)
+        rate = size_text(round(self._done / max(now - self._began, 1e-3)))
+        amount = f"{size_text(self._done)} of {size_text(self._total)}"
+        return f"{self._what} [{bar:<20}] {share:4.0%}  {amount}, {rate}/s"
 
 
 class HelpFormatter(argparse.HelpFormatter):

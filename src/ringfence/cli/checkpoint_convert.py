@@ -1,0 +1,267 @@
+"""`ringfence checkpoint convert`: the whole state in host memory, from one form to another. Needs torch."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from ringfence import checkpoint
+from ringfence.checkpoint import Anchor, Info, Input, Key, Output, Storage
+from ringfence.checkpoint.folder import INDEX_NAME, storage_for, sync_folder
+from ringfence.cli.terminal import Progress
+from ringfence.errors import CheckpointError, ConfigurationError
+
+Form = Literal["sealed", "dcp", "torch"]
+_TITLES: Final = {"sealed": "sealed", "dcp": "plain DCP", "torch": "torch.save"}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What to convert. `key` opens the source, `new_key` seals the destination."""
+
+    source: str
+    destination: str
+    form: Form
+    key: Key | None
+    new_key: Key | None
+    anchor: Anchor | None
+    step: int | None
+    trusts_pickle: bool
+    threads: int
+
+
+def convert(wanted: Conversion) -> dict[str, Any]:
+    """Convert a checkpoint. Returns what is printed. Raises CheckpointError or ConfigurationError."""
+    form = form_of(wanted.source)
+    _check(wanted, form)
+    state, info = _load(wanted, form)
+    done: dict[str, Any] = {
+        "source": wanted.source,
+        "destination": wanted.destination,
+        "from": _TITLES[form],
+        "to": _TITLES[wanted.form],
+    }
+    if wanted.form == "sealed":
+        done["anchor"] = _seal(wanted, state, info)
+    else:
+        _write_new(wanted.destination, state, _write_dcp if wanted.form == "dcp" else _write_torch)
+    return done
+
+
+def form_of(source: str) -> Form:
+    """Return what a path or URL holds. Raises CheckpointError."""
+    if "://" in source or os.path.isfile(os.path.join(source, INDEX_NAME)):
+        return "sealed"
+    if os.path.isfile(os.path.join(source, ".metadata")):
+        return "dcp"
+    if os.path.isfile(source):
+        return "torch"
+    raise CheckpointError(
+        f"{source} is no checkpoint: it is neither a folder with an index (sealed) or .metadata (plain DCP) nor a file"
+    )
+
+
+def _check(wanted: Conversion, form: Form) -> None:
+    """Refuse what cannot work before anything is read."""
+    if form == "sealed" and wanted.key is None:
+        raise ConfigurationError(f"{wanted.source} is sealed: give its key with --key")
+    if wanted.form == "sealed" and wanted.new_key is None:
+        raise ConfigurationError(
+            "--to sealed needs a key: give it with --key, and make one with `ringfence secret new`"
+        )
+    if form != "sealed" and wanted.anchor is not None:
+        raise ConfigurationError(f"--anchor applies to a sealed source, and {wanted.source} is {_TITLES[form]}")
+    if wanted.form != "sealed" and wanted.step is not None:
+        raise ConfigurationError(f"--step applies to --to sealed: {_TITLES[wanted.form]} has no step")
+    if form == "dcp" and not wanted.trusts_pickle:
+        raise ConfigurationError(
+            f"{wanted.source} is plain DCP: its .metadata and its items that are not tensors are pickled, so reading it "
+            "runs whatever code is in it. Give --trust-pickle if nobody else could write to it"
+        )
+    if wanted.form != "sealed":
+        if "://" in wanted.destination:
+            raise ConfigurationError(f"{wanted.destination}: plain checkpoints are written to local paths only")
+        if os.path.lexists(wanted.destination):
+            raise ConfigurationError(f"{wanted.destination} exists, and is not overwritten: name a new path")
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _load(wanted: Conversion, form: Form) -> tuple[dict[str, Any], Info | None]:
+    if form == "sealed":
+        assert wanted.key is not None
+        opened = checkpoint.inspect(wanted.source, key=wanted.key, anchor=wanted.anchor)
+        with Progress("opening", opened.info.size) as progress:
+            storage = _Counting(opened.storage, progress)
+            # the digest: nobody replaces the index between the two calls
+            return checkpoint.load_all(
+                wanted.source, key=wanted.key, anchor=opened.info.anchor, storage=storage, threads=wanted.threads
+            )
+    state = _load_dcp(wanted.source) if form == "dcp" else _load_torch(wanted.source)
+    if not isinstance(state, dict) or not state or not all(isinstance(name, str) for name in state):
+        raise CheckpointError(
+            f"{wanted.source} holds a {type(state).__name__} and no state: a dict whose keys are texts, not empty"
+        )
+    return state, None
+
+
+def _load_torch(source: str) -> Any:
+    """Load a file of torch.save. Only tensors and plain values: weights_only runs no code from the file."""
+    try:
+        return torch.load(source, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0][:300]
+        raise CheckpointError(
+            f"{source} is no file of torch.save with tensors and plain values only, and nothing else is read: {reason}"
+        ) from error
+
+
+def _load_dcp(source: str) -> dict[str, Any]:
+    """Load plain DCP, of any number of ranks. This unpickles."""
+    state: dict[str, Any] = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _load_state_dict(
+                state,
+                storage_reader=dcp.FileSystemReader(source),
+                planner=_EmptyStateDictLoadPlanner(),
+                no_dist=True,
+            )
+    except (Exception, dcp.api.CheckpointException) as error:
+        raise CheckpointError(f"{source} cannot be read as plain DCP: {type(error).__name__}: {error}") from error
+    return state
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _seal(wanted: Conversion, state: dict[str, Any], info: Info | None) -> str:
+    assert wanted.new_key is not None
+    step = wanted.step if wanted.step is not None or info is None else info.step
+    with Progress("sealing", _tensor_bytes(state)) as progress:
+        return checkpoint.save(
+            state,
+            wanted.destination,
+            key=wanted.new_key,
+            step=step,
+            metadata=info.metadata if info is not None else None,
+            storage=_Counting(storage_for(wanted.destination), progress),
+            threads=wanted.threads,
+        )
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return int(value.nbytes)
+    if isinstance(value, dict):
+        return sum(map(_tensor_bytes, value.values()))
+    return sum(map(_tensor_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
+def _write_new(path: str, state: dict[str, Any], write: Callable[[str, dict[str, Any]], None]) -> None:
+    """Write under another name and rename, so that there is all of it or nothing."""
+    temporary = f"{os.path.abspath(path)}.partial-{secrets.token_hex(8)}"
+    try:
+        write(temporary, state)
+        if os.path.lexists(path):
+            raise ConfigurationError(f"{path} exists by now, and is not overwritten: name a new path")
+        os.rename(temporary, path)
+        sync_folder(os.path.dirname(os.path.abspath(path)))
+    except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigurationError(f"cannot write {path}: {said}") from error
+    finally:
+        if os.path.isdir(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
+        elif os.path.lexists(temporary):
+            os.unlink(temporary)
+
+
+def _write_torch(path: str, state: dict[str, Any]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _write_dcp(path: str, state: dict[str, Any]) -> None:
+    os.mkdir(path, 0o700)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=True)
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+class _Counting(Storage):
+    """A storage that counts what is read and written."""
+
+    def __init__(self, storage: Storage, progress: Progress) -> None:
+        self._storage, self._progress = storage, progress
+
+    def begin(self, path: str) -> str:
+        return self._storage.begin(path)
+
+    def create(self, place: str, name: str, size: int) -> Output:
+        return _CountingOutput(self._storage.create(place, name, size), self._progress)
+
+    def publish(self, place: str, path: str) -> None:
+        self._storage.publish(place, path)
+
+    def discard(self, place: str) -> None:
+        self._storage.discard(place)
+
+    def contains_index(self, path: str) -> bool:
+        return self._storage.contains_index(path)
+
+    def open(self, path: str, name: str) -> Input:
+        return _CountingInput(self._storage.open(path, name), self._progress)
+
+    def names(self, path: str) -> list[str]:
+        return self._storage.names(path)
+
+    def replace(self, path: str, name: str, content: bytes) -> None:
+        self._storage.replace(path, name, content)
+
+
+class _CountingOutput(Output):
+    def __init__(self, output: Output, progress: Progress) -> None:
+        self._output, self._progress = output, progress
+
+    def write_at(self, data: memoryview, offset: int) -> None:
+        self._output.write_at(data, offset)
+        self._progress.add(len(data))
+
+    def finish(self) -> None:
+        self._output.finish()
+
+    def abort(self) -> None:
+        self._output.abort()
+
+
+class _CountingInput(Input):
+    def __init__(self, source: Input, progress: Progress) -> None:
+        self._source, self._progress = source, progress
+        self.size = source.size
+
+    def read_at(self, target: memoryview, offset: int) -> None:
+        self._source.read_at(target, offset)
+        self._progress.add(len(target))
+
+    def close(self) -> None:
+        self._source.close()
