@@ -251,6 +251,27 @@ def test_torch_save_to_sealed_and_back(command: Command) -> None:
     assert stat.S_IMODE(os.stat("back.pt").st_mode) == 0o600
 
 
+def test_integer_keys_and_empty_dicts_survive(command: Command) -> None:
+    """DCP's names lose both: an optimizer's own state dict has the former."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    state = {"optimizer": optimizer.state_dict(), "empty": {}, "nested": {7: {8: {}, "9": [{10: 1}]}}}
+    torch.save(state, "model.pt")
+    assert command("convert", "model.pt", "new", "--to", "sealed", "--key", "key")[0] == 0
+    assert command("convert", "new", "again", "--to", "sealed", "--key", "key")[0] == 0
+    assert command("convert", "again", "back.pt", "--to", "torch", "--key", "key")[0] == 0
+    assert is_same(torch.load("back.pt", weights_only=True), state)
+
+
+@pytest.mark.parametrize("bad", [{1: 2, "1": 3}, {0.5: 1}, {(1, 2): torch.ones(2)}], ids=str)
+def test_keys_that_cannot_be_kept_are_refused(command: Command, bad: dict[Any, Any]) -> None:
+    torch.save({"weights": torch.ones(2), "bad": bad}, "model.pt")
+    code, _, err = command("convert", "model.pt", "new", "--to", "sealed", "--key", "key")
+    assert (code, "bad has " in err) == (1, True)
+
+
 def test_plain_dcp_to_sealed_and_back(command: Command) -> None:
     dcp.save(small_state(2.0), checkpoint_id="plain", no_dist=True)
     assert command("convert", "plain", "new", "--to", "sealed", "--key", "key", "--trust-pickle")[0] == 0

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from ringfence import checkpoint
 from ringfence.checkpoint import Anchor, Info, Input, Key, Output, Storage
 from ringfence.checkpoint.folder import INDEX_NAME, storage_for, sync_folder
+from ringfence.cli import checkpoint_keys
 from ringfence.cli.terminal import Progress
 from ringfence.errors import CheckpointError, ConfigurationError
 
@@ -106,15 +107,18 @@ def _load(wanted: Conversion, form: Form) -> tuple[dict[str, Any], Info | None]:
         with Progress("opening", opened.info.size) as progress:
             storage = _Counting(opened.storage, progress)
             # the digest: nobody replaces the index between the two calls
-            return checkpoint.load_all(
+            state, info = checkpoint.load_all(
                 wanted.source, key=wanted.key, anchor=opened.info.anchor, storage=storage, threads=wanted.threads
             )
-    state = _load_dcp(wanted.source) if form == "dcp" else _load_torch(wanted.source)
-    if not isinstance(state, dict) or not state or not all(isinstance(name, str) for name in state):
+        if wanted.form != "sealed":
+            checkpoint_keys.restore(state, info.metadata)
+        return state, info
+    found: Any = _load_dcp(wanted.source) if form == "dcp" else _load_torch(wanted.source)
+    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found):
         raise CheckpointError(
-            f"{wanted.source} holds a {type(state).__name__} and no state: a dict whose keys are texts, not empty"
+            f"{wanted.source} holds a {type(found).__name__} and no state: a dict whose keys are texts, not empty"
         )
-    return state, None
+    return found, None
 
 
 def _load_torch(source: str) -> Any:
@@ -151,13 +155,14 @@ def _load_dcp(source: str) -> dict[str, Any]:
 def _seal(wanted: Conversion, state: dict[str, Any], info: Info | None) -> str:
     assert wanted.new_key is not None
     step = wanted.step if wanted.step is not None or info is None else info.step
+    notes = checkpoint_keys.note_of(state) if info is None else info.metadata
     with Progress("sealing", _tensor_bytes(state)) as progress:
         return checkpoint.save(
             state,
             wanted.destination,
             key=wanted.new_key,
             step=step,
-            metadata=info.metadata if info is not None else None,
+            metadata=notes,
             storage=_Counting(storage_for(wanted.destination), progress),
             threads=wanted.threads,
         )
