@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz import (
+    checkpoint_targets,
     launch_targets,
     peer_verification_targets,
     place_targets,
@@ -11,5 +12,13 @@ from tests.fuzz import (
     wire_targets,
 )
 
-_MODULES = (wire_targets, launch_targets, place_targets, peer_verification_targets, policy_targets, proof_targets)
+_MODULES = (
+    wire_targets,
+    launch_targets,
+    checkpoint_targets,
+    place_targets,
+    peer_verification_targets,
+    policy_targets,
+    proof_targets,
+)
 TARGETS = {each.name: each for module in _MODULES for each in module.TARGETS}

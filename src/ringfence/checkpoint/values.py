@@ -34,8 +34,7 @@ def _write(add: Callable[[bytes], None], value: Any, name: str, depth: int) -> N
     if value is None or kind is bool:
         add(number(NONE if value is None else TRUE if value else FALSE, 1))
     elif kind is int:
-        size = value.bit_length() // 8 + 1
-        add(number(INTEGER, 1) + blob(value.to_bytes(size, "big", signed=True)))
+        add(number(INTEGER, 1) + blob(value.to_bytes(_width(value), "big", signed=True)))
     elif isinstance(value, float):  # NumPy's float64 is one, and learning rates often are NumPy's
         add(number(FLOAT, 1) + _DOUBLE.pack(value))
     elif kind is str:
@@ -117,9 +116,14 @@ def _read(reader: Reader, limit: int, depth: int) -> Any:
 
 def _integer(data: bytes) -> int:
     value = int.from_bytes(data, "big", signed=True)
-    if len(data) != value.bit_length() // 8 + 1:
+    if len(data) != _width(value):
         raise ProtocolError("an integer that is not encoded in its shortest form")
     return value
+
+
+def _width(value: int) -> int:
+    """Return how many bytes an integer needs, with its sign."""
+    return (value if value >= 0 else ~value).bit_length() // 8 + 1
 
 
 def text_of(data: bytes) -> str:
