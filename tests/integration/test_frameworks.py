@@ -52,7 +52,9 @@ def without_ringfence(name: str, group: str = "") -> str:
     return text
 
 
-def run(name: str, workers: int, text: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    name: str, workers: int, text: str, folder: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run the script with its launcher in its own network namespace."""
     script, secret = folder / f"train_{name}.py", folder / "secret"
     script.write_text(text)
@@ -71,7 +73,7 @@ def run(name: str, workers: int, text: str, folder: Path, **variables: str) -> s
     torchrun = (str(PYTHON / "torchrun"), *LAUNCHER.split(), str(workers))
     launcher = (sys.executable,) if name == "ray" else torchrun
     return subprocess.run(
-        [*ALONE, *launcher, str(script)],
+        [*ALONE, *launcher, str(script), *arguments],
         cwd=folder,
         env=environment | variables,
         stdin=subprocess.DEVNULL,
