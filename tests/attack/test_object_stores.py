@@ -68,6 +68,9 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
+@pytest.mark.promise(
+    "An object store that loses, cuts, swaps or changes objects of a checkpoint makes every load fail."
+)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_changed_object_is_refused(store: ObjectStore, tmp_path: Path, attack: str) -> None:
     key, path, other = key_file(tmp_path), f"{store.url}/one", f"{store.url}/other"
@@ -83,6 +86,7 @@ def test_a_changed_object_is_refused(store: ObjectStore, tmp_path: Path, attack:
     assert is_same(state, small_state(2.0))
 
 
+@pytest.mark.promise("An older checkpoint in place of a newer one is refused, if the caller has its anchor.")
 def test_an_older_checkpoint_in_place_of_the_newest_is_refused_by_an_anchor(store: ObjectStore, tmp_path: Path) -> None:
     key, old, new = key_file(tmp_path), f"{store.url}/old", f"{store.url}/new"
     checkpoint.save(small_state(1.0), old, key=key, step=1, storage=store.storage)

@@ -307,6 +307,7 @@ class Evil:
         return Path("ran").touch, ()
 
 
+@pytest.mark.promise("`ringfence checkpoint convert` runs no code from a checkpoint unless it is told to.")
 @pytest.mark.parametrize("trusts", [False, True])
 def test_a_torch_file_runs_no_code_even_if_pickle_is_trusted(command: Command, folder: Path, trusts: bool) -> None:
     torch.save({"weights": torch.ones(3), "evil": Evil()}, "model.pt")
@@ -316,6 +317,7 @@ def test_a_torch_file_runs_no_code_even_if_pickle_is_trusted(command: Command, f
     assert not Path("ran").exists() and not Path("new").exists()
 
 
+@pytest.mark.promise("`ringfence checkpoint convert` runs no code from a checkpoint unless it is told to.")
 @pytest.mark.parametrize("place", ["metadata", "item"])
 def test_plain_dcp_runs_no_code_unless_pickle_is_trusted(command: Command, folder: Path, place: str) -> None:
     dcp.save({"weights": torch.ones(3), "n": Evil() if place == "item" else 1}, checkpoint_id="plain", no_dist=True)

@@ -71,6 +71,7 @@ def test_a_state_comes_back(service_key: KeyWrapper, tmp_path: Path) -> None:
     assert info.key_name == service_key.name
 
 
+@pytest.mark.promise("A data key that a key service has wrapped opens under the context of its own save only.")
 def test_a_wrapped_key_opens_under_its_own_context_only(service_key: KeyWrapper) -> None:
     secret = os.urandom(32)
     wrapped = service_key.wrap(secret, b"context")
@@ -81,6 +82,7 @@ def test_a_wrapped_key_opens_under_its_own_context_only(service_key: KeyWrapper)
             service_key.unwrap(changed, context)
 
 
+@pytest.mark.promise("A data key that a key service has wrapped opens under the context of its own save only.")
 def test_the_data_key_of_another_save_is_refused(service_key: KeyWrapper, tmp_path: Path) -> None:
     """The header of one index over the body of another, with an id to match: KMS refuses the context."""
     for name in ("one", "two"):
