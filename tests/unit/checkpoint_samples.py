@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,19 @@ class MemoryFile(Output, Input):
     """A file in memory."""
 
     def __init__(self, content: bytes = b"") -> None:
-        self._file = io.BytesIO(content)
+        self._file, self._lock = io.BytesIO(content), threading.Lock()
         self.size = len(content)
 
     def write_at(self, data: memoryview, offset: int) -> None:
-        self._file.seek(offset)
-        self._file.write(data)
+        with self._lock:
+            self._file.seek(offset)
+            self._file.write(data)
 
     def read_at(self, target: memoryview, offset: int) -> None:
-        self._file.seek(offset)
-        if self._file.readinto(target) != len(target):
-            raise CheckpointError("too short")
+        with self._lock:
+            self._file.seek(offset)
+            if self._file.readinto(target) != len(target):
+                raise CheckpointError("too short")
 
     def finish(self) -> None:
         self.size = len(self.content)

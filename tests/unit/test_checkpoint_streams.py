@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import threading
 
 import pytest
 from hypothesis import given, settings
@@ -70,24 +69,12 @@ def test_writing_in_parts_gives_the_same_stream(size: int, threads: int) -> None
     with SealingThreads(threads) as pool:
         for parts in ([size], [chance.randrange(size + 1) for _ in range(3)], [*range(0, min(size, 900), 7)]):
             file = MemoryFile()
-            writer = StreamWriter(Unordered(file), KEY, b"bound", pool)
+            writer = StreamWriter(file, KEY, b"bound", pool)
             cuts = [0, *sorted(parts), size]
             for start, end in itertools.pairwise(cuts):
                 writer.write(memoryview(data)[start:end])
             writer.finish()
             assert streams.unseal(KEY, b"bound", file.content) == data
-
-
-class Unordered(MemoryFile):
-    """A file that two threads do not write at the same moment, as MemoryFile seeks."""
-
-    def __init__(self, file: MemoryFile) -> None:
-        super().__init__()
-        self._to, self._lock = file, threading.Lock()
-
-    def write_at(self, data: memoryview, offset: int) -> None:
-        with self._lock:
-            self._to.write_at(data, offset)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * SEGMENT), st.integers(0, 2 * SEGMENT)), max_size=5))

@@ -144,7 +144,9 @@ class LocalStorage(Storage):
         with _reported(f"cannot save to {path}"):
             _refuse_existing(path)
             parent, name = os.path.split(path)
-            os.makedirs(parent, exist_ok=True)
+            if not os.path.isdir(parent):
+                os.makedirs(parent, exist_ok=True)
+                sync_folder(os.path.dirname(parent))
             for entry in os.listdir(parent):
                 if entry.startswith(name + _PARTIAL):
                     shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)

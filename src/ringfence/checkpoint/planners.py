@@ -57,6 +57,8 @@ class SealedLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
+        if isinstance(self.state_dict[name], torch.Tensor):
+            raise CheckpointError(f"{name} is a tensor in the state, and not one in the checkpoint")
         place(self.original_state_dict, self.mappings[name], values.decode(value.getvalue()))
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:

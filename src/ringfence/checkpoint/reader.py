@@ -20,10 +20,11 @@ from torch.futures import Future
 
 from ringfence import keys
 from ringfence.checkpoint.folder import Storage
-from ringfence.checkpoint.index import Chunk, Index, Item, TensorItem, name_of
+from ringfence.checkpoint.index import Index, Item, TensorItem, name_of
 from ringfence.checkpoint.opening import opened_shard
 from ringfence.checkpoint.streams import SealingThreads, StreamReader, Want
 from ringfence.checkpoint.tensors import Piece, Staging, memory_of, pieces
+from ringfence.errors import CheckpointError
 
 
 class _Read(NamedTuple):
@@ -41,6 +42,8 @@ class SealedReader(StorageReader):  # type: ignore[misc]
     def __init__(self, storage: Storage, path: str, index: Index, data_key: keys.Secret, threads: int) -> None:
         self._storage, self._path, self._index = storage, path, index
         self._data_key, self._threads = data_key, threads
+        tensors = (item for item in index.items if isinstance(item, TensorItem))
+        self._chunks = {(name_of(item.path), chunk.offsets): chunk for item in tensors for chunk in item.chunks}
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -97,9 +100,12 @@ class SealedReader(StorageReader):  # type: ignore[misc]
             reads.setdefault(item.place.shard, []).append(_Read(item.place.offset, memoryview(value)))
             afterwards.append(lambda: planner.load_bytes(request, io.BytesIO(value)))
             return
-        chunk = _chunk_at(item, tuple(request.storage_index.offset))
+        name = request.storage_index.fqn
+        chunk = self._chunks[name, tuple(request.storage_index.offset)]
         dtype: torch.dtype = getattr(torch, item.dtype)
         target = planner.resolve_tensor(request)
+        if not torch.can_cast(dtype, target.dtype):
+            raise CheckpointError(f"{name} is of {dtype} in the checkpoint, which does not convert to {target.dtype}")
         found = reads.setdefault(chunk.place.shard, [])
         limit = max(1, staging.size // dtype.itemsize)
         for piece in pieces(chunk.sizes, request.storage_offsets, target, dtype, limit):
@@ -109,10 +115,6 @@ class SealedReader(StorageReader):  # type: ignore[misc]
             else:
                 found.append(_Read(start, None, piece, dtype))
         afterwards.append(lambda: planner.commit_tensor(request, target))
-
-
-def _chunk_at(item: TensorItem, offsets: tuple[int, ...]) -> Chunk:
-    return next(chunk for chunk in item.chunks if chunk.offsets == offsets)
 
 
 def _read(stream: StreamReader, reads: list[_Read], staging: Staging) -> None:

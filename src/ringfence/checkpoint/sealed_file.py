@@ -60,9 +60,9 @@ class SealedOutput(io.RawIOBase):
         self._done = True
         data_key, header = key_wrap.new_data_key(key_wrap.wrapper_of(key), Kind.FILE)
         encoded = header.encode()
+        self._threads = SealingThreads(threads)
         self._output = LocalOutput(self._temporary, 0)
         self._output.write_at(memoryview(encoded), 0)
-        self._threads = SealingThreads(threads)
         self._stream = StreamWriter(self._output, data_key, header.associated_data, self._threads, len(encoded))
         self._done = False
 

@@ -14,7 +14,7 @@ import collections
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
@@ -121,17 +121,18 @@ def unseal(data_key: keys.Secret, associated_data: bytes, stream: bytes) -> byte
 
 
 class SealingThreads:
-    """Threads that seal and open, with memory of their own. With one thread it is the caller's.
+    """Threads that seal and open, with memory of their own.
 
     Args:
-        count: How many.
+        count: How many of them seal or open at a time. One more reads or writes files meanwhile.
     """
 
     def __init__(self, count: int = DEFAULT_THREADS) -> None:
         if count < 1:
             raise ValueError(f"threads must be at least 1, not {count}")
         self._count = count
-        self._pool = ThreadPoolExecutor(count, "ringfence-seal") if count > 1 else None
+        self._pool = ThreadPoolExecutor(count + 1, "ringfence-seal")
+        self.turns = threading.Semaphore(count)
         self._local = threading.local()
         self._pending: collections.deque[Future[None]] = collections.deque()
 
@@ -139,8 +140,7 @@ class SealingThreads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
     def scratch(self) -> tuple[memoryview, memoryview]:
         """Return memory of the calling thread for one segment, sealed and plain."""
@@ -150,12 +150,17 @@ class SealingThreads:
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run `work` soon, in order of submission. Blocks while much is pending; raises what earlier work raised."""
-        if self._pool is None:
-            work()
-            return
-        if len(self._pending) > 2 * self._count:
+        if len(self._pending) > 2 * self._count + 1:
             self._pending.popleft().result()
         self._pending.append(self._pool.submit(work))
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Wait for all work at the end, also if some of it has failed."""
+        try:
+            yield
+        finally:
+            self.wait()
 
     def wait(self) -> None:
         """Wait for all work. Raises what the first one that failed raised, once none is running."""
@@ -235,7 +240,8 @@ class StreamWriter:
         sealed, _ = self._threads.scratch()
         for segment, data in enumerate(run, first):
             target = sealed[: len(data) + TAG]
-            self._cipher.aead.encrypt_into(self._cipher.nonce(segment, last), data, None, target)
+            with self._threads.turns:
+                self._cipher.aead.encrypt_into(self._cipher.nonce(segment, last), data, None, target)
             self._output.write_at(target, self._base + sealed_start(segment))
         if done is not None:
             done()
@@ -302,10 +308,10 @@ class StreamReader:
                 low, high = max(start, begin), min(start + len(target), segment_start(segment + 1))
                 parts.setdefault(segment, []).append(_Part(low - begin, target[low - start : high - start]))
         ordered = sorted(parts)
-        for place in range(0, len(ordered), RUN):
-            run = ordered[place : place + RUN]
-            self._threads.submit(lambda run=run: self._open_run(run, parts))  # type: ignore[misc]
-        self._threads.wait()
+        with self._threads.working():
+            for place in range(0, len(ordered), RUN):
+                run = ordered[place : place + RUN]
+                self._threads.submit(lambda run=run: self._open_run(run, parts))  # type: ignore[misc]
 
     def verify(self, progress: Callable[[int], object] = lambda _: None) -> None:
         """Open every segment and keep nothing. `progress` is called with the number of bytes that were opened since the last
@@ -315,10 +321,10 @@ class StreamReader:
             _, plain = self._threads.scratch()
             progress(sum(self._open(segment, plain) for segment in run))
 
-        for first in range(0, self.count, RUN):
-            run = range(first, min(first + RUN, self.count))
-            self._threads.submit(lambda run=run: work(run))  # type: ignore[misc]
-        self._threads.wait()
+        with self._threads.working():
+            for first in range(0, self.count, RUN):
+                run = range(first, min(first + RUN, self.count))
+                self._threads.submit(lambda run=run: work(run))  # type: ignore[misc]
 
     def _open_run(self, run: Sequence[int], parts: dict[int, list[_Part]]) -> None:
         for segment in run:
@@ -338,8 +344,10 @@ class StreamReader:
         length = self._length(segment)
         sealed, target = self._threads.scratch()[0][: length + TAG], target[:length]
         self._file.read_at(sealed, self._base + sealed_start(segment))
+        nonce = self._cipher.nonce(segment, segment == self.count - 1)
         try:
-            self._cipher.aead.decrypt_into(self._cipher.nonce(segment, segment == self.count - 1), sealed, None, target)
+            with self._threads.turns:
+                self._cipher.aead.decrypt_into(nonce, sealed, None, target)
         except InvalidTag:
             with contextlib.suppress(TypeError):  # memory that was not authenticated must not stay
                 target[:] = bytes(length)
