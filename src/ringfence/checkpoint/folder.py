@@ -44,6 +44,9 @@ class Input(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None: ...
 
+    def prefetch(self, offset: int, size: int) -> None:  # noqa: B027 (most files need none)
+        """Begin to read a range that `read_at` will want soon. Does not wait."""
+
     def read(self, limit: int) -> bytes:
         """Return the beginning of the file, at most `limit` bytes."""
         found = bytearray(min(self.size, limit))
@@ -125,6 +128,9 @@ class LocalInput(Input):
             if not count:
                 raise CheckpointError(f"{self._path} is shorter than it was when it was opened")
             target, offset = target[count:], offset + count
+
+    def prefetch(self, offset: int, size: int) -> None:
+        os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         if self._descriptor >= 0:

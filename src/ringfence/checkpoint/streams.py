@@ -311,6 +311,7 @@ class StreamReader:
         with self._threads.working():
             for place in range(0, len(ordered), RUN):
                 run = ordered[place : place + RUN]
+                self._prefetch(run)
                 self._threads.submit(lambda run=run: self._open_run(run, parts))  # type: ignore[misc]
 
     def verify(self, progress: Callable[[int], object] = lambda _: None) -> None:
@@ -324,7 +325,13 @@ class StreamReader:
         with self._threads.working():
             for first in range(0, self.count, RUN):
                 run = range(first, min(first + RUN, self.count))
+                self._prefetch(run)
                 self._threads.submit(lambda run=run: work(run))  # type: ignore[misc]
+
+    def _prefetch(self, run: Sequence[int]) -> None:
+        """Threads that read at several places of a file defeat the system's own readahead."""
+        start = sealed_start(run[0])
+        self._file.prefetch(self._base + start, sealed_start(run[-1] + 1) - start)
 
     def _open_run(self, run: Sequence[int], parts: dict[int, list[_Part]]) -> None:
         for segment in run:
