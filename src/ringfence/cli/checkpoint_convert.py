@@ -268,5 +268,8 @@ class _CountingInput(Input):
         self._source.read_at(target, offset)
         self._progress.add(len(target))
 
+    def prefetch(self, offset: int, size: int) -> None:
+        self._source.prefetch(offset, size)
+
     def close(self) -> None:
         self._source.close()
