@@ -300,6 +300,14 @@ def test_convert_refuses_a_damaged_source_and_writes_nothing(command: Command, f
         assert not [name for name in os.listdir() if name.startswith("new")]
 
 
+def test_a_file_that_torch_did_not_write_is_refused(command: Command, folder: Path) -> None:
+    """The unpickler raises many types of exceptions for these."""
+    for first in "0123456789abcdef(]}.\0\x80\xff":
+        (folder / "file").write_text(first + "0a1c" * 16, encoding="latin-1")
+        code, out, err = command("convert", "file", "new", "--to", "sealed", "--key", "key")
+        assert (code, out, "file is no file of torch.save" in err) == (1, "", True), err
+
+
 class Evil:
     """Leaves a file when it is unpickled."""
 
