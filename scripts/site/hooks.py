@@ -24,6 +24,7 @@ OUTSIDE: Final = {  # a file of the repository, and the page it becomes
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security/reporting.md",
+    "formal/README.md": "security/formal.md",
     **{f"spec/{path.name}": f"spec/{path.name}" for path in (ROOT / "spec").glob("*.md")},
 }
 

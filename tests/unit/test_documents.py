@@ -11,7 +11,9 @@ from ringfence.settings import KNOWN, RENAMED
 
 ROOT = Path(__file__).parents[2]
 SINGLE = (".pre-commit-config.yaml", "mkdocs.yml", "pyproject.toml", "setup.py")
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("spec/**/*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("spec/**/*.md"), *ROOT.glob("formal/**/*.md")]
+)
 
 
 def name_of(path: Path) -> str:
@@ -75,7 +77,9 @@ def test_the_example_is_short_and_differs_from_gloo_in_one_line() -> None:
 
 def files_of_the_project() -> list[Path]:
     """Every text of ours: what a virtualenv or a tool put beside it is left out, and what was recorded or found by chance."""
-    folders = [ROOT / name for name in (".ci", ".github", "docs", "examples", "scripts", "spec", "src", "tests")]
+    folders = [
+        ROOT / name for name in (".ci", ".github", "docs", "examples", "formal", "scripts", "spec", "src", "tests")
+    ]
     inside = [
         file
         for folder in folders
