@@ -249,6 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = FOLDER / "verdicts.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"prover": "", "models": {}}
     listed = models()
+    unknown = set(options.only or ()) - {model.name for model in listed}
+    if unknown:
+        parser.error(f"no model is called {', '.join(sorted(unknown))}: formal/models.toml has their names")
     if options.claims:
         write_claims(FOLDER)
     elif not options.check:

@@ -189,6 +189,12 @@ def test_a_prover_that_fails_is_an_error(tmp_path: Path) -> None:
         run(program(tmp_path, "Error: Syntax error."), sources(model("origin")))
 
 
+def test_a_model_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "edge"])
+    assert "no model is called edge" in capsys.readouterr().err
+
+
 def test_without_a_prover_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
