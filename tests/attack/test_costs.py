@@ -60,6 +60,8 @@ def test_nothing_costs_more_than_its_budget_before_authentication(name: str, ful
         assert found.seconds < target.budget * reference_seconds(), f"{found.seconds} s for {data[:200].hex()}"
     worst, _, tried = search(target, 60.0 if full else 1.0)
     assert tried > 10
+    worst = measured(target, worst.data, 20)  # and the reference again: a shared processor changes its speed
+    reference_seconds.cache_clear()
     assert worst.seconds < target.budget * reference_seconds(), f"{worst.seconds} s for {worst.data.hex()[:4000]}"
 
 
