@@ -46,6 +46,12 @@ def _tied_workers(spares: Spares | None) -> Iterator[None]:
         SubprocessHandler._popen = original
 
 
+def _refuse_rejoins(rendezvous: Any, waiting: Iterable[int], reason: str) -> WorkerState:
+    """Tell workers why they cannot rejoin. They raise, and are found to have failed."""
+    rendezvous.answer_rejoins(dict.fromkeys(waiting, reason))
+    return WorkerState.HEALTHY
+
+
 class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped here
     """An agent whose rendezvous is a `SealedRendezvous`."""
 
@@ -120,13 +126,13 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
         if not waiting:
             return WorkerState.HEALTHY
         if rendezvous.rejoin_within is None:
-            return self._refuse_rejoins(rendezvous, waiting, "start it with `ringfence run --rejoin`")
+            return _refuse_rejoins(rendezvous, waiting, "start it with `ringfence run --rejoin`")
         if len(waiting) < len(worker_group.workers):
             late = time.monotonic() >= min(waiting.values()) + rendezvous.rejoin_within
             return WorkerState.UNHEALTHY if late else WorkerState.HEALTHY
         if not rendezvous.is_round_over:
             if self._remaining_restarts <= 0:
-                return self._refuse_rejoins(rendezvous, waiting, "no restarts are left (--max-restarts)")
+                return _refuse_rejoins(rendezvous, waiting, "no restarts are left (--max-restarts)")
             self._remaining_restarts -= 1
         processes = {worker.local_rank: worker.id for worker in worker_group.workers}
         self._rendezvous(worker_group)
@@ -135,10 +141,6 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
         rendezvous.answer_rejoins(
             {each.local_rank: self._round_of(each, worker_group) for each in worker_group.workers}
         )
-        return WorkerState.HEALTHY
-
-    def _refuse_rejoins(self, rendezvous: Any, waiting: Iterable[int], reason: str) -> WorkerState:
-        rendezvous.answer_rejoins(dict.fromkeys(waiting, reason))
         return WorkerState.HEALTHY
 
     def _round_of(self, worker: Any, worker_group: WorkerGroup) -> dict[str, str]:

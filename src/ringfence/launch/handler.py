@@ -157,7 +157,7 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
                 f"another agent has joined as node {self._options.rank}: this one is not part of the run any more. If two "
                 "nodes were given the same --node-rank, correct it"
             )
-        return notice.generation != self._generation or notice.ended or notice.waiting
+        return notice.ends(self._generation)
 
     def rejoining(self) -> dict[int, float]:
         """Return since when which workers of this node wait for the next round in place, by local rank."""

@@ -132,6 +132,10 @@ class Notice:
     closed: str = ""  #     why there will be no further round
     replaced: bool = False  # another agent has taken the place of this one
 
+    def ends(self, generation: str) -> bool:
+        """Return whether the workers of this generation have to join another round."""
+        return self.generation != generation or self.ended or self.waiting
+
     def body(self) -> bytes:
         return to_json(
             {

@@ -63,10 +63,7 @@ def round_ended() -> bool:
         ConfigurationError: The run was not started by ``ringfence run``.
     """
     answer = _agent().ask(Operation.STATUS)
-    if not answer.parts:
-        return False
-    notice = Notice.read(Reader(answer.parts[0]))
-    return notice.generation != os.environ["RINGFENCE_GENERATION"] or notice.ended or notice.waiting
+    return bool(answer.parts) and Notice.read(Reader(answer.parts[0])).ends(os.environ["RINGFENCE_GENERATION"])
 
 
 def _agent() -> AgentClient:
