@@ -303,10 +303,12 @@ class Run:
         hit = self._outcome.hits[-1]
         if hit.next_step is not None:
             return
-        before = {event["pid"] for event in steps if event["time"] <= hit.time} | set(hit.pids)
+        # A step that was in progress may end after the kill. What follows is of a new process, or of a new round.
+        before = {(event["pid"], event["round"]) for event in steps if event["time"] <= hit.time}
         first: dict[int, float] = {}
         for event in steps:
-            if event["time"] > hit.time and event["pid"] not in before:
+            old = event["pid"] in hit.pids or (event["pid"], event["round"]) in before
+            if event["time"] > hit.time and not old:
                 first.setdefault(event["rank"], event["time"])
         if len(first) == self._shape.ranks:
             hit.next_step = max(first.values()) - hit.time

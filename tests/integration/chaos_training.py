@@ -26,7 +26,7 @@ TIMEOUT = timedelta(seconds=60)
 def log(event: str, **more: object) -> None:
     """Append an event to the log of all workers, in one write."""
     facts = {"event": event, "time": time.time(), "pid": os.getpid(), "rank": int(os.environ["RANK"])}
-    facts |= {"world": int(os.environ["WORLD_SIZE"]), **more}
+    facts |= {"world": int(os.environ["WORLD_SIZE"]), "round": os.environ.get("RINGFENCE_GENERATION", ""), **more}
     with open(FOLDER / "events", "ab", buffering=0) as file:
         file.write(json.dumps(facts).encode() + b"\n")
 
