@@ -1,14 +1,13 @@
 """`scripts/admission`: write the tables of the cost of admission into docs/benchmarks/benchmark.md, or --check them.
 
-They come from docs/results: admission.json, admission-certificate.json and admission-everybody.json are what `ringfence bench
-admission --json` printed, peer-verification.json is what scripts/peer_verification.py did. Nobody types a figure.
+They come from docs/results: the files admission*.json are what `ringfence bench admission --json` printed,
+peer-verification.json and link-handshake.json what the scripts of these names did. Nobody types a figure.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import sys
 from collections.abc import Callable
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringfence.lab.bench.units import size_text, time_text
+from scripts import generated
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs" / "results"
 PAGE: Final = ROOT / "docs" / "benchmarks" / "benchmark.md"
 
-_PLACE: Final = re.compile(r"(<!-- admission: ([a-z-]+) -->\n).*?(<!-- end of admission -->)", re.DOTALL)
 _HEAD: Final = [
     "| workers | depth | handshakes a worker, mean (most) | sent by a worker, mean (most) | CPU of a worker, mean "
     "| of rank 0 | CPU time on the critical path |",
@@ -32,13 +31,20 @@ Results = dict[str, Any]  # name of a file: what it holds
 
 
 def read(folder: Path) -> Results:
-    names = ("admission", "admission-certificate", "admission-everybody", "peer-verification")
+    names = (
+        "admission",
+        "admission-certificate",
+        "admission-agreement",
+        "admission-everybody",
+        "peer-verification",
+        "link-handshake",
+    )
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
 
 
 def filled(page: str, results: Results) -> str:
     """The page with fresh tables at its markers; a marker that names no table is a mistake."""
-    return _PLACE.sub(lambda place: f"{place[1]}{TABLES[place[2]](results)}\n{place[3]}", page)
+    return generated.filled(page, "admission", lambda name: TABLES[name](results))
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
@@ -125,6 +131,31 @@ def _certificates(results: Results) -> str:
     return "\n".join((*_HEAD, *rows, "", note))
 
 
+def _agreement(results: Results) -> str:
+    group = results["admission-agreement"]["groups"][-1]
+    cpu = group["cpu_mean"]
+    return (
+        f"In a run of {group['workers']:,} workers with certificates, verifying the signatures of the roster takes a worker "
+        f"{time_text(cpu['agreement'])} of CPU, and checking the endorsements {time_text(cpu['check'])}. A worker sends "
+        f"{size_text(group['bytes_go_mean'])} of acknowledgements on average ({size_text(group['bytes_go_max'])} at most) of "
+        f"{size_text(group['bytes_mean'])} in all, in messages that are sent anyway: no round trip is added."
+    )
+
+
+def _handshake(results: Results) -> str:
+    found = results["link-handshake"]
+    times, sizes = found["microseconds of CPU, median"], found["bytes"]
+    lines = ["| handshake of a link | CPU | bytes |", "|---|---:|---:|"]
+    classical = times["without ML-KEM, each side"]
+    lines.append(f"| without ML-KEM, each side | {classical:.0f} µs | {sizes['without ML-KEM']:,} |")
+    for side in ("dialler", "acceptor"):
+        lines.append(f"| with ML-KEM, {side} | {times[f'with ML-KEM, {side}']:.0f} µs | {sizes['with ML-KEM']:,} |")
+    lines.append(
+        f"| ML-KEM key, once for a worker and session | {times['ML-KEM key of a session, once for a worker']:.0f} µs | |"
+    )
+    return "\n".join(lines)
+
+
 def _contact(results: Results) -> str:
     found = results["peer-verification"]
     lines = ["| proof | CPU of both ends (quartiles) | bytes of both ends |", "|---|---:|---:|"]
@@ -145,7 +176,9 @@ TABLES: Final[dict[str, Callable[[Results], str]]] = {
     "fit": _fit,
     "everybody": _everybody,
     "certificates": _certificates,
+    "agreement": _agreement,
     "peer-verification": _contact,
+    "link-handshake": _handshake,
 }
 
 

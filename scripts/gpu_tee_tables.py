@@ -6,7 +6,6 @@ They are those of `ringfence report`, as SVG files and as tables in Markdown. No
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -22,13 +21,12 @@ from ringfence.lab.report.tee_cells import brief as ratio_text
 from ringfence.lab.report.tee_page import headline, inputs, summary
 from ringfence.lab.report.tee_published import distances
 from ringfence.lab.report.write import TEE_BUILDERS
+from scripts import generated
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs" / "results" / "gpu-tee"
 FIGURES: Final = ROOT / "docs" / "figures"
 PAGE: Final = ROOT / "docs" / "benchmarks" / "gpu-tee.md"
-
-_PLACE: Final = re.compile(r"(<!-- gpu-tee: ([a-z-]+) -->\n).*?(<!-- end of gpu-tee -->)", re.DOTALL)
 
 
 def figures_of(study: Study) -> dict[str, Figure]:
@@ -39,7 +37,7 @@ def figures_of(study: Study) -> dict[str, Figure]:
 def filled(page: str, study: Study) -> str:
     """Return the page with fresh tables at its markers; a marker that names no table is a mistake."""
     figures = figures_of(study)
-    return _PLACE.sub(lambda place: f"{place[1]}{_part(place[2], study, figures)}\n{place[3]}", page)
+    return generated.filled(page, "gpu-tee", lambda name: _part(name, study, figures))
 
 
 def _part(name: str, study: Study, figures: dict[str, Figure]) -> str:

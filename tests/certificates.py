@@ -76,10 +76,11 @@ class Authority:
         start: datetime.datetime = NOW - HOUR,
         end: datetime.datetime = NOW + HOUR,
         extra: Sequence[x509.ExtensionType] = (),
+        serial: int | None = None,
     ) -> x509.Certificate:
-        own = self.key.public_key()
+        own, number = self.key.public_key(), serial or (7 if ca else 8)
         builder = (
-            x509.CertificateBuilder(_name(self.name), _name(subject), key.public_key(), 7 if ca else 8, start, end)
+            x509.CertificateBuilder(_name(self.name), _name(subject), key.public_key(), number, start, end)
             .add_extension(x509.BasicConstraints(ca, None), critical=True)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -100,6 +101,37 @@ class Authority:
         leaf = self.sign("worker", key, names, **wrong)  # type: ignore[arg-type]
         between = (self.der,) if self.issuer is not None else ()
         return Credential((leaf.public_bytes(Encoding.DER), *between), key)
+
+    def revoke(
+        self,
+        *serials: int,
+        number: int | None = 1,
+        start: datetime.datetime = NOW - HOUR,
+        end: datetime.datetime = NOW + HOUR,
+        key: PrivateKey | None = None,
+        issuer: str | None = None,
+        extra: Sequence[tuple[x509.ExtensionType, bool]] = (),
+    ) -> bytes:
+        """Return a list of revoked certificates in DER, valid or not. `extra`: extensions, and whether each is critical."""
+        own = self.key.public_key()
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(_name(issuer or self.name))
+            .last_update(start)
+            .next_update(end)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False)
+        )
+        if number is not None:
+            builder = builder.add_extension(x509.CRLNumber(number), critical=False)
+        for extension, critical in extra:
+            builder = builder.add_extension(extension, critical)
+        for serial in serials:
+            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(start)
+            reason = x509.CRLReason(x509.ReasonFlags.key_compromise)
+            builder = builder.add_revoked_certificate(entry.add_extension(reason, critical=False).build())
+        signer = key or self.key
+        signed = builder.sign(signer, None if isinstance(signer, ed25519.Ed25519PrivateKey) else hashes.SHA256())
+        return signed.public_bytes(Encoding.DER)
 
 
 def private_pem(key: PrivateKey) -> bytes:

@@ -67,6 +67,15 @@ def _temporary_file(path: StrPath, content: bytes, mode: int) -> Iterator[str]:
             os.unlink(temporary)
 
 
+def replace_file(path: StrPath, content: bytes, mode: int) -> None:
+    """Write a file, new or in the place of another, whole or not at all. Raises ConfigurationError."""
+    try:
+        with _temporary_file(path, content, mode) as temporary:
+            os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {os.fspath(path)}: {error.strerror}") from error
+
+
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +115,25 @@ def check_unshared(path: Path, status: os.stat_result) -> None:
         raise PolicyError(
             f"{path} belongs to another user (uid {status.st_uid}), who can change it: it must be yours, or root's"
         )
+
+
+def list_unshared(path: Path) -> list[str] | None:
+    """Return the names in a folder that no other user may change, or None if it is no folder.
+
+    Raises PolicyError or OSError.
+    """
+    if not path.is_dir():
+        return None
+    status = path.stat()
+    if os.statvfs(path).f_flag & os.ST_RDONLY:  # as a volume of Kubernetes, whose mode says otherwise
+        return os.listdir(path)
+    if status.st_mode & 0o022:
+        raise PolicyError(f"others on this machine can change the folder {path}: run `chmod go-w {path}`")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise PolicyError(
+            f"the folder {path} belongs to another user (uid {status.st_uid}), who can change it: it must be yours, or root's"
+        )
+    return os.listdir(path)
 
 
 # -- the shared secret ----------------------------------------------------------------------------------------------

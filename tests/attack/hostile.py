@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.policy import Policy, Prover, Verifier
-from ringfence.admission.proofs import bundle, certificate, nvidia, snp, snp_report, tdx, token
+from ringfence.admission.proofs import azure, bundle, certificate, nvidia, snp, snp_report, tdx, token
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
 from ringfence.admission.proofs.secret import SharedSecret
-from tests.attack.expensive import chains
+from tests.attack.expensive import chains, large_rsa_key
 from tests.certificates import Authority, now, spiffe
-from tests.unit import nvidia_mint, snp_mint, tdx_mint, token_mint
+from tests.unit import azure_mint, nvidia_mint, snp_mint, tdx_mint, token_mint
 
 GPUS = 4
 RUN = "crowd"
@@ -86,6 +86,40 @@ def by_snp() -> Kind:
     return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
 
 
+def _own_vtpm() -> azure_mint.Machine:
+    """An attacker's vTPM: its key is the largest that is accepted, and its runtime data is full of what is ignored."""
+    key = large_rsa_key()
+    ignored = {f"x{count}": 0 for count in range(700)}
+    return azure_mint.Machine(key, azure_mint.runtime_data(key.public_key(), False, **ignored))
+
+
+def by_azure_snp() -> Kind:
+    honest, own = azure_mint.machine(), _own_vtpm()
+    recorded = bytearray(snp_mint.foundry().report(bytes(64)))
+    recorded[snp_report.REPORT_DATA] = own.covered  # another machine's report
+
+    def hostile(binding: Binding) -> bytes:
+        attestation = own.attestation(azure.nonce_of(binding.digest))
+        return azure.encode_snp(bytes(recorded), azure_mint.certificate(), attestation)
+
+    roots = snp_mint.foundry().roots
+    verifier = azure.AzureSnpVerifier(azure_mint.snp_rules(), time.time, known=roots)
+    prover = azure.AzureProver(azure.SNP_KIND, lambda nonce: honest.snp_proof(honest.attestation(nonce)))
+    return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
+
+
+def by_azure_tdx() -> Kind:
+    honest, own = azure_mint.machine(), _own_vtpm()
+    quote = tdx_mint.foundry().quote(bytes([7]) * 64).replace(bytes([7]) * 64, own.covered, 1)
+
+    def hostile(binding: Binding) -> bytes:
+        return azure.encode_tdx(quote, own.attestation(azure.nonce_of(binding.digest)))
+
+    verifier = azure.AzureTdxVerifier(azure_mint.tdx_rules(), time.time, root=tdx_mint.foundry().root)
+    prover = azure.AzureProver(azure.TDX_KIND, lambda nonce: honest.tdx_proof(honest.attestation(nonce)))
+    return Kind(lambda rank: (Policy((verifier,)), prover), hostile)
+
+
 def by_nvidia() -> Kind:
     top = nvidia_mint.root()
     devices = [nvidia_mint.Device.under(top, number + 1) for number in range(GPUS)]
@@ -134,5 +168,7 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "snp": by_snp,
     "nvidia": by_nvidia,
     "token": by_token,
+    "azure_snp": by_azure_snp,
+    "azure_tdx": by_azure_tdx,
     "combined": combined,
 }

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from ringfence.admission.policy import Clock, Policy, Prover
-from ringfence.admission.proofs import nvidia, snp, tdx, token
-from tests.unit import nvidia_mint, snp_mint, tdx_mint, token_mint
+from ringfence.admission.proofs import azure, nvidia, snp, tdx, token
+from tests.unit import azure_mint, nvidia_mint, snp_mint, tdx_mint, token_mint
 
-NAMES = ("tdx", "snp", "nvidia", "token")
+NAMES = ("tdx", "snp", "nvidia", "token", "azure_snp", "azure_tdx")
 DAY = 86400
 YEAR = 365 * DAY
 Make = Callable[[bytes], bytes]  # makes a proof over these bytes
@@ -51,7 +51,29 @@ def technology(name: str) -> Technology:
             return Technology(snp.KIND, "SEV-SNP", now, lambda data: snp.encode(vm.report(data), certificate), later)
         case "nvidia":
             return _nvidia()
+        case "azure_snp":
+            return _azure_snp()
+        case "azure_tdx":
+            return _azure_tdx()
     return _token()
+
+
+def _azure_snp() -> Technology:
+    vm, roots = azure_mint.machine(), snp_mint.foundry().roots
+    now, later = (
+        Policy((azure.AzureSnpVerifier(azure_mint.snp_rules(), clock, known=roots),))
+        for clock in (time.time, _later(60 * DAY))
+    )
+    return Technology(azure.SNP_KIND, "SEV-SNP on Azure", now, lambda nonce: vm.snp_proof(vm.attestation(nonce)), later)
+
+
+def _azure_tdx() -> Technology:
+    vm, root = azure_mint.machine(), tdx_mint.foundry().root
+    now, later = (
+        Policy((azure.AzureTdxVerifier(azure_mint.tdx_rules(), clock, root=root),))
+        for clock in (time.time, _later(60 * DAY))
+    )
+    return Technology(azure.TDX_KIND, "TDX on Azure", now, lambda nonce: vm.tdx_proof(vm.attestation(nonce)), later)
 
 
 def _nvidia() -> Technology:
@@ -97,6 +119,8 @@ def prover(kind: int, make: Make) -> Prover:
             return tdx.TdxProver(make)
         case snp.KIND:
             return snp.SnpProver(lambda data: snp.decode(make(data)))
+        case azure.SNP_KIND | azure.TDX_KIND:
+            return azure.AzureProver(kind, make)
         case nvidia.KIND:
             return nvidia.NvidiaProver(lambda nonce: nvidia.decode(make(nonce)))
     return token.TokenProver(lambda nonce: token.decode(make(nonce.encode()))[0].encode())

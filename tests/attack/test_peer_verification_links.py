@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from ringfence.dataplane.request import Request
 from ringfence.errors import AbortedError, CollectiveTimeoutError
-from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES
+from ringfence.keys import LINK_DIALS, LINK_HELLO_SECONDS, NONCE_BYTES, Secret
 from ringfence.link.evidence_frame import NO_GROUP, seal_presentation
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane
 from ringfence.runtime import acceptor
 from ringfence.transport.in_memory import MemoryStream, Pipe
 from tests.attack.test_peer_verification import SIZE, honest, submit_all_reduce
@@ -123,7 +123,15 @@ def test_a_worker_out_of_descriptors_does_not_blame_its_peer() -> None:
 # -- step by step: worker 5 dials worker 4 -----------------------------------------------------------------------
 
 
-def send_hello(world: World) -> tuple[MemoryStream, LinkSecrets]:
+class Shaken(NamedTuple):
+    """The confirm that worker 5 has to send, and the secrets of the connection."""
+
+    confirm: bytes
+    forth: Secret
+    back: Secret
+
+
+def send_hello(world: World) -> tuple[MemoryStream, Shaken]:
     """Send a hello and read the reply."""
     greeting = Hello(5, 4, Lane.PEER_VERIFICATION, NO_GROUP, NONCE)
     stream = world.wires.connect(5, 4)
@@ -131,12 +139,13 @@ def send_hello(world: World) -> tuple[MemoryStream, LinkSecrets]:
     settle(world)
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES
-    return stream, world.engines[5].keys.link_secrets(4, greeting, reply[:NONCE_BYTES])
+    found, secrets = world.engines[5].keys.confirm(greeting, reply)
+    return stream, Shaken(found, *secrets)
 
 
-def confirm(world: World, stream: MemoryStream, secrets: LinkSecrets) -> bytes:
+def confirm(world: World, stream: MemoryStream, secrets: Shaken) -> bytes:
     """Confirm; return the frame that has to follow."""
-    stream.send(memoryview(secrets.dialler_confirms))
+    stream.send(memoryview(secrets.confirm))
     settle(world)
     known = world.engines[5].acceptor.peer_verifier
     assert known is not None
@@ -259,7 +268,7 @@ def test_two_workers_that_dial_each_other_at_once_both_pass() -> None:
 
 def silence(pipe: Pipe, data: bytes) -> bytes:
     """Drop all data after the confirm: no acceptor receives a proof, and none answers."""
-    return data[:CONFIRM_BYTES] if len(data) > 1000 else data
+    return data[:CONFIRM_BYTES] if len(data) > REPLY_BYTES else data
 
 
 @pytest.mark.promise("A peer verification that is cut, stalled or crowded out is retried, or ends the session by name.")

@@ -1,12 +1,13 @@
 """A lying worker in the admission tree shows its child one roster and the other workers another.
 
-The attack succeeds, as docs/security/limitations.md states under "Two rosters". A change that makes one of these tests fail
-changes that section too.
+Where certificates name ranks, all workers refuse, before the session begins. Otherwise the attack succeeds, as
+docs/security/limitations.md states under "Two rosters". A change that makes one of these tests fail changes that section too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -15,14 +16,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from ringfence import keys
 from ringfence.admission.binding import Binding, proof_digest
 from ringfence.admission.entry import Entry, Listing
-from ringfence.admission.messages import Acknowledge, Entries, Go, Welcome
+from ringfence.admission.messages import Acknowledge, Entries, Go, Message, Welcome
 from ringfence.admission.peer_verification import PeerVerifier, Presentation
-from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.policy import Policy, Prover, sign_roster
+from ringfence.admission.proofs import certificate
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
 from ringfence.admission.roster import Roster
-from ringfence.admission.tree import Phase, Terms, Tree
-from ringfence.errors import AuthenticationError, ProtocolError
-from ringfence.link.hello import Hello, Lane, link_secrets, read_hello, write_hello
+from ringfence.admission.tree import CHECKING, Outgoing, Phase, Terms, Tree
+from ringfence.errors import AdmissionError, AuthenticationError, ProtocolError
+from ringfence.link.hello import Hello, Lane, LinkHandshake, read_hello, write_hello
 from tests.certificates import Authority, now, spiffe
 from tests.unit.admission_samples import SUITES, fixed_bytes, worker
 from tests.unit.peer_verification_samples import NOW, PATIENCE, Technology, binding_of, by_snp, entry_of
@@ -37,6 +39,7 @@ class Means:
     policy: Policy
     provers: Sequence[Prover]
     technology: Technology | None = None
+    bound: bool = False  # a certificate names a rank
     made: dict[bytes, Presentation] = field(
         default_factory=dict
     )  # signatures differ each time, and one of them is listed
@@ -83,11 +86,15 @@ def a_secret() -> Means:
     return Means(Policy((shared,)), [shared] * SIZE)
 
 
-def certificates() -> Means:
+def certificates(pattern: str = "*") -> Means:
     authority = Authority()
-    rules = Rules((authority.der,), ("spiffe://example.org/worker/*",), "example.org")
+    rules = Rules((authority.der,), (f"spiffe://example.org/worker/{pattern}",), "example.org")
     provers = [CertificateProver(authority.issue(spiffe(f"worker/{rank}"))) for rank in range(SIZE)]
-    return Means(Policy((CertificateVerifier(rules, now),)), provers)
+    return Means(Policy((CertificateVerifier(rules, now),)), provers, bound=rules.binds_ranks)
+
+
+def certificates_for_ranks() -> Means:
+    return certificates("{rank}")
 
 
 def evidence_alone() -> Means:
@@ -103,9 +110,14 @@ def public(key: X25519PrivateKey) -> bytes:
 
 
 class Split:
-    """A run of six that forms around a liar. The honest workers run the real code."""
+    """A run of six that forms around a liar. The honest workers run the real code.
+
+    The liar puts itself in the place of the other side, unless names are bound to ranks. Then it has two entries of its own,
+    one for each side, and lists the others as they are: all that the policy lets it endorse.
+    """
 
     def __init__(self, means: Means) -> None:
+        self.refused: dict[int, str] = {}
         self.means = means
         self.own = [X25519PrivateKey.generate() for _ in range(SIZE)]
         self.liars = [X25519PrivateKey.generate() for _ in range(SIZE)]  # one for each worker that it impersonates
@@ -114,8 +126,9 @@ class Split:
             replace(entry, public_key=public(key), tls_key_digest=fixed_bytes("the liar's"), host="203.0.113.9")
             for entry, key in zip(self.true, self.liars, strict=True)
         ]
-        self.above = [*self.true[:CHILD], false[CHILD]]
-        self.below = [true if rank in (LIAR, CHILD) else false[rank] for rank, true in enumerate(self.true)]
+        self.above = self.true if means.bound else [*self.true[:CHILD], false[CHILD]]
+        invented = [LIAR] if means.bound else [0, 2, 3, 4]
+        self.below = [false[rank] if rank in invented else true for rank, true in enumerate(self.true)]
         self.trees = {
             rank: Tree(self.true[rank], means.policy, means.provers[rank], Terms(secret_of(rank), b"", SUITES))
             for rank in range(SIZE)
@@ -129,25 +142,55 @@ class Split:
         trees[0].begin()
         for rank in (LIAR, *honest):
             trees[0].attach_child(self.true[rank], means.digest(self.true, rank), means.provers[rank].kind)
-        (listed,) = trees[CHILD].attach_parent(self.true[LIAR], means.digest(self.true, CHILD))
+        (listed,) = trees[CHILD].attach_parent(self.below[LIAR], means.digest(self.true, CHILD))
         assert isinstance(listed.message, Entries)
-        trees[0].receive(LIAR, Entries((means.lie(self.above, LIAR), means.lie(self.above, CHILD))))
+        (child,) = listed.message.listings
+        trees[0].receive(
+            LIAR, Entries((means.lie(self.above, LIAR), child if means.bound else means.lie(self.above, CHILD)))
+        )
         for rank in honest:
             (up,) = trees[rank].attach_parent(self.true[0], means.digest(self.true, rank))
             down = trees[0].receive(rank, up.message)
         welcome = down[0].message
         assert isinstance(welcome, Welcome)
         shown = [means.lie(self.below, rank) for rank in range(CHILD)]
-        other = replace(welcome, listings=(*shown, *listed.message.listings))
-        (ack,) = trees[CHILD].receive(LIAR, other)
+        if means.bound:
+            shown = [shown[rank] if rank == LIAR else welcome.listings[rank] for rank in range(CHILD)]
+        (ack,) = self.tell(CHILD, LIAR, replace(welcome, listings=(*shown, child)))
         assert isinstance(ack.message, Acknowledge)
-        trees[0].receive(LIAR, Acknowledge(self.roster(0).digest))
+        above, below = self.roster(0).digest, ack.message.roster_digest
+        signed = [
+            *self.signed(above, [LIAR]),
+            *(ack.message.signatures if means.bound else self.signed(above, [CHILD])),
+        ]
+        self.tell(0, LIAR, Acknowledge(above, tuple(signed)))
         for rank in honest:
-            (up,) = trees[rank].receive(0, welcome)
-            down = trees[0].receive(rank, up.message)
+            (up,) = self.tell(rank, 0, welcome)
+            down = self.tell(0, rank, up.message)
+        go = down[0].message
+        assert isinstance(go, Go)
         for rank in honest:
-            trees[rank].receive(0, down[0].message)
-        trees[CHILD].receive(LIAR, Go(ack.message.roster_digest))
+            self.tell(rank, 0, go)
+        others = list(self.signed(below, range(CHILD)))
+        if means.bound:
+            others = [others[rank] if rank == LIAR else go.signatures[rank] for rank in range(CHILD)]
+        self.tell(CHILD, LIAR, Go(below, (*others, *ack.message.signatures)))
+
+    def signed(self, digest: bytes, ranks: Iterable[int]) -> tuple[bytes, ...]:
+        """Return what the liar can sign with its own credential in the name of these workers."""
+        liar = self.means.provers[LIAR]
+        return tuple(filter(None, (sign_roster(liar, rank, digest) for rank in ranks)))
+
+    def tell(self, rank: int, peer: int, message: Message) -> list[Outgoing]:
+        """Deliver a message as the join does: what the worker sends goes out before it checks, and a refusal ends its part."""
+        tree = self.trees[rank]
+        found = tree.take(peer, message)
+        try:
+            while tree.phase in CHECKING:
+                found += tree.check()
+        except AdmissionError as error:
+            self.refused[rank] = str(error)
+        return found
 
     def roster(self, rank: int) -> Roster:
         session = self.trees[rank].session
@@ -161,7 +204,9 @@ class Split:
     def link(self, worker: int, private: X25519PrivateKey, peer: bytes, hello: Hello) -> tuple[bytes, bytes]:
         """Return both keys of a link in the session of `worker`, as the holder of this private key derives them."""
         shared = private.exchange(X25519PublicKey.from_public_bytes(peer))
-        secrets = link_secrets(self.session_key(worker), shared, hello, fixed_bytes("acceptor"))
+        # Both send their ML-KEM messages over this connection, so the liar has its secret too.
+        handshake = LinkHandshake(self.session_key(worker), shared, hello, fixed_bytes("acceptor"))
+        secrets = handshake.secrets(fixed_bytes("ML-KEM"), b"key", b"ciphertext")
         return secrets.forth.reveal(), secrets.back.reveal()
 
 
@@ -171,6 +216,40 @@ def secret_of(rank: int) -> keys.Secret:
 
 def hello(sender: int, receiver: int) -> Hello:
     return Hello(sender, receiver, Lane.COLLECTIVE, fixed_bytes("a group without the liar"), fixed_bytes("dialler"))
+
+
+@pytest.mark.promise("Two rosters end the join on every worker, by name, if every rule binds a certificate to a rank.")
+def test_two_rosters_under_certificates_for_ranks_are_refused() -> None:
+    split = Split(certificates_for_ranks())
+    assert {rank: tree.phase for rank, tree in split.trees.items()} == dict.fromkeys(split.trees, Phase.AGREE)
+    child = r"not signed by rank 5 \(spiffe://example.org/worker/5\)\."
+    for rank in (0, 2, 3, 4):
+        liars = "rank 1 or rank 5" if rank == 0 else "rank 0 or rank 1 or rank 5"
+        found = (
+            f"the roster that rank {rank} holds was {child} In the admission tree, {liars} passed on or signed another"
+        )
+        assert re.match(found, split.refused[rank])
+    others = (
+        r"not signed by rank 0 \(spiffe://example.org/worker/0\), rank 2 .* rank 3 .* rank 4 .* rank 0 or rank 1 passed"
+    )
+    assert re.search(f"the roster that rank 5 holds was {others}", split.refused[5])
+
+
+@pytest.mark.promise("A certificate that a rule binds to a rank is rejected for any other rank.")
+def test_a_liar_cannot_list_others_under_its_own_name() -> None:
+    means = certificates_for_ranks()
+    with pytest.raises(
+        AdmissionError, match=r"rank 5: the certificate is for .*worker/1, presented as rank 5; the policy"
+    ):
+        Split(replace(means, bound=False))
+
+
+def test_the_attack_is_found_if_nobody_verifies_the_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the tests above can fail."""
+    monkeypatch.setattr(certificate, "has_signed_roster", lambda *anything: True)
+    split = Split(certificates_for_ranks())
+    assert {tree.phase for tree in split.trees.values()} == {Phase.GO}
+    assert split.roster(CHILD).digest != split.roster(0).digest
 
 
 @pytest.mark.promise("A worker with children can show two rosters, and read and change what passes between the sides.")

@@ -14,7 +14,7 @@ from ringfence.errors import ProtocolError
 from ringfence.link.frames import HEADER_BYTES, Header, frame_bytes, read_header
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
 
-_CONNECTION_ID = Struct(">6xBxII32s")
+_CONNECTION_ID = Struct(">6xBBII32s")
 
 
 class Kind(Enum):
@@ -45,12 +45,13 @@ class ConnectionId:
     sender: int
     receiver: int
     lane: int
+    channel: int
     group: bytes
 
     @classmethod
     def of(cls, hello: bytes) -> ConnectionId:
-        lane, sender, receiver, group = _CONNECTION_ID.unpack_from(hello)
-        return cls(sender, receiver, lane, group)
+        lane, channel, sender, receiver, group = _CONNECTION_ID.unpack_from(hello)
+        return cls(sender, receiver, lane, channel, group)
 
 
 class Wire:

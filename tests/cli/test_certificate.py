@@ -1,14 +1,16 @@
-"""`ringfence certificate new`: an authority once, certificates as often as one likes, nothing ever overwritten."""
+"""`ringfence certificate new` and `revoke`: one authority, certificates that are never overwritten, and its list."""
 
 from __future__ import annotations
 
 import json
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from ringfence.admission.proofs import certificate
+from ringfence.errors import AdmissionError
 from ringfence.settings import Settings, load_credential, load_policy
 from tests.cli.command import ringfence
 
@@ -116,3 +118,37 @@ def test_if_one_certificate_cannot_be_written_none_is(tmp_path: Path) -> None:
     assert f"cannot write site/{'c' * 63}.pem" in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
     assert ringfence("certificate", "new", "site", "b", "c" * 63, folder=tmp_path).returncode == 0
+
+
+def test_revoke_writes_a_list_that_a_policy_uses(tmp_path: Path) -> None:
+    assert ringfence("certificate", "new", "site", "a", "b", folder=tmp_path).returncode == 0
+    first = json.loads(ringfence("certificate", "revoke", "site", "--json", folder=tmp_path).stdout)
+    assert first == {"file": str(tmp_path / "site" / "ca.crl"), "serials": []}
+    table = 'version = 1\n[[admit]]\n[admit.certificate]\nca = "ca.pem"\nids = "spiffe://ringfence.internal/worker/*"\n'
+    table += 'trust_domain = "ringfence.internal"\ncrl = "ca.crl"\ncrl_max_age = "1d"\n'
+    (tmp_path / "site" / "policy.toml").write_text(table)
+    assert ringfence("policy", "check", "site/policy.toml", folder=tmp_path).returncode == 0
+
+    def refused(name: str) -> str | None:
+        rules = load_policy(tmp_path / "site" / "policy.toml").rules[0].proofs[0][1]
+        assert isinstance(rules, certificate.Rules)
+        folder = tmp_path / "site"
+        chain = load_credential(folder / f"{name}.pem", folder / f"{name}.key").chain
+        try:
+            certificate.verify_chain(rules, chain, time.time())
+        except AdmissionError as error:
+            return str(error)
+        return None
+
+    assert refused("a") is None and refused("b") is None
+    done = ringfence("certificate", "revoke", "site", "b", folder=tmp_path)
+    assert done.returncode == 0 and "1 revoked certificates, valid for 7 days" in done.stdout
+    assert refused("a") is None and "worker/b was revoked" in str(refused("b"))
+    assert ringfence("certificate", "revoke", "site", "a", "b", "--days", "1", folder=tmp_path).returncode == 0
+    assert "worker/a was revoked" in str(refused("a")) and "worker/b was revoked" in str(refused("b"))
+    for name, says in (("c", "cannot read the certificate to revoke"), ("ca", "cannot name a worker")):
+        done = ringfence("certificate", "revoke", "site", name, folder=tmp_path)
+        assert done.returncode == 2 and says in " ".join(done.stderr.split())
+    (tmp_path / "site" / "ca.crl").write_bytes(b"x")
+    done = ringfence("certificate", "revoke", "site", folder=tmp_path)
+    assert done.returncode == 2 and "ca.crl, to which new entries are added" in " ".join(done.stderr.split())

@@ -258,6 +258,14 @@ def test_it_says_which_tee_this_machine_is_a_guest_of(tmp_path: Path, device: st
     assert (found.value, found.good) == (kind, True)
 
 
+def test_it_says_what_a_tpm_may_be_good_for(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/tpmrm0").touch()
+    found = hardware.tee(tmp_path)
+    assert (found.value, found.good) == (None, None)
+    assert "a TPM (/dev/tpmrm0): on Azure it can meet a policy that requires azure_snp or azure_tdx" in found.text
+
+
 def test_with_a_policy_doctor_names_what_the_worker_presents(secret: Path) -> None:
     policy = secret.parent / "policy.toml"
     policy.write_text("version = 1\n[[admit]]\n[admit.secret]\n")

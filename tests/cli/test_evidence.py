@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ocsp
 
 from ringfence.admission.proofs import kinds, nvidia, reference_values, snp, tdx
 from ringfence.admission.proofs.tdx_collateral import Collateral
@@ -428,3 +431,43 @@ def test_a_verify_made_from_a_policy_has_the_pinned_roots(tmp_path: Path, capsys
     assert (code, "does not verify" in output) == (1, True)
     assert kinds.KINDS["tdx"].verifier is tdx.TdxVerifier
     assert kinds.KINDS["snp"].verifier is snp.SnpVerifier
+
+
+# -- ocsp -----------------------------------------------------------------------------------------------------------
+
+
+def test_ocsp_asks_for_the_certificates_of_recorded_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The service of this test cannot sign for NVIDIA: it is asked, and its answer is refused."""
+    asked: list[ocsp.OCSPRequest] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(ocsp.load_der_ocsp_request(self.rfile.read(int(self.headers["Content-Length"]))))
+            refused = ocsp.OCSPResponseBuilder.build_unsuccessful(ocsp.OCSPResponseStatus.UNAUTHORIZED)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(refused.public_bytes(Encoding.DER))
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    evidence = str(nvidia_records.FOLDER / "hopper_evidence.json")
+    try:
+        code, text = run(capsys, "ocsp", evidence, "--out", str(tmp_path), "--service", url)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert code == 2 and "the responder refused the request (unauthorized)" in " ".join(text.split())
+    serials = [each.serial_number for each in chain_of(nvidia_records.record("hopper_evidence.json[0]"))]
+    assert [each.serial_number for each in asked] == serials[1:2] and not list(tmp_path.iterdir())
+    code, text = run(capsys, "ocsp", str(SNP / "oak-turin_report.bin"), "--out", str(tmp_path), "--service", url)
+    assert code == 2
+
+
+def chain_of(record: nvidia_records.Record) -> list[x509.Certificate]:
+    return x509.load_pem_x509_certificates(record.pem)

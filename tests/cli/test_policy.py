@@ -114,6 +114,20 @@ def test_check_names_what_is_wrong_in_one_line(tmp_path: Path, text: str, says: 
     assert done.stderr.count("\n") == 1
 
 
+def test_check_tells_whether_names_are_bound_to_ranks(tmp_path: Path) -> None:
+    bound = CERTIFICATE.replace("*.nodes", "{rank}.nodes")
+    for text, rules, says in (
+        (CERTIFICATE, [1], "rule 1 binds no name to a rank: two rosters are not detected"),
+        (bound, [], "every rule binds a name to ranks"),
+        (CERTIFICATE + 'ranks = "0-7"\n', [], "every rule binds a name to ranks"),
+        (bound + "[[admit]]\n[admit.secret]\n", [2], "rule 2 binds no name to a rank"),
+    ):
+        write(tmp_path, text)
+        assert says in ringfence("policy", "check", "policy.toml", folder=tmp_path).stdout
+        found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+        assert found["rules_for_any_rank"] == rules
+
+
 def test_check_finds_authorities_at_their_end(tmp_path: Path) -> None:
     write(tmp_path, CERTIFICATE, Authority(start=NOW - 2 * HOUR, end=NOW - HOUR))
     done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
@@ -182,11 +196,20 @@ def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
     assert "     has the run's shared secret (RINGFENCE_SECRET_FILE)" in lines
     assert "     presents a certificate named *.nodes.example.org" in lines
     assert "2. secret" in lines
-    assert lines[-3:] == [
-        "No other worker is admitted.",
+    start = lines.index("No other worker is admitted.")
+    assert lines[start + 1 : start + 3] == [
         "A run with fewer than 8 workers does not begin.",
         "After 36 hours all workers must be verified again.",
     ]
+    assert " ".join(lines[start + 3 :]).startswith("Workers of one user on one machine exchange tensors through memory")
+
+
+def test_sealing_inside_a_machine_is_named(tmp_path: Path) -> None:
+    write(tmp_path, 'version = 1\nsame_host = "sealed"\n[[admit]]\n[admit.secret]\n')
+    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    assert found["same_host"] == "sealed"
+    said = " ".join(ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout.split())
+    assert said.endswith("Workers on one machine seal what they exchange, as between machines (same_host).")
 
 
 def test_backends_inside_a_machine_are_named(tmp_path: Path) -> None:
@@ -207,3 +230,65 @@ def test_a_full_disk_leaves_no_partial_policy(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == "ringfence: cannot write policy.toml: File too large\n"
     assert not list(tmp_path.iterdir())
+
+
+# -- revocation -----------------------------------------------------------------------------------------------------
+
+LISTED = CERTIFICATE + 'crl = "ca.crl"\ncrl_max_age = "1d"\n'
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    {
+        "current": "issued 3 h ago, at ",
+        "stale": "expired: list of revoked certificates of 'CN=test authority' in 'ca.crl': it was issued at ",
+        "forged": "not genuine: the list of revoked certificates of 'CN=test authority' in 'ca.crl' was not signed",
+        "foreign": "missing: a list of revoked certificates (crl) of 'CN=test authority'",
+    }.items(),
+)
+def test_check_prints_the_age_of_lists_and_finds_bad_ones(tmp_path: Path, how: str, says: str) -> None:
+    authority = Authority(start=NOW - HOUR, end=NOW + 24 * 365 * HOUR)
+    issuer = Authority("other") if how == "foreign" else authority
+    start = NOW - (30 if how == "stale" else 3) * HOUR
+    key = ec.generate_private_key(ec.SECP256R1()) if how == "forged" else None
+    (tmp_path / "ca.crl").write_bytes(issuer.revoke(7, start=start, end=NOW + 48 * HOUR, key=key))
+    write(tmp_path, LISTED, authority)
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert done.returncode == (how != "current"), done.stderr
+    assert says in " ".join(done.stdout.split())
+    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    assert found["in_order"] is (how == "current")
+    assert [len(found[name]) for name in ("expired", "not_genuine", "missing")] == [
+        how == "stale",
+        how == "forged",
+        how == "foreign",
+    ]
+    assert found["lists"][0]["age"] == ("30 h ago" if how == "stale" else "3 h ago") and found["not_revocable"] == []
+
+
+def test_check_names_what_cannot_be_revoked(tmp_path: Path) -> None:
+    snp = f'[[admit]]\n[admit.snp]\nmeasurement = "{"00" * 48}"\nvlek_providers = "aws"\n'
+    write(tmp_path, f"{CERTIFICATE}[admit.secret]\n{snp}[admit.snp.minimum_tcb.milan]\n{TCB}")
+    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)["not_revocable"]
+    assert [each.split(":")[0] for each in found] == [
+        "a shared secret",
+        "certificates",
+        "the keys that sign SEV-SNP's VCEKs and VLEKs",
+        "single SEV-SNP chips",
+        "keys that AMD issued to a cloud provider (VLEK)",
+    ]
+    for each in found:
+        assert each in " ".join(done.stdout.split())
+
+
+def test_check_names_an_authority_of_another_rule_as_not_revocable(tmp_path: Path) -> None:
+    authority = Authority(start=NOW - HOUR, end=NOW + 24 * 365 * HOUR)
+    (tmp_path / "ca.crl").write_bytes(authority.revoke(start=NOW, end=NOW + HOUR))
+    (tmp_path / "other.pem").write_bytes(Authority("other", start=NOW, end=NOW + 24 * 365 * HOUR).pem)
+    other = CERTIFICATE.removeprefix("version = 1\n")
+    for ca, count in (("ca.pem", 0), ("other.pem", 1)):
+        write(tmp_path, LISTED + other.replace("ca.pem", ca), authority)
+        found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+        assert len(found["not_revocable"]) == count

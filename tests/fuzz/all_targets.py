@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz import (
+    azure_targets,
     checkpoint_targets,
     launch_targets,
     peer_verification_targets,
@@ -20,5 +21,6 @@ _MODULES = (
     peer_verification_targets,
     policy_targets,
     proof_targets,
+    azure_targets,
 )
 TARGETS = {each.name: each for module in _MODULES for each in module.TARGETS}

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from cryptography import x509
@@ -20,7 +20,7 @@ from ringfence.admission.binding import Binding, Role
 from ringfence.admission.handshake import State
 from ringfence.admission.messages import HANDSHAKE, Frames, Proof, encode
 from ringfence.admission.policy import Admitted, Evidence, Policy, Prover, verdict
-from ringfence.admission.proofs import bundle, certificate, nvidia, snp, tdx_quote, token
+from ringfence.admission.proofs import azure, bundle, certificate, hcl_report, nvidia, snp, tdx_quote, token
 from ringfence.errors import ProtocolError
 from ringfence.transport import tls
 from tests.attack import hostile
@@ -113,6 +113,29 @@ def _endorsements() -> list[bytes]:
     return [
         snp.encode(report, each) for each in (leaf[:-1], b"\x30\x82\x0f\xfc" + b"\x30\0" * 2046, _rsa_certificate())
     ]
+
+
+def _vtpms() -> list[bytes]:
+    """Endorsements as above, and runtime data that takes long to read."""
+    report, leaf, attestation = azure.decode_snp(_kind("azure_snp").hostile(BINDING))
+    limit = hcl_report.RUNTIME_BYTES
+    slow = (
+        b"[" * (limit // 2) + b"]" * (limit // 2),
+        b"[" + b"1e9," * (limit // 4 - 1) + b"1]",
+        b'"' + b"\\u0041" * 1350 + b'"',
+    )
+    numbers = b"[" + b",".join([b"9" * 4000] * 2) + b"]"
+    found = [azure.encode_snp(report, leaf, replace(attestation, runtime_data=each)) for each in (*slow, numbers)]
+    return found + [azure.encode_snp(report, each, attestation) for each in (leaf[:-1], _rsa_certificate())]
+
+
+def _vtpm_quotes() -> list[bytes]:
+    """Chains of the sender's own below a quote, with its own vTPM."""
+    quote, attestation = azure.decode_tdx(_kind("azure_tdx").hostile(BINDING))
+    start = quote.index(b"-----BEGIN CERTIFICATE")
+    own = x509.load_der_x509_certificate(_rsa_certificate()).public_bytes(Encoding.PEM)
+    made = (_with_chain(quote, start, chain) for chain in (own * 6, quote[start:] + own))
+    return [azure.encode_tdx(each, attestation) for each in made if len(each) <= tdx_quote.QUOTE_BYTES]
 
 
 def _gpus() -> list[bytes]:
@@ -276,6 +299,8 @@ TARGETS = {
         _proof("certificate", 20, _chains, 20_000),
         _proof("tdx", 40, _quotes, tdx_quote.QUOTE_BYTES),
         _proof("snp", 30, _endorsements, 6_000),
+        _proof("azure_snp", 40, _vtpms, 20_000),
+        _proof("azure_tdx", 50, _vtpm_quotes, 30_000),
         _proof("nvidia", 50, _gpus),
         _proof("token", 40, _tokens),
         _proof("combined", 60, _bundles),

@@ -8,26 +8,38 @@ import time
 from functools import cache
 from typing import Any
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ocsp
 
-from ringfence.admission.proofs import jose, kinds, nvidia, reference_values, snp, tdx, token
+from ringfence.admission.proofs import azure, crl, jose, kinds, nvidia, ocsp_status, reference_values, snp, tdx, token
+from ringfence.admission.proofs.freshness import Memory
 from ringfence.admission.proofs.snp_revocation import RevocationList, check, objection
 from ringfence.admission.proofs.tdx_collateral import KEYS, Collateral, assemble, check_agreement
 from ringfence.errors import AdmissionError, PolicyError
 from ringfence.policy.policy_file import explain
 from ringfence.policy.toml_table import parse
-from tests.certificates import Authority
+from tests import certificates
+from tests.certificates import Authority, spiffe
 from tests.fuzz.target import Target
-from tests.unit import nvidia_records, snp_mint, tdx_records, token_mint
+from tests.unit import nvidia_mint, nvidia_records, ocsp_mint, snp_mint, tdx_records, token_mint
 
 REFUSED = (PolicyError,)
-READERS = {"tdx": tdx.read_rules, "snp": snp.read_rules, "nvidia": nvidia.read_rules, "token": token.read_rules}
+READERS = {
+    "tdx": tdx.read_rules,
+    "snp": snp.read_rules,
+    "nvidia": nvidia.read_rules,
+    "token": token.read_rules,
+    "azure_snp": azure.read_snp_rules,
+    "azure_tdx": azure.read_tdx_rules,
+}
 WORDS = (
     b"[", b"]", b"[[", b"]]", b"=", b'"', b"'", b'"""', b"\n", b"#", b",", b".", b"{", b"}", b"true", b"false", b"1", b"-1",
     b"0x1", b"1e9", b"inf", b"nan", b"1979-05-27", b"version", b"admit", b"note", b"secret", b"certificate", b"tdx", b"snp",
     b"nvidia", b"token", b"ca", b"ids", b"trust_domain", b"reference_values", b"gpus", b"keys", b"issuer", b"claims", b"mrtd",
     b"measurement", b'"90s"', b'"24h"', b"\\u0000", b"\\ud800",
 )  # fmt: skip
+PCRS = f'vm_id = "a"\npcrs.4 = "{"00" * 32}"\npcrs.7 = ["{"00" * 32}", "{"01" * 32}"]\n'
 SNP_RULES = """vmpl = 0
 allow_provisional_firmware = true
 require_alias_check = false
@@ -106,6 +118,8 @@ def _tables() -> list[bytes]:
         b"token\n" + inner[1].split("[[admit]]")[0].encode(),
         f'tdx\nmrtd = "{"00" * 48}"\n{registers}\ncollateral = "collateral.json"\n'.encode(),
         f'snp\nmeasurement = "{"00" * 48}"\n{SNP_RULES}'.encode(),
+        f'azure_snp\nmeasurement = "{"00" * 48}"\n{PCRS}{SNP_RULES}'.encode(),
+        f'azure_tdx\nmrtd = "{"00" * 48}"\n{registers}\ncollateral = "collateral.json"\n{PCRS}'.encode(),
     ]
 
 
@@ -171,6 +185,77 @@ def _read_revoked(data: bytes) -> None:
         check([found], [found], line.root, line.vcek_signer, "Milan", time.time())
 
 
+@cache
+def _authority() -> Authority:
+    return Authority()
+
+
+@cache
+def _worker() -> tuple[bytes, ...]:
+    return _authority().issue(spiffe("trainer/1"), serial=11).chain
+
+
+@cache
+def _lists() -> list[bytes]:
+    point = x509.IssuingDistributionPoint(
+        [x509.UniformResourceIdentifier("http://crl.example/1")], None, False, False, None, False, False
+    )
+    found = [_authority().revoke(12), _authority().revoke(*range(20, 25), number=None, extra=[(point, True)])]
+    return [*found, b"".join(x509.load_der_x509_crl(each).public_bytes(Encoding.PEM) for each in found)]
+
+
+def _read_lists(data: bytes) -> None:
+    """A list that admits the worker says what its authority has signed."""
+    lists = crl.read("the file", data)
+    authority, now = _authority(), certificates.now()
+    for each in lists:
+        assert each.describe().isprintable() and each.validity.end is not None and isinstance(each.serials, frozenset)
+    revocation = crl.Revocation(86400, tuple(lists), frozenset({crl.identity(authority.certificate)}))
+    try:
+        chain = [x509.load_der_x509_certificate(_worker()[0]), authority.certificate]
+        revocation.check("the worker", chain, now, Memory())
+    except AdmissionError:
+        return
+    signed = {x509.load_der_x509_crl(each).tbs_certlist_bytes for each in _lists()[:2]}
+    assert any(each.list.tbs_certlist_bytes in signed for each in lists), "a changed list was believed"
+
+
+@cache
+def _top() -> nvidia_mint.Issuer:
+    return nvidia_mint.root()
+
+
+@cache
+def _device() -> nvidia_mint.Device:
+    return nvidia_mint.Device.under(_top())
+
+
+@cache
+def _responses() -> list[bytes]:
+    rom, provisioner, *_ = ocsp_mint.path_of(_device(), _top())
+    responder = ocsp_mint.responder(provisioner)
+    return [
+        *ocsp_mint.responses(_device(), _top()),
+        ocsp_mint.response(rom, provisioner, signer=responder),
+        ocsp_mint.response(rom, provisioner, ocsp_mint.REVOKED, by_key=True),
+    ]
+
+
+def _read_response(data: bytes) -> None:
+    """A response that admits a device says what its issuer has signed."""
+    found = ocsp_status.read("the file", data)
+    assert all(isinstance(each.serial, int) for each in found.statuses)
+    path = [each.certificate for each in ocsp_mint.path_of(_device(), _top())]
+    others = [ocsp_status.read("another", each) for each in _responses()[1:3]]
+    try:
+        revocation = ocsp_status.Revocation(86400, (found, *others))
+        revocation.check("the device", [path[0], *path], nvidia_mint.NOW, Memory())
+    except AdmissionError:
+        return
+    signed = {ocsp.load_der_ocsp_response(each).tbs_response_bytes for each in _responses()}
+    assert found.response.tbs_response_bytes in signed, "a changed response was believed"
+
+
 TARGETS = (
     Target("policy", _policies, _read_policy, REFUSED, bounded=1000, words=WORDS),
     Target("policy-tables", _tables, _read_table, REFUSED, bounded=1000, words=WORDS),
@@ -180,6 +265,8 @@ TARGETS = (
     Target(
         "key-set", _key_sets, _read_keys, REFUSED, bounded=1000, words=(b'"kty"', b'"oct"', b'"d"', b'"e"', b"null")
     ),
+    Target("crl", _lists, _read_lists, (ValueError,), bounded=500),
+    Target("ocsp", _responses, _read_response, (ValueError,), bounded=500),
     Target("revoked", _revoked, _read_revoked, (ValueError,), bounded=500),
     Target("collateral", _collaterals, _read_collateral, (ValueError,), bounded=500, longest=32768),
 )

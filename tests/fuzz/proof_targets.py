@@ -7,6 +7,7 @@ from functools import cache
 
 from cryptography import x509
 
+from ringfence import workload_api
 from ringfence.admission.proofs import certificate, nvidia, nvidia_chain, snp, snp_report, spdm, tdx, tdx_quote, token
 from ringfence.errors import AdmissionError
 from tests.certificates import Authority, now, spiffe
@@ -38,6 +39,23 @@ def _certificate(data: bytes) -> None:
     wanted, good, statement = _certified()
     certificate.verify(wanted, data, statement, now())
     assert data == good, "a changed proof was believed"
+
+
+def _svids() -> list[bytes]:
+    """A response of a Workload API, without SPIFFE's own library: name, certificate and key as fields 1 to 3."""
+    found = [b"spiffe://example.org/trainer/7", Authority().der, b"key"]
+    svid = b"".join(_field(number, each) for number, each in enumerate(found, 1))
+    return [_field(1, svid), _field(1, svid + b"\x28\x01") + _field(2, b"crl") + b"\x1d0000"]
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(data) & 0x7F | 0x80, len(data) >> 7]) + data
+
+
+def _read_svid(data: bytes) -> None:
+    svid = workload_api.parse(data)
+    assert svid.spiffe_id.startswith("spiffe://")
+    assert all(each[0] == 0x30 for each in svid.chain)
 
 
 # -- TDX and SNP ----------------------------------------------------------------------------------------------------
@@ -199,6 +217,7 @@ def _read_answer(data: bytes) -> None:
 
 TARGETS = (
     Target("certificate", lambda: [_certified()[1]], _certificate, REFUSED, bounded=500),
+    Target("workload-api", _svids, _read_svid, (ValueError,)),
     Target("tdx-quote", _quotes, _read_quote, REFUSED, longest=16384),
     Target("tdx", _quotes, _verify_quote, REFUSED, bounded=300, longest=16384),
     Target("snp", _reports, _verify_report, REFUSED, bounded=300),

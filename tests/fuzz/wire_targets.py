@@ -33,12 +33,17 @@ def _read_header(data: bytes) -> None:
     fixed = data[: frames.HEADER_BYTES].ljust(frames.HEADER_BYTES, b"\0")  # what a connection reads, no more, no less
     header = frames.read_header(fixed)
     assert frames.pack_header(*header) == fixed
-    assert frames.HEADER_BYTES < frames.frame_bytes(header) <= frames.FRAME_BYTES
+    if header.type == frames.Type.SHARED:  # its payload is in shared memory
+        assert frames.frame_bytes(header) == frames.HEADER_BYTES
+    else:
+        assert frames.HEADER_BYTES < frames.frame_bytes(header) <= frames.FRAME_BYTES
     assert Call.unpack(header.call).pack() == header.call
 
 
 def _hellos() -> list[bytes]:
-    return [hello.write_hello(SESSION_KEY, hello.Hello(1, 2, lane, bytes(32), bytes(range(32)))) for lane in hello.Lane]
+    places = [*((lane, 0) for lane in hello.Lane), (hello.Lane.COLLECTIVE, keys.CHANNEL_LIMIT - 1)]
+    made = [hello.Hello(1, 2, lane, bytes(32), bytes(range(32)), channel) for lane, channel in places]
+    return [hello.write_hello(SESSION_KEY, each) for each in made]
 
 
 def _read_hello(data: bytes) -> None:
@@ -86,7 +91,9 @@ def _tree_messages() -> list[bytes]:
         messages.Waiting(3, (1, 2, 3)),
         welcome,
         messages.Acknowledge(digest),
+        messages.Acknowledge(digest, (bytes(64),)),
         messages.Go(digest),
+        messages.Go(digest, (bytes(64), bytes(72))),
         messages.Failure(2, "a reason"),
     ]
     return [encode(each) for each in found] + [encode(welcome) + encode(messages.Go(digest))]

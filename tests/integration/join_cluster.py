@@ -118,6 +118,13 @@ class World:
             found.append(outcome)
         return found
 
+    def member(self, rank: int) -> Membership:
+        """Return the membership of one worker, whose join may end before that of others."""
+        self._threads[rank].join(self.timeout)
+        outcome = self.outcomes[rank]
+        assert isinstance(outcome, Membership), outcome
+        return outcome
+
     def error(self, rank: int) -> str:
         """Return what the join of `rank` raised."""
         self._threads[rank].join(self.timeout + 10)
@@ -130,6 +137,8 @@ class World:
             if isinstance(outcome, Membership):
                 for edge in outcome.edges:
                     edge.close()
+                if outcome.local is not None:
+                    outcome.local.close()
 
     def __enter__(self) -> World:
         return self

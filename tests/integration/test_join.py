@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import select
 import socket
+import threading
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -59,6 +60,39 @@ def test_a_world_of_one_opens_no_socket_and_asks_no_store() -> None:
     world.start([0])
     assert world.members()[0].edges == ()
     assert world.store.lookups == 0
+
+
+def test_workers_of_a_machine_listen_there_before_anyone_dials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that did not listen yet would be dialled over TCP for the rest of the session."""
+    may_end, member_of = threading.Event(), JoinLoop._membership
+
+    def late(loop: JoinLoop) -> Membership:
+        assert loop._entry.rank == 0 or may_end.wait(20)
+        return member_of(loop)
+
+    monkeypatch.setattr(JoinLoop, "_membership", late)
+    with World(3) as world:
+        world.start(range(3))
+        first = world.member(0)
+        assert first.local is not None and first.local.workers == {1, 2}
+        connections = [first.local.dial(1), first.local.dial(2)]
+        may_end.set()
+        assert all(connections)
+        for connection in connections:
+            connection.close()  # type: ignore[union-attr]
+
+
+def test_a_policy_that_seals_inside_a_machine_listens_nowhere() -> None:
+    with World(2) as world:
+        world.start(range(2), dict.fromkeys(range(2), Settings(SECRET, same_host="sealed")))
+        for member in world.members():
+            assert member.local is not None and not member.local.workers and member.local.listener is None
+
+
+def test_workers_that_seal_and_workers_that_do_not_form_no_run() -> None:
+    with World(2, timeout=3.0) as world:
+        world.start(range(2), {1: Settings(SECRET, same_host="sealed")})
+        assert "different policies" in world.error(1)
 
 
 @pytest.mark.promise("Every session draws fresh keys.")

@@ -11,6 +11,7 @@ import pytest
 from ringfence import session
 from ringfence.admission.entry import format_address
 from ringfence.errors import ConfigurationError
+from ringfence.join.provers import policy_of
 from ringfence.private_files import load_secret, new_secret_file
 from ringfence.settings import RENAMED, Settings, inherited, parse_address
 
@@ -302,6 +303,25 @@ def test_a_timeout_outside_its_limits_is_refused(secret_file: Path, wrong: str) 
         settings(secret_file, RINGFENCE_JOIN_TIMEOUT=wrong)
     with pytest.raises(ConfigurationError, match=r"RINGFENCE_OUTAGE_TIMEOUT=.* from 2 to 86400"):
         settings(secret_file, RINGFENCE_OUTAGE_TIMEOUT=wrong)
+
+
+@pytest.mark.parametrize(
+    ("variable", "policy", "applies"),
+    [("", "", "shared"), ("sealed", "", "sealed"), ("shared", "sealed", "sealed"), ("sealed", "shared", "sealed")],
+)
+def test_the_variable_can_add_sealing_inside_a_machine_and_not_remove_it(
+    secret_file: Path, tmp_path: Path, variable: str, policy: str, applies: str
+) -> None:
+    environ = {"RINGFENCE_SAME_HOST": variable} if variable else {}
+    if policy:
+        (tmp_path / "policy.toml").write_text(f'version = 1\nsame_host = "{policy}"\n[[admit]]\n[admit.secret]\n')
+        environ["RINGFENCE_POLICY"] = str(tmp_path / "policy.toml")
+    assert policy_of(settings(secret_file, **environ))[0].same_host == applies
+
+
+def test_another_value_for_the_inside_of_a_machine_is_refused(secret_file: Path) -> None:
+    with pytest.raises(ConfigurationError, match="RINGFENCE_SAME_HOST is 'plain'; it may be shared or sealed"):
+        settings(secret_file, RINGFENCE_SAME_HOST="plain")
 
 
 def test_addresses() -> None:

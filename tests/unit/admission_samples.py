@@ -135,6 +135,7 @@ listing_lists = st.lists(listings, min_size=1, max_size=3).map(tuple)
 waiting = st.lists(ranks, max_size=16).flatmap(
     lambda named: st.builds(Waiting, st.integers(len(named), 1 << 20), st.just(tuple(named)))
 )
+signature_lists = st.lists(st.binary(max_size=80), max_size=4).map(tuple)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Hello, entries(), digests, sets, sets),
     st.builds(Proof, st.integers(0, 255), st.binary(max_size=300)),
@@ -143,7 +144,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Entries, listing_lists),
     waiting,
     st.builds(Welcome, st.integers(0, 255), st.builds(keys.Secret, digests), st.binary(max_size=100), listing_lists),
-    st.builds(Acknowledge, digests),
-    st.builds(Go, digests),
+    st.builds(Acknowledge, digests, signature_lists),
+    st.builds(Go, digests, signature_lists),
     st.builds(Failure, ranks, texts(0, 512)),
 )

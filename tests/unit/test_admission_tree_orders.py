@@ -18,7 +18,7 @@ from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.messages import Acknowledge, Entries, Failure, Go, Message, Waiting, Welcome
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs.secret import SharedSecret
-from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
+from ringfence.admission.tree import CHECKING, Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, ProtocolError
 from tests.unit.admission_samples import SECRET, SUITES, worker
 
@@ -45,7 +45,7 @@ def digest_of(rank: int) -> bytes:
 def clone(tree: Tree) -> Tree:
     other = copy.copy(tree)
     other._children, other._listings = dict(tree._children), dict(tree._listings)
-    other._acknowledged = set(tree._acknowledged)
+    other._acknowledged, other._signatures = set(tree._acknowledged), dict(tree._signatures)
     return other
 
 
@@ -171,10 +171,10 @@ def events(world: World, deaths: bool) -> Iterator[World]:
         if not world.trees[rank]._attached and rank not in world.ended and parent not in world.ended:
             yield Step(world).attach(rank)
     for (sender, peer), queue in world.wires.items():
-        if queue and peer not in world.ended and world.trees[peer].phase is not Phase.CHECK:
+        if queue and peer not in world.ended and world.trees[peer].phase not in CHECKING:
             yield Step(world).deliver(sender, peer)
     for rank, tree in enumerate(world.trees):
-        if tree.phase is Phase.CHECK and rank not in world.ended:
+        if tree.phase in CHECKING and rank not in world.ended:
             yield Step(world).check(rank)
     if world.reports and 0 not in world.ended and world.trees[0].phase is Phase.GATHER:
         yield Step(world).report()

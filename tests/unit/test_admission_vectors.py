@@ -64,6 +64,7 @@ def from_code() -> dict[str, Any]:
         "run of ranks 1 and 3": Members((1, 3), "2").run_name("run-7"),
         "policy digest": child.policy.digest.hex(),
         "policy digest with a fast inside": replace(child.policy, inside_machine=("nccl", "gloo")).digest.hex(),
+        "policy digest with sealing inside a machine": replace(child.policy, same_host="sealed").digest.hex(),
         "entries": [parent.entry.encode().hex(), child.entry.encode().hex()],
         "entry digests": [parent.entry.digest.hex(), child.entry.digest.hex()],
         "hello digests": [parent.hello.digest.hex(), child.hello.digest.hex()],
@@ -97,7 +98,7 @@ def _messages(child: Worker, binding: bytes, listings: tuple[Listing, ...], dige
         Waiting(2, (5, 7)),
         Welcome(1, SESSION_SECRET, TABLE, listings),
         Acknowledge(digest),
-        Go(digest),
+        Go(digest, (b"signature of rank 0", b"signature of rank 1")),
         Failure(3, "no"),
         Abort(1, -1, 2, "all_reduce #7", "tag mismatch"),
         Bye(1),
@@ -192,6 +193,9 @@ def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> N
         "policy digest with a fast inside": digest(
             "policy", (1).to_bytes(4, "big"), bytes(8), b"\0\6hybrid", b"\0\4gloo\0\4nccl", b"\1", b"shared secret"
         ),
+        "policy digest with sealing inside a machine": digest(
+            "policy", (1).to_bytes(4, "big"), bytes(8), b"\0\6hybrid", b"same host\0\6sealed", b"\1", b"shared secret"
+        ),
         "child's proof": proof,
         "parent's proof": mac(key, "secret proof", hashlib.sha512(down).digest()),
         "child's proof digest": shown,
@@ -219,4 +223,9 @@ def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> N
         + b"".join(listings)
     )
     assert vectors["frames"]["Welcome"] == (b"\x12" + len(body).to_bytes(4, "big") + body).hex()
+    signatures = b"".join(
+        len(each).to_bytes(4, "big") + each for each in (b"signature of rank 0", b"signature of rank 1")
+    )
+    for kind, name, rest in ((b"\x13", "Acknowledge", bytes(4)), (b"\x14", "Go", (2).to_bytes(4, "big") + signatures)):
+        assert vectors["frames"][name] == (kind + len(roster + rest).to_bytes(4, "big") + roster + rest).hex()
     assert vectors["frames"]["Hello"] == (b"\1" + len(hello(1)).to_bytes(4, "big") + hello(1)).hex()

@@ -35,7 +35,8 @@ def test_those_who_do_not_verify_the_roster_are_in_the_same_session_and_not_in_i
     assert 3 <= some.verifiers <= 5
     assert everyone.verifiers == 40
     assert some.bytes_mean == pytest.approx(everyone.bytes_mean, rel=0.02)
-    assert some.cpu_mean["roster"] > everyone.cpu_mean["roster"] / 5, "the mean is over those who did the work"
+    all_verify = min(admit(40).cpu_mean["roster"] for _ in range(3))  # a collection of garbage takes ten times as long
+    assert some.cpu_mean["roster"] > all_verify / 5, "the mean is over those who did the work"
 
 
 def test_a_worker_that_comes_late_passes_up_many_entries_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -440,7 +440,15 @@ def test_bundles_that_are_refused(content: bytes, says: str) -> None:
         ('ca = "b"\nids = "https://example.org/a%41"', "such names are not admitted"),
         ('ca = "b"\nids = "spiffe://example.org/a/"\ntrust_domain = "example.org"', "such names are not admitted"),
         ('ca = "b"\nids = "a b"', "without spaces"),
-        ('ca = "b"\nids = "a.example"\nroot = "x"', "unknown key 'root'; known here: trust_domain, ids, ca"),
+        ('ca = "b"\nids = "{rank}-{rank}.example"', "one {rank} or {rank/N}"),
+        ('ca = "b"\nids = "{node}.example"', "one {rank} or {rank/N}"),
+        ('ca = "b"\nids = "{rank/0}.example"', "one {rank} or {rank/N}"),
+        ('ca = "b"\nids = "node1{rank}.example"', "a digit or a * beside"),
+        ('ca = "b"\nids = "{rank}*.example"', "a digit or a * beside"),
+        ('ca = "b"\nids = "a.example"\nranks = "7-0"', "ranks must be a rank such as"),
+        ('ca = "b"\nids = "a.example"\nranks = "0-1048576"', "ranks must be a rank such as"),
+        ('ca = "b"\nids = "a.example"\nranks = "all"', "ranks must be a rank such as"),
+        ('ca = "b"\nids = "a.example"\nroot = "x"', "unknown key 'root'; known here: trust_domain, ids, ranks, ca"),
     ],
 )
 def test_tables_that_are_refused(text: str, says: str) -> None:
@@ -449,11 +457,50 @@ def test_tables_that_are_refused(text: str, says: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_characters="*"), max_size=40))
+@given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_characters="*{}"), max_size=40))
 def test_a_pattern_without_a_star_matches_itself_only(name: str) -> None:
     assert identity.matches(name, [name])
     assert not identity.matches(name + "x", [name])
     assert not identity.matches("x" + name, [name])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "ranks"),
+    [
+        ("node-{rank}.example", "node-7.example", {7}),
+        ("node-{rank}.example", "node-07.example", set()),
+        ("node-{rank}.example", "node-.example", set()),
+        ("node-{rank/8}.example", "node-1.example", set(range(8, 16))),
+        ("https://h/{rank/4}/*", "https://h/2/7", set(range(8, 12))),
+        ("https://h/a/**", "https://h/a/7", set(range(20))),
+        ("https://h/run-*/{rank}", "https://h/run-3/5", {5}),
+    ],
+)
+def test_a_pattern_with_a_rank_matches_the_name_of_that_rank(pattern: str, name: str, ranks: set[int]) -> None:
+    assert identity.pattern_error(pattern, None) is None
+    assert {rank for rank in range(20) if identity.matches(name, [pattern], rank)} == ranks
+    assert identity.matches(name, [pattern]) == bool(ranks), "an agent has no rank, and a name of some worker"
+
+
+@pytest.mark.promise("A certificate that a rule binds to a rank is rejected for any other rank.")
+@pytest.mark.parametrize(
+    ("table", "admitted"),
+    [('ids = "n{rank/8}.example"', range(8, 16)), ('ids = "n1.example"\nranks = "2-3"', range(2, 4))],
+)
+def test_a_rule_binds_a_name_to_ranks(table: str, admitted: range) -> None:
+    rules = read(f'ca = "b"\n{table}', b=AUTHORITY.pem)
+    assert rules.binds_ranks
+    verifier, credential = CertificateVerifier(rules, now), AUTHORITY.issue(DNS("n1.example"))
+    for rank in range(20):
+        entry = worker(rank, 20).entry
+        listing = Listing(entry, 2, bytes(32), CertificateProver(credential).endorse(entry, bytes(32)))
+        if rank in admitted:
+            assert verifier.verify_listing(listing) == "n1.example"
+        else:
+            with pytest.raises(AdmissionError, match=f"n1.example, presented as rank {rank}; the policy admits n"):
+                verifier.verify_listing(listing)
+        assert verifier.for_agents().verify_listing(listing) == "n1.example"
+    assert verifier.for_agents().content() == verifier.content()
 
 
 @pytest.mark.parametrize("stars", [2, 3, 8, 1000])

@@ -19,6 +19,7 @@ from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.policy.policy_file import PolicyFile
 from tests.certificates import Authority, now
 from tests.unit.admission_samples import SECRET, worker
+from tests.unit.policy_readers import readers
 
 ONE, TWO = Authority("one"), Authority("two")
 FILES = {"ca.pem": ONE.pem, "copy.pem": b"\n" + ONE.pem, "two.pem": TWO.pem}
@@ -95,6 +96,7 @@ def test_equivalent_policies_have_the_same_digest(same: str) -> None:
         "version = 1\nmin_workers = 2\n" + SECRET_RULE + CERTIFICATE_RULE,
         'version = 1\nmax_session_age = "1s"\n' + SECRET_RULE + CERTIFICATE_RULE,
         'version = 1\ninside_machine = "gloo"\n' + SECRET_RULE + CERTIFICATE_RULE,
+        'version = 1\nsame_host = "sealed"\n' + SECRET_RULE + CERTIFICATE_RULE,
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("ca.pem", "two.pem"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org/*", "example.org/**"),
         "version = 1\n" + SECRET_RULE + CERTIFICATE_RULE.replace("example.org", "example.com"),
@@ -121,6 +123,17 @@ def test_backends_inside_a_machine_are_read_and_covered_by_the_digest() -> None:
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
+def test_how_workers_of_one_machine_exchange_tensors_is_covered_by_the_digest() -> None:
+    heads = ("", 'same_host = "shared"\n', 'same_host = "sealed"\n')
+    files = [policy(SECRET_RULE, "version = 1\n" + head) for head in heads]
+    assert [file.same_host for file in files] == ["shared", "shared", "sealed"]
+    for file in files:
+        assert kinds.policy_of(file, now, SHARED).same_host == file.same_host
+        assert kinds.policy_of(file, now, SHARED).digest == kinds.digest_of(file)
+    digests = [kinds.digest_of(file) for file in files]
+    assert digests[0] == digests[1] != digests[2]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -141,6 +154,7 @@ def test_backends_inside_a_machine_are_read_and_covered_by_the_digest() -> None:
         ),
         ("version = 1\ninside_machine = []\n" + SECRET_RULE, "inside_machine must be a list of at least one text"),
         ("version = 1\ninside_machine = true\n" + SECRET_RULE, "inside_machine must be a text"),
+        ('version = 1\nsame_host = "plain"\n' + SECRET_RULE, "same_host must be one of shared, sealed; it is 'plain'"),
         ("version = 1\nmax_session_age = 60\n" + SECRET_RULE, "a duration such as"),
         ("version = 1\n" + SECRET_RULE * 65, "65 rules, where at most 64 are allowed"),
         (
@@ -223,8 +237,8 @@ def test_a_policy_passes_only_rules_and_a_clock_to_a_verifier(monkeypatch: pytes
 def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
     """All files that a policy can name, by kind. For hardware: reference values, and what Intel and AMD have signed."""
     taken = {
-        name: set(re.findall(r"table\.files?\(\"(\w+)\"", inspect.getsource(kind.read_rules)))
-        for name, kind in kinds.KINDS.items()
+        name: set(re.findall(r"table\.files?\(\"(\w+)\"", "".join(map(inspect.getsource, readers(name)))))
+        for name in kinds.KINDS
     }
     assert taken == {
         "secret": set(),
@@ -233,14 +247,20 @@ def test_no_table_of_hardware_takes_an_authority_from_a_file() -> None:
         "snp": {"crl"},
         "nvidia": {"reference_values"},
         "token": {"keys"},
+        "azure_snp": {"crl"},
+        "azure_tdx": {"collateral"},
     }
+
+
+LINKED = {"azure_snp": ("snp",), "azure_tdx": ("tdx", "azure_snp")}  # sections with the keys that tables share
 
 
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_every_key_is_in_the_reference_under_its_table(kind: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "policy.md").read_text()
-    section = text.split(f"## `[admit.{kind}]`")[1].split("\n## ")[0]
-    source = inspect.getsource(kinds.KINDS[kind].read_rules)
+    sections = [text.split(f"## `[admit.{each}]`")[1].split("\n## ")[0] for each in (kind, *LINKED.get(kind, ()))]
+    section = "".join(sections)
+    source = "".join(map(inspect.getsource, readers(kind)))
     forms = "text|texts|number|flag|duration|hexes|file|files|table|tables"
     named = set(re.findall(rf'table\.(?:{forms})\(\s*"(\w+)"', source))
     assert {name for name in named if f"`{name}`" not in section} == set()

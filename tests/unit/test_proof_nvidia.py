@@ -153,7 +153,7 @@ def reference_values_of(*found: Record) -> tuple[reference_values.ReferenceValue
 
 def verified(one: Record, rules: Rules) -> None:
     """The policy's part of the verdict on a recorded report."""
-    nvidia._check(claims(one), rules)
+    nvidia._check(claims(one), rules, NOW)
 
 
 def test_measurements_of_one_driver_and_vbios_are_the_same_on_every_gpu() -> None:

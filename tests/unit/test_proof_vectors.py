@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.unit.admission_samples import SECRET, worker
 FILE = Path(__file__).parents[1] / "vectors" / "proofs.json"
 BINDING = Binding(b"the preimage of a binding")
 PROOF_DIGEST = hashlib.sha256(b"a proof digest").digest()
+ROSTER_DIGEST = hashlib.sha256(b"a roster digest").digest()
 PATTERNS = ("spiffe://example.org/worker/*", "spiffe://example.org/other")
 
 
@@ -44,9 +46,13 @@ def from_code(key: bytes, leaf: bytes, authority: bytes) -> dict[str, Any]:
         "proof digest": PROOF_DIGEST.hex(),
         "certificate proof": prover.prove(BINDING).hex(),
         "certificate endorsement": prover.endorse(entry, PROOF_DIGEST).hex(),
+        "roster digest": ROSTER_DIGEST.hex(),
+        "certificate acknowledgement": prover.sign_roster(1, ROSTER_DIGEST).hex(),
+        "bundle acknowledgement": both.sign_roster(1, ROSTER_DIGEST).hex(),
         "bundle proof": both.prove(BINDING).hex(),
         "bundle endorsement": both.endorse(entry, PROOF_DIGEST).hex(),
         "certificate content": rules.content().hex(),
+        "certificate content for ranks 0 to 7": replace(rules, ranks=(0, 7)).content().hex(),
         "policy digest": limited.digest.hex(),
     }
 
@@ -112,9 +118,17 @@ def test_an_independent_implementation_makes_the_same_vectors(vectors: Any) -> N
         assert together.startswith(b"\2" + b"\1" + (32).to_bytes(4, "big"))
         assert together.endswith(b"\2" + blob(shown))
         assert len(together) == 1 + 5 + 32 + 5 + len(shown)
+    covered = (chain, (1).to_bytes(4, "big"), value["roster digest"])
+    message = b" " * 64 + label("certificate acknowledgement") + digest("certificate acknowledgement", *covered)
+    public.verify(value["certificate acknowledgement"], message)
+    assert value["bundle acknowledgement"] == value["certificate acknowledgement"]
     patterns = sorted(PATTERNS)
     content = text("example.org") + b"\0\2" + text(patterns[0]) + text(patterns[1]) + blob(value["authority"])
     assert value["certificate content"] == content
+    bound = b"".join(text(f"{each} ranks 0-7") for each in patterns)
+    assert value["certificate content for ranks 0 to 7"] == text("example.org") + b"\0\2" + bound + blob(
+        value["authority"]
+    )
     both = b"\2" + b"\1" + blob(b"shared secret") + b"\2" + blob(content)
     limits = ((8).to_bytes(4, "big"), (86400).to_bytes(8, "big"), text("hybrid"))
     assert value["policy digest"] == digest("policy", *limits, b"\2", content, b"\7", both)

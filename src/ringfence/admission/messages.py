@@ -253,23 +253,36 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """Up: the sender and all workers below it have the roster with this digest."""
+    """Up: the sender and all workers below it have the roster with this digest.
+
+    `signatures` are those of the workers among them that sign the roster, in the order of ranks.
+    """
 
     TYPE: ClassVar[int] = 19
 
     roster_digest: bytes
+    signatures: tuple[bytes, ...] = ()
 
     def body(self) -> bytes:
-        return self.roster_digest
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        """Cached for all children: a Go has the signatures of the whole world."""
+        count = encoding.number(len(self.signatures), 4)
+        return b"".join((self.roster_digest, count, *map(encoding.blob, self.signatures)))
 
     @classmethod
     def read(cls, reader: encoding.Reader) -> Self:
-        return cls(reader.take(keys.DIGEST_BYTES))
+        digest, count = reader.take(keys.DIGEST_BYTES), reader.number(4)
+        if count > WORLD_LIMIT:
+            raise ProtocolError(f"{count} signatures of a roster")
+        return cls(digest, tuple(reader.blob(keys.SIGNATURE_BYTES) for _ in range(count)))
 
 
 @dataclass(frozen=True)
 class Go(Acknowledge):
-    """Down: all workers have the roster with this digest; the session has begun."""
+    """Down: all workers have the roster with this digest, and these are their signatures; the session begins."""
 
     TYPE: ClassVar[int] = 20
 

@@ -67,6 +67,14 @@ class HoldsKey(Protocol):
         """Return a verifier for peer verification, after the roster's endorsements were verified."""
 
 
+@runtime_checkable
+class ForAgents(Protocol):
+    """A verifier that reads ranks as those of workers. Agents of `ringfence run` have the same policy, and other ranks."""
+
+    def for_agents(self) -> Verifier:
+        """Return a verifier that gives the same verdicts for any rank."""
+
+
 class Prover(Protocol):
     """The prover of one kind of proof."""
 
@@ -78,6 +86,18 @@ class Prover(Protocol):
     def endorse(self, entry: Entry, proof_digest: bytes) -> bytes: ...
 
 
+@runtime_checkable
+class SignsRoster(Protocol):
+    """A prover whose own key signs the roster that the worker holds, so that no other worker can acknowledge it."""
+
+    def sign_roster(self, rank: int, roster_digest: bytes) -> bytes: ...
+
+
+def sign_roster(prover: Prover, rank: int, roster_digest: bytes) -> bytes:
+    """Return the prover's signature of the roster, or nothing if it has no key of its own."""
+    return prover.sign_roster(rank, roster_digest) if isinstance(prover, SignsRoster) else b""
+
+
 @dataclass(frozen=True)
 class Policy:
     """The verifiers, any one of which admits a worker. A rule with several proofs is a `bundle.BundleVerifier`."""
@@ -87,6 +107,7 @@ class Policy:
     max_session_age: int | None = None  # seconds until all workers must be admitted again
     key_agreement: str = keys.KEY_AGREEMENTS[0]  # how TLS may agree on keys
     inside_machine: tuple[str, ...] = ()  # backends that need no sealing between workers on one machine
+    same_host: str = keys.SAME_HOST[0]  # how workers on one machine exchange tensors
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -96,11 +117,21 @@ class Policy:
     def digest(self) -> bytes:
         """Equal on two workers only if their policies give the same verdicts."""
         rules = [(verifier.kind, verifier.content()) for verifier in self.verifiers]
-        return policy_digest(rules, self.min_workers, self.max_session_age, self.key_agreement, self.inside_machine)
+        return policy_digest(
+            rules, self.min_workers, self.max_session_age, self.key_agreement, self.inside_machine, self.same_host
+        )
 
     def without_keys(self) -> Policy:
         """Return the policy without keys, for use during the session: a long run must not hold what admits to the next one."""
         return replace(self, verifiers=tuple(without_key(verifier) for verifier in self.verifiers))
+
+    def for_agents(self) -> Policy:
+        """Return the policy as agents use it, with the same digest."""
+        return replace(self, verifiers=tuple(for_agents(verifier) for verifier in self.verifiers))
+
+
+def for_agents(verifier: Verifier) -> Verifier:
+    return verifier.for_agents() if isinstance(verifier, ForAgents) else verifier
 
 
 def without_key(verifier: Verifier) -> Verifier:
@@ -113,11 +144,14 @@ def policy_digest(
     max_session_age: int | None,
     key_agreement: str,
     inside_machine: Sequence[str] = (),
+    same_host: str = keys.SAME_HOST[0],
 ) -> bytes:
     """Return the digest over the kind and the content of each rule, regardless of their order."""
     parts = [encoding.number(min_workers, 4), encoding.number(max_session_age or 0, 8), encoding.text(key_agreement)]
     if inside_machine:
         parts.append(b"".join(encoding.text(name) for name in sorted(inside_machine)))
+    if same_host != keys.SAME_HOST[0]:
+        parts.append(b"same host" + encoding.text(same_host))
     for kind, content in sorted(set(rules)):
         parts += [encoding.number(kind, 1), content]
     return keys.digest(keys.POLICY, *parts)

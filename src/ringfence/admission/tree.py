@@ -4,24 +4,27 @@
     CHECK    the roster arrived (rank 0: is complete) and was sent down; this worker verifies it
     SEALED   the roster is verified; acknowledgements travel up
     ACKED    all workers below have it; waiting for rank 0's GO
+    AGREE    GO arrived with all signatures of the roster, and was sent down; this worker verifies them
     GO       the session has begun
 
 A worker has at most TREE_FANOUT children and the depth is logarithmic, so the cost for one worker does not grow with the
 world. The exception is the roster, which every worker verifies completely. A worker therefore passes it on before it verifies
 it, so that all levels verify at the same time. A roster is acknowledged only after it was verified.
 
-Digests are compared along the edges only, so a malicious worker can send different rosters to its neighbours: SECURITY.md
-describes the consequences, tests/attack/test_two_rosters.py shows them.
+Neighbours compare digests, and workers that a certificate admitted sign theirs (agreement.py). Where nothing binds a rank to a
+name, a malicious worker can still send different rosters to its neighbours: docs/security/limitations.md describes the
+consequences, tests/attack/test_two_rosters.py shows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
 from ringfence import keys
+from ringfence.admission.agreement import Signers
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.messages import (
     ENTRIES_PER_MESSAGE,
@@ -34,7 +37,7 @@ from ringfence.admission.messages import (
     Waiting,
     Welcome,
 )
-from ringfence.admission.policy import Policy, Prover, verify
+from ringfence.admission.policy import Policy, Prover, sign_roster, verify
 from ringfence.admission.roster import Roster, check_size, seal
 from ringfence.errors import AdmissionError, ProtocolError
 
@@ -62,7 +65,11 @@ class Phase(Enum):
     CHECK = "checks the roster"
     SEALED = "waits for acknowledgements"
     ACKED = "waits for GO"
+    AGREE = "checks the signatures of the roster"
     GO = "has begun its session"
+
+
+CHECKING: Final = (Phase.CHECK, Phase.AGREE)  # send what `take` returned, then call `check`
 
 
 class Side(Enum):
@@ -113,6 +120,9 @@ class Tree:
         self._parent_entry: Entry | None = None
         self._listings: dict[int, Listing] = {}
         self._acknowledged: set[int] = set()
+        self._signers: Signers | None = None
+        self._signatures: dict[int, bytes] = {}  # of the roster, by rank: its own and those of its subtree
+        self._go: Go | None = None  # whose signatures are not verified yet
         self._waiting: Waiting | None = None  # rank 0's last report
         self._unchecked: Welcome | None = None
 
@@ -123,7 +133,7 @@ class Tree:
         check_size(self._policy, self._own)
         if self._parent is None:
             self._listings[0] = self._own_listing(_NO_PROOF)
-        return [*self._complete(), *self.check()]
+        return [*self._complete(), *self._check_all()]
 
     def attach_parent(self, entry: Entry, own_proof_digest: bytes) -> list[Outgoing]:
         """Record that the parent and this worker have admitted each other."""
@@ -149,10 +159,10 @@ class Tree:
 
     def receive(self, peer: int, message: Message) -> list[Outgoing]:
         """Call `take` and `check`, for callers that need not send the result of the first before the second."""
-        return [*self.take(peer, message), *self.check()]
+        return [*self.take(peer, message), *self._check_all()]
 
     def take(self, peer: int, message: Message) -> list[Outgoing]:
-        """Handle a message of an admitted worker. If this leaves the phase CHECK, send the result, then call `check()`."""
+        """Handle a message of an admitted worker. In a phase of CHECKING, send the result, then call `check()`."""
         side = Side.PARENT if peer == self._parent else Side.CHILD
         if not (self._attached if side is Side.PARENT else peer in self._children):
             raise ProtocolError(f"rank {peer} sent a message to rank {self._own.rank}, which has not admitted it")
@@ -167,15 +177,29 @@ class Tree:
         return step(self, peer, message)
 
     def check(self) -> list[Outgoing]:
-        """Verify the roster that was passed on, if there is one. Raises AdmissionError."""
+        """Verify what was passed on: the roster, or the signatures of it. Raises AdmissionError."""
+        if self._go is not None:
+            self._check_agreement(self._go)
+            self._go = self._signers = None
+            self._signatures.clear()
+            self.phase = Phase.GO
+            return []
         welcome, self._unchecked = self._unchecked, None
         if welcome is None:
             return []
-        roster = self._seal(welcome)
+        roster, self._signers = self._seal(welcome)
         self._check_neighbours(roster)
         self.session = AgreedSession(roster, welcome.suite, welcome.table, welcome.session_secret)
+        if self._own.rank in self._signers.ranks:
+            self._signatures[self._own.rank] = sign_roster(self._prover, self._own.rank, roster.digest)
         self.phase = Phase.SEALED
         return self._acknowledge_if_all()
+
+    def _check_all(self) -> list[Outgoing]:
+        found: list[Outgoing] = []
+        while self.phase in CHECKING:
+            found += self.check()
+        return found
 
     def report(self) -> list[Outgoing]:
         """On rank 0: return a report of the missing ranks for all workers. Called periodically."""
@@ -195,7 +219,7 @@ class Tree:
     def awaited(self) -> str:
         """Describe what a worker whose subtree is complete still waits for."""
         own = f"rank {self._own.rank}"
-        if self.phase is Phase.CHECK:
+        if self.phase in CHECKING:
             return f"{own} waits for its children to receive the roster"
         if self.phase is Phase.SEALED:
             silent = [rank for rank in sorted(self._children) if rank not in self._acknowledged]
@@ -242,13 +266,13 @@ class Tree:
         if peer in self._acknowledged:
             raise ProtocolError(f"rank {peer} acknowledged twice")
         self._acknowledged.add(peer)
+        self._signatures |= self._signed_by(peer, message, _subtree(peer, self._own.world_size))
         return self._acknowledge_if_all()
 
     def _on_go(self, peer: int, message: Message) -> list[Outgoing]:
         assert isinstance(message, Go)
         self._check_digest(peer, message.roster_digest)
-        self.phase = Phase.GO
-        return self._down(message)
+        return self._begin(message)
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
@@ -290,8 +314,9 @@ class Tree:
         self.phase = Phase.CHECK
         return self._down(welcome)
 
-    def _seal(self, welcome: Welcome) -> Roster:
-        return seal(self._policy, self._own, welcome.listings, welcome.suite, welcome.table)
+    def _seal(self, welcome: Welcome) -> tuple[Roster, Signers]:
+        roster = seal(self._policy, self._own, welcome.listings, welcome.suite, welcome.table)
+        return roster, Signers.of(welcome.listings)
 
     def _check_neighbours(self, roster: Roster) -> None:
         """Check that the roster lists this worker and its neighbours as this worker knows them.
@@ -324,11 +349,34 @@ class Tree:
         if len(self._acknowledged) < len(children_of(self._own.rank, self._own.world_size)):
             return []
         digest = self.session.roster.digest
+        signatures = tuple(signature for _, signature in sorted(self._signatures.items()))
         if self._parent is None:
-            self.phase = Phase.GO
-            return self._down(Go(digest))
+            return self._begin(Go(digest, signatures))
         self.phase = Phase.ACKED
-        return [Outgoing(self._parent, Acknowledge(digest))]
+        return [Outgoing(self._parent, Acknowledge(digest, signatures))]
+
+    def _begin(self, go: Go) -> list[Outgoing]:
+        """Send Go down. Every worker verifies all signatures, at the same time as the workers below."""
+        self._go = go
+        self.phase = Phase.AGREE
+        return self._down(go)
+
+    def _check_agreement(self, go: Go) -> None:
+        """Check that every worker whose key signs the roster has signed the one that this worker holds."""
+        assert self.session is not None and self._signers is not None
+        sender = 0 if self._parent is None else self._parent
+        signed = self._signed_by(sender, go, range(self._own.world_size))
+        self._signers.verify(self._own.rank, self.session.roster, signed)
+
+    def _signed_by(self, peer: int, message: Acknowledge, ranks: Iterable[int]) -> dict[int, bytes]:
+        """Return the signatures in a message by rank: it has one for each of `ranks` that signs the roster."""
+        assert self._signers is not None
+        signing = sorted(self._signers.ranks.intersection(ranks))
+        if len(signing) != len(message.signatures):
+            raise ProtocolError(
+                f"rank {peer} sent {len(message.signatures)} signatures of the roster, where {len(signing)} are needed"
+            )
+        return dict(zip(signing, message.signatures, strict=True))
 
     def _check_digest(self, peer: int, digest: bytes) -> None:
         assert self.session is not None
@@ -343,8 +391,8 @@ TABLE: Final[dict[tuple[Phase, Side, type[Message]], Callable[[Tree, int, Messag
     (Phase.GATHER, Side.CHILD, Entries): Tree._on_entries,  #         rank 0: -> CHECK when complete
     (Phase.GATHER, Side.PARENT, Waiting): Tree._on_waiting,
     (Phase.GATHER, Side.PARENT, Welcome): Tree._on_welcome,  #        -> CHECK, then SEALED, a leaf ACKED
-    (Phase.SEALED, Side.CHILD, Acknowledge): Tree._on_acknowledge,  # -> ACKED when all have, rank 0 -> GO
-    (Phase.ACKED, Side.PARENT, Go): Tree._on_go,  #                   -> GO
+    (Phase.SEALED, Side.CHILD, Acknowledge): Tree._on_acknowledge,  # -> ACKED when all have, rank 0 -> AGREE
+    (Phase.ACKED, Side.PARENT, Go): Tree._on_go,  #                   -> AGREE, then GO
 }
 
 

@@ -32,7 +32,7 @@ examples:
   ringfence bench admission --processes 16 --rounds 10 --workers 64,256 --json
 """
 
-_STAGES = ("keys", "handshakes", "entries", "roster", "check")
+_STAGES = ("keys", "handshakes", "entries", "roster", "check", "agreement")
 _MOST_PROCESSES = 256
 _MOST_WORKERS = 1 << 16
 
@@ -132,6 +132,13 @@ def _costs_text(costs: Sequence[Cost], predicted: Sequence[Cost], checked: Cost 
         "other, without the network.",
         f"Every handshake was made and verified; {verifiers} workers verified the whole roster, and their mean is shown.",
     ]
+    largest = costs[-1]
+    if largest.cpu_mean["agreement"] > 0 and largest.bytes_go_mean:
+        notes.append(
+            f"The agreed roster of {largest.workers:,} workers (digests, and signatures of workers with certificates): "
+            f"{size_text(largest.bytes_go_mean)} of what a worker sends, {size_text(largest.bytes_go_max)} at most, in "
+            "messages that are sent anyway: no further round trip."
+        )
     if predicted:
         notes.append("* predicted from the groups that were measured.")
     if checked is not None:

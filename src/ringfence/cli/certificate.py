@@ -1,4 +1,4 @@
-"""`ringfence certificate new FOLDER NAME ...`: a small certificate authority, and certificates for workers."""
+"""`ringfence certificate new | revoke FOLDER NAME ...`: a small certificate authority, certificates, and their revocation."""
 
 from __future__ import annotations
 
@@ -33,12 +33,25 @@ examples:
   ringfence policy new site/policy.toml --admit certificate
 """
 
+REVOKE = """\
+Add the certificates of the NAMEs to the authority's list of revoked certificates, FOLDER/ca.crl, and sign it anew.
+
+Copy the list to every machine, to where `crl` in its policy points: the next session refuses these workers. Without a NAME, the
+list has the same entries and a new date. Do this more often than `crl_max_age` in the policy and --days allow.
+"""
+
+REVOKE_EXAMPLES = """\
+examples:
+  ringfence certificate revoke site node-1
+  ringfence certificate revoke site               renew the list
+"""
+
 TRUST_DOMAIN = "ringfence.internal"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,62}")
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `certificate new` to the command line."""
+    """Add `certificate new` and `certificate revoke` to the command line."""
     certificate = commands.add_parser("certificate", help="issue certificates for workers")
     actions = certificate.add_subparsers(title="actions", metavar="ACTION", required=True)
     new = actions.add_parser(
@@ -57,16 +70,24 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     new.add_argument("--days", type=int, default=30, metavar="N", help="lifetime of the certificates (default: 30)")
     new.add_argument("--json", action="store_true", help="print the result as JSON")
     new.set_defaults(run=run)
+    revoke = actions.add_parser(
+        "revoke",
+        help="revoke certificates; writes the list of revoked ones",
+        description=REVOKE,
+        epilog=REVOKE_EXAMPLES,
+    )
+    revoke.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the authority")
+    revoke.add_argument("names", nargs="*", metavar="NAME", help="a worker or machine whose certificate is revoked")
+    revoke.add_argument("--days", type=int, default=7, metavar="N", help="how long the list is valid (default: 7)")
+    revoke.add_argument("--json", action="store_true", help="print the result as JSON")
+    revoke.set_defaults(run=run_revoke)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the files and print how to use them."""
     from ringfence.cli.dev_ca import Authority  # imported here, so that `doctor` starts without cryptography
 
-    names = list(dict.fromkeys(options.names))
-    for name in names:
-        if not _NAME.fullmatch(name) or name == "ca":
-            raise ConfigurationError(f"{name!a} cannot name a worker: use letters, digits, - and _, and not 'ca'")
+    names = _names(options)
     if not 1 <= options.days <= 825:
         raise ConfigurationError("--days must be 1 to 825")
     authority = Authority.open_or_make(options.folder, options.trust_domain, TRUST_DOMAIN)
@@ -93,3 +114,27 @@ def run(options: argparse.Namespace) -> int:
     print(f"  export RINGFENCE_CERTIFICATE_FILE={made[0]['certificate']}")
     print(f"  export RINGFENCE_KEY_FILE={made[0]['key']}")
     return 0
+
+
+def run_revoke(options: argparse.Namespace) -> int:
+    """Write the list and print what to do with it."""
+    from ringfence.cli.dev_ca import Authority
+
+    if not 1 <= options.days <= 825:
+        raise ConfigurationError("--days must be 1 to 825")
+    path, serials = Authority.open(options.folder).revoke(_names(options), options.days)
+    if options.json:
+        print(json.dumps({"file": str(path.absolute()), "serials": [f"{each:x}" for each in serials]}))
+        return 0
+    say(f"Wrote {path}: {len(serials)} revoked certificates, valid for {options.days} days.")
+    say("Copy it to every machine. A policy names it in [admit.certificate]:")
+    print('  crl = "ca.crl"\n  crl_max_age = "2d"')
+    return 0
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    names = list(dict.fromkeys(options.names))
+    for name in names:
+        if not _NAME.fullmatch(name) or name == "ca":
+            raise ConfigurationError(f"{name!a} cannot name a worker: use letters, digits, - and _, and not 'ca'")
+    return names

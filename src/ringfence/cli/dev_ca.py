@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ringfence.admission.proofs.identity import is_trust_domain
 from ringfence.errors import ConfigurationError
-from ringfence.private_files import read_private, write_new
+from ringfence.private_files import read_private, replace_file, write_new
 
 _AUTHORITY_DAYS = 3650
 _File = tuple[Path, bytes, int, str]  # path, content, mode, and what an error message calls it
@@ -40,11 +40,12 @@ class Authority:
     def open_or_make(cls, folder: Path, trust_domain: str | None, default: str) -> Authority:
         """Open the authority in a folder, or make one in memory; `issue` writes it. Raises ConfigurationError."""
         if (folder / "ca.pem").exists() or (folder / "ca.key").exists():
-            return cls._open(folder, trust_domain)
+            return cls.open(folder, trust_domain)
         return cls._make(folder, trust_domain or default)
 
     @classmethod
-    def _open(cls, folder: Path, trust_domain: str | None) -> Authority:
+    def open(cls, folder: Path, trust_domain: str | None = None) -> Authority:
+        """Open the authority in a folder. Raises ConfigurationError."""
         try:
             certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
             key = load_pem_private_key(read_private(folder / "ca.key", "key"), None)
@@ -92,6 +93,54 @@ class Authority:
             made.append({"id": identity, "certificate": chain, "key": secret})
         _write_all(self.folder, files)
         return made
+
+    def revoke(self, names: Sequence[str], days: int) -> tuple[Path, list[int]]:
+        """Write the list of revoked certificates: those of before, and those of `names`. It is valid for `days`.
+
+        Returns its path and the serial numbers in it. Raises ConfigurationError, and then the list is unchanged.
+        """
+        path = self.folder / "ca.crl"
+        known, serials = self._known_list(path), [self._serial(name) for name in names]
+        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        entries = {} if known is None else {each.serial_number: each.revocation_date_utc for each in known}
+        entries = {**dict.fromkeys(serials, now), **entries}
+        number = 1 if known is None else 1 + known.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self._certificate.subject)
+            .last_update(now)
+            .next_update(now + datetime.timedelta(days=days))
+            .add_extension(x509.CRLNumber(number), critical=False)
+            .add_extension(key_id, critical=False)
+        )
+        for serial, date in entries.items():
+            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date)
+            builder = builder.add_revoked_certificate(entry.build())
+        replace_file(path, builder.sign(self._key, hashes.SHA384()).public_bytes(Encoding.PEM), 0o644)
+        return path, list(entries)
+
+    def _known_list(self, path: Path) -> x509.CertificateRevocationList | None:
+        try:
+            found = x509.load_pem_x509_crl(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot read {path}, to which new entries are added: {error}") from error
+        if not found.is_signature_valid(self._key.public_key()):
+            raise ConfigurationError(f"{path} is not a list of this authority: restore it, or move it away")
+        return found
+
+    def _serial(self, name: str) -> int:
+        path = _paths(self.folder, name)[0]
+        try:
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+            certificate.verify_directly_issued_by(self._certificate)
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the certificate to revoke, {path}: {error.strerror}") from error
+        except (ValueError, TypeError, InvalidSignature) as error:
+            raise ConfigurationError(f"{path} is not a certificate of this authority") from error
+        return certificate.serial_number
 
     def _issue(self, name: str, days: int) -> tuple[str, x509.Certificate, ec.EllipticCurvePrivateKey]:
         key = ec.generate_private_key(ec.SECP256R1())

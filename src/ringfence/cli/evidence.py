@@ -1,4 +1,4 @@
-"""`ringfence evidence collect | verify | measure | collateral`: collect and verify evidence before a run depends on it."""
+"""`ringfence evidence collect | verify | measure | collateral | ocsp`: collect and verify evidence before a run needs it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from ringfence.cli.evidence_views import View
+    from ringfence.evidence.azure_guest import AzureGuest
     from ringfence.evidence.evidence_file import StoredEvidence
+
+KINDS = ("tdx", "snp", "nvidia", "azure_snp", "azure_tdx")
 
 COLLECT = """\
 Collect attestation evidence from this machine, as a worker does when it joins, and write it to a file.
 
-Without --kind, the command collects what the machine supports: TDX or SEV-SNP. Evidence signs 64 bytes of report data; they
-are random without --report-data. {root}a confidential VM with Linux 6.7 or later; GPUs need nvidia-ml-py.
+Without --kind, the command collects what the machine supports: TDX or SEV-SNP, on Azure through the vTPM. Evidence signs 64
+bytes of report data; they are random without --report-data. {root}a confidential VM with Linux 6.7 or later, or on
+Azure; GPUs need nvidia-ml-py.
 """
 
 COLLECT_EXAMPLES = """\
@@ -83,9 +87,27 @@ examples:
   ringfence evidence collateral here.json --out platform.json --service https://api.trustedservices.intel.com
 """
 
+OCSP = """\
+Fetch the status of the certificates of GPUs, as OCSP responses, into a folder for the policy's [admit.nvidia].
+
+Every certificate of a GPU but its first, which the GPU itself issues, has a status: good, revoked or unknown. NVIDIA signs the
+responses. Fetch them again into the same folder within `ocsp_max_age` of the policy, and copy the folder to every worker. The
+service is NVIDIA's or your own cache; it need not be trusted.
+
+exit codes:
+  0  all are good
+  1  one is revoked or unknown: the policy would refuse its GPU
+  2  the service did not answer, or its answer is not from NVIDIA
+"""
+
+OCSP_EXAMPLES = """\
+examples:
+  ringfence evidence ocsp gpus.json --out status --service https://ocsp.ndis.nvidia.com
+"""
+
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `evidence collect`, `verify`, `measure` and `collateral` to the command line."""
+    """Add `evidence collect`, `verify`, `measure`, `collateral` and `ocsp` to the command line."""
     evidence = commands.add_parser("evidence", help="collect and verify attestation evidence")
     actions = evidence.add_subparsers(title="actions", metavar="ACTION", required=True)
 
@@ -97,7 +119,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     collect = action(
         "collect", "collect evidence from this machine", COLLECT.format(root=_root_needed()), COLLECT_EXAMPLES
     )
-    collect.add_argument("--kind", choices=("tdx", "snp", "nvidia"), help="default: what this machine supports")
+    collect.add_argument("--kind", choices=KINDS, help="default: what this machine supports")
     collect.add_argument("--report-data", metavar="HEX", help="the 64 bytes to be signed (default: random)")
     collect.add_argument(
         "--certificate",
@@ -126,6 +148,12 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--out", type=Path, metavar="FILE", required=True, help="the file to write; replaces older collateral"
     )
     collateral.set_defaults(run=run_collateral)
+
+    status = action("ocsp", "fetch the OCSP responses that a GPU policy needs", OCSP, OCSP_EXAMPLES)
+    status.add_argument("file", type=Path, metavar="FILE", help="evidence of GPUs")
+    status.add_argument("--service", required=True, metavar="URL", help="NVIDIA's service, or your own cache")
+    status.add_argument("--out", type=Path, metavar="FOLDER", required=True, help="the folder to write to; must exist")
+    status.set_defaults(run=run_ocsp)
 
 
 def _root_needed() -> str:
@@ -169,25 +197,50 @@ def run_collect(options: argparse.Namespace) -> int:
 
 
 def collect(
-    kind: str | None, report_data: bytes, files: Any, certificate: bytes | None, vmpl: int | None
+    kind: str | None,
+    report_data: bytes,
+    files: Any,
+    certificate: bytes | None,
+    vmpl: int | None,
+    vm: AzureGuest | None = None,
 ) -> StoredEvidence:
-    """Collect evidence from this machine. `files` is the kernel's interface; tests pass their own."""
-    from ringfence.admission.proofs import nvidia, snp
-    from ringfence.evidence import guest, nvml, tsm
+    """Collect evidence from this machine. `files` and `vm` are interfaces to the kernel; tests pass their own."""
+    from ringfence.admission.proofs import azure, nvidia, snp
+    from ringfence.evidence import guest, nvml
+    from ringfence.evidence.azure_guest import AzureGuest
     from ringfence.evidence.evidence_file import StoredEvidence
 
-    if kind is None:
-        found = tsm.provider(files)
-        kind = {tsm.TDX: "tdx", tsm.SNP: "snp"}.get(found)
-        if kind is None:
-            raise ConfigurationError(f"the kernel's provider {found!a} is neither {tsm.TDX} nor {tsm.SNP}")
+    vm = vm or AzureGuest()
+    kind = kind or _kind_of_machine(files, vm)
     if kind == "tdx":
         return StoredEvidence(kind, guest.tdx(report_data, files), report_data)
     if kind == "snp":
         shown = guest.snp(report_data, files, certificate=certificate, level=vmpl)
         return StoredEvidence(kind, snp.encode(*shown), report_data)
+    if kind in ("azure_snp", "azure_tdx"):
+        nonce = azure.nonce_of(report_data)
+        proof = vm.snp(nonce, certificate) if kind == "azure_snp" else vm.tdx(nonce)
+        return StoredEvidence(kind, proof, report_data)
     gpus = nvml.collect(nvidia.nonce_of(report_data), nvml.load())
     return StoredEvidence(kind, nvidia.encode(gpus), report_data)
+
+
+def _kind_of_machine(files: Any, vm: AzureGuest) -> str:
+    """Return what this machine supports: by the kernel, or else by a vTPM of Azure."""
+    from ringfence.admission.proofs import hcl_report
+    from ringfence.evidence import tsm
+
+    try:
+        found = tsm.provider(files)
+    except ConfigurationError as error:
+        try:
+            return {hcl_report.SNP: "azure_snp", hcl_report.TDX: "azure_tdx"}[vm.kind()]
+        except ConfigurationError:
+            raise error from None
+    kind = {tsm.TDX: "tdx", tsm.SNP: "snp"}.get(found)
+    if kind is None:
+        raise ConfigurationError(f"the kernel's provider {found!a} is neither {tsm.TDX} nor {tsm.SNP}")
+    return kind
 
 
 def run_verify(options: argparse.Namespace) -> int:
@@ -234,13 +287,18 @@ def run_measure(options: argparse.Namespace) -> int:
 
 
 def run_collateral(options: argparse.Namespace) -> int:
+    from ringfence.admission.proofs import azure
     from ringfence.evidence import collateral
     from ringfence.evidence.evidence_file import read
 
     held = read(_content(options.file))
-    if held.kind != "tdx":
+    if held.kind not in ("tdx", "azure_tdx"):
         raise ConfigurationError(f"{options.file} is evidence of kind {held.kind}; only TDX needs collateral")
-    found = collateral.fetch(held.proof, options.service)
+    try:
+        quote = held.proof if held.kind == "tdx" else azure.decode_tdx(held.proof)[0]
+    except AdmissionError as error:
+        raise ConfigurationError(f"{options.file}: {error}") from None
+    found = collateral.fetch(quote, options.service)
     if options.out.exists():
         collateral.check_refresh(found, _content(options.out), str(options.out))
     _write(options.out, found.text)
@@ -253,6 +311,35 @@ def run_collateral(options: argparse.Namespace) -> int:
     else:
         say(f"Wrote the collateral for FMSPC {found.fmspc}, valid until {found.next_update}, to {options.out}.")
     return 0
+
+
+def run_ocsp(options: argparse.Namespace) -> int:
+    from cryptography.x509.ocsp import OCSPCertStatus
+
+    from ringfence.evidence import ocsp_fetch
+    from ringfence.evidence.evidence_file import read
+    from ringfence.private_files import replace_file
+
+    held = read(_content(options.file))
+    if held.kind != "nvidia":
+        raise ConfigurationError(f"{options.file} is evidence of kind {held.kind}; only GPUs need OCSP responses")
+    try:
+        found = ocsp_fetch.fetch(held.proof, options.service, time.time())
+    except AdmissionError as error:
+        raise ConfigurationError(str(error)) from None
+    for name, (response, status) in found.items():
+        path = options.out / name
+        if path.exists():
+            ocsp_fetch.check_refresh(status, _content(path), str(path))
+        replace_file(path, response.raw, 0o644)
+    said = {name: status.status.name.lower() for name, (_, status) in found.items()}
+    if options.json:
+        print(json.dumps({"folder": str(options.out), "statuses": said}))
+    else:
+        for name, text in said.items():
+            print(f"  {text:8} {name}")
+        say(f"Wrote {len(said)} OCSP responses to {options.out}.")
+    return 0 if all(status.status is OCSPCertStatus.GOOD for _, status in found.values()) else 1
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ringfence.admission.proofs import nvidia, snp, tdx, tdx_quote
+from ringfence.admission.proofs import azure, nvidia, snp, tdx, tdx_quote
 from ringfence.admission.proofs.snp_report import Product, Report, Tcb
 from ringfence.admission.proofs.tdx_collateral import Collateral, check_agreement
 from ringfence.errors import AdmissionError, ConfigurationError
@@ -29,14 +29,12 @@ def look(held: StoredEvidence, report_data: bytes, collateral: Mapping[str, byte
     """Verify evidence, whatever it claims. Raises AdmissionError if it does not verify."""
     if held.kind == "nvidia":
         return _gpus(held, report_data, now)
+    if held.kind in ("azure_snp", "azure_tdx"):
+        return _look_azure(held, report_data, collateral, now)
     if held.kind == "snp":
         claims = snp.authenticate(*snp.decode(held.proof), now)
         found, view = claims.report.report_data, _snp(claims.report, (claims.product,), claims.tcb, claims.provider)
     else:
-        if not collateral:
-            raise ConfigurationError(
-                "a TDX quote cannot be verified without Intel's collateral: name it with --collateral"
-            )
         verified = tdx.authenticate(held.proof, _parse(collateral), now)
         found, view = verified.body.report_data, _tdx(verified.body, verified.fmspc, verified)
     if found != report_data:
@@ -47,18 +45,26 @@ def look(held: StoredEvidence, report_data: bytes, collateral: Mapping[str, byte
 def look_unverified(held: StoredEvidence, collateral: Mapping[str, bytes]) -> View | None:
     """Return the claims of evidence for which collateral or certificate is missing; None if it can be verified."""
     if held.kind == "tdx" and not collateral:
-        body = tdx_quote.read(held.proof)
-        try:
-            fmspc = tdx.asked(tdx.load_library().parse_quote, held.proof).fmspc().lower()
-        except ValueError as error:
-            raise AdmissionError(f"the quote cannot be read: {error}") from None
-        return _unverified(_tdx(body, fmspc, None), "no --collateral was given")
+        return _unverified(_tdx(tdx_quote.read(held.proof), _fmspc(held.proof), None), "no --collateral was given")
+    if held.kind == "azure_tdx" and not collateral:
+        quote, attestation = azure.decode_tdx(held.proof)
+        guest = azure.read_guest(attestation, azure.nonce_of(held.report_data))
+        view = _tdx(tdx_quote.read(quote), _fmspc(quote), None, held.kind)
+        return _unverified(_azure(view, guest, held.kind), "no --collateral was given")
     if held.kind == "snp":
         report, certificate = snp.decode(held.proof)
         if not certificate:
             shown = Report.decode(report)
             return _unverified(_snp(shown, shown.products, None, None), "no --certificate was given")
     return None
+
+
+def _fmspc(quote: bytes) -> str:
+    try:
+        found: str = tdx.asked(tdx.load_library().parse_quote, quote).fmspc()
+    except ValueError as error:
+        raise AdmissionError(f"the quote cannot be read: {error}") from None
+    return found.lower()
 
 
 def verify(held: StoredEvidence, report_data: bytes, policy: PolicyFile, now: float) -> tuple[View, int]:
@@ -87,6 +93,8 @@ def _verify(held: StoredEvidence, report_data: bytes, rules: object, now: float)
     if isinstance(rules, snp.Rules):
         found = snp.verify(held.proof, report_data, rules, now)
         return _snp(found.report, (found.product,), found.tcb, found.provider)
+    if isinstance(rules, azure.Rules):
+        return _verify_azure(held, report_data, rules, now)
     assert isinstance(rules, nvidia.Rules)
     if held.other_nonce:
         raise ConfigurationError("another tool collected this evidence with its own nonce: no worker could present it")
@@ -97,7 +105,9 @@ def _verify(held: StoredEvidence, report_data: bytes, rules: object, now: float)
 # -- one kind each --------------------------------------------------------------------------------------------------
 
 
-def _snp(report: Report, products: Sequence[Product], tcb: Tcb | None, provider: str | None) -> View:
+def _snp(
+    report: Report, products: Sequence[Product], tcb: Tcb | None, provider: str | None, table: str = "snp"
+) -> View:
     names = " or ".join(product.name.capitalize() for product in products) or "an unknown processor"
     policy = report.policy
     allowed = [name for name in ("debug", "migration", "smt", "cxl") if getattr(policy, name)]
@@ -115,10 +125,10 @@ def _snp(report: Report, products: Sequence[Product], tcb: Tcb | None, provider:
     }
     if tcb is not None:
         claims["tcb"] = str(tcb)
-    return View(f"SEV-SNP report from {names}", claims, measure.snp_table(report, products, provider))
+    return View(f"SEV-SNP report from {names}", claims, measure.snp_table(report, products, provider, table))
 
 
-def _tdx(body: tdx_quote.Body, fmspc: str, verified: tdx.Claims | None) -> View:
+def _tdx(body: tdx_quote.Body, fmspc: str, verified: tdx.Claims | None, table: str = "tdx") -> View:
     claims: dict[str, str | list[str]] = {"platform (FMSPC)": fmspc}
     if verified is not None:
         claims["tcb status"] = verified.status
@@ -128,7 +138,51 @@ def _tdx(body: tdx_quote.Body, fmspc: str, verified: tdx.Claims | None) -> View:
     claims |= {name: value.hex() for name, value in zip(tdx.REGISTERS, body.rtmrs, strict=True)}
     claims["attributes"] = f"{body.attributes:#x}" + (": DEBUG" if body.is_debug else "")
     claims["report data"] = body.report_data.hex()
-    return View("TDX quote", claims, measure.tdx_table(body, fmspc))
+    return View("TDX quote", claims, measure.tdx_table(body, fmspc, table))
+
+
+def _look_azure(held: StoredEvidence, report_data: bytes, collateral: Mapping[str, bytes], now: float) -> View:
+    nonce = held.other_nonce or azure.nonce_of(report_data)
+    if held.kind == "azure_snp":
+        report, certificate, attestation = azure.decode_snp(held.proof)
+        guest = azure.read_guest(attestation, nonce)
+        claims = snp.authenticate(report, certificate, now)
+        azure.check_covered(claims.report.report_data, attestation)
+        view = _snp(claims.report, (claims.product,), claims.tcb, claims.provider, held.kind)
+    else:
+        quote, attestation = azure.decode_tdx(held.proof)
+        guest = azure.read_guest(attestation, nonce)
+        verified = tdx.authenticate(quote, _parse(collateral), now)
+        azure.check_covered(verified.body.report_data, attestation)
+        view = _tdx(verified.body, verified.fmspc, verified, held.kind)
+    return _azure(view, guest, held.kind)
+
+
+def _verify_azure(held: StoredEvidence, report_data: bytes, rules: azure.Rules, now: float) -> View:
+    nonce = azure.nonce_of(report_data)
+    if held.kind == "azure_snp":
+        found, guest = azure.verify_snp(held.proof, nonce, rules, now)
+        view = _snp(found.report, (found.product,), found.tcb, found.provider, held.kind)
+    else:
+        claims, guest = azure.verify_tdx(held.proof, nonce, rules, now)
+        view = _tdx(claims.body, claims.fmspc, claims, held.kind)
+    return _azure(view, guest, held.kind)
+
+
+def _azure(view: View, guest: azure.Guest, kind: str) -> View:
+    """Add the claims of the vTPM to those of the paravisor."""
+    claims: dict[str, str | list[str]] = {
+        "vm id": guest.runtime.vm_id,
+        "secure boot": "on" if guest.runtime.has_secure_boot else "off",
+        "vtpm firmware": guest.quote.firmware_version.hex(),
+        **{f"pcr {index}": value.hex() for index, value in enumerate(guest.pcrs)},
+    }
+    toml = view.toml + measure.pcrs_table(guest.pcrs, kind)
+    if not guest.runtime.has_secure_boot:
+        toml = toml.replace(f"[admit.{kind}]\n", f"[admit.{kind}]\nrequire_secure_boot = false\n", 1)
+    return replace(
+        view, title=f"{view.title} of Azure's paravisor, with its vTPM", claims=view.claims | claims, toml=toml
+    )
 
 
 def _gpus(held: StoredEvidence, report_data: bytes, now: float) -> View:
@@ -149,6 +203,8 @@ def _unverified(view: View, why: str) -> View:
 
 def _parse(collateral: Mapping[str, bytes]) -> tuple[Collateral, ...]:
     """Parse collateral, given by file name."""
+    if not collateral:
+        raise ConfigurationError("a TDX quote cannot be verified without Intel's collateral: name it with --collateral")
     try:
         found = tuple(Collateral.parse(content, name) for name, content in collateral.items())
         check_agreement(found)

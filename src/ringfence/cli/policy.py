@@ -42,12 +42,16 @@ Read a policy and all files that it names, as a worker does, and report what is 
 The digest covers everything that decides whom the policy admits. Two workers admit each other only if their digests are
 equal; if they differ, the error names the first 16 digits of both.
 
+It also prints how old lists of revoked certificates and OCSP responses are, and what cannot be revoked under the policy.
+
 exit codes:
   0  the policy is valid
-  1  something that it names has expired (an authority, TDX collateral, AMD's revocation lists) or AMD did not sign it
+  1  something that it names has expired (an authority, TDX collateral, a list of revoked certificates, OCSP responses),
+     or its issuer did not sign it
   2  the policy cannot be used
 
-Intel's signature on TDX collateral is checked later, when a quote is verified.
+Some signatures are checked later, when a worker presents the certificates for it: on TDX collateral, on lists of intermediate
+authorities, and on OCSP responses.
 """
 
 EXPLAIN = """\
@@ -133,14 +137,20 @@ def _trust_domain(ca: Path) -> str:
 
 def run_check(options: argparse.Namespace) -> int:
     """Read the policy as a worker does, and print its digest and what is wrong with it."""
-    from ringfence.admission.proofs.kinds import digest_of
+    from ringfence.admission.proofs.kinds import digest_of, rules_for_any_rank
+    from ringfence.cli import revocation_views
     from ringfence.settings import load_policy
 
     policy = load_policy(options.file)
+    any_rank = rules_for_any_rank(policy)
     digest = digest_of(policy).hex()
     expired, soon = _ending(policy, time.time())
     wrong = _not_genuine(policy, time.time())
-    in_order = not (expired or wrong)
+    statuses, stale = revocation_views.statuses(policy, time.time())
+    open_ends = revocation_views.not_revocable(policy)
+    forged, missing = revocation_views.unusable(policy)
+    wrong, expired = [*wrong, *forged], [*expired, *stale]
+    in_order = not (expired or wrong or missing)
     rules = [[kind for kind, _ in rule.proofs] for rule in policy.rules]
     if options.json:
         found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "not_genuine": wrong}
@@ -149,8 +159,11 @@ def run_check(options: argparse.Namespace) -> int:
             "max_session_age": policy.max_session_age,
             "key_agreement": policy.key_agreement,
             "inside_machine": list(policy.inside_machine),
+            "same_host": policy.same_host,
+            "rules_for_any_rank": any_rank,
         }
-        print(json.dumps({**found, "in_order": in_order, **limits}))
+        revocation = {"missing": missing, "lists": [each._asdict() for each in statuses], "not_revocable": open_ends}
+        print(json.dumps({**found, "in_order": in_order, **limits, **revocation}))
         return 0 if in_order else 1
     for name in expired:
         say(f"expired: {name}", "!!  ")
@@ -158,12 +171,25 @@ def run_check(options: argparse.Namespace) -> int:
         say(f"expires within {SOON_DAYS} days: {name}", "    ")
     for name in wrong:
         say(f"not genuine: {name}", "!!  ")
-    fault = "a file that is not genuine" if wrong else "a file that has expired"
-    say(f"{options.file} is valid." if in_order else f"{options.file} relies on {fault}.")
+    for name in missing:
+        say(f"missing: {name}", "!!  ")
+    fault = "is not genuine" if wrong else "has expired" if expired else "is missing"
+    say(f"{options.file} is valid." if in_order else f"{options.file} relies on a file that {fault}.")
     say(", or by ".join(" and ".join(rule) for rule in rules), "  admits by  ")
     if policy.inside_machine:
         say(f"{', '.join(policy.inside_machine)} without sealing inside one machine", "  permits    ")
+    if any_rank:
+        numbers = ", ".join(map(str, any_rank))
+        say(
+            f"rule {numbers} binds no name to a rank: two rosters are not detected (docs, Limitations)", "  ranks      "
+        )
+    else:
+        say("every rule binds a name to ranks: two rosters are detected", "  ranks      ")
     print(f"  digest     {digest[:16]} {digest[16:]}")
+    for status in statuses:
+        say(str(status), "  list       ")
+    for name in open_ends:
+        say(name, "  not revocable  ")
     return 0 if in_order else 1
 
 
@@ -177,7 +203,9 @@ def _ending(policy: PolicyFile, now: float) -> tuple[list[str], list[str]]:
 
 def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
     from ringfence.admission.proofs import authorities, certificate, snp, tdx
+    from ringfence.admission.proofs.kinds import hardware_rules
 
+    rules = hardware_rules(rules)
     if isinstance(rules, certificate.Rules):
         for each in rules.authorities:
             yield f"authority {authorities.describe(each)}", authorities.expiry(each)
@@ -195,9 +223,11 @@ def _ends(rules: Rules) -> Iterator[tuple[str, float]]:
 def _not_genuine(policy: PolicyFile, now: float) -> list[str]:
     """Return AMD's lists that workers would reject. TDX collateral is verified together with a quote, not here."""
     from ringfence.admission.proofs import snp, snp_chain, snp_revocation
+    from ringfence.admission.proofs.kinds import hardware_rules
 
     roots = [line.root for line in snp_chain.pinned().values()]
-    named = [rules for rule in policy.rules for _, rules in rule.proofs if isinstance(rules, snp.Rules)]
+    found_rules = [hardware_rules(rules) for rule in policy.rules for _, rules in rule.proofs]
+    named = [rules for rules in found_rules if isinstance(rules, snp.Rules)]
     lists = dict.fromkeys(each for rules in named for each in rules.revoked)
     found = ((each.describe(), snp_revocation.objection(each, roots, now)) for each in lists)
     return [f"{name}: {text}" for name, text in found if text is not None]

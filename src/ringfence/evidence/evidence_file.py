@@ -19,7 +19,7 @@ from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.keys import PROOF_LIMIT_BYTES
 
 FILE_BYTES: Final = 1 << 20
-KINDS: Final = ("tdx", "snp", "nvidia")
+KINDS: Final = ("tdx", "snp", "nvidia", "azure_snp", "azure_tdx")
 _VERSION: Final = 1
 _KEYS: Final = ("ringfence evidence", "kind", "report_data", "proof")
 _HEX: Final = re.compile(rb"\s*(?:0x)?([0-9a-fA-F\s]+)")

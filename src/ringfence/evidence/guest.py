@@ -13,9 +13,10 @@ from ringfence.evidence import tsm
 AMD_KEY_SERVICE: Final = "https://kdsintf.amd.com"
 
 _ENTRY_BYTES: Final = 24  # of the host's certificate table: GUID, offset, length
+_VLEK: Final = 1
 _LEAVES: Final = {
     0: uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd").bytes,  # VCEK
-    1: uuid.UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1").bytes,  # VLEK
+    _VLEK: uuid.UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1").bytes,  # VLEK
 }
 _URL_NAMES: Final = {"fmc": "fmcSPL", "bootloader": "blSPL", "tee": "teeSPL", "snp": "snpSPL", "microcode": "ucodeSPL"}
 
@@ -44,6 +45,11 @@ def snp(
     except AdmissionError as error:
         raise ConfigurationError(f"the kernel returned a malformed report: {error}") from error
     found = certificate or leaf_of(collected.auxblob, report.signing_key)
+    if found is None and report.signing_key == _VLEK:
+        raise ConfigurationError(
+            "the host signs with a key that AMD gave to its cloud (VLEK) and provides no certificate for it: try again, or "
+            "set RINGFENCE_VCEK_FILE to one that another guest in this region got, such as by `snpguest certificates`"
+        )
     if found is None:
         raise ConfigurationError(
             "the host provides no certificate for this chip: set RINGFENCE_VCEK_FILE to a file fetched from "

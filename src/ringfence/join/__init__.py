@@ -7,7 +7,7 @@
     peer.py            one connection
     dialler.py         dials the parent
     parent.py          where the parent is, when to dial again, when its refusal is final
-    listener.py        listens on the interface and ports of the settings
+    listener.py        listens on the interface and ports of the settings, and for workers of this machine
     refusals.py        children that refuse this worker, and when that is final
     collect.py         this worker's own proofs, collected in the background
     verification.py    peers' proofs, verified in the background

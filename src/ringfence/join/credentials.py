@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ringfence.admission.policy import Policy, Prover
+from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.join.background import run_with_timeout
 from ringfence.join.provers import Machine, admission_of, shared_of
@@ -34,6 +36,19 @@ class JoinCredentials:
         return run_with_timeout(
             query, name="ringfence asks its machine", timeout=timeout, warn_after=warn_after, warn=warn
         )
+
+    @property
+    def reads_lists(self) -> bool:
+        """Whether the policy names files about revoked certificates, which are renewed while it stays the same."""
+        return self.settings.policy is not None and kinds.reads_lists(self.settings.policy)
+
+    def read_policy_again(self, policy: Policy) -> Policy:
+        """Return the policy with the files of now; `policy` itself if none has changed. Raises PolicyError."""
+        file = self.settings.read_policy_again()
+        if file is None or file == self.settings.policy:
+            return policy
+        self.settings = replace(self.settings, policy=file)
+        return kinds.policy_of(file, Machine().clock, self._shared)
 
     def close(self) -> None:
         """Wipe the derived key at the end of the join, even if an exception's frames or a thread still refer to it.

@@ -10,7 +10,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ringfence import keys
@@ -58,7 +58,9 @@ class Handshakes:
         prover: Prover,
         connections: Connections,
         events: HandshakeEvents,
+        current: Callable[[], Policy] | None = None,
     ) -> None:
+        """`current`: returns the policy for the next proof, if its files may have changed since `policy` was read."""
         self._hello = hello
         self._credentials = credentials
         self._policy = policy
@@ -68,7 +70,7 @@ class Handshakes:
         self._shares = CpuShares()
         self._evidence_takes_time = not set(policy.kinds) <= SIGNING_KINDS
         self.collector = Collector(prover)
-        self.verification = Verification(policy, self._shares)
+        self.verification = Verification(current or (lambda: policy), self._shares)
         connections.add_source(self.collector)
         connections.add_source(self.verification)
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import socket
 from typing import Final
 
+from ringfence import keys
+from ringfence.admission.policy import Policy
+from ringfence.admission.tree import AgreedSession
 from ringfence.errors import ConfigurationError
+from ringfence.machines import spread
 from ringfence.settings import Settings
 from ringfence.transport.fork import register_fork_cleanup
 from ringfence.transport.tcp import EXHAUSTED, refusal
+from ringfence.transport.unix import LocalNetwork
 
 _BACKLOG: Final = 128
 
@@ -44,6 +49,15 @@ def listen(settings: Settings) -> socket.socket:
     raise ConfigurationError(
         f"cannot listen on {ports}{settings.host}: {problem}; set RINGFENCE_INTERFACE or RINGFENCE_PORTS{need}"
     )
+
+
+def listen_locally(session: AgreedSession, rank: int, policy: Policy) -> LocalNetwork:
+    """Return what dials workers of this machine, and listens for them; for nobody, if the policy seals there too."""
+    machines = spread(entry.host for entry in session.roster.entries) if policy.same_host == "shared" else ()
+    session_key = keys.session_key(session.session_secret, session.roster.digest)
+    network = LocalNetwork(lambda worker: keys.local_socket(session_key, worker), rank, machines)
+    session_key.forget()
+    return network
 
 
 class Acceptor:

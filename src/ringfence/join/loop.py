@@ -25,7 +25,7 @@ from ringfence.admission.messages import Failure, Hello
 from ringfence.admission.peer_verification import PeerVerifier, Presentation, all_sign
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.roster import Roster
-from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
+from ringfence.admission.tree import CHECKING, Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import AdmissionError, PeerLostError, ProtocolError
 from ringfence.join import diagnostics
 from ringfence.join.connections import Connections
@@ -33,7 +33,7 @@ from ringfence.join.credentials import JoinCredentials
 from ringfence.join.diagnostics import Deadline, Diagnostics, run_name
 from ringfence.join.dialler import Dialler
 from ringfence.join.handshakes import Handshakes
-from ringfence.join.listener import Acceptor
+from ringfence.join.listener import Acceptor, listen_locally
 from ringfence.join.membership import Membership
 from ringfence.join.parent import FINAL_REASONS, AddressBook, ParentSearch, Store
 from ringfence.join.peer import Peer
@@ -42,14 +42,15 @@ from ringfence.settings import Settings
 from ringfence.transport.alarm import boot_seconds
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
 from ringfence.transport.tls import Credentials
+from ringfence.transport.unix import LocalNetwork
 
 _log = logging.getLogger(__name__)
 
 _SUITES: Final = (keys.SUITE_AES_256_GCM,)
 _REPORT_SECONDS: Final = 1.0
-# In CHECK the roster that neighbours refer to is not verified yet. After GO, what follows on a connection belongs to the
-# control plane.
-_NOT_READING: Final = (Phase.CHECK, Phase.GO)
+# In CHECK the roster that neighbours refer to is not verified yet. After GO, which AGREE precedes, what follows on a connection
+# belongs to the control plane.
+_NOT_READING: Final = (*CHECKING, Phase.GO)
 
 
 def join(
@@ -164,6 +165,7 @@ class JoinLoop:
         self._dialler = Dialler(book, search, self._handshakes)
         self._connections.add_source(self._dialler)
         self._acceptor: Acceptor | None = None
+        self._local: LocalNetwork | None = None  # once there is a session key
         self._diagnostics = Diagnostics(entry, self._tree, deadline, now)
         self._refusals = Refusals()
         self._report_at = now + _REPORT_SECONDS
@@ -200,7 +202,7 @@ class JoinLoop:
             self._report_if_due(now)
             self._diagnostics.warn_if_due(now, self._dialler.search, complete=self._has_all_neighbours())
             self._refusals.check(self._entry.rank, self._children - self._connections.neighbours.keys(), now)
-            if self._check_roster_once_sent():
+            if self._check_once_sent():
                 continue
             self._connections.watch(reading=self.is_reading())
             pending = [each for each in self._connections.wait(self._pause(now)) if not self._dispatch(*each)]
@@ -268,11 +270,15 @@ class JoinLoop:
                 self._failure = message  # passed on unchanged
             self._deliver(self._tree.take(peer.rank, message))
 
-    def _check_roster_once_sent(self) -> bool:
-        """Verify the roster once it was sent to the children, so that they verify it at the same time."""
-        if self._tree.phase is not Phase.CHECK or self._connections.has_unsent():
+    def _check_once_sent(self) -> bool:
+        """Verify the roster, or its signatures, once they were sent to the children, which verify at the same time."""
+        if self._tree.phase not in CHECKING or self._connections.has_unsent():
             return False
-        self._deliver(self._tree.check())
+        outgoing = self._tree.check()
+        if self._local is None and self._tree.session is not None:
+            # Before this worker acknowledges the roster: workers of this machine dial it once all have.
+            self._local = listen_locally(self._tree.session, self._entry.rank, self._policy)
+        self._deliver(outgoing)
         for peer in self._connections.neighbours.values():
             with self._lost_on_error(peer):
                 self._receive(peer)  # what arrived meanwhile
@@ -338,6 +344,7 @@ class JoinLoop:
     def _membership(self) -> Membership:
         session, neighbours = self._tree.session, self._connections.neighbours
         assert session is not None
+        local, self._local = self._local, None
         for peer in neighbours.values():
             self._connections.unwatch(peer)
         return Membership(
@@ -353,6 +360,7 @@ class JoinLoop:
             peer_verifier=self._peer_verifier(session.roster),
             max_session_age=self._policy.max_session_age,
             inside_machine=self._policy.inside_machine,
+            local=local,
             verified_at=boot_seconds() if self._verified_at is None else self._verified_at,
         )
 
@@ -387,4 +395,6 @@ class JoinLoop:
         self._connections.forget()
         self._handshakes.forget()
         self._tree.forget()
+        if self._local is not None:
+            self._local.close()
         vars(self).clear()

@@ -10,6 +10,7 @@ from ringfence import keys
 from ringfence.admission.peer_verification import PeerVerifier
 from ringfence.admission.roster import Roster
 from ringfence.control import Abort, ControlEdge
+from ringfence.transport.unix import LocalNetwork
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class Membership:
     max_session_age: int | None = None  # seconds, from the policy: workers must be verified again after it
     verified_at: float = 0.0  #           boot_seconds() of the first, and so the oldest, verification
     inside_machine: tuple[str, ...] = ()  # backends that the policy permits to groups inside one machine
+    local: LocalNetwork | None = field(default=None, repr=False)  # for links inside this machine
 
     @property
     def admitted_by(self) -> str:
@@ -45,6 +47,8 @@ class Membership:
         """Drop all keys and connections, even if references to this object remain."""
         for edge in self.edges:
             edge.abandon()
+        if self.local is not None:
+            self.local.close()
         self.session_key.forget()
         object.__setattr__(self, "link_private_key", None)
         object.__setattr__(self, "peer_verifier", None)

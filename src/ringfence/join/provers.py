@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Prover
-from ringfence.admission.proofs import bundle, certificate, kinds, nvidia, snp, tdx, token
+from ringfence.admission.proofs import azure, bundle, certificate, hcl_report, kinds, nvidia, snp, tdx, token
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.evidence import guest, nvml, tsm
+from ringfence.evidence import guest, nvml, tpm, tsm
+from ringfence.evidence.azure_guest import AzureGuest, Open
+from ringfence.evidence.metadata import Metadata
 from ringfence.evidence.token_command import fetch_with
+from ringfence.keys import SAME_HOST
 from ringfence.policy.policy_file import PolicyFile, Rule
 from ringfence.settings import Settings
 
@@ -27,6 +30,8 @@ class Machine:
     clock: Clock = time.time
     files: tsm.Files = field(default_factory=tsm.KernelFiles)
     gpus: Callable[[], nvml.Library] = nvml.load
+    open_tpm: Open = tpm.opened
+    metadata: Metadata = field(default_factory=Metadata)
 
 
 class _Unusable(ConfigurationError):
@@ -54,10 +59,12 @@ def admission_of(settings: Settings, shared: SharedSecret | None, machine: Machi
     """Like `policy_of`, with the result of `shared_of`: derives no further key. Kernel and drivers may be slow."""
     if settings.policy is not None:
         policy = kinds.policy_of(settings.policy, machine.clock, shared)
+        if settings.same_host != SAME_HOST[0]:
+            policy = replace(policy, same_host=settings.same_host)
         return policy, prover_of(settings, shared, settings.policy, machine)
     if shared is None:
         raise ConfigurationError("neither a policy nor a secret: set RINGFENCE_POLICY or RINGFENCE_SECRET_FILE")
-    return Policy((shared,)), shared
+    return Policy((shared,), same_host=settings.same_host), shared
 
 
 def prover_of(settings: Settings, shared: SharedSecret | None, policy: PolicyFile, machine: Machine) -> Prover:
@@ -90,7 +97,7 @@ def _secret(settings: Settings, shared: SharedSecret | None, rules: object, mach
 
 def _certificate(settings: Settings, shared: SharedSecret | None, rules: certificate.Rules, machine: Machine) -> Prover:
     if settings.certificate is None:
-        raise ConfigurationError("set RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE")
+        raise ConfigurationError("set RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE, or RINGFENCE_SPIFFE_SOCKET")
     try:
         certificate.verify_chain(rules, settings.certificate.chain, machine.clock())
     except AdmissionError as error:
@@ -105,11 +112,15 @@ def _tdx(settings: Settings, shared: SharedSecret | None, rules: tdx.Rules, mach
 
 def _snp(settings: Settings, shared: SharedSecret | None, rules: snp.Rules, machine: Machine) -> Prover:
     _check_guest(machine, tsm.SNP)
+    own = _vcek(settings)
+    return snp.SnpProver(lambda report_data: guest.snp(report_data, machine.files, certificate=own, level=rules.vmpl))
+
+
+def _vcek(settings: Settings) -> bytes | None:
     try:
-        own = None if settings.vcek is None else guest.read_certificate(settings.vcek)
+        return None if settings.vcek is None else guest.read_certificate(settings.vcek)
     except ValueError as error:
         raise _Unusable(f"RINGFENCE_VCEK_FILE is not a certificate: {error}") from error
-    return snp.SnpProver(lambda report_data: guest.snp(report_data, machine.files, certificate=own, level=rules.vmpl))
 
 
 def _check_guest(machine: Machine, wanted: str) -> None:
@@ -134,6 +145,23 @@ def _token(settings: Settings, shared: SharedSecret | None, rules: token.Rules, 
     return token.TokenProver(fetch_with(settings.token_command))
 
 
+def _azure_snp(settings: Settings, shared: SharedSecret | None, rules: azure.Rules, machine: Machine) -> Prover:
+    own, vm = _vcek(settings), _azure_guest(machine, hcl_report.SNP)
+    return azure.AzureProver(azure.SNP_KIND, lambda nonce: vm.snp(nonce, own))
+
+
+def _azure_tdx(settings: Settings, shared: SharedSecret | None, rules: azure.Rules, machine: Machine) -> Prover:
+    return azure.AzureProver(azure.TDX_KIND, _azure_guest(machine, hcl_report.TDX).tdx)
+
+
+def _azure_guest(machine: Machine, wanted: int) -> AzureGuest:
+    vm = AzureGuest(machine.open_tpm, machine.metadata)
+    if vm.kind() != wanted:
+        names = {hcl_report.SNP: "SEV-SNP", hcl_report.TDX: "TDX"}
+        raise ConfigurationError(f"this VM runs on {names[vm.kind()]}, and this rule asks for {names[wanted]}")
+    return vm
+
+
 MAKERS: Final[dict[str, Maker]] = {
     "secret": _secret,
     "certificate": _certificate,
@@ -141,4 +169,6 @@ MAKERS: Final[dict[str, Maker]] = {
     "snp": _snp,
     "nvidia": _nvidia,
     "token": _token,
+    "azure_snp": _azure_snp,
+    "azure_tdx": _azure_tdx,
 }

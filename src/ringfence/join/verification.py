@@ -8,18 +8,22 @@ connections.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ringfence.admission.policy import Evidence, Policy, Verdict, verdict
+from ringfence.errors import AdmissionError
 from ringfence.join.background import Background
 from ringfence.join.cpu_shares import CpuShares
 from ringfence.join.peer import Peer
 
 
 class Verification:
-    """A queue of proofs. Its descriptor is readable when `finished()` has a verdict."""
+    """A queue of proofs. Its descriptor is readable when `finished()` has a verdict.
 
-    def __init__(self, policy: Policy, shares: CpuShares) -> None:
+    `policy` is called for each proof, in the background thread; it may raise AdmissionError.
+    """
+
+    def __init__(self, policy: Callable[[], Policy], shares: CpuShares) -> None:
         self._policy = policy
         self._shares = shares
         self._queue: dict[Peer, Evidence] = {}  # in the order of arrival
@@ -58,8 +62,12 @@ class Verification:
         self._background.close()
 
 
-def _verify(policy: Policy, evidence: Evidence) -> tuple[Verdict, float]:
+def _verify(policy: Callable[[], Policy], evidence: Evidence) -> tuple[Verdict, float]:
     """Return the verdict and the CPU time that this thread used for it."""
+    try:
+        current = policy()
+    except AdmissionError as error:
+        return error, 0.0
     before = time.thread_time()
-    found = verdict(policy, evidence)
+    found = verdict(current, evidence)
     return found, time.thread_time() - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringfence import keys
@@ -11,6 +12,7 @@ from ringfence.admission.policy import Policy, Prover
 from ringfence.join.connections import Connections
 from ringfence.join.credentials import JoinCredentials
 from ringfence.join.handshakes import HandshakeEvents, Handshakes
+from ringfence.launch.current_policy import CurrentPolicy
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 
@@ -27,6 +29,7 @@ class AgentAdmission:
     credentials: Credentials
     policy: Policy
     prover: Prover
+    current: Callable[[], Policy] | None = None  # with the lists of revoked certificates of now
 
     @classmethod
     def of(
@@ -37,7 +40,9 @@ class AgentAdmission:
         Raises ConfigurationError if this machine has no credential that its policy admits, and TimeoutError if it has not
         told what evidence it can provide within `seconds`.
         """
-        policy, prover = JoinCredentials(settings).admission(timeout=seconds, warn_after=seconds, warn=lambda: None)
+        own = JoinCredentials(settings)
+        policy, prover = own.admission(timeout=seconds, warn_after=seconds, warn=lambda: None)
+        policy = policy.for_agents()  # an agent's rank is that of its node
         credentials = Credentials(
             hybrid=policy.key_agreement == keys.KEY_AGREEMENTS[0], exporter=keys.TLS_LAUNCH_EXPORTER
         )
@@ -52,7 +57,7 @@ class AgentAdmission:
             port=endpoint[1],
         )
         hello = Hello(entry=entry, policy_digest=policy.digest, suites=_SUITES, kinds=policy.kinds)
-        return cls(hello, credentials, policy, prover)
+        return cls(hello, credentials, policy, prover, CurrentPolicy(own, policy) if own.reads_lists else None)
 
     def handshakes(self, connections: Connections, events: HandshakeEvents) -> Handshakes:
-        return Handshakes(self.hello, self.credentials, self.policy, self.prover, connections, events)
+        return Handshakes(self.hello, self.credentials, self.policy, self.prover, connections, events, self.current)

@@ -29,6 +29,7 @@ FORMS: Final = {
     "hexes": "hex or list",
     "file": "file",
     "files": "file or list",
+    "contents": "file, folder or list",
     "table": "table",
     "tables": "list of tables",
 }
@@ -68,10 +69,143 @@ TOP: Final = (
         "([Meshes with a fast inside](../guides/meshes.md)).",
         "none: everything is sealed",
     ),
+    Key(
+        "same_host",
+        "text",
+        'How workers on one machine exchange tensors. `"shared"`: through memory that they share, not sealed, if both ends '
+        'prove to be on one machine and of one user; otherwise sealed. `"sealed"`: sealed, as between machines.',
+        '`"shared"`',
+    ),
     Key("admit", "tables", "The rules, `[[admit]]`. At least one, at most 64."),
 )
 
 RULE: Final = (Key("note", "text", "A comment. `ringfence policy explain` prints it.", "none"),)
+
+TDX: Final[tuple[Key, ...]] = (
+    Key(
+        "collateral",
+        "files",
+        "Intel's collateral, as `ringfence evidence collateral` fetches it: one file for each kind of platform "
+        "(FMSPC and "
+        "PCK CA) in the whole policy. A file expires after about a month; fetch the new one into the same file.",
+    ),
+    Key("mrtd", "hexes", "Measurement of the guest's firmware: 96 hexadecimal digits, or a list of allowed values."),
+    *(
+        Key(f"rtmr{number}", "hexes", f"Runtime measurement register {number}, {what}; as `mrtd`.", "see `unpinned`")
+        for number, what in enumerate(
+            (
+                "extended by the firmware",
+                "extended by the boot loader",
+                "extended by the kernel",
+                "free for applications",
+            )
+        )
+    ),
+    Key(
+        "unpinned",
+        "texts",
+        "Registers whose value is not checked. Each of `rtmr0` to `rtmr3` is either given a value or listed here.",
+        "none",
+    ),
+    Key(
+        "tcb_status",
+        "texts",
+        "Accepted TCB statuses: `UpToDate`, `SWHardeningNeeded`, `ConfigurationNeeded`, "
+        "`ConfigurationAndSWHardeningNeeded`, `OutOfDate`, `OutOfDateConfigurationNeeded`.",
+        "`UpToDate`",
+    ),
+    Key(
+        "advisories",
+        "texts",
+        "Intel advisories, such as `INTEL-SA-00615`, that a platform with another status than `UpToDate` may have.",
+        "none",
+    ),
+    Key("mr_config_id", "hexes", "Value set by the guest's owner (MRCONFIGID); as `mrtd`.", "any"),
+    Key("mr_owner", "hexes", "Value set by the guest's owner (MROWNER); as `mrtd`.", "any"),
+    Key("mr_owner_config", "hexes", "Value set by the guest's owner (MROWNERCONFIG); as `mrtd`.", "any"),
+)
+
+SNP: Final[tuple[Key, ...]] = (
+    Key("measurement", "hexes", "Launch measurement: 96 hexadecimal digits, or a list of allowed values."),
+    Key(
+        "minimum_tcb",
+        "table",
+        "`[admit.snp.minimum_tcb]`: for each admitted product line (`milan`, `genoa`, `turin`) a table of minimum "
+        "versions: "
+        "`bootloader`, `tee`, `snp`, `microcode`, on Turin also `fmc`. The minimum applies to REPORTED_TCB, "
+        "LAUNCH_TCB and COMMITTED_TCB; CURRENT_TCB must not be older than REPORTED_TCB and COMMITTED_TCB.",
+    ),
+    Key(
+        "mitigations",
+        "table",
+        "`[admit.snp.mitigations]`: for a product line, a number whose bits must all be set in LAUNCH_MIT_VECTOR and "
+        "CURRENT_MIT_VECTOR, such as `genoa = 0x1`. AMD's bulletins define the bits. Reports have these fields "
+        "from version 5 on; older reports of such a line are refused.",
+        "none",
+    ),
+    Key("vmpl", "number", "Privilege level (VMPL) at which the report was requested.", "0"),
+    Key("guest_svn", "number", "Minimum security version of the guest.", "0"),
+    Key("host_data", "hexes", "HOST_DATA: 64 hexadecimal digits, or a list of allowed values.", "any"),
+    Key(
+        "id_key_digest",
+        "hexes",
+        "Digest of the key that signed the guest's ID block: 96 hexadecimal digits, or a list.",
+        "any",
+    ),
+    Key(
+        "author_key_digest",
+        "hexes",
+        "Digest of the author key of the ID block: 96 hexadecimal digits, or a list.",
+        "any",
+    ),
+    Key("chip_id", "hexes", "Admitted chips: 128 hexadecimal digits, or a list. Excludes `vlek_providers`.", "any"),
+    Key(
+        "vlek_providers",
+        "texts",
+        "Cloud providers whose loaded keys (VLEK) are accepted besides the chip's own key (VCEK). Excludes `chip_id`.",
+        "none",
+    ),
+    Key("allow_smt", "flag", "Accept a guest policy that permits SMT.", "true"),
+    Key("allow_migration", "flag", "Accept a guest policy that permits a migration agent.", "false"),
+    Key("allow_cxl", "flag", "Accept a guest policy that permits CXL.", "false"),
+    Key("require_single_socket", "flag", "The guest policy must demand a single socket.", "false"),
+    Key("require_ciphertext_hiding", "flag", "The guest policy must demand ciphertext hiding.", "false"),
+    Key(
+        "allow_provisional_firmware",
+        "flag",
+        "Accept firmware that the host has not committed, and can replace by an older version, down to the "
+        "minimum, while the guest runs. Some clouds load microcode in this way.",
+        "false",
+    ),
+    Key(
+        "require_alias_check",
+        "flag",
+        "The platform must have checked its memory for aliases since its last reset (ALIAS_CHECK_COMPLETE; AMD-SB-3015, "
+        "BadRAM). Reports of version 2 do not have this field: they need `false`.",
+        "true",
+    ),
+    Key(
+        "crl",
+        "files",
+        "AMD's revocation lists for product lines, in DER or PEM form. If any is given, every admitted line needs "
+        "one that is "
+        "current. A certificate that any rule's list revokes is refused by all rules. AMD serves the lists at "
+        "`https://kdsintf.amd.com/vcek/v1/LINE/crl`.",
+        "revocation is not checked",
+    ),
+)
+
+VTPM: Final = (
+    Key(
+        "pcrs",
+        "table",
+        "Table of the guest's PCRs in the vTPM's SHA-256 bank, by number (`0` to `23`): 64 hexadecimal digits, or a list of "
+        "allowed values. At least one; a PCR that is not named is not checked.",
+    ),
+    Key("require_secure_boot", "flag", "The paravisor must report that the VM was started with secure boot.", "true"),
+    Key("tpm_firmware", "hexes", "Firmware version of the vTPM: 16 hexadecimal digits, or a list.", "any"),
+    Key("vm_id", "texts", "Admitted VMs, by `vmUniqueId` as the paravisor reports it.", "any"),
+)
 
 KINDS: Final[dict[str, tuple[Key, ...]]] = {
     "secret": (),
@@ -86,7 +220,9 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
             "ids",
             "texts",
             "Patterns, one of which the certificate's name must match. `*` matches one segment of a URI's path, or one label "
-            "of a DNS name; `/**` at the end of a URI matches everything below.",
+            "of a DNS name; `/**` at the end of a URI matches everything below. `{rank}` is the rank of the worker that "
+            "presents the certificate, `{rank/8}` its rank divided by 8, rounded down: the number of its machine, if each has "
+            "8 workers. A pattern has at most one of these.",
         ),
         Key(
             "trust_domain",
@@ -94,123 +230,32 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
             "SPIFFE trust domain of these authorities. The name is then a SPIFFE ID of this domain.",
             "the name is the only URI, or else the only DNS name",
         ),
-    ),
-    "tdx": (
         Key(
-            "collateral",
-            "files",
-            "Intel's collateral, as `ringfence evidence collateral` fetches it: one file for each kind of platform "
-            "(FMSPC and "
-            "PCK CA) in the whole policy. A file expires after about a month; fetch the new one into the same file.",
-        ),
-        Key(
-            "mrtd", "hexes", "Measurement of the guest's firmware: 96 hexadecimal digits, or a list of allowed values."
-        ),
-        *(
-            Key(
-                f"rtmr{number}", "hexes", f"Runtime measurement register {number}, {what}; as `mrtd`.", "see `unpinned`"
-            )
-            for number, what in enumerate(
-                (
-                    "extended by the firmware",
-                    "extended by the boot loader",
-                    "extended by the kernel",
-                    "free for applications",
-                )
-            )
-        ),
-        Key(
-            "unpinned",
-            "texts",
-            "Registers whose value is not checked. Each of `rtmr0` to `rtmr3` is either given a value or listed here.",
-            "none",
-        ),
-        Key(
-            "tcb_status",
-            "texts",
-            "Accepted TCB statuses: `UpToDate`, `SWHardeningNeeded`, `ConfigurationNeeded`, "
-            "`ConfigurationAndSWHardeningNeeded`, `OutOfDate`, `OutOfDateConfigurationNeeded`.",
-            "`UpToDate`",
-        ),
-        Key(
-            "advisories",
-            "texts",
-            "Intel advisories, such as `INTEL-SA-00615`, that a platform with another status than `UpToDate` may have.",
-            "none",
-        ),
-        Key("mr_config_id", "hexes", "Value set by the guest's owner (MRCONFIGID); as `mrtd`.", "any"),
-        Key("mr_owner", "hexes", "Value set by the guest's owner (MROWNER); as `mrtd`.", "any"),
-        Key("mr_owner_config", "hexes", "Value set by the guest's owner (MROWNERCONFIG); as `mrtd`.", "any"),
-    ),
-    "snp": (
-        Key("measurement", "hexes", "Launch measurement: 96 hexadecimal digits, or a list of allowed values."),
-        Key(
-            "minimum_tcb",
-            "table",
-            "`[admit.snp.minimum_tcb]`: for each admitted product line (`milan`, `genoa`, `turin`) a table of minimum "
-            "versions: "
-            "`bootloader`, `tee`, `snp`, `microcode`, on Turin also `fmc`. The minimum applies to REPORTED_TCB, "
-            "LAUNCH_TCB and COMMITTED_TCB; CURRENT_TCB must not be older than REPORTED_TCB and COMMITTED_TCB.",
-        ),
-        Key(
-            "mitigations",
-            "table",
-            "`[admit.snp.mitigations]`: for a product line, a number whose bits must all be set in LAUNCH_MIT_VECTOR and "
-            "CURRENT_MIT_VECTOR, such as `genoa = 0x1`. AMD's bulletins define the bits. Reports have these fields "
-            "from version 5 on; older reports of such a line are refused.",
-            "none",
-        ),
-        Key("vmpl", "number", "Privilege level (VMPL) at which the report was requested.", "0"),
-        Key("guest_svn", "number", "Minimum security version of the guest.", "0"),
-        Key("host_data", "hexes", "HOST_DATA: 64 hexadecimal digits, or a list of allowed values.", "any"),
-        Key(
-            "id_key_digest",
-            "hexes",
-            "Digest of the key that signed the guest's ID block: 96 hexadecimal digits, or a list.",
-            "any",
-        ),
-        Key(
-            "author_key_digest",
-            "hexes",
-            "Digest of the author key of the ID block: 96 hexadecimal digits, or a list.",
-            "any",
-        ),
-        Key("chip_id", "hexes", "Admitted chips: 128 hexadecimal digits, or a list. Excludes `vlek_providers`.", "any"),
-        Key(
-            "vlek_providers",
-            "texts",
-            "Cloud providers whose loaded keys (VLEK) are accepted besides the chip's own key (VCEK). Excludes `chip_id`.",
-            "none",
-        ),
-        Key("allow_smt", "flag", "Accept a guest policy that permits SMT.", "true"),
-        Key("allow_migration", "flag", "Accept a guest policy that permits a migration agent.", "false"),
-        Key("allow_cxl", "flag", "Accept a guest policy that permits CXL.", "false"),
-        Key("require_single_socket", "flag", "The guest policy must demand a single socket.", "false"),
-        Key("require_ciphertext_hiding", "flag", "The guest policy must demand ciphertext hiding.", "false"),
-        Key(
-            "allow_provisional_firmware",
-            "flag",
-            "Accept firmware that the host has not committed, and can replace by an older version, down to the "
-            "minimum, while the guest runs. Some clouds load microcode in this way.",
-            "false",
-        ),
-        Key(
-            "require_alias_check",
-            "flag",
-            "The platform must have checked its memory for aliases since its last reset (ALIAS_CHECK_COMPLETE; AMD-SB-3015, "
-            "BadRAM). Reports of version 2 do not have this field: they need `false`.",
-            "true",
+            "ranks",
+            "text",
+            'Ranks that this rule admits: `"5"` or `"0-7"`. Names are [bound to '
+            "ranks](../guides/admit-by-certificate.md#bind-names-to-ranks) by this key, or by `{rank}` in `ids`.",
+            "any rank",
         ),
         Key(
             "crl",
-            "files",
-            "AMD's revocation lists for product lines, in DER or PEM form. If any is given, every admitted line needs "
-            "one that is "
-            "current. A certificate that any rule's list revokes is refused by all rules. AMD serves the lists at "
-            "`https://kdsintf.amd.com/vcek/v1/LINE/crl`.",
-            "revocation is not checked",
+            "contents",
+            "Certificate revocation lists, in DER or PEM form: files, or folders of such files. Every certificate below the "
+            "authority then needs a list that its issuer has signed. They are read again for each session, and the newest "
+            "list of an issuer counts. Workers may have different lists. If one rule names lists, they apply to "
+            "the same authorities in all rules.",
+            "certificates cannot be revoked",
+        ),
+        Key(
+            "crl_max_age",
+            "duration",
+            "How long ago the newest list may have been issued (`thisUpdate`). A list is also refused after its "
+            "`nextUpdate`. Required with `crl`.",
+            "none",
         ),
     ),
+    "tdx": TDX,
+    "snp": SNP,
     "nvidia": (
         Key(
             "reference_values",
@@ -230,6 +275,22 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
             "false",
         ),
         Key("revoked", "texts", "Serial numbers of certificates that this rule and all others refuse.", "none"),
+        Key(
+            "ocsp",
+            "contents",
+            "OCSP responses in DER, one file each: files, or folders of such files. Every certificate of a device but "
+            "its first, which the device itself issues, then needs a response with the status good. They are read again for "
+            "each session, and the newest response counts. NVIDIA's responder is `https://ocsp.ndis.nvidia.com`. If "
+            "one rule names responses, all rules need them.",
+            "only the serial numbers in `revoked` are refused",
+        ),
+        Key(
+            "ocsp_max_age",
+            "duration",
+            "How long ago the newest response may have been issued (`thisUpdate`). A response is also refused after "
+            "its `nextUpdate`. Required with `ocsp`.",
+            "none",
+        ),
     ),
     "token": (
         Key("issuer", "text", "Required issuer (`iss`)."),
@@ -246,4 +307,6 @@ KINDS: Final[dict[str, tuple[Key, ...]]] = {
             "submodule_claims", "table", "`[admit.token.submodule_claims]`: required claims of each submodule.", "none"
         ),
     ),
+    "azure_snp": (*SNP, *VTPM),
+    "azure_tdx": (*TDX, *VTPM),
 }

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ringfence.keys import KEY_AGREEMENTS
-from ringfence.policy.toml_table import Read, Table, parse
+from ringfence.keys import KEY_AGREEMENTS, SAME_HOST
+from ringfence.policy.toml_table import ListFolder, Read, Table, no_folders, parse
 
 VERSION: Final = 1
 RULES: Final = 64
@@ -59,6 +59,7 @@ class PolicyFile:
     max_session_age: int | None = None  # seconds
     key_agreement: str = KEY_AGREEMENTS[0]
     inside_machine: tuple[str, ...] = ()  # backends of torch
+    same_host: str = SAME_HOST[0]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -89,7 +90,7 @@ def explain(policy: PolicyFile) -> list[str]:
     if policy.min_workers > 1:
         lines.append(f"A run with fewer than {policy.min_workers} workers does not begin.")
     if policy.max_session_age is not None:
-        lines.append(f"After {_duration_text(policy.max_session_age)} all workers must be verified again.")
+        lines.append(f"After {duration_text(policy.max_session_age)} all workers must be verified again.")
     if policy.key_agreement != KEY_AGREEMENTS[0]:
         lines += [
             "Workers may agree on keys without post-quantum cryptography (key_agreement): an attacker who records their "
@@ -100,24 +101,38 @@ def explain(policy: PolicyFile) -> list[str]:
             f"A group that asks for {' or '.join(policy.inside_machine)} uses it without sealing if all its members prove to "
             "be on one machine and of one user (inside_machine). Between machines everything is sealed.",
         ]
+    lines.append(
+        "Workers of one user on one machine exchange tensors through memory that they share, without sealing (same_host). "
+        "Between machines everything is sealed."
+        if policy.same_host == SAME_HOST[0]
+        else "Workers on one machine seal what they exchange, as between machines (same_host)."
+    )
     return lines
 
 
-def _duration_text(seconds: int) -> str:
+def duration_text(seconds: int) -> str:
+    """Return a duration in words, such as "12 hours"."""
     units = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
     length, name = next(unit for unit in units if seconds % unit[0] == 0)
     count = seconds // length
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
-def read_policy(text: bytes, read: Read, kinds: Mapping[str, ReadRules], where: str = "the policy") -> PolicyFile:
+def read_policy(
+    text: bytes,
+    read: Read,
+    kinds: Mapping[str, ReadRules],
+    where: str = "the policy",
+    list_folder: ListFolder = no_folders,
+) -> PolicyFile:
     """Read a policy; `kinds` maps the names of tables to their readers. Raises PolicyError, which names the place."""
-    root = parse(text, read, where)
+    root = parse(text, read, where, list_folder)
     root.number("version", least=VERSION, most=VERSION)
     min_workers = root.number("min_workers", 1, least=1, most=WORKERS)
     max_session_age = root.duration("max_session_age", None)
     key_agreement = root.text("key_agreement", KEY_AGREEMENTS[0], allowed=KEY_AGREEMENTS)
     inside_machine = root.texts("inside_machine", (), allowed=INSIDE_BACKENDS)
+    same_host = root.text("same_host", SAME_HOST[0], allowed=SAME_HOST)
     tables = root.tables("admit")
     if len(tables) > RULES:
         raise root.error(f"{len(tables)} rules, where at most {RULES} are allowed")
@@ -129,6 +144,7 @@ def read_policy(text: bytes, read: Read, kinds: Mapping[str, ReadRules], where: 
         max_session_age=max_session_age,
         key_agreement=key_agreement,
         inside_machine=inside_machine,
+        same_host=same_host,
     )
 
 

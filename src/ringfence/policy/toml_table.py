@@ -18,12 +18,15 @@ from ringfence.errors import PolicyError
 
 POLICY_BYTES: Final = 1 << 20  # of the policy itself
 FILE_BYTES: Final = 4 << 20  # of a file named in it
+FOLDER_FILES: Final = 1 << 16  # files of one key that may name a folder
+FOLDER_BYTES: Final = 64 << 20  # all of them together
 TEXT_CHARACTERS: Final = 4096
 
 # Keys of older policies and their current names. An old key is refused in a table that takes the current one.
 RENAMED: Final = {"max_epoch_age": "max_session_age", "golden": "reference_values"}
 
 Read = Callable[[str, int], bytes]  # path as written in the policy, most bytes to read; raises OSError
+ListFolder = Callable[[str], list[str] | None]  # path; returns the names in a folder, or None if it is no folder
 D = TypeVar("D")
 
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,8})(s|m|h|d)")
@@ -38,7 +41,12 @@ class _Required:
 _REQUIRED: Final = _Required()
 
 
-def parse(text: bytes, read: Read, where: str = "the policy") -> Table:
+def no_folders(path: str) -> list[str] | None:
+    """The `ListFolder` of a policy whose files are not on a disk."""
+    return None
+
+
+def parse(text: bytes, read: Read, where: str = "the policy", list_folder: ListFolder = no_folders) -> Table:
     """Parse a policy and return its root table. `where` begins every error message. Raises PolicyError."""
     if len(text) > POLICY_BYTES:
         raise PolicyError(f"{where} has more than {POLICY_BYTES} bytes")
@@ -48,7 +56,7 @@ def parse(text: bytes, read: Read, where: str = "the policy") -> Table:
         raise PolicyError(f"{where} is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a thousand brackets
         raise PolicyError(f"{where} is not TOML: {error}") from None
-    return Table(values, where, read)
+    return Table(values, where, read, list_folder)
 
 
 class Table:
@@ -57,10 +65,13 @@ class Table:
     All methods raise PolicyError. A key with a default may be absent.
     """
 
-    def __init__(self, values: Mapping[str, object], where: str, read: Read) -> None:
+    def __init__(
+        self, values: Mapping[str, object], where: str, read: Read, list_folder: ListFolder = no_folders
+    ) -> None:
         self.where = where
         self._values = values
         self._read = read
+        self._list_folder = list_folder
         self._known: dict[str, None] = {}  # in the order of the requests
         self._inner: list[Table] = []
 
@@ -165,6 +176,31 @@ class Table:
             return default
         return tuple(self._content(name, path) for path in self._strings(name, value, ()))
 
+    @overload
+    def contents(self, name: str, *, limit: int) -> tuple[tuple[str, bytes], ...]: ...
+    @overload
+    def contents(self, name: str, default: D, *, limit: int) -> tuple[tuple[str, bytes], ...] | D: ...
+    def contents(self, name: str, default: object = _REQUIRED, *, limit: int) -> object:
+        """Return path and content of each file that the key names: a file, a folder of files, or a list of these.
+
+        A file may have `limit` bytes. Names that begin with a dot are skipped in folders.
+        """
+        value = self._take(name, default)
+        if value is None:
+            return default
+        found: list[tuple[str, bytes]] = []
+        left = FOLDER_BYTES
+        for path in self._strings(name, value, ()):
+            for file in self._files_at(name, path):
+                content = self._content(name, file, limit)
+                found.append((file, content))
+                left -= len(content)
+                if left < 0 or len(found) > FOLDER_FILES:
+                    raise PolicyError(
+                        f"{self.where}: {name}: more than {FOLDER_FILES} files or {FOLDER_BYTES} bytes: remove old files"
+                    )
+        return tuple(found)
+
     # -- tables -----------------------------------------------------------------------------------------------------
 
     @overload
@@ -232,17 +268,30 @@ class Table:
             raise self._wrong(name, "a list of at least one text, none of them twice")
         return strings
 
-    def _content(self, name: str, path: str) -> bytes:
+    def _files_at(self, name: str, path: str) -> list[str]:
+        """Return the file, or those of the folder, in order. A folder must have at least one."""
         try:
-            content = self._read(path, FILE_BYTES + 1)
+            names = self._list_folder(path)
         except OSError as error:
             raise PolicyError(f"{self.where}: {name}: cannot read {path}: {error.strerror}") from error
-        if len(content) > FILE_BYTES:
-            raise PolicyError(f"{self.where}: {name}: {path} has more than {FILE_BYTES} bytes")
+        if names is None:
+            return [path]
+        files = [f"{path.rstrip('/')}/{each}" for each in sorted(names) if not each.startswith(".")]
+        if not files:
+            raise PolicyError(f"{self.where}: {name}: the folder {path} is empty: put the files into it")
+        return files
+
+    def _content(self, name: str, path: str, limit: int = FILE_BYTES) -> bytes:
+        try:
+            content = self._read(path, limit + 1)
+        except OSError as error:
+            raise PolicyError(f"{self.where}: {name}: cannot read {path}: {error.strerror}") from error
+        if len(content) > limit:
+            raise PolicyError(f"{self.where}: {name}: {path} has more than {limit} bytes")
         return content
 
     def _open(self, values: Mapping[str, object], where: str) -> Table:
-        table = Table(values, where, self._read)
+        table = Table(values, where, self._read, self._list_folder)
         self._inner.append(table)
         return table
 

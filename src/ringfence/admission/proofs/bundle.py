@@ -13,10 +13,11 @@ from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
-from ringfence.admission.policy import Evidence, Prover, Verifier, without_key
+from ringfence.admission.policy import Evidence, Prover, Verifier, for_agents, sign_roster, without_key
 from ringfence.errors import AdmissionError, ConfigurationError, ProtocolError
 
 KIND: Final = 7
+LAST_KIND: Final = 9
 
 Parts = Sequence[tuple[int, bytes]]
 
@@ -33,7 +34,7 @@ def decode(data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
     parts = tuple((reader.number(1), reader.blob(limit)) for _ in range(reader.number(1)))
     reader.end()
     kinds = [kind for kind, _ in parts]
-    if len(kinds) < 2 or kinds != sorted(set(kinds)) or not 1 <= kinds[0] <= kinds[-1] < KIND:
+    if len(kinds) < 2 or kinds != sorted(set(kinds)) or not 1 <= kinds[0] <= kinds[-1] <= LAST_KIND or KIND in kinds:
         raise ProtocolError(f"a bundle of kinds {kinds}")
     return parts
 
@@ -70,6 +71,9 @@ class BundleVerifier:
     def without_key(self) -> Verifier:
         return BundleVerifier([without_key(part) for part in self._parts])
 
+    def for_agents(self) -> Verifier:
+        return BundleVerifier([for_agents(part) for part in self._parts])
+
     def _split(self, entry: Entry, data: bytes, limit: int) -> tuple[tuple[int, bytes], ...]:
         try:
             parts = decode(data, limit)
@@ -99,6 +103,10 @@ class BundleProver:
 
     def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
         return encode([(prover.kind, prover.endorse(entry, proof_digest)) for prover in self._provers])
+
+    def sign_roster(self, rank: int, roster_digest: bytes) -> bytes:
+        """Sign with the one part that has a key to sign with, if there is one."""
+        return b"".join(sign_roster(prover, rank, roster_digest) for prover in self._provers)
 
 
 def verifier_for(parts: Sequence[Verifier]) -> Verifier:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -23,16 +24,17 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.binding import Binding
-from ringfence.admission.entry import ENDORSEMENT_BYTES, Entry, Listing
-from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.proofs import authorities, certificate_path, identity
+from ringfence.admission.entry import ENDORSEMENT_BYTES, WORLD_LIMIT, Entry, Listing
+from ringfence.admission.policy import Clock, Evidence, Verifier
+from ringfence.admission.proofs import authorities, certificate_path, crl, identity
 from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.policy.policy_file import duration_text
 from ringfence.policy.toml_table import Table
 
 CHAIN_LIMIT: Final = 4  # certificates, with the worker's own and without the authority's
 CERTIFICATE_BYTES: Final = 4096
-SIGNATURE_BYTES: Final = 1024
 _REASON_CHARACTERS: Final = 160
+_RANKS: Final = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
 
 PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
 PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
@@ -55,21 +57,60 @@ class Rules:
     authorities: tuple[bytes, ...]  # DER, sorted
     ids: tuple[str, ...]  #           patterns
     trust_domain: str | None = None  # of SPIFFE; None: any URI or DNS name that a pattern matches
+    ranks: tuple[int, int] | None = None  # the first and the last that it admits; None: any
+    revocation: crl.Revocation | None = None  # None: this rule asks for no lists
+    shared: crl.Revocation | None = None  # of all rules of the policy
 
     def content(self) -> bytes:
+        """Return a canonical encoding, with the required age of lists and without the lists, which are renewed."""
+        # A pattern has no space, so no pattern of another rule ends in the same way.
+        ending = "" if self.ranks is None else f" ranks {self.ranks[0]}-{self.ranks[1]}"
+        revocation = (
+            () if self.revocation is None else (encoding.blob(b""), encoding.number(self.revocation.max_age, 8))
+        )
         return b"".join(
             (
                 encoding.text(self.trust_domain or ""),
                 encoding.number(len(self.ids), 2),
-                *map(encoding.text, sorted(self.ids)),
+                *(encoding.text(pattern + ending) for pattern in sorted(self.ids)),
                 *map(encoding.blob, self.authorities),
+                *revocation,
             )
         )
 
+    @property
+    def binds_ranks(self) -> bool:
+        """Whether a name that this rule admits is that of one rank, or of a range of ranks."""
+        return self.ranks is not None or all(map(identity.binds_rank, self.ids))
+
     def explain(self) -> list[str]:
         what = f"a SPIFFE identity of {self.trust_domain}" if self.trust_domain else "a certificate"
-        lines = [f"presents {what} named " + " or ".join(self.ids)]
-        return lines + [f"  issued by {authorities.describe(each)}" for each in self.authorities]
+        lines = [f"presents {what} named " + " or ".join(self.ids), f"  as {self._explain_ranks()}"]
+        lines += [f"  issued by {authorities.describe(each)}" for each in self.authorities]
+        if self.revocation is None:
+            lines.append("certificates cannot be revoked under this rule (crl)")
+        else:
+            age = duration_text(self.revocation.max_age)
+            lines.append(f"not revoked by the newest list of its issuer, which is at most {age} old")
+        return lines
+
+    def _explain_ranks(self) -> str:
+        if self.ranks is not None:
+            first, last = self.ranks
+            return f"rank {first}" if first == last else f"any of the ranks {first} to {last}"
+        return "the rank that the name says" if self.binds_ranks else "any rank (a name is not bound to a rank)"
+
+    def check_rank(self, name: str, rank: int | None) -> None:
+        """Check that the rule admits this name, as this rank; None: as any rank. Raises AdmissionError."""
+        in_range = rank is None or self.ranks is None or self.ranks[0] <= rank <= self.ranks[1]
+        if in_range and identity.matches(name, self.ids, rank):
+            return
+        wanted = " or ".join(self.ids) + ("" if self.ranks is None else f" as rank {self.ranks[0]} to {self.ranks[1]}")
+        as_rank = "" if rank is None or not self.binds_ranks else f" as rank {rank}"
+        raise AdmissionError(
+            f"the certificate is for {name}{as_rank and f', presented{as_rank}'}; the policy admits {wanted}",
+            to_peer=f"the certificate is for {name}, which the policy does not admit{as_rank}",
+        )
 
 
 @dataclass(frozen=True)
@@ -100,14 +141,24 @@ def read_rules(table: Table) -> Rules:
     for pattern in ids:
         if (objection := identity.pattern_error(pattern, trust_domain)) is not None:
             raise table.error(f"ids: {pattern!a} {objection}")
+    ranks = table.text("ranks", None)
+    bounds = None if ranks is None else _RANKS.fullmatch(ranks)
+    span = None if bounds is None else (int(bounds[1]), int(bounds[2] or bounds[1]))
+    if ranks is not None and (span is None or not span[0] <= span[1] < WORLD_LIMIT):
+        raise table.error('ranks must be a rank such as "5", or a range of ranks such as "0-7"')
     found: set[bytes] = set()
     for content in table.files("ca"):
         try:
             found |= set(authorities.read(content, spiffe=trust_domain is not None))
         except ValueError as error:
             raise table.error(f"ca: {error}") from None
+    lists, max_age = table.contents("crl", None, limit=crl.LIST_BYTES), table.duration("crl_max_age", None)
     table.done()
-    return Rules(tuple(sorted(found)), ids, trust_domain)
+    try:
+        revocation = crl.Revocation.read(lists, max_age, found)
+    except ValueError as error:
+        raise table.error(f"crl: {error}") from None
+    return Rules(tuple(sorted(found)), ids, trust_domain, span, revocation)
 
 
 # -- encoding -------------------------------------------------------------------------------------------------------
@@ -115,7 +166,7 @@ def read_rules(table: Table) -> Rules:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a certificate's key signs: a proof for one connection, or an endorsement of an entry in the roster."""
+    """What a certificate's key signs: a proof for one connection, an endorsement of an entry, or the roster."""
 
     label: bytes
     covered: tuple[bytes, ...]
@@ -127,6 +178,10 @@ class Statement:
     @classmethod
     def endorsement(cls, entry: Entry, proof_digest: bytes) -> Statement:
         return cls(keys.CERTIFICATE_ENDORSEMENT, (entry.encode(), proof_digest))
+
+    @classmethod
+    def acknowledgement(cls, rank: int, roster_digest: bytes) -> Statement:
+        return cls(keys.CERTIFICATE_ACKNOWLEDGEMENT, (encoding.number(rank, 4), roster_digest))
 
     def message(self, chain: tuple[bytes, ...]) -> bytes:
         """Return the message to sign. It covers the certificates too: some of their bits are not covered by their signature."""
@@ -149,7 +204,7 @@ def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
     if not 1 <= count <= CHAIN_LIMIT:
         raise ProtocolError(f"{count} certificates, where 1 to {CHAIN_LIMIT} are allowed")
     chain = tuple(reader.blob(CERTIFICATE_BYTES) for _ in range(count))
-    signature = reader.blob(SIGNATURE_BYTES)
+    signature = reader.blob(keys.SIGNATURE_BYTES)
     reader.end()
     return chain, signature
 
@@ -157,13 +212,13 @@ def decode(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
 # -- verifying --------------------------------------------------------------------------------------------------------
 
 
-def verify(rules: Rules, proof: bytes, statement: Statement, now: float) -> Claims:
+def verify(rules: Rules, proof: bytes, statement: Statement, now: float, rank: int | None = None) -> Claims:
     """Verify the certificates of a proof and the first one's signature of a statement. Raises AdmissionError."""
     try:
         chain, signature = decode(proof)
     except ProtocolError as error:
         raise AdmissionError(f"the certificate proof is malformed: {error}") from error
-    claims, key = verify_chain(rules, chain, now)
+    claims, key = verify_chain(rules, chain, now, rank)
     if not _signed(key, signature, statement.message(chain)):
         raise AdmissionError(
             f"the signature with the certificate of {claims.id} is not over this connection and this worker's entry: "
@@ -172,15 +227,17 @@ def verify(rules: Rules, proof: bytes, statement: Statement, now: float) -> Clai
     return claims
 
 
-def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Claims, PublicKey]:
+def verify_chain(
+    rules: Rules, chain: tuple[bytes, ...], now: float, rank: int | None = None
+) -> tuple[Claims, PublicKey]:
     """Verify that an authority of the policy issued the first certificate, and return its claims and key.
 
-    Raises AdmissionError.
+    `rank` is that of the worker that presents it; None: of no worker, such as an agent. Raises AdmissionError.
     """
     try:
         path = certificate_path.build_path(rules.authorities, chain)
-        objection = _path_objection(path, rules, now)
-        if objection is not None:
+        verified = _verified_path(path, rules, now)
+        if isinstance(verified, str):
             path.check_leaf()  # before more of it is parsed for the message
         extensions, key = path.leaf.extensions, path.leaf.public_key()
     except certificate_path.PathError as error:
@@ -190,13 +247,12 @@ def verify_chain(rules: Rules, chain: tuple[bytes, ...], now: float) -> tuple[Cl
     name = identity.name_of(extensions, rules.trust_domain)
     _check_times(name, path.leaf, now)
     _check_use(name, extensions)
-    if objection is not None:
-        raise AdmissionError(f"the certificate of {name} was not issued under an authority of the policy: {objection}")
-    if not identity.matches(name, rules.ids):  # checked last: an unverified name could be anything
-        raise AdmissionError(
-            f"the certificate is for {name}; the policy admits {' or '.join(rules.ids)}",
-            to_peer=f"the certificate is for {name}, which the policy does not admit",
-        )
+    if isinstance(verified, str):
+        raise AdmissionError(f"the certificate of {name} was not issued under an authority of the policy: {verified}")
+    rules.check_rank(name, rank)  # checked last: an unverified name could be anything
+    revocation = rules.shared or rules.revocation
+    if revocation is not None:
+        revocation.check(name, verified, now)
     assert isinstance(key, PublicKey)
     return Claims(name, path.leaf.not_valid_after_utc.timestamp()), key
 
@@ -234,8 +290,11 @@ def _check_use(name: str, extensions: x509.Extensions) -> None:
         )
 
 
-def _path_objection(path: certificate_path.CertificatePath, rules: Rules, now: float) -> str | None:
-    """Return why `cryptography` refuses the path (signatures, names, constraints, extensions, validity), or None."""
+def _verified_path(path: certificate_path.CertificatePath, rules: Rules, now: float) -> list[x509.Certificate] | str:
+    """Return the path from the leaf to the authority, or why `cryptography` refuses it.
+
+    It checks signatures, names, constraints, extensions and validity.
+    """
     moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
     verifier = (
         PolicyBuilder()
@@ -245,11 +304,10 @@ def _path_objection(path: certificate_path.CertificatePath, rules: Rules, now: f
         .build_client_verifier()
     )
     try:
-        verifier.verify(path.leaf, path.between)
+        return verifier.verify(path.leaf, path.between).chain
     except VerificationError as error:
         # The library quotes the certificate, and an unauthenticated peer chose its text, which goes to a log.
         return encoding.escape(str(error).partition(" (encountered processing")[0], _REASON_CHARACTERS)
-    return None
 
 
 @lru_cache(maxsize=16)
@@ -270,6 +328,13 @@ def _signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
     return True
 
 
+def has_signed_roster(chain: tuple[bytes, ...], rank: int, roster_digest: bytes, signature: bytes) -> bool:
+    """Return whether the first certificate's key signed this roster as this rank. The chain was verified with the roster."""
+    key = x509.load_der_x509_certificate(chain[0]).public_key()
+    assert isinstance(key, PublicKey)
+    return _signed(key, signature, Statement.acknowledgement(rank, roster_digest).message(chain))
+
+
 class CertificateVerifier:
     """Verifies certificate proofs by the rules of one table."""
 
@@ -286,6 +351,9 @@ class CertificateVerifier:
     def content(self) -> bytes:
         return self._rules.content()
 
+    def for_agents(self) -> Verifier:
+        return _AgentVerifier(self._rules, self._clock)
+
     def verify(self, evidence: Evidence) -> str:
         moment = evidence.moment(self._clock)
         return self._verify(evidence.entry, evidence.proof, Statement.proof(evidence.binding), moment)
@@ -300,9 +368,20 @@ class CertificateVerifier:
 
     def _verify(self, entry: Entry, proof: bytes, statement: Statement, moment: float) -> str:
         try:
-            return verify(self._rules, proof, statement, moment).id
+            return verify(self._rules, proof, statement, moment, self._rank(entry)).id
         except AdmissionError as error:
             raise error.with_prefix(f"rank {entry.rank}: ") from error
+
+    def _rank(self, entry: Entry) -> int | None:
+        """Return the rank that the name in the certificate must be admitted for; None: any."""
+        return entry.rank
+
+
+class _AgentVerifier(CertificateVerifier):
+    """Verifies certificates of agents, whose ranks are those of nodes."""
+
+    def _rank(self, entry: Entry) -> int | None:
+        return None
 
 
 # -- proving --------------------------------------------------------------------------------------------------------
@@ -321,6 +400,10 @@ class CertificateProver:
 
     def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
         return sign_statement(self._credential, Statement.endorsement(entry, proof_digest))
+
+    def sign_roster(self, rank: int, roster_digest: bytes) -> bytes:
+        credential = self._credential
+        return sign(credential.key, Statement.acknowledgement(rank, roster_digest).message(credential.chain))
 
 
 def read_credential(chain: bytes, key: bytes) -> Credential:

@@ -7,7 +7,7 @@ the only DNS name. The subject's common name is not used.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cryptography import x509
@@ -23,6 +23,8 @@ _URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*%?#]+/([^%?#]+)")
 _START: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/*]+/.")
 _NO_NAME: Final = "has a part that is empty, '.' or '..', or one of % ? #: such names are not admitted"
 _HOST: Final = re.compile(r"[a-z0-9._-]+")
+_RANK: Final = re.compile(r"\{rank(?:/([1-9][0-9]{0,6}))?\}")  # in a pattern: the rank, or the rank divided by a number
+_NUMBER: Final = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,6})(?![0-9])")  # in a name
 
 
 def is_trust_domain(value: str) -> bool:
@@ -80,8 +82,23 @@ def _spiffe_id(uris: list[str], trust_domain: str) -> str:
 # -- patterns -------------------------------------------------------------------------------------------------------
 
 
+def binds_rank(pattern: str) -> bool:
+    """Return whether names that match a pattern have the worker's rank, or its rank divided by a number, in them."""
+    return _RANK.search(pattern) is not None
+
+
 def pattern_error(pattern: str, trust_domain: str | None) -> str | None:
     """Return what is wrong with a pattern of the policy, or None."""
+    bare = _RANK.sub("0", pattern, count=1)
+    if "{" in bare or "}" in bare:
+        return "may have one {rank} or {rank/N}, and no other braces"
+    match = _RANK.search(pattern)
+    if match is not None and re.search(r"[0-9*]", pattern[: match.start()][-1:] + pattern[match.end() :][:1]):
+        return "has a digit or a * beside {rank}: names could be read in two ways"
+    return _bare_pattern_error(bare, trust_domain)
+
+
+def _bare_pattern_error(pattern: str, trust_domain: str | None) -> str | None:
     if not encoding.is_printable(pattern) or " " in pattern or len(pattern) > ID_CHARACTERS:
         return "must be printable ASCII without spaces"
     if "**" in pattern.removesuffix("/**"):
@@ -106,13 +123,25 @@ def pattern_error(pattern: str, trust_domain: str | None) -> str | None:
     )
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str], rank: int | None = None) -> bool:
     """Whether a name matches any of the patterns. URIs match patterns with "://", DNS names the others.
 
     `*` matches one or more characters within one part of a URI's path, or within one label of a DNS name. `/**` at the end of a
-    URI matches everything below.
+    URI matches everything below. `{rank}` is the worker's rank and `{rank/N}` its rank divided by N, rounded down, in decimal
+    digits; with `rank` None, that of any worker.
     """
-    return any(_matches(name, pattern) for pattern in patterns)
+    return any(_matches(name, plain) for pattern in patterns for plain in _with_rank(name, pattern, rank))
+
+
+def _with_rank(name: str, pattern: str, rank: int | None) -> Iterator[str]:
+    """Yield the pattern with a number in the place of its rank."""
+    match = _RANK.search(pattern)
+    if match is None:
+        yield pattern
+        return
+    numbers = set(_NUMBER.findall(name)) if rank is None else {str(rank // int(match[1] or 1))}
+    for number in numbers:
+        yield pattern[: match.start()] + number + pattern[match.end() :]
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -11,11 +11,23 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Verifier, policy_digest
-from ringfence.admission.proofs import bundle, certificate, nvidia, secret, snp, tdx, tdx_collateral, token
+from ringfence.admission.proofs import (
+    azure,
+    bundle,
+    certificate,
+    crl,
+    nvidia,
+    ocsp_status,
+    secret,
+    snp,
+    tdx,
+    tdx_collateral,
+    token,
+)
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.policy.policy_file import PolicyFile, ReadRules, Rule, Rules, read_policy
-from ringfence.policy.toml_table import Read
+from ringfence.policy.toml_table import ListFolder, Read, no_folders
 
 
 @dataclass(frozen=True)
@@ -34,12 +46,14 @@ KINDS: Final[dict[str, Kind]] = {
     "snp": Kind(snp.KIND, snp.read_rules, snp.SnpVerifier),
     "nvidia": Kind(nvidia.KIND, nvidia.read_rules, nvidia.NvidiaVerifier),
     "token": Kind(token.KIND, token.read_rules, token.TokenVerifier),
+    "azure_snp": Kind(azure.SNP_KIND, azure.read_snp_rules, azure.AzureSnpVerifier),
+    "azure_tdx": Kind(azure.TDX_KIND, azure.read_tdx_rules, azure.AzureTdxVerifier),
 }
 
 
-def read(text: bytes, files: Read, where: str = "the policy") -> PolicyFile:
+def read(text: bytes, files: Read, where: str = "the policy", list_folder: ListFolder = no_folders) -> PolicyFile:
     """Read a policy file that may ask for any kind of proof."""
-    file = read_policy(text, files, {name: kind.read_rules for name, kind in KINDS.items()}, where)
+    file = read_policy(text, files, {name: kind.read_rules for name, kind in KINDS.items()}, where, list_folder)
     return _share_revocations(file, where)
 
 
@@ -48,30 +62,66 @@ def _share_revocations(file: PolicyFile, where: str) -> PolicyFile:
 
     Any one rule admits a worker, so a revocation in one of them must count in the others.
     """
-    found = [rules for rule in file.rules for _, rules in rule.proofs]
+    found = [hardware_rules(rules) for rule in file.rules for _, rules in rule.proofs]
     collateral = dict.fromkeys(each for rules in found if isinstance(rules, tdx.Rules) for each in rules.collateral)
     revoked = dict.fromkeys(each for rules in found if isinstance(rules, snp.Rules) for each in rules.revoked)
     serials = frozenset(each for rules in found if isinstance(rules, nvidia.Rules) for each in rules.revoked)
+    lists = crl.Revocation.merge(
+        rules.revocation for rules in found if isinstance(rules, certificate.Rules) and rules.revocation is not None
+    )
+    responses = ocsp_status.Revocation.merge(
+        rules.revocation for rules in found if isinstance(rules, nvidia.Rules) and rules.revocation is not None
+    )
     try:
         tdx_collateral.check_agreement(collateral)
     except ValueError as error:
         raise PolicyError(f"{where}: collateral: {error}") from None
 
     def shared(rules: Rules) -> Rules:
-        if isinstance(rules, tdx.Rules):
-            return replace(rules, listed=tuple(collateral))
-        if isinstance(rules, nvidia.Rules):
-            return replace(rules, revoked=serials)
-        return replace(rules, listed=tuple(revoked)) if isinstance(rules, snp.Rules) else rules
+        inner = hardware_rules(rules)
+        if isinstance(inner, tdx.Rules):
+            inner = replace(inner, listed=tuple(collateral))
+        elif isinstance(inner, snp.Rules):
+            inner = replace(inner, listed=tuple(revoked))
+        elif isinstance(inner, certificate.Rules):
+            return replace(inner, shared=lists)
+        else:
+            return replace(inner, revoked=serials, shared=responses) if isinstance(inner, nvidia.Rules) else inner
+        return replace(rules, hardware=inner) if isinstance(rules, azure.Rules) else inner
 
     rules = (replace(rule, proofs=tuple((name, shared(each)) for name, each in rule.proofs)) for rule in file.rules)
     return replace(file, rules=tuple(rules))
 
 
+def hardware_rules(rules: Rules) -> Rules:
+    """Return the rules for the hardware report: those of [admit.snp] or [admit.tdx], also inside a table for Azure."""
+    return rules.hardware if isinstance(rules, azure.Rules) else rules
+
+
+def reads_lists(file: PolicyFile) -> bool:
+    """Whether a rule names lists of revoked certificates or OCSP responses, which the digest does not cover."""
+    found = (rules for rule in file.rules for _, rules in rule.proofs)
+    return any(isinstance(each, certificate.Rules | nvidia.Rules) and each.revocation is not None for each in found)
+
+
 def digest_of(file: PolicyFile) -> bytes:
     """Return the digest of the policy that `policy_of` returns, without a secret or a clock."""
     rules = [_content(rule) for rule in file.rules]
-    return policy_digest(rules, file.min_workers, file.max_session_age, file.key_agreement, file.inside_machine)
+    return policy_digest(
+        rules, file.min_workers, file.max_session_age, file.key_agreement, file.inside_machine, file.same_host
+    )
+
+
+def rules_for_any_rank(file: PolicyFile) -> list[int]:
+    """Return the numbers of the rules, from 1, that bind no certificate name to a rank.
+
+    A worker that such a rule admits can be listed as any other, so its roster can be one of two (spec/admission.md).
+    """
+
+    def binds(rule: Rule) -> bool:
+        return any(isinstance(rules, certificate.Rules) and rules.binds_ranks for _, rules in rule.proofs)
+
+    return [number for number, rule in enumerate(file.rules, 1) if not binds(rule)]
 
 
 def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Policy:
@@ -83,6 +133,7 @@ def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Po
         max_session_age=file.max_session_age,
         key_agreement=file.key_agreement,
         inside_machine=file.inside_machine,
+        same_host=file.same_host,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Final
@@ -27,11 +27,12 @@ from ringfence.admission import encoding, roots
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.policy import Clock, Evidence
-from ringfence.admission.proofs import nvidia_chain, spdm
+from ringfence.admission.proofs import nvidia_chain, ocsp_status, spdm
 from ringfence.admission.proofs import reference_values as reference_values
 from ringfence.admission.proofs.nvidia_chain import Device
 from ringfence.admission.proofs.reference_values import ReferenceValues
 from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.policy.policy_file import duration_text
 from ringfence.policy.toml_table import Table
 
 KIND: Final = 5
@@ -56,8 +57,11 @@ class Rules:
     gpus: int | None = None  #     the exact number; None: at least one
     protected_pcie: bool = False  # whether data between GPUs may be in plaintext
     revoked: frozenset[int] = frozenset()  # serial numbers of certificates
+    revocation: ocsp_status.Revocation | None = None  # None: this rule asks for no OCSP responses
+    shared: ocsp_status.Revocation | None = None  # of all rules of the policy
 
     def content(self) -> bytes:
+        """Return a canonical encoding, with the required age of OCSP responses and without the responses."""
         return b"".join(
             (
                 encoding.number(len(self.reference_values), 2),
@@ -65,6 +69,7 @@ class Rules:
                 encoding.number(self.gpus or 0, 1),
                 encoding.number(self.protected_pcie, 1),
                 *(encoding.number(serial, _SERIAL_BYTES) for serial in sorted(self.revoked)),
+                b"" if self.revocation is None else encoding.number(self.revocation.max_age, 8),
             )
         )
 
@@ -76,7 +81,11 @@ class Rules:
             lines.append("GPUs in protected-PCIe mode are accepted: data between them over NVLink is in plaintext")
         if self.revoked:
             lines.append(f"{len(self.revoked)} certificates are refused as revoked")
-        lines.append("NVIDIA's revocation service is not queried")
+        if self.revocation is None:
+            lines.append("revoked certificates are not detected otherwise (ocsp)")
+        else:
+            age = duration_text(self.revocation.max_age)
+            lines.append(f"not revoked by the newest OCSP responses of NVIDIA, which are at most {age} old")
         lines.append("a GPU does not attest which machine it is in: ask for tdx or snp in the same rule")
         return lines
 
@@ -95,8 +104,13 @@ def read_rules(table: Table) -> Rules:
         protected_pcie=table.flag("protected_pcie", False),
         revoked=frozenset(_serial(table, each) for each in table.texts("revoked", ())),
     )
+    responses = table.contents("ocsp", None, limit=ocsp_status.RESPONSE_BYTES)
+    max_age = table.duration("ocsp_max_age", None)
     table.done()
-    return rules
+    try:
+        return replace(rules, revocation=ocsp_status.Revocation.read(responses, max_age))
+    except ValueError as error:
+        raise table.error(f"ocsp: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,12 @@ class Claims:
     firmware_id: bytes
     measurements: dict[int, bytes]
     protected_pcie: bool
-    serials: tuple[int, ...]
+    certificates: tuple[x509.Certificate, ...]  # leaf first, root last
+
+    @property
+    def serials(self) -> tuple[int, ...]:
+        """The serial numbers of all certificates below the root."""
+        return tuple(each.serial_number for each in self.certificates[:-1])
 
     def reference_values(self) -> ReferenceValues:
         """Return the reference values with which a policy would admit this GPU. Raises AdmissionError."""
@@ -171,7 +190,7 @@ def claims_of(device: Device, report_bytes: bytes, nonce: bytes) -> Claims:
         firmware_id=firmware_id,
         measurements=report.measurements,
         protected_pcie=_PROTECTED_PCIE[mode],
-        serials=device.serials,
+        certificates=device.certificates,
     )
 
 
@@ -198,14 +217,17 @@ def verify(
     if len({each.device for each in claims}) != len(claims):
         raise AdmissionError("one GPU is presented twice: present each once")
     for each in claims:
-        _check(each, rules)
+        _check(each, rules, now)
     return claims
 
 
-def _check(claims: Claims, rules: Rules) -> None:
+def _check(claims: Claims, rules: Rules, now: float) -> None:
     revoked = [serial for serial in claims.serials if serial in rules.revoked]
     if revoked:
         raise AdmissionError(f"the policy lists certificate {revoked[0]:X} of {claims.device} as revoked")
+    revocation = rules.shared or rules.revocation
+    if revocation is not None:
+        revocation.check(claims.device, claims.certificates, now)
     if claims.protected_pcie and not rules.protected_pcie:
         raise AdmissionError(
             f"{claims.device} is in protected-PCIe mode, in which GPUs exchange data in plaintext: set its mode to "

@@ -3,7 +3,7 @@
     leaf (attestation key, firmware id) ◄── boot ROM ◄── provisioner ◄── model ◄── NVIDIA Device Identity CA (pinned)
 
 The boot ROM certifies the attestation key together with a digest of the firmware that it started, so the leaf identifies the
-device and the firmware that signed a report. No revocation service is queried: a policy can list serial numbers.
+device and the firmware that signed a report. Revocation is checked by `ocsp_status`, and by serial numbers of the policy.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Device:
     name: str  #           "NVIDIA:GH100:48B02D8642D189C6", one per device
     firmware_id: bytes  #  of the firmware that its boot ROM started
     key: ec.EllipticCurvePublicKey
-    serials: tuple[int, ...]  # of every certificate below the root
+    certificates: tuple[x509.Certificate, ...]  # leaf first, root last
 
 
 def load_root(pem: bytes) -> x509.Certificate:
@@ -142,7 +142,7 @@ def _verify(certificates: list[x509.Certificate], root: x509.Certificate, now: d
     assert isinstance(key, ec.EllipticCurvePublicKey)  # of P-384: `_check_form`
     _check_leaf(leaf)
     model, name = _name(leaf)
-    return Device(model, name, _firmware_id(leaf, issuers[0]), key, tuple(each.serial_number for each in certificates))
+    return Device(model, name, _firmware_id(leaf, issuers[0]), key, (*certificates, root))
 
 
 def _check_issuer(certificate: x509.Certificate, below: int) -> None:

@@ -112,6 +112,13 @@ class Rules:
 
 def read_rules(table: Table) -> Rules:
     """Read the table [admit.snp] of a policy. No key can set another root than AMD's. Raises PolicyError."""
+    rules = read_keys(table)
+    table.done()
+    return rules
+
+
+def read_keys(table: Table) -> Rules:
+    """Read the keys of a table about an SEV-SNP guest; it may have others. Raises PolicyError."""
     inner = table.table("minimum_tcb")
     minimum = []
     for product in PRODUCTS.values():
@@ -143,7 +150,6 @@ def read_rules(table: Table) -> Rules:
     )
     if rules.chip_ids and rules.vlek_providers:
         raise table.error("chip_id and vlek_providers exclude each other: a VLEK is not bound to a chip")
-    table.done()
     return rules
 
 

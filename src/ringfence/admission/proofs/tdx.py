@@ -91,13 +91,20 @@ class Rules:
 
 def read_rules(table: Table) -> Rules:
     """Read the table [admit.tdx] of a policy. No key can set another root than Intel's. Raises PolicyError."""
+    rules = read_keys(table)
+    table.done()
+    return rules
+
+
+def read_keys(table: Table) -> Rules:
+    """Read the keys of a table about a TDX guest; it may have others. Raises PolicyError."""
     size = tdx_quote.REGISTER_BYTES
     unpinned = table.texts("unpinned", (), allowed=REGISTERS)
     pinned = {name: table.hexes(name, size, None) for name in REGISTERS}
     for name, values in pinned.items():
         if (values is None) != (name in unpinned):
             raise table.error(f"{name} must be pinned, or named in `unpinned`, and not both; {MEASURE}")
-    rules = Rules(
+    return Rules(
         mrtd=table.hexes("mrtd", size),
         rtmrs=tuple(values or () for values in pinned.values()),
         collateral=_collateral(table, table.texts("collateral"), table.files("collateral")),
@@ -107,8 +114,6 @@ def read_rules(table: Table) -> Rules:
         mr_owner=table.hexes("mr_owner", size, ()),
         mr_owner_config=table.hexes("mr_owner_config", size, ()),
     )
-    table.done()
-    return rules
 
 
 def _collateral(table: Table, names: Sequence[str], contents: Sequence[bytes]) -> tuple[Collateral, ...]:

@@ -15,6 +15,7 @@ SMALL_BYTES: Final = 4 * 1024  # measured beside the largest segment
 MEASURED_SECONDS: Final = 0.15  # for each size
 CPU_FLAGS: Final = ("aes", "vaes", "vpclmulqdq")  # instructions that make AES-256-GCM fast
 TEES: Final = {"tdx": ("Intel TDX", "dev/tdx_guest"), "snp": ("AMD SEV-SNP", "dev/sev-guest")}
+TPM: Final = "dev/tpmrm0"
 TSM: Final = "sys/kernel/config/tsm/report"
 
 
@@ -96,6 +97,9 @@ def tee(root: Path) -> Check:
         text = f"{name} guest (/{device}), but no evidence can be collected: /{TSM} is missing"
         fix = "use Linux 6.7 or later, and: mount -t configfs none /sys/kernel/config"
         return Check("TEE", text, kind, None, fix)
+    if (root / TPM).exists():
+        text = f"none found by the kernel, but a TPM (/{TPM}): on Azure it can meet a policy that requires azure_snp or"
+        return Check("TEE", f"{text} azure_tdx; `ringfence evidence collect` tells", None)
     return Check("TEE", "none found: this machine cannot meet a policy that requires tdx or snp", None)
 
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfence import keys
+from ringfence.admission.agreement import Signers
 from ringfence.admission.binding import Channel, Role
 from ringfence.admission.entry import Entry
 from ringfence.admission.handshake import Handshake, State
@@ -32,6 +33,7 @@ from ringfence.admission.messages import (
     TREE,
     Entries,
     Frames,
+    Go,
     Hello,
     Message,
     Welcome,
@@ -39,14 +41,16 @@ from ringfence.admission.messages import (
     tree_frame_limit,
 )
 from ringfence.admission.roster import Roster
-from ringfence.admission.tree import Outgoing, Phase, Terms, Tree, children_of, parent_of
+from ringfence.admission.tree import CHECKING, Outgoing, Phase, Terms, Tree, children_of, parent_of
 from ringfence.errors import RingfenceError
 from ringfence.lab.bench.admission_proofs import PROOFS, Admission
 from ringfence.transport.tls import Credentials, Tls
 
-STAGES: Final = ("keys", "handshakes", "entries", "roster", "check", "go")
+STAGES: Final = ("keys", "handshakes", "entries", "roster", "check", "go", "agreement")
+_BY_VERIFIERS: Final = ("roster", "check", "go", "agreement")  # stages that the others shorten
 _RUN: Final = "bench-admission"
 _SUITES: Final = (keys.SUITE_AES_256_GCM,)
+_PART_BYTES: Final = 1 << 16
 _STAGE_OF: Final[dict[type, str]] = {Entries: "entries", Welcome: "roster"}  # else "go"
 
 
@@ -60,7 +64,9 @@ class Cost:
     handshakes_max: int
     bytes_mean: float  #                 that a worker sends, TLS included
     bytes_max: int
-    cpu_mean: dict[str, float]  #        seconds by stage; of "roster" and "check" that of the verifiers
+    bytes_go_mean: float  #              of these, acknowledgements and GO: the digest and the signatures of the roster
+    bytes_go_max: int
+    cpu_mean: dict[str, float]  #        seconds by stage; from "roster" on that of the verifiers
     verifiers: int  #                       workers that checked the whole roster by themselves
     cpu_root: dict[str, float]  #        of rank 0, which receives every entry
 
@@ -73,11 +79,12 @@ class Cost:
         """CPU seconds on the longest chain from the first handshake to the last worker's GO, without the network.
 
         Handshakes run side by side, at most five on one worker; rank 0 receives all entries; the roster is read and forwarded
-        level by level, and then checked by all workers at the same time.
+        level by level, and then checked by all workers at the same time; and so are its signatures.
         """
         mean = self.cpu_mean
         handshakes = mean["handshakes"] / self.handshakes_mean * self.handshakes_max
-        return mean["keys"] + handshakes + self.cpu_root["entries"] + (self.depth + 1) * mean["roster"] + mean["check"]
+        passed_on = (self.depth + 1) * (mean["roster"] + mean["go"])
+        return mean["keys"] + handshakes + self.cpu_root["entries"] + passed_on + mean["check"] + mean["agreement"]
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "cpu_seconds": self.cpu, "critical_path_seconds": self.critical_path}
@@ -111,12 +118,18 @@ def admit(
 
 
 class _Twin(Tree):
-    """A tree that accepts a roster equal to the one that a verifier accepted. It exists in the benchmark only."""
+    """A tree that accepts a roster, and signatures, equal to those that a verifier accepted. For the benchmark only."""
 
-    verdict: Roster | None = None
+    verdict: tuple[Roster, Signers] | None = None
 
-    def _seal(self, welcome: Welcome) -> Roster:
-        return super()._seal(welcome) if self.verdict is None else self.verdict
+    def _seal(self, welcome: Welcome) -> tuple[Roster, Signers]:
+        found = super()._seal(welcome) if self.verdict is None else self.verdict
+        self.sealed = found
+        return found
+
+    def _check_agreement(self, go: Go) -> None:
+        if self.verdict is None:
+            super()._check_agreement(go)
 
 
 class _Worker:
@@ -125,6 +138,7 @@ class _Worker:
     def __init__(self, rank: int, size: int, admission: Admission, verify: bool) -> None:
         self.verify = verify
         self.welcome: tuple[bytes, Welcome] | None = None  # that it is about to verify, and the bytes it came in
+        self.bytes_go = 0  # sent in Acknowledge and Go
         self.cpu = dict.fromkeys(STAGES, 0)  # nanoseconds
         self.sent = 0
         self.handshakes = 0
@@ -171,6 +185,18 @@ class _Endpoint:
         self.worker.sent += len(data)
         return data
 
+    def send(self, data: bytes) -> bytes:
+        """Return the TLS records of a message."""
+        parts = []
+        for part in _parts(data):
+            self.tls.send(part)
+            parts.append(self.outgoing())
+        return b"".join(parts)
+
+    def receive(self, data: bytes) -> bytes:
+        """Return the plaintext of TLS records."""
+        return b"".join(map(self.tls.receive, _parts(data)))
+
     def advance(self, data: bytes) -> None:
         """Advance the handshake: process received bytes and write the answers to TLS."""
         self.frames.feed(self.tls.receive(data))
@@ -195,7 +221,9 @@ class _Group:
     def __init__(self, size: int, verifiers: frozenset[int], admission: Admission) -> None:
         self.size = size
         self.workers = [_Worker(rank, size, admission, rank in verifiers) for rank in range(size)]
-        self._verified: tuple[bytes, Welcome, Roster] | None = None  # a roster's frame, and what a verifier made of it
+        # A roster's frame, and what a verifier made of it; likewise of Go, which every worker sends on as it came.
+        self._verified: tuple[bytes, Welcome, tuple[Roster, Signers]] | None = None
+        self._go: tuple[bytes, Go] | None = None
         self.ends: dict[tuple[int, int], _Endpoint] = {}  # (worker, peer)
         self._wires: dict[tuple[int, int], deque[tuple[bytes, str]]] = defaultdict(deque)  # in order, as TLS demands
         self._queued: list[tuple[int, int]] = []  # wires, as a stack: few rosters are alive at a time
@@ -218,6 +246,7 @@ class _Group:
             turn += 1
         self.ends[child, parent], self.ends[parent, child] = ends
         for end in ends:
+            end.tls.admit()
             end.frames.allow(TREE, tree_frame_limit(self.size))
         digest, kind = two.handshake.child_proof_digest, two.handshake.child_kind
         assert digest is not None
@@ -232,8 +261,9 @@ class _Group:
         for peer, message in outgoing:
             stage, end = _STAGE_OF.get(type(message), "go"), self.ends[sender, peer]
             with end.worker.clock(stage):
-                end.tls.send(encode(message))
-                data = end.outgoing()
+                data = end.send(encode(message))
+            if stage == "go":
+                end.worker.bytes_go += len(data)
             self._wires[sender, peer].append((data, stage))
             self._queued.append((sender, peer))
 
@@ -244,28 +274,35 @@ class _Group:
             data, stage = self._wires[sender, peer].popleft()
             end = self.ends[peer, sender]
             with end.worker.clock(stage):
-                answers = self._take(end, sender, end.tls.receive(data))
-            self.deliver(peer, [*answers, *self._check(end.worker)])
+                answers = self._take(end, sender, end.receive(data))
+            self.deliver(peer, answers)
+            while end.worker.tree.phase in CHECKING:
+                self.deliver(peer, self._check(end.worker))
 
     def _take(self, end: _Endpoint, sender: int, plain: bytes) -> list[Outgoing]:
         worker, answers = end.worker, list[Outgoing]()
         if self._verified is not None and not worker.verify and plain == self._verified[0]:
             worker.tree.verdict = self._verified[2]
             return worker.tree.take(sender, self._verified[1])
+        if self._go is not None and not worker.verify and plain == self._go[0]:
+            return worker.tree.take(sender, self._go[1])
         end.frames.feed(plain)
         while (message := end.frames.next()) is not None:
             answers += worker.tree.take(sender, message)
             if isinstance(message, Welcome):
                 worker.verify, worker.welcome = True, (plain, message)
+            elif isinstance(message, Go):
+                self._go = (plain, message)
         return answers
 
     def _check(self, worker: _Worker) -> list[Outgoing]:
-        if worker.tree.phase is not Phase.CHECK:
-            return []
-        with worker.clock("check"):
+        stage = "check" if worker.tree.phase is Phase.CHECK else "agreement"
+        with worker.clock(stage):
             answers = worker.tree.check()
+        if stage == "agreement":
+            return answers
         if worker.welcome is not None and worker.tree.session is not None:
-            self._verified, worker.welcome = (*worker.welcome, worker.tree.session.roster), None
+            self._verified, worker.welcome = (*worker.welcome, worker.tree.sealed), None
         worker.drop_roster()
         return answers
 
@@ -280,14 +317,21 @@ class _Group:
             handshakes_max=max(worker.handshakes for worker in self.workers),
             bytes_mean=statistics.fmean(worker.sent for worker in self.workers),
             bytes_max=max(worker.sent for worker in self.workers),
+            bytes_go_mean=statistics.fmean(worker.bytes_go for worker in self.workers),
+            bytes_go_max=max(worker.bytes_go for worker in self.workers),
             cpu_mean={stage: self._mean(stage) for stage in STAGES},
             verifiers=sum(worker.verify for worker in self.workers),
             cpu_root={stage: self.workers[0].cpu[stage] / 1e9 for stage in STAGES},
         )
 
     def _mean(self, stage: str) -> float:
-        counted = [worker for worker in self.workers if worker.verify or stage not in ("roster", "check")]
+        counted = [worker for worker in self.workers if worker.verify or stage not in _BY_VERIFIERS]
         return statistics.fmean(worker.cpu[stage] for worker in counted) / 1e9
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    """Split a message: the buffers of TLS never shrink, and thousands of workers in one process have one each."""
+    return (data[start : start + _PART_BYTES] for start in range(0, len(data), _PART_BYTES))
 
 
 def depth_of(size: int) -> int:
@@ -323,7 +367,7 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> Line:
 def predict(costs: Sequence[Cost], workers: int) -> Cost:
     """Predict the cost of a group of `workers` workers from the costs of smaller groups.
 
-    Keys, a handshake and the final GO cost the same in any group. An entry is forwarded once on each level of the tree, and
+    Keys and a handshake cost the same in any group. An entry is forwarded once on each level of the tree, and
     rank 0 receives all of them. The roster contains every worker, and every worker receives it.
     """
     sizes, depth = [float(cost.workers) for cost in costs], depth_of(workers)
@@ -346,13 +390,16 @@ def predict(costs: Sequence[Cost], workers: int) -> Cost:
         handshakes_max=max(1 + len(children_of(1, workers)), len(children_of(0, workers))),
         bytes_mean=by_size(lambda cost: cost.bytes_mean),
         bytes_max=round(by_size(lambda cost: cost.bytes_max)),
+        bytes_go_mean=by_size(lambda cost: cost.bytes_go_mean),
+        bytes_go_max=round(by_size(lambda cost: cost.bytes_go_max)),
         cpu_mean={
             "keys": same(lambda cost: cost.cpu_mean["keys"]),
             "handshakes": one_handshake * handshakes,
             "entries": by_depth(lambda cost: cost.cpu_mean["entries"]),
             "roster": by_size(lambda cost: cost.cpu_mean["roster"]),
             "check": by_size(lambda cost: cost.cpu_mean["check"]),
-            "go": same(lambda cost: cost.cpu_mean["go"]),
+            "go": by_size(lambda cost: cost.cpu_mean["go"]),
+            "agreement": by_size(lambda cost: cost.cpu_mean["agreement"]),
         },
         verifiers=0,
         cpu_root={
@@ -361,6 +408,7 @@ def predict(costs: Sequence[Cost], workers: int) -> Cost:
             "entries": by_size(lambda cost: cost.cpu_root["entries"]),
             "roster": by_size(lambda cost: cost.cpu_root["roster"]),
             "check": by_size(lambda cost: cost.cpu_root["check"]),
-            "go": same(lambda cost: cost.cpu_root["go"]),
+            "go": by_size(lambda cost: cost.cpu_root["go"]),
+            "agreement": by_size(lambda cost: cost.cpu_root["agreement"]),
         },
     )

@@ -1,0 +1,318 @@
+"""Proof by a confidential VM on Azure: AMD's or Intel's hardware attests the paravisor, whose vTPM attests the guest.
+
+    hardware report  ──covers──►  runtime data  ──names──►  attestation key  ──signs──►  quote over binding and PCRs
+
+azure_snp: proof = blob SEV-SNP report ‖ blob VCEK ‖ attestation.      azure_tdx: proof = blob TDX quote ‖ attestation.
+attestation = blob runtime data ‖ blob TPM quote ‖ blob signature ‖ 24 PCRs (32 bytes each).
+The extra data of the TPM quote is SHA-256(binding).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from ringfence import keys
+from ringfence.admission import encoding
+from ringfence.admission.binding import Binding
+from ringfence.admission.entry import Entry, Listing
+from ringfence.admission.policy import Clock, Evidence
+from ringfence.admission.proofs import hcl_report, snp, snp_chain, snp_report, tdx, tdx_quote, tpm_quote
+from ringfence.admission.proofs.hcl_report import RuntimeData
+from ringfence.admission.proofs.tpm_quote import PCR_BYTES, PCRS, Quote
+from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.policy.toml_table import Table
+
+SNP_KIND: Final = 8
+TDX_KIND: Final = 9
+SNP_NAME: Final = "SEV-SNP on Azure"
+TDX_NAME: Final = "TDX on Azure"
+MEASURE: Final = "`ringfence evidence measure` prints the values for a policy"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The table [admit.azure_snp] or [admit.azure_tdx]: rules for the paravisor's hardware report, and for the guest."""
+
+    hardware: snp.Rules | tdx.Rules
+    pcrs: tuple[tuple[int, tuple[bytes, ...]], ...]  # index and accepted values; a PCR that is not named: any
+    tpm_firmware: tuple[bytes, ...] = ()  #            empty: any
+    vm_ids: tuple[str, ...] = ()  #                    empty: any
+    require_secure_boot: bool = True
+
+    def content(self) -> bytes:
+        """Return a canonical encoding, independent of the order of lists in the policy."""
+        parts = [encoding.blob(self.hardware.content()), encoding.number(self.require_secure_boot, 1)]
+        for index, values in sorted(self.pcrs):
+            parts += [encoding.number(index, 1), encoding.number(len(values), 4), *sorted(values)]
+        parts.append(encoding.number(0xFF, 1))
+        for texts in (self.tpm_firmware, tuple(each.encode() for each in self.vm_ids)):
+            parts += [encoding.number(len(texts), 4), *(encoding.blob(each) for each in sorted(texts))]
+        return b"".join(parts)
+
+    def explain(self) -> list[str]:
+        """Describe what it admits, one line each."""
+        lines = ["a confidential VM on Azure, whose paravisor (HCL) is attested as:"]
+        lines += [f"  {line}" for line in self.hardware.explain()]
+        lines.append("and whose vTPM attests the guest:")
+        lines += [f"  PCR {index} {' or '.join(each.hex() for each in values)}" for index, values in self.pcrs]
+        free = [str(index) for index in range(PCRS) if index not in dict(self.pcrs)]
+        if free:
+            lines.append(f"  any PCR {', '.join(free)}: the policy does not pin them")
+        if self.tpm_firmware:
+            lines.append("  vTPM firmware " + " or ".join(each.hex() for each in self.tpm_firmware))
+        if self.vm_ids:
+            lines.append("  of the VM " + " or ".join(self.vm_ids))
+        lines.append("  started with secure boot" if self.require_secure_boot else "  with or without secure boot")
+        return lines
+
+
+def read_snp_rules(table: Table) -> Rules:
+    """Read the table [admit.azure_snp] of a policy: the keys of [admit.snp], and those of the vTPM. Raises PolicyError."""
+    rules = read_keys(table, snp.read_keys(table))
+    table.done()
+    return rules
+
+
+def read_tdx_rules(table: Table) -> Rules:
+    """Read the table [admit.azure_tdx] of a policy: the keys of [admit.tdx], and those of the vTPM. Raises PolicyError."""
+    rules = read_keys(table, tdx.read_keys(table))
+    table.done()
+    return rules
+
+
+def read_keys(table: Table, hardware: snp.Rules | tdx.Rules) -> Rules:
+    """Read the keys of the vTPM. Raises PolicyError."""
+    inner = table.table("pcrs")
+    indices = [str(index) for index in range(PCRS)]
+    pcrs = tuple((int(name), inner.hexes(name, PCR_BYTES)) for name in indices if name in inner.names)
+    if not pcrs:
+        raise table.error(f"pcrs must have a value for at least one of 0 to {PCRS - 1}; {MEASURE}")
+    return Rules(
+        hardware=hardware,
+        pcrs=pcrs,
+        tpm_firmware=table.hexes("tpm_firmware", tpm_quote.FIRMWARE_BYTES, ()),
+        vm_ids=table.texts("vm_id", ()),
+        require_secure_boot=table.flag("require_secure_boot", True),
+    )
+
+
+# -- encoding -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """The vTPM's part of a proof."""
+
+    runtime_data: bytes
+    quote: bytes
+    signature: bytes
+    pcrs: tuple[bytes, ...]  # 24
+
+    def encode(self) -> bytes:
+        blobs = (self.runtime_data, self.quote, self.signature)
+        return b"".join(encoding.blob(each) for each in blobs) + b"".join(self.pcrs)
+
+    @classmethod
+    def read(cls, reader: encoding.Reader) -> Attestation:
+        """Read it from the end of a proof. Raises ProtocolError."""
+        found = cls(
+            runtime_data=reader.blob(hcl_report.RUNTIME_BYTES),
+            quote=reader.blob(tpm_quote.QUOTE_BYTES),
+            signature=reader.blob(tpm_quote.SIGNATURE_BYTES),
+            pcrs=tuple(reader.take(PCR_BYTES) for _ in range(PCRS)),
+        )
+        reader.end()
+        return found
+
+
+def encode_snp(report: bytes, certificate: bytes, attestation: Attestation) -> bytes:
+    return encoding.blob(report) + encoding.blob(certificate) + attestation.encode()
+
+
+def decode_snp(proof: bytes) -> tuple[bytes, bytes, Attestation]:
+    """Decode a proof to report, certificate and the vTPM's part. Raises AdmissionError."""
+    reader = encoding.Reader(proof)
+    try:
+        report, certificate = reader.blob(snp_report.REPORT_BYTES), reader.blob(snp_chain.LEAF_BYTES)
+        return report, certificate, Attestation.read(reader)
+    except ProtocolError as error:
+        raise AdmissionError(f"the proof of {SNP_NAME} is malformed: {error}") from None
+
+
+def encode_tdx(quote: bytes, attestation: Attestation) -> bytes:
+    return encoding.blob(quote) + attestation.encode()
+
+
+def decode_tdx(proof: bytes) -> tuple[bytes, Attestation]:
+    """Decode a proof to TDX quote and the vTPM's part. Raises AdmissionError."""
+    reader = encoding.Reader(proof)
+    try:
+        return reader.blob(tdx_quote.QUOTE_BYTES), Attestation.read(reader)
+    except ProtocolError as error:
+        raise AdmissionError(f"the proof of {TDX_NAME} is malformed: {error}") from None
+
+
+# -- verification ---------------------------------------------------------------------------------------------------
+
+
+def nonce_of(binding_digest: bytes) -> bytes:
+    """Return the extra data of the quote: 32 bytes, so the binding's 64 are hashed. Not every TPM takes 64."""
+    return hashlib.sha256(binding_digest).digest()
+
+
+@dataclass(frozen=True)
+class Guest:
+    """The claims of a verified vTPM about its guest."""
+
+    runtime: RuntimeData
+    quote: Quote
+    pcrs: tuple[bytes, ...]
+
+
+def read_guest(attestation: Attestation, nonce: bytes) -> Guest:
+    """Verify the vTPM's part for itself: nonce, signature, and PCR values. Raises AdmissionError.
+
+    It is worth as much as its runtime data: the caller verifies that a hardware report covers that.
+    """
+    quote = tpm_quote.read(attestation.quote)
+    if not keys.same(quote.extra_data, nonce):  # first, as it is cheap and stops replayed quotes
+        raise AdmissionError("the TPM quote was made for another connection or another worker (its extra data differs)")
+    runtime = hcl_report.read_runtime_data(attestation.runtime_data)
+    tpm_quote.verify(attestation.quote, attestation.signature, runtime.attestation_key)
+    if not keys.same(tpm_quote.digest_of(attestation.pcrs), quote.pcr_digest):
+        raise AdmissionError("the PCR values are not those of the TPM quote")
+    return Guest(runtime, quote, attestation.pcrs)
+
+
+def check_covered(report_data: bytes, attestation: Attestation) -> bytes:
+    """Check that a hardware report with this report data covers the runtime data; return it. Raises AdmissionError."""
+    expected = hcl_report.report_data_of(attestation.runtime_data)
+    if not keys.same(report_data, expected):
+        raise AdmissionError(
+            "the hardware report does not cover the vTPM's runtime data, and so not its attestation key"
+        )
+    return expected
+
+
+def check(guest: Guest, rules: Rules) -> None:
+    """Check the claims about the guest against the policy. Raises AdmissionError, which says what to do."""
+    if rules.require_secure_boot and not guest.runtime.has_secure_boot:
+        raise AdmissionError("the VM was started without secure boot: turn it on, or set require_secure_boot to false")
+    if rules.vm_ids and guest.runtime.vm_id not in rules.vm_ids:
+        raise AdmissionError(f"its vm_id is {guest.runtime.vm_id}, which the policy does not list; {MEASURE}")
+    firmware = guest.quote.firmware_version
+    if rules.tpm_firmware and firmware not in rules.tpm_firmware:
+        raise AdmissionError(f"its tpm_firmware is {firmware.hex()}, which the policy does not list; {MEASURE}")
+    for index, allowed in rules.pcrs:
+        if guest.pcrs[index] not in allowed:
+            raise AdmissionError(
+                f"its PCR {index} is {guest.pcrs[index].hex()}, which the policy does not list; {MEASURE}"
+            )
+
+
+def verify_snp(
+    proof: bytes, nonce: bytes, rules: Rules, now: float, *, known: snp_chain.Roots | None = None
+) -> tuple[snp.Claims, Guest]:
+    """Verify a proof of kind azure_snp over `nonce`. `known` is for tests; a policy cannot set it. Raises AdmissionError."""
+    report, certificate, attestation = decode_snp(proof)
+    guest = read_guest(attestation, nonce)
+    covered = check_covered(snp_report.Report.decode(report).report_data, attestation)
+    assert isinstance(rules.hardware, snp.Rules)
+    claims = snp.verify(snp.encode(report, certificate), covered, rules.hardware, now, known=known)
+    check(guest, rules)
+    return claims, guest
+
+
+def verify_tdx(
+    proof: bytes, nonce: bytes, rules: Rules, now: float, *, root: bytes | None = None
+) -> tuple[tdx.Claims, Guest]:
+    """Verify a proof of kind azure_tdx over `nonce`. `root` is for tests; a policy cannot set it. Raises AdmissionError."""
+    quote, attestation = decode_tdx(proof)
+    guest = read_guest(attestation, nonce)
+    covered = check_covered(tdx_quote.read(quote).report_data, attestation)
+    assert isinstance(rules.hardware, tdx.Rules)
+    claims = tdx.verify(quote, covered, rules.hardware, now, root=root)
+    check(guest, rules)
+    return claims, guest
+
+
+# -- verifiers and provers ------------------------------------------------------------------------------------------
+
+
+class _Verifier(ABC):
+    kind: ClassVar[int]
+    name: ClassVar[str]
+
+    def __init__(self, rules: Rules, clock: Clock) -> None:
+        self._rules = rules
+        self._clock = clock
+
+    @abstractmethod
+    def _verify(self, proof: bytes, nonce: bytes, now: float) -> object: ...
+
+    def content(self) -> bytes:
+        return self._rules.content()
+
+    def verify(self, evidence: Evidence) -> None:
+        try:
+            self._verify(evidence.proof, nonce_of(evidence.binding.digest), evidence.moment(self._clock))
+        except AdmissionError as error:
+            raise error.with_prefix(f"{self.name} refuses rank {evidence.entry.rank}: ") from None
+
+    def verify_listing(self, listing: Listing) -> None:
+        """Hardware endorses no entries: workers other than the parent rely on the parent until peer verification."""
+        if listing.endorsement:
+            raise AdmissionError(f"the entry of rank {listing.entry.rank} has an endorsement, and {self.name} has none")
+
+
+class AzureSnpVerifier(_Verifier):
+    """Verifies SEV-SNP guests on Azure by the rules of one table. `known` is for tests."""
+
+    kind = SNP_KIND
+    name = SNP_NAME
+
+    def __init__(self, rules: Rules, clock: Clock, *, known: snp_chain.Roots | None = None) -> None:
+        super().__init__(rules, clock)
+        self._known = known
+
+    def content(self) -> bytes:
+        return super().content() + b"".join(line.content() for _, line in sorted((self._known or {}).items()))
+
+    def _verify(self, proof: bytes, nonce: bytes, now: float) -> object:
+        return verify_snp(proof, nonce, self._rules, now, known=self._known)
+
+
+class AzureTdxVerifier(_Verifier):
+    """Verifies TDX guests on Azure by the rules of one table. `root` is for tests."""
+
+    kind = TDX_KIND
+    name = TDX_NAME
+
+    def __init__(self, rules: Rules, clock: Clock, *, root: bytes | None = None) -> None:
+        super().__init__(rules, clock)
+        tdx.load_library()  # fails at the start, not when the first peer connects
+        self._root = root
+
+    def content(self) -> bytes:
+        return super().content() + (self._root or b"")
+
+    def _verify(self, proof: bytes, nonce: bytes, now: float) -> object:
+        return verify_tdx(proof, nonce, self._rules, now, root=self._root)
+
+
+class AzureProver:
+    """Makes proofs of one of the two kinds. `collect` returns a proof over 32 bytes of extra data."""
+
+    def __init__(self, kind: int, collect: Callable[[bytes], bytes]) -> None:
+        self.kind = kind
+        self._collect = collect
+
+    def prove(self, binding: Binding) -> bytes:
+        return self._collect(nonce_of(binding.digest))
+
+    def endorse(self, entry: Entry, proof_digest: bytes) -> bytes:
+        return b""
