@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from ringfence.lab.plan.steps import Question, replayed, step
 from ringfence.lab.plan.traces import trace
 from ringfence.lab.plan.validate import Line, Validation, validate
 from ringfence.lab.plan.work import VARIANTS
+from scripts import generated, machine_tables
 from scripts.plan_samples import bench_rows
 
 ROOT: Final = Path(__file__).parents[1]
@@ -42,7 +42,6 @@ WHOSE: Final = {
 }
 SCALES: Final = (64, 1024, 16_384)
 SCALE_MODELS: Final = ("bert-large", "gpt2-xl", "llama-7b")
-_PLACE: Final = re.compile(r"(<!-- plan: ([a-z-]+) -->\n).*?(<!-- end of plan -->)", re.DOTALL)
 
 Cells = Sequence[Sequence[str]]
 
@@ -155,7 +154,7 @@ def scale_table() -> str:
             "recommended today",
             "then",
             "sealing then",
-            "and not built yet",
+            "and not available yet",
             "then",
             "and seldom",
             "then",
@@ -190,7 +189,7 @@ def scale_table() -> str:
 
 
 def overhead_table() -> str:
-    """What sealing costs when each variant has what is best for it, threads included, and synchronises in each step."""
+    """What sealing costs when each variant has what is best for it, channels included, and synchronises in each step."""
     rows = [["model", "network", *(f"{workers:,} workers" for workers in SCALES)]]
     for name in SCALE_MODELS:
         for rate in (100, 400):
@@ -350,12 +349,13 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "thresholds": thresholds_table,
     "eight": eight_table,
     "traces": traces_table,
+    **machine_tables.tables(markdown),
 }
 
 
 def filled(text: str) -> str:
     """The text with a fresh table at each marker; a marker that names no table is a mistake."""
-    return _PLACE.sub(lambda place: f"{place[1]}{TABLES[place[2]]()}\n{place[3]}", text)
+    return generated.filled(text, "plan", lambda name: TABLES[name]())
 
 
 def main() -> int:

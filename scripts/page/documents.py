@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Final
 
+from scripts import generated
 from scripts.page.edition import Edition
 from scripts.page.series import SERIES, digest
 from scripts.page.tables import TABLES
@@ -18,8 +18,6 @@ TARGETS: Final = ROOT / "docs" / "benchmarks" / "targets.md"
 HOME: Final = ROOT / "docs" / "index.md"
 README: Final = ROOT / "README.md"
 
-_PLACE: Final = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
-
 
 def documents(edition: Edition) -> list[Path]:
     """The README and the home page show full measurements only; a trial run does not reach them."""
@@ -28,7 +26,7 @@ def documents(edition: Edition) -> list[Path]:
 
 def filled(text: str, edition: Edition) -> str:
     """The text with a fresh table at each marker; a marker that names no table is a mistake."""
-    return _PLACE.sub(lambda place: f"{place[1]}{TABLES[place[2]](edition)}\n{place[3]}", text)
+    return generated.filled(text, "figures", lambda name: TABLES[name](edition))
 
 
 def stale(edition: Edition) -> list[str]:

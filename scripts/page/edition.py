@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ PROFILES: Final = (
     *((operation, 25 << 20, 2) for operation in OTHERS),
 )
 CALLS: Final = "call-latency.json"
+MACHINES: Final = "machines"  # the folder of the study of machines x workers
 FULL_ROUNDS: Final = 15  # fewer are a trial: the page says so, and the README does not show them
 
 
@@ -40,6 +41,7 @@ class Edition:
     memory: list[memory.MemoryResult] = field(default_factory=list)
     lower_bounds: dict[tuple[str, int, int], float] = field(default_factory=dict)  # CPU seconds by call, size, workers
     calls: Mapping[str, Any] = field(default_factory=dict)  # what scripts/call_latency.py printed: single calls
+    machines: Edition | None = None  # of the study of machines x workers, which has a machine and a date of its own
 
     def collective(
         self, operation: str, size: int, workers: int, *, busy: bool = False, rate: str | None = None
@@ -80,8 +82,16 @@ class Edition:
 
 def read(folder: Path) -> Edition:
     """The last edition in a folder. Samples of other machines, or of other code, are left alone."""
-    path = folder / FILE
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    edition = _read([folder / FILE])
+    if (folder / CALLS).exists():
+        edition.calls = json.loads((folder / CALLS).read_text())
+    if cells := sorted((folder / MACHINES / "raw").glob("*.jsonl")):
+        edition.machines = _read(cells)
+    return edition
+
+
+def _read(paths: Sequence[Path]) -> Edition:
+    records = [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
     cases = [record for record in records if "case" in record]
     if not cases:
         return Edition()
@@ -96,8 +106,6 @@ def read(folder: Path) -> Edition:
     )
     for measured in _together(cases):
         _sort_in(edition, measured)
-    if (folder / CALLS).exists():
-        edition.calls = json.loads((folder / CALLS).read_text())
     return edition
 
 

@@ -9,6 +9,7 @@ from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.names import PROFILED, necessary_bytes
 from ringfence.lab.bench.results import Result
 from ringfence.lab.bench.units import size_text, time_text
+from scripts.page import machines
 from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, SIZES, Edition
 from scripts.page.targets import SEALED, line_of, rate_text, targets
 
@@ -349,6 +350,11 @@ def _slower(edition: Edition) -> str:
     )
 
 
+def _headed(rows: Rows) -> tuple[Sequence[str], Rows]:
+    header, *others = rows
+    return header, others
+
+
 TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "circumstances": circumstances,
     "commands": commands,
@@ -365,6 +371,10 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "stages": stages,
     "link": link,
     "memory": memory,
+    "machines-circumstances": machines.circumstances,
+    "machines-inside": lambda edition: markdown(*_headed(machines.inside(edition))),
+    "machines-between": lambda edition: markdown(*_headed(machines.between(edition))),
+    "machines-counted": machines.counted,
     "headline": headline,
     "readme": readme,
 }

@@ -52,6 +52,31 @@ def test_a_short_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert samples(tmp_path) == kept
 
 
+def test_bytes_between_and_inside_machines_are_those_of_the_schedule(tmp_path: Path) -> None:
+    """Three workers on two machines: two of them share one."""
+    command = (
+        "bench",
+        "collectives",
+        "--workers",
+        "3",
+        "--hosts",
+        "2",
+        "--sizes",
+        "4KiB,1MiB",
+        "--variants",
+        "ringfence",
+    )
+    done = ringfence(*command, "--rounds", "1", "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"ringfence: [\d.]+ [KM]iB sealed, [\d.]+ [KM]iB inside machines", done.stdout)
+    assert len(said) == " ".join(done.stdout.split()).count("its schedules say the same") == 2
+    again = ringfence(*command, "--rounds", "1", "--results", str(tmp_path), "--json")
+    for result in json.loads(again.stdout)["results"]:
+        (sealed,) = (line for line in result["variants"] if line["variant"] == "ringfence")
+        assert sealed["counted"] == result["predicted"] and sealed["counted"]["local"] > 0
+        assert 1 <= sealed["wire_bytes"] / sealed["counted"]["wire"] < 1.1  # the kernel also counts Gloo's barriers
+
+
 def test_a_profile_shows_shares_and_the_lower_bound(tmp_path: Path) -> None:
     done = ringfence(*QUICK, "--rounds", "1", "--results", str(tmp_path), "--profile")
     assert done.returncode == 0, done.stderr

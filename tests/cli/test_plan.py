@@ -243,19 +243,32 @@ def test_fsdp_is_predicted_beside_ddp() -> None:
 def test_levers_that_exist_come_before_those_that_do_not() -> None:
     shown = bare("plan", "--model", "gpt2-xl", "--hardware", "h100-ppcie").stdout
     assert shown.index("recommended now:") < shown.index("not available yet") < shown.index("would need")
-    assert shown.index("bucket  ") < shown.index("a schedule of two levels")
+    assert shown.index("bucket  ") < shown.index("two levels over")
 
 
-def test_a_requested_schedule_is_marked_as_not_built() -> None:
+def test_a_requested_schedule_is_marked_as_no_setting() -> None:
     asked = bare("plan", "--model", "gpt2", "--workers", "8", "--schedule", "doubling").stdout
-    assert "schedule: doubling, as asked; not built: the runtime's table chooses" in asked
+    assert "schedule: doubling, as asked; the runtime has no setting for it" in asked
     assert "as asked" not in bare("plan", "--model", "gpt2", "--workers", "8").stdout
+
+
+def test_workers_of_a_machine_share_memory_and_only_what_leaves_it_is_sealed() -> None:
+    command = ("plan", "--model", "gpt2", "--hardware", "tdx-25g", "--workers", "8")
+    shown = bare(*command, "--workers-per-machine", "4").stdout
+    assert "4 workers on a machine, which share memory; sealed between machines" in shown
+    assert "share memory" not in bare(*command).stdout
+    one, two, each = (
+        answered(*command, *more)["points"][0]["variants"]["ringfence"]["terms"]
+        for more in (("--workers-per-machine", "8"), ("--workers-per-machine", "4"), ())
+    )
+    assert one.get("crypto", 0.0) == 0.0 < two["crypto"] < each["crypto"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--hardware", "cray"], "no hardware profile"),
+        (["--workers-per-machine", "0"], "whole number"),
         (["--hardware", "here"], "ringfence plan calibrate"),
         (["--model", "gpt5"], "ringfence plan models"),
         (["--strategy", "ring"], "use --schedule ring"),

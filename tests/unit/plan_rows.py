@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ringfence.lab.accelerator import tee
@@ -27,6 +27,7 @@ TRUTH = {
         "switch": switch,
         "tail": tail,
         "beside": beside,
+        "between": 1.0,
         **_MORE.get(variant, _OURS),
     }
     for variant, factor, message, switch, tail, beside in (
@@ -61,10 +62,31 @@ def cases() -> Iterator[dict[str, Any]]:
             yield {**common, **nothing, **step, "kind": "trace", "device": "gpu", "workers": workers}
 
 
-def synthetic(noise: float = 0.03) -> list[dict[str, Any]]:
+INSIDE = {"inside_copy": 0.1, "inside_message": 30.0, "inside_sealed": 0.0}
+
+
+def machines() -> Hardware:
+    """The same machine, between whose namespaces a byte costs more, and inside which workers share memory."""
+    truth = {variant: {**figures, "between": 1.5} for variant, figures in TRUTH.items()}
+    return Hardware("truth", "", machine().with_values(**INSIDE).figures, truth)
+
+
+def machine_cases() -> Iterator[dict[str, Any]]:
+    """Machines x workers."""
+    common = {"wire": "float32", "rate_bits": None, "busy": False, "machine": "m", "scaled": 1.0, "kind": "collective"}
+    nothing = {"model": None, "strategy": None, "device": None, "bucket_mb": None}
+    for hosts, workers in ((1, 2), (1, 4), (2, 2), (2, 4), (2, 8), (4, 4)):
+        for operation in ("all_reduce", "all_gather", "broadcast"):
+            for size in (4 << 10, 1 << 20, 25 << 20, 100 << 20):
+                yield {**common, **nothing, "operation": operation, "size": size, "hosts": hosts, "workers": workers}
+
+
+def synthetic(
+    noise: float = 0.03, profile: Hardware | None = None, chosen: Iterable[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
     """One row for each cell and variant."""
-    profile, rows = machine(), []
-    for number, case in enumerate(cases()):
+    profile, rows = profile or machine(), []
+    for number, case in enumerate(cases() if chosen is None else chosen):
         cell = f"cell-{number:02}"
         alone = 0.4 * (case["workers"] / 2)
         step = case["kind"] != "collective"

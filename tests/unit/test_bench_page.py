@@ -200,3 +200,23 @@ def test_every_step_of_the_measurement_is_a_command_that_exists() -> None:
     for step in done.stdout.splitlines()[1:]:
         arguments = step.partition("] ringfence ")[2].split()
         assert _parser().parse_args(arguments).run.__name__ == f"run_{arguments[1]}"
+
+
+def test_what_is_inside_a_machine_and_what_is_between_machines_are_kept_apart() -> None:
+    """In headlines too: no row of one machine stands under a price of sealing, and none that was sealed under the other."""
+    page = PAGE.read_text()
+    between, inside = page.index("\n## Between machines\n"), page.index("\n## Inside a machine\n")
+    assert (
+        between
+        < page.index("<!-- figures: machines-between -->")
+        < inside
+        < page.index("<!-- figures: machines-inside -->")
+    )
+    edition = read(RESULTS)
+    assert edition.machines is not None
+    sealed = TABLES["machines-between"](edition)
+    assert "| 1 x " not in sealed and "| 2 x 4 |" in sealed
+    assert len(TABLES["machines-inside"](edition).splitlines()) > 2
+    assert NOTHING == TABLES["machines-circumstances"](Edition()) == TABLES["machines-inside"](Edition())
+    counted = re.fullmatch(r"In (\d+) of (\d+) cells, .*", TABLES["machines-counted"](edition))
+    assert counted and counted[1] == counted[2]

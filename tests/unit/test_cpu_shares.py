@@ -117,7 +117,7 @@ def test_a_queue_serves_the_cheapest_address_first_and_in_order(
 ) -> None:
     costs = {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 0.1, "b2": 0.1}
     spending = Spending(monkeypatch, costs)
-    queue = Verification(policy, CpuShares())
+    queue = Verification(lambda: policy, CpuShares())
     for name in costs:
         queue.start(Fake(name[0]), evidence(name))  # type: ignore[arg-type]
     drain(queue, 5)
@@ -127,7 +127,7 @@ def test_a_queue_serves_the_cheapest_address_first_and_in_order(
 
 def test_a_disconnected_peer_is_not_verified(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     spending = Spending(monkeypatch, dict.fromkeys(("one", "two", "three"), 0.0))
-    queue, peers = Verification(policy, CpuShares()), [Fake("a"), Fake("a"), Fake("a")]
+    queue, peers = Verification(lambda: policy, CpuShares()), [Fake("a"), Fake("a"), Fake("a")]
     for peer, name in zip(peers, ("one", "two", "three"), strict=True):
         queue.start(peer, evidence(name))  # type: ignore[arg-type]
     queue.cancel(peers[1])  # type: ignore[arg-type]

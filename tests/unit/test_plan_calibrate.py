@@ -19,7 +19,7 @@ from ringfence.lab.plan.predict import predict
 from ringfence.lab.plan.steps import Question, step
 from ringfence.lab.plan.validate import _halves, validate
 from ringfence.lab.plan.work import VARIANTS, stage_costs
-from tests.unit.plan_rows import TRUTH, cases, machine, synthetic
+from tests.unit.plan_rows import INSIDE, TRUTH, cases, machine, machine_cases, machines, synthetic
 
 
 def test_a_known_machine_is_found_again() -> None:
@@ -148,6 +148,36 @@ def test_a_profile_survives_its_file() -> None:
         assert predict(again, case, "ringfence", alone) == pytest.approx(
             predict(found, case, "ringfence", alone), rel=1e-4
         )
+
+
+def test_costs_inside_a_machine_are_found_in_a_study_of_machines() -> None:
+    """What a copy and a message there cost, and the network stack between machines; other studies say nothing about them."""
+    rows = [
+        row
+        for row in synthetic(0.01, machines(), machine_cases())
+        if row["variant"] in ("gloo-a", "gloo-b", "ringfence")
+    ]
+    found = calibrate(rows, cores=2)
+    assert not found["inside", "sealed"]
+    assert found.figures["inside", "copy"].value == pytest.approx(INSIDE["inside_copy"], rel=0.25)
+    assert found.figures["inside", "message"].value == pytest.approx(INSIDE["inside_message"], rel=0.25)
+    assert not found.figures["inside", "copy"].assumed
+    off = [abs(predict(found, row, "ringfence") / row["seconds"] - 1) for row in rows if row["variant"] == "ringfence"]
+    assert sorted(off)[len(off) // 2] < 0.03 and max(off) < 0.15
+    again = parse(dump(found, "a study", "2026-11-17"), "here")
+    assert predict(again, rows[0], "ringfence") == pytest.approx(predict(found, rows[0], "ringfence"), rel=1e-4)
+    alone = calibrate(synthetic(), cores=2)
+    assert alone["inside", "sealed"] and alone.variants["ringfence"]["between"] == 1.0
+
+
+def test_machines_of_a_cell_decide_what_is_sealed() -> None:
+    """Four workers: on one machine they share memory; on the loopback each stands for a machine."""
+    base = {**next(machine_cases()), "operation": "all_reduce", "size": 25 << 20, "workers": 4}
+    one, two, four, loopback = (predict(machines(), {**base, "hosts": hosts}, "ringfence") for hosts in (1, 2, 4, 0))
+    assert one < two < four
+    assert loopback < four  # the stack costs more between namespaces
+    gloo = [predict(machines(), {**base, "hosts": hosts}, "gloo") for hosts in (1, 4)]
+    assert gloo[0] < gloo[1]
 
 
 def test_too_few_cells_are_refused() -> None:

@@ -17,7 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringfence.lab.plan import fsdp, hardware, models
-from ringfence.lab.plan.cost import Cost
+from ringfence.lab.plan.loads import Cost
 from ringfence.lab.plan.recommend import plan
 from ringfence.lab.plan.steps import Question, step
 from ringfence.lab.plan.work import VARIANTS
@@ -164,6 +164,6 @@ def test_levers_that_exist_rank_before_those_that_do_not() -> None:
     found = plan(hardware.load("tdx-100g"), Question(LLAMA, 64, strategy="fsdp"))
     built = [each.built for each in found.advice]
     assert built == sorted(built, reverse=True)
-    assert {each.lever for each in found.advice if each.built} <= {"unit", "reshard_after_forward"}
+    assert {each.lever for each in found.advice if each.built} <= {"unit", "reshard_after_forward", "channels"}
     assert all(bool(each.needs) is not each.built for each in found.advice)
     assert found.tuned["ringfence"].seconds < found.variants["ringfence"].seconds

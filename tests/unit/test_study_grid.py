@@ -116,6 +116,21 @@ def test_the_default_grid_covers_what_a_report_needs_in_half_an_hour() -> None:
     assert all(names.PROFILED in each["variants"] for each in settings if each["kind"] == "trace")
 
 
+@pytest.mark.parametrize(("name", "minutes"), [("machines", 20), ("machines-few", 8)])
+def test_the_grids_of_machines_vary_machines_and_workers(name: str, minutes: int) -> None:
+    settings = [cell.settings for cell in grid.built_in(name)]
+    assert total(grid.built_in(name), cores=2) < minutes * 60
+    reduced = [each for each in settings if each["operation"] == "all_reduce" and not each["rate"]]
+    for size in (4 << 10, 1 << 20, 25 << 20, 100 << 20):
+        places = {(each["hosts"], each["workers"] // each["hosts"]) for each in reduced if each["size"] == size}
+        assert places >= {(1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1)}
+    limited = {(each["hosts"], each["workers"], each["rate"]) for each in settings if each["rate"]}
+    assert limited == {(2, workers, rate) for workers in (2, 4, 8) for rate in ("10gbit", "2.5gbit")}
+    assert {each["operation"] for each in settings if each["kind"] == "collective"} == set(names.OPERATIONS)
+    tried = [each for each in settings if each["kind"] == "trace"]
+    assert tried and all((each["hosts"], each["workers"]) == (2, 8) for each in tried)
+
+
 def test_the_quick_grid_has_every_kind_in_little_time() -> None:
     cells = grid.built_in("quick")
     assert {cell.settings["kind"] for cell in cells} == {"collective", "training", "trace"}

@@ -56,7 +56,7 @@ examples:
 
 LINK_DESCRIPTION = """\
 Seal and open the segments of one link on several threads, in memory. The result is what a worker with spare cores could gain:
-ringfence itself seals on one thread.
+ringfence itself seals on one thread for each channel of a link.
 """
 
 LINK_EXAMPLES = """\
@@ -165,7 +165,14 @@ def _add_common(
     parser: argparse.ArgumentParser, variants: Sequence[str], rounds: int, known: Mapping[str, str] = names.VARIANTS
 ) -> None:
     _add_workers(parser, variants, known)
-    parser.add_argument("--hosts", type=_count, default=0, metavar="N", help="spread workers over N network namespaces")
+    parser.add_argument(
+        "--hosts",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="spread workers over N machines, which are network namespaces (needs root). Workers of one machine share memory. "
+        "Without it each worker stands for a machine of its own: all seal what they send",
+    )
     parser.add_argument("--rate", metavar="RATE", help="limit each host's link, such as 1gbit (with --hosts)")
     _add_folder(parser, rounds)
 

@@ -46,6 +46,7 @@ examples:
   ringfence plan --parameters 7e9 --strategy fsdp
   ringfence plan --config llama/config.json --workers 256
   ringfence plan --model llama-7b --sweep --chart scale.svg
+  ringfence plan --model gpt2 --workers 8 --workers-per-machine 4
   ringfence plan --trace rank0.json.gz rank1.json.gz --step 0.3
   ringfence plan models        the models with a name
   ringfence plan hardware      the profiles, and what in them is assumed
@@ -103,6 +104,12 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def _add_question(parser: argparse.ArgumentParser) -> None:
     plan_sources.add_to(parser)
     parser.add_argument("--workers", type=_workers, metavar="N", help="up to 16,384 (default: 64, or the trace's)")
+    parser.add_argument(
+        "--workers-per-machine",
+        type=_count,
+        metavar="N",
+        help="that share its cores, its network card and memory (default: as the profile says)",
+    )
     parser.add_argument("--samples", type=_count, default=8, metavar="N", help="for each worker and step (default: 8)")
     parser.add_argument(
         "--compute", type=float, metavar="SECONDS", help="of a step without communication, if you know it"
@@ -132,7 +139,9 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-parameters", action="store_true", help="FSDP with reshard_after_forward=False: gathers once in a step"
     )
-    parser.add_argument("--threads", type=_count, default=1, metavar="N", help="sealing threads of a worker; 1 today")
+    parser.add_argument(
+        "--channels", type=_count, default=1, metavar="N", help="connections and threads of a link (default: 1)"
+    )
     parser.add_argument("--every", type=_count, default=1, metavar="H", help="synchronise once in H steps (DDP)")
 
 
@@ -173,7 +182,7 @@ def run_plan(options: argparse.Namespace) -> int:
     """Predict one point, or a sweep over scales."""
     from ringfence.lab.plan.recommend import WORKERS, plan, sweep
 
-    profile = find_hardware(options.hardware)
+    profile = _with_machines(find_hardware(options.hardware), options.workers_per_machine)
     for name in ("compute", "step"):
         given = getattr(options, name)
         if given is not None and not 0 < given < math.inf:
@@ -203,6 +212,18 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.chart is not None and not options.json:
         print(f"chart:\n  {options.chart}")
     return 0
+
+
+def _with_machines(profile: Hardware, per_machine: int | None) -> Hardware:
+    """Return the profile with another number of workers in a machine; they share memory."""
+    if per_machine is None:
+        return profile
+    if profile.variants and profile["inside", "sealed"]:
+        raise ConfigurationError(
+            "--workers-per-machine: the study of this profile has no machines with several workers; measure "
+            "`ringfence study --grid machines`, then `ringfence plan calibrate`"
+        )
+    return profile.with_values(node_workers=per_machine, inside_sealed=0)
 
 
 def _watched(plans: Iterable[Plan], count: int) -> Iterable[Plan]:
@@ -373,7 +394,7 @@ def _question(options: argparse.Namespace) -> Question:
         bytes_each=width[options.dtype],
         samples=options.samples,
         schedule=options.schedule,
-        threads=options.threads,
+        channels=options.channels,
         every=options.every,
         wire_bytes=width[options.wire or options.dtype],
         compute_seconds=options.compute,

@@ -29,7 +29,7 @@ _NOT_WITH_TRACE: dict[str, Any] = {
     "schedule": "table",
     "unit_blocks": None,
     "keep_parameters": False,
-    "threads": 1,
+    "channels": 1,
     "every": 1,
     "tokens": None,
     "sweep": False,

@@ -51,8 +51,11 @@ def question_text(question: Question) -> str:
 def plan_text(profile: Hardware, plan: Plan) -> str:
     """Lay out one point: the variants, what the sealed step is made of, and what to change."""
     lines = [wrap(f"{question_text(plan.question)}, {plan.question.workers:,} workers"), wrap(f"on {profile.title}")]
+    if not profile["inside", "sealed"] and (per_machine := int(profile["node", "workers"])) > 1:
+        shared = min(per_machine, plan.question.workers)
+        lines.append(wrap(f"{shared:,} workers on a machine, which share memory; sealed between machines"))
     if plan.question.schedule != "table":
-        lines.append(wrap(f"schedule: {plan.question.schedule}, as asked; not built: the runtime's table chooses"))
+        lines.append(wrap(f"schedule: {plan.question.schedule}, as asked; the runtime has no setting for it"))
     if plan.question.model.name not in models.names():
         lines.append(wrap(f"model: {plan.question.model.source}"))
     lines += ["", variants_text(plan.variants), "", wrap(terms_text(plan.variants["ringfence"])), ""]

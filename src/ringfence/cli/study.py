@@ -43,6 +43,7 @@ examples:
   ringfence study                                           half an hour on two cores; without root, no limited links
   ringfence study --quick                                   all kinds of cells in a minute
   ringfence study --grid mine.toml --results mine           a grid of your own (docs/guides/study.md)
+  ringfence study --grid machines --results machines        machines x workers, shared memory inside; needs root
   ringfence study --grid gpu-tee --results tee              what GPU TEEs cost, on simulated ones; about 20 minutes
   ringfence study query --model gpt2 --workers 2            rows of the summary
   ringfence study query --variant ringfence --json        for a script, one row a line
@@ -70,7 +71,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--grid",
         type=Path,
         metavar="FILE",
-        help="a grid of your own, in TOML, or one that is built in: default, quick or gpu-tee",
+        help="a grid of your own, in TOML, or one that is built in: default, quick, machines, machines-few or gpu-tee",
     )
     grid.add_argument("--quick", action="store_true", help="a small grid: about a minute")
     study.add_argument("--list", action="store_true", help="print the cells and an estimate, and measure nothing")

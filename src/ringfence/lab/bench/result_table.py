@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ringfence.lab.bench import names
+from ringfence.lab.bench.byte_counts import Traffic
 from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.measure import device_text
 from ringfence.lab.bench.results import Line, Result
@@ -76,6 +77,8 @@ def _case(result: Result, lower_bound: float | None) -> list[str]:
         ratios = ", ".join(f"{name} {_ratio_text(ratio)}" for name, ratio in result.sealed_over.items())
         lines.append(paragraph(f"  ringfence over: {ratios}", 4))
     for line in result.lines:
+        if line.counted is not None and line.variant == "ringfence":
+            lines.append(paragraph(f"  {line.variant}: {_counted_text(line.counted, result.predicted)}", 4))
         if line.stages is not None:
             shares = ", ".join(f"{stage} {share:.0%}" for stage, share in line.stages.items())
             lines.append(paragraph(f"  {line.variant}: {shares}", 4))
@@ -119,6 +122,14 @@ def bucket_text(bucket_mb: float | None) -> str:
 def _row(line: Line) -> tuple[str, ...]:
     cpu = f"{line.cpu_ns_per_byte:.2f} ns/B" if line.cpu_ns_per_byte is not None else f"{line.cpu_seconds:.2f} s"
     return line.variant, time_text(line.seconds), _ratio_text(line.ratio), cpu, size_text(line.wire_bytes)
+
+
+def _counted_text(counted: Traffic, predicted: Traffic | None) -> str:
+    text = f"{size_text(counted.sealed)} sealed, {size_text(counted.local)} inside machines and not sealed"
+    if predicted is None:
+        return text
+    wanted = f"{size_text(predicted.sealed)} and {size_text(predicted.local)}"
+    return f"{text}; its schedules say {'the same' if counted == predicted else wanted}"
 
 
 def _ratio_text(ratio: Interval) -> str:

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from ringfence.collectives import Collective
 from ringfence.lab.bench import names
+from ringfence.lab.bench.byte_counts import Traffic, machines_of, traffic
 from ringfence.lab.bench.intervals import Interval, interval, ratios, resolution
 from ringfence.lab.bench.measure import Measured
 from ringfence.lab.bench.samples import Case, Round
 
 _SEALED: Final = "ringfence"
+_WIDTH: Final = 4  # bytes of a float32
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,16 @@ class Line:
     wire_bytes: float  # what all workers sent, as TCP payload
     stages: dict[str, float] | None = None  # shares of the time
     staging: dict[str, Any] | None = None  # seconds of a `call` and of a `pass` by stage, and the number of `passes`
+    counted: Traffic | None = None  # by ringfence itself: what all workers sent, sealed and inside machines
 
     def as_json(self) -> dict[str, Any]:
         found = {**asdict(self), "ratio": self.ratio._asdict()}
         if self.staging is None:  # host tensors
             del found["staging"]
+        if self.counted is None:  # another implementation
+            del found["counted"]
+        else:
+            found["counted"] = self.counted._asdict()
         return found
 
 
@@ -44,9 +52,11 @@ class Result:
     resolution: float
     lines: list[Line]
     sealed_over: dict[str, Interval]  # ringfence over each variant that is not the baseline, round by round
+    predicted: Traffic | None = None  # what ringfence's schedules send in one collective of host tensors
 
     def as_json(self) -> dict[str, Any]:
         return {
+            **({} if self.predicted is None else {"predicted": self.predicted._asdict()}),
             "case": self.case,
             "rounds": self.rounds,
             "resolution": self.resolution,
@@ -63,7 +73,16 @@ def result(measured: Measured) -> Result:
     taking_part = [name for name in measured.case["variants"] if all(name in samples for samples in rounds)]
     lines = [_line(measured.case, rounds, name, first, second) for name in taking_part]
     sealed_over = _sealed_over(rounds, taking_part, baseline)
-    return Result(measured.case, len(rounds), resolution(first, second), lines, sealed_over)
+    predicted = _predicted(measured.case) if any(line.counted for line in lines) else None
+    return Result(measured.case, len(rounds), resolution(first, second), lines, sealed_over, predicted)
+
+
+def _predicted(case: Case) -> Traffic | None:
+    if case["kind"] != "collective" or case.get("device"):
+        return None
+    workers = case["workers"]
+    size = max(1, case["size"] // _WIDTH // workers) * workers * _WIDTH  # as the benchmark's tensors are
+    return traffic(Collective[case["operation"].upper()], size, workers, machines_of(case["hosts"], workers))
 
 
 def _sealed_over(rounds: Sequence[Round], taking_part: Sequence[str], baseline: Sequence[str]) -> dict[str, Interval]:
@@ -90,11 +109,18 @@ def _line(case: Case, rounds: Sequence[Round], name: str, first: list[float], se
         wire_bytes=statistics.median(_column(rounds, name, "sent")),
         stages=_stages(rounds, name),
         staging=_staging(rounds, name),
+        counted=_counted(rounds, name),
     )
 
 
 def _column(rounds: Sequence[Round], name: str, what: str) -> list[float]:
     return [samples[name][what] for samples in rounds]
+
+
+def _counted(rounds: Sequence[Round], name: str) -> Traffic | None:
+    """Return the median of what was counted; the rounds of a collective do not differ."""
+    found = [samples[name]["counted"] for samples in rounds if "counted" in samples[name]]
+    return Traffic(*map(statistics.median, zip(*found, strict=True))) if found else None
 
 
 def _stages(rounds: Sequence[Round], name: str) -> dict[str, float] | None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ringfence.backend import RingfenceProcessGroup
 from ringfence.guard import plaintext_allowed
 from ringfence.lab.bench import names, operations
+from ringfence.lab.bench.byte_counts import Traffic
 from ringfence.lab.bench.device import CopiesBeside
 from ringfence.lab.bench.fixed_schedule import DoublingSession, RingSession, TreeSession
 from ringfence.lab.bench.operations import Tensors
@@ -36,6 +37,7 @@ class Variant(Protocol):
     group: Any
     stages: Stages | None
 
+    def counted(self) -> Traffic | None: ...
     def offers(self, operation: str) -> bool: ...
     def run(self, operation: str, tensors: Tensors) -> None: ...
     def begin(self, operation: str, tensors: Tensors) -> Begun: ...
@@ -58,8 +60,8 @@ class GroupVariant:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        engine = group._session.engine if isinstance(group, RingfenceProcessGroup) else None
-        self.stages: Stages | None = getattr(engine, "stages", None)
+        self._engine = group._session.engine if isinstance(group, RingfenceProcessGroup) else None
+        self.stages: Stages | None = getattr(self._engine, "stages", None)
 
     def offers(self, operation: str) -> bool:
         return True
@@ -69,6 +71,17 @@ class GroupVariant:
 
     def begin(self, operation: str, tensors: Tensors) -> Any:
         return operations.call(operation, tensors, self.group, asynchronous=True)
+
+    def counted(self) -> Traffic | None:
+        """Return what this worker has sent in sealed frames and inside its machine; None if nobody counts it."""
+        if self._engine is None:
+            return None
+        peers = self._engine.counters().peers
+        return Traffic(
+            sum(peer.sealed_sent for peer in peers),
+            sum(peer.wire_sent for peer in peers),
+            sum(peer.local_sent for peer in peers),
+        )
 
 
 class DeviceVariant(GroupVariant):
@@ -115,6 +128,9 @@ class RingVariant:
         self.ring = ring
         self.thread = ThreadPoolExecutor(1)
 
+    def counted(self) -> None:
+        return None
+
     def offers(self, operation: str) -> bool:
         return operation != "all_to_all"  # it has two neighbours and no other connection
 
@@ -139,6 +155,9 @@ class AloneVariant:
 
     group = None
     stages: Stages | None = None
+
+    def counted(self) -> None:
+        return None
 
     def offers(self, operation: str) -> bool:
         return False

@@ -123,7 +123,7 @@ class Worker:
         if variant.stages is not None:
             variant.stages.start()
             staging_times.start()
-        sent = bytes_sent()
+        sent, counted = bytes_sent(), variant.counted()
         dist.barrier()
         late = late_seconds(self._device)
         cpu, start = time.process_time_ns(), time.perf_counter_ns()
@@ -132,6 +132,8 @@ class Worker:
         stages = variant.stages.stop() if variant.stages is not None else None
         dist.barrier()  # what others still had to receive is on the wire now
         measured: Message = {"seconds": seconds, "cpu": cpu / 1e9, "sent": bytes_sent() - sent, "repeats": repeats}
+        if counted is not None and (now := variant.counted()) is not None:
+            measured["counted"] = [after - before for before, after in zip(counted, now, strict=True)]
         if self._simulates_tee:
             measured |= {"late": late_seconds(self._device) - late, "wall": seconds}
         if stages and self._device is not None:

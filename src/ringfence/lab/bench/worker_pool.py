@@ -34,7 +34,10 @@ class BenchError(RingfenceError):
 
 
 class Placement(NamedTuple):
-    """Where one worker runs: a prefix of its command line, its address and its interface."""
+    """Where one worker runs: a prefix of its command line, its address and its interface.
+
+    On the loopback, each worker stands for a machine of its own and seals what it sends to the others.
+    """
 
     prefix: tuple[str, ...] = ()
     host: str = "127.0.0.1"
@@ -90,6 +93,7 @@ class WorkerPool:
             RINGFENCE_SECRET_FILE=str(self._folder / "secret"),
             RINGFENCE_RUN_ID=self._folder.name,
             RINGFENCE_INTERFACE=placement.host,
+            RINGFENCE_SAME_HOST="shared" if placement.prefix else "sealed",
         )
         with theirs, self._log(rank).open("wb") as log:
             # A session of its own: Ctrl-C reaches the benchmark only, which then ends its workers.
@@ -180,6 +184,9 @@ def _together(measured: Sequence[Message]) -> Message:
         "sent": sum(each["sent"] for each in measured) / repeats,
         "repeats": repeats,
     }
+    if "counted" in measured[0]:  # sealed, as frames, and inside machines (byte_counts.Traffic)
+        columns = zip(*(each["counted"] for each in measured), strict=True)
+        whole["counted"] = [sum(column) / repeats for column in columns]
     if "late" in measured[0]:
         whole["late"] = sum(each["late"] for each in measured) / repeats
         if "dilation" in measured[0]:

@@ -4,8 +4,9 @@ Eight numbers are fitted for each variant: the factor of its cost per byte to th
 delay of a message for each worker that shares a core, the share of its time in which a worker's thread waits, the cost of
 memory outside of the caches, the cost of adding bfloat16, the ratio of the end of a step on a GPU to the model's, and the
 growth of its core seconds beside computing on the same cores. Gloo has two more, for the memory in which torch lets it gather
-and scatter. All collectives share them. Computing is not fitted: the study measured it (`alone`). With more workers than
-cores, that measurement already contains their contention for the cores.
+and scatter. A study with machines (hosts) has further ones: what the network stack costs between them, and, with several
+workers on a machine, what a copy and a message in shared memory cost. All collectives share them. Computing is not fitted: the
+study measured it (`alone`). With more workers than cores, that measurement already contains their contention for the cores.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from typing import Any, Final
 
 from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
-from ringfence.lab.plan.cost import load
 from ringfence.lab.plan.fit import Vector, nearest
 from ringfence.lab.plan.hardware import FIGURES, FROM_STUDY, VARIANT_FIGURES, Figure, Hardware
-from ringfence.lab.plan.predict import BASELINE, MEASURED, covered, predict
+from ringfence.lab.plan.loads import load
+from ringfence.lab.plan.predict import BASELINE, MEASURED, covered, predict, workers_per_machine
 from ringfence.lab.plan.work import VARIANTS, usual
 
 Row = Mapping[str, Any]
 Cells = dict[str, dict[str, Row]]  # cell -> variant -> row
 
+_SEALED: Final = "ringfence"
 _UNSCORED: Final = 0.1  # the weight of a cell whose two runs of Gloo differ too much
 _STAGES: Final = {"seal": "sealed", "open": "opened", "send": "sent", "receive": "received", "reduce": "reduced"}
 # Where nothing was profiled: one core of a Xeon with VAES, `ringfence bench --profile`, 2026-11-15. Their ratios matter.
@@ -45,8 +47,13 @@ _FITTED: Final = {
     "half": (1.5, 0.2, 20.0),
     "staged": (0.15, 0.01, 2.0),
     "fresh": (0.4, 0.01, 4.0),
+    "between": (1.3, 0.5, 6.0),
+    "copy": (0.08, 0.005, 2.0),
+    "inside message": (5.0, 0.1, 2000.0),
 }
 _OF_GLOO: Final = ("staged", "fresh")
+_OF_MACHINES: Final = ("between",)
+_INSIDE: Final = {"copy": ("inside", "copy"), "inside message": ("inside", "message")}
 
 
 def grouped(rows: Iterable[Row]) -> Cells:
@@ -85,10 +92,27 @@ def calibrate(rows: Iterable[Row], cores: int = 2, name: str = "here") -> Hardwa
     if len(known) < 4:
         raise ConfigurationError(f"a calibration needs at least four cells with both Gloo runs; there are {len(known)}")
     hardware = _ground(name, cores, _stage_costs(cells, cores))
+    if any(workers_per_machine(cell[BASELINE]) > 1 for cell in known):
+        hardware = _with_inside(hardware, known)
     variants: dict[str, dict[str, float]] = {}
     for variant in MEASURED:
         variants |= _fitted(hardware, known, variant)
     return Hardware(name, hardware.title, hardware.figures, variants)
+
+
+def _with_inside(hardware: Hardware, cells: Sequence[Mapping[str, Row]]) -> Hardware:
+    """Return the profile with the costs inside a machine, fitted together with those of ringfence."""
+    mine = [cell for cell in cells if usable(cell, _SEALED)]
+    shared = Figure(0.0, FROM_STUDY, False)
+    hardware = _replaced(hardware, {("inside", "sealed"): shared})
+    if not mine:
+        return hardware
+    found = _nearest(hardware, mine, _SEALED, [*_names(mine, _SEALED), *_INSIDE])
+    return _replaced(hardware, {key: Figure(found[name], FROM_STUDY, False) for name, key in _INSIDE.items()})
+
+
+def _replaced(hardware: Hardware, figures: Mapping[tuple[str, str], Figure]) -> Hardware:
+    return Hardware(hardware.name, hardware.title, {**hardware.figures, **figures}, hardware.variants)
 
 
 def _ground(name: str, cores: int, stages: Mapping[str, float]) -> Hardware:
@@ -131,6 +155,8 @@ def _stage_costs(cells: Cells, cores: int) -> dict[str, float]:
         row = variants.get("ringfence-profiled")
         if row is None or row["kind"] != "collective" or row["size"] < 1 << 20 or row["workers"] > cores:
             continue
+        if workers_per_machine(row) > 1:  # stages are those of a byte that is sealed
+            continue
         schedule = choose(Collective[row["operation"].upper()], row["workers"], 0, 0, row["size"], Table())
         counted = usual(ScheduleId(schedule.identifier), row["workers"])
         done = load(VARIANTS["ringfence"], counted, row["size"])._asdict()
@@ -145,21 +171,30 @@ def _fitted(hardware: Hardware, cells: Sequence[Mapping[str, Row]], variant: str
     mine = [cell for cell in cells if usable(cell, variant)]
     if not mine:
         return {}
-    names = [name for name in _FITTED if variant == BASELINE or name not in _OF_GLOO]
-    return {variant: _nearest(hardware, mine, variant, names)}
+    return {variant: _nearest(hardware, mine, variant, _names(mine, variant))}
+
+
+def _names(cells: Sequence[Mapping[str, Row]], variant: str) -> list[str]:
+    """Return the figures to fit for a variant: those that these cells say something about."""
+    machines = any(workers_per_machine(cell[variant]) for cell in cells)
+    left_out = {*([] if variant == BASELINE else _OF_GLOO), *([] if machines else _OF_MACHINES), *_INSIDE}
+    return [name for name in _FITTED if name not in left_out]
 
 
 def _nearest(
     hardware: Hardware, cells: Sequence[Mapping[str, Row]], variant: str, names: Sequence[str]
 ) -> dict[str, float]:
-    """Return the named figures that minimize the relative error of predictions; the other figures are 0."""
+    """Return the named figures that minimize the relative error of predictions; the other figures are 0, and factors 1."""
     weights = [1.0 if cell[variant]["scored"] else _UNSCORED for cell in cells]
 
     def figures(point: Vector) -> dict[str, float]:
-        return {**dict.fromkeys(VARIANT_FIGURES, 0.0), **dict(zip(names, map(math.exp, point), strict=True))}
+        unknown = {**dict.fromkeys(VARIANT_FIGURES, 0.0), **dict.fromkeys(_OF_MACHINES, 1.0)}
+        return {**unknown, **dict(zip(names, map(math.exp, point), strict=True))}
 
     def residuals(point: Vector) -> Vector:
-        trial = Hardware(hardware.name, hardware.title, hardware.figures, {variant: figures(point)})
+        fitted = figures(point)
+        inside = {key: Figure(fitted.pop(name), "", False) for name, key in _INSIDE.items() if name in fitted}
+        trial = Hardware(hardware.name, hardware.title, {**hardware.figures, **inside}, {variant: fitted})
         return tuple(
             math.log(predict(trial, cell[variant], variant, alone(cell)) / cell[variant]["seconds"]) for cell in cells
         )

@@ -10,20 +10,18 @@ work begins when the chain has reached it, so both add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from ringfence.collectives import ScheduleId
 from ringfence.collectives.schedule import Action
-from ringfence.keys import SEGMENT_BYTES
+from ringfence.keys import SEGMENT_BYTES, SHARED_FROM_BYTES
 from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.loads import FREE, Cost, Load, Terms, added, load, scaled
 from ringfence.lab.plan.work import (
     ON_THE_WIRE,
     Link,
     StageCosts,
-    Task,
     Variant,
     busiest,
     chain,
@@ -33,17 +31,6 @@ from ringfence.lab.plan.work import (
     usual,
 )
 
-TERMS: Final = (
-    "per-message overhead",
-    "latency",
-    "wire",
-    "crypto",
-    "stack",
-    "reduce",
-    "copy",
-    "memory",
-    "host-device copy",
-)
 _RINGS: Final = (ScheduleId.ALL_REDUCE_RING, ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
 _SHARP: Final = 6
 _SLOT_BYTES: Final = 8 << 20  # of staging, as the next three
@@ -51,65 +38,6 @@ _PASS_BYTES: Final = 8 * SEGMENT_BYTES
 _SLICE_ALIGNED: Final = 4096
 _SLOTS: Final = 8  # of a device, each with one pass
 GIVEN_BACK: Final = 32 << 20  # bytes from which the C library gives freed memory back to the system, at the latest
-
-Terms = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds, the terms that add up to them, and the bound that determines them."""
-
-    seconds: float
-    terms: Mapping[str, float]
-    bound: str  # chain, thread, cores, network, memory or host-device copy
-    work: float = 0.0  # seconds for which the busiest resource can do nothing else
-    cpu: float = 0.0  # seconds of cores, for each worker: their mean
-
-    @property
-    def dominant(self) -> str:
-        """The term that costs most."""
-        return max(self.terms, key=lambda term: self.terms[term])
-
-    def plus(self, other: Cost) -> Cost:
-        """Return the cost of both, one after the other."""
-        bound = self.bound if self.seconds >= other.seconds else other.bound
-        terms = _added(self.terms, other.terms)
-        return Cost(self.seconds + other.seconds, terms, bound, self.work + other.work, self.cpu + other.cpu)
-
-    def times(self, factor: float) -> Cost:
-        terms = _scaled(self.terms, factor)
-        return Cost(self.seconds * factor, terms, self.bound, self.work * factor, self.cpu * factor)
-
-
-FREE: Final = Cost(0.0, {"per-message overhead": 0.0}, "chain")
-
-
-class Load(NamedTuple):
-    """The work of one worker: segments handled, and bytes through each stage."""
-
-    messages: float = 0.0
-    sealed: float = 0.0
-    opened: float = 0.0
-    sent: float = 0.0
-    received: float = 0.0
-    reduced: float = 0.0
-    copied: float = 0.0
-
-    def terms(self, spent: StageCosts, variant: Variant) -> Terms:
-        """Seconds of one core."""
-        framing = self.sealed * spent.seal + self.opened * spent.open
-        return {
-            "per-message overhead": self.messages * spent.message,
-            "stack": self.sent * spent.send + self.received * spent.receive,
-            "reduce": self.reduced * spent.reduce,
-            "copy": self.copied * spent.copy + (0.0 if variant.sealed else framing),
-            "crypto": framing if variant.sealed else 0.0,
-        }
-
-    def touched(self, variant: Variant) -> float:
-        """Bytes read and written in memory: twice in each stage, three times where two are added."""
-        framed = self.sealed + self.opened if variant.sealed or variant.framed else 0.0
-        return 2 * (framed + self.sent + self.received + self.copied) + 3 * self.reduced
 
 
 def collective_cost(
@@ -123,18 +51,23 @@ def collective_cost(
     at_once: int = 1,
     memory: float | None = None,
     narrow: bool = False,
+    per_machine: int | None = None,
 ) -> Cost:
     """Return the cost of one collective of `whole` bytes among `size` workers.
 
-    `per_node`: if not as the hardware says. `at_once`: how many run at the same time, so that a thread has others to turn to.
+    `per_node`: workers that share cores and a network card, `per_machine`: workers that share memory, if not as the hardware
+    says; 0: it is not known where machines end, and all is sealed. `at_once`: how many run at the same time, so that a thread
+    has others to turn to.
     `memory`: bytes that a worker goes through before it comes back to these, if not the whole. `narrow`: it adds bfloat16.
     """
     if size < 2:
         return FREE
     together = min(size, max(1, int(hardware["node", "workers"]) if per_node is None else per_node))
-    piece = max((segments(variant, link.part * whole)[0] for link in chain(identifier, size)), default=0.0)
+    machine = min(size, shared_by(hardware) if per_machine is None else per_machine)
+    path_links = chain(identifier, size, max(1, machine))
+    piece = max((segments(variant, link.part * whole)[0] for link in path_links), default=0.0)
     spent = stage_costs(hardware, variant).met(lost(variant, whole if memory is None else memory, piece), narrow)
-    loads, mean, alike = _loads(variant, identifier, size, whole)
+    loads, mean, alike = _loads(variant, identifier, size, whole, machine)
     heaviest = max(loads, key=lambda each: sum(each.terms(spent, variant).values()))
     cpu = mean.terms(spent, variant)
     cores = min(max(1.0, hardware["node", "cores"]), float(together * threads))
@@ -143,24 +76,27 @@ def collective_cost(
     )  # in a tree bytes flow in one direction: no worker waits for an answer
     at_work = 1 - waits ** max(1.0, together / cores)  # a core rests while all its workers wait
     bounds: dict[str, Terms] = {
-        "thread": _scaled(heaviest.terms(spent, variant), 1 / threads / (1 - waits)),
-        "cores": _scaled(cpu, together / cores / at_work),
+        "thread": scaled(heaviest.thread(spent, variant, threads), 1 / (1 - waits)),
+        "cores": scaled(cpu, together / cores / at_work),
         "memory": {
             "memory": max(heaviest.touched(variant), together * mean.touched(variant)) / hardware["memory", "rate"]
         },
         "network": {
-            "wire": _leaving(identifier, size, together, loads, mean) * ON_THE_WIRE / hardware["network", "rate"]
+            "wire": _leaving(identifier, size, together, loads, mean, machine)
+            * ON_THE_WIRE
+            / hardware["network", "rate"]
         },
     }
     bound = max(bounds, key=lambda name: sum(bounds[name].values()))
     work = bounds[bound]
+    near = _near_share(identifier, size, machine) if machine > 1 and variant.shares else 0.0
     links = [
-        (link, _message(hardware, variant, spent, link, whole, size, together, identifier))
-        for link in chain(identifier, size)
+        (link, _message(hardware, variant, spent, link, whole, size, together, identifier, machine, near))
+        for link in path_links
     ]
     path: Terms = {}
     for link, terms in links:
-        path = _added(path, _scaled(terms, link.times))
+        path = added(path, scaled(terms, link.times))
     if alike or not all(link.by_segment for link, _ in links):
         terms, bound = _joined(path, work, bound)
     else:
@@ -176,6 +112,21 @@ def collective_cost(
     return staged(hardware, variant, identifier, size, whole, found)
 
 
+def shared_by(hardware: Hardware) -> int:
+    """Return how many workers share a machine and its memory; 0 if all seal inside machines, too."""
+    return 0 if hardware["inside", "sealed"] else int(hardware["node", "workers"])
+
+
+def _near_share(identifier: ScheduleId, size: int, machine: int) -> float:
+    """Return the share of a chain's messages that stay inside a machine; where distances double, those of the short ones."""
+    if identifier.name.endswith(("_BINOMIAL", "_DOUBLING", "_BRUCK")):
+        return (machine - 1).bit_length() / (size - 1).bit_length()
+    sent = [
+        (task.near, times) for task, times in usual(identifier, size, machine).items() if task.action is Action.SEND
+    ]
+    return sum(times for near, times in sent if near) / sum(times for _, times in sent)
+
+
 def _joined(path: Terms, work: Terms, bound: str) -> tuple[Terms, str]:
     """Combine the bounds of workers that are always busy: the longer one, and a little more where both are similar.
 
@@ -184,44 +135,39 @@ def _joined(path: Terms, work: Terms, bound: str) -> tuple[Terms, str]:
     slow, busy = sum(path.values()), sum(work.values())
     longer, terms, name = (slow, path, "chain") if slow >= busy else (busy, work, bound)
     together = (slow**_SHARP + busy**_SHARP) ** (1 / _SHARP)
-    return _scaled(terms, together / longer) if longer else terms, name
+    return scaled(terms, together / longer) if longer else terms, name
 
 
 def _in_turn(path: Terms, work: Terms, bound: str, pieces: float) -> tuple[Terms, str]:
     """The first piece goes from end to end; the others follow as fast as the busiest worker can."""
-    rest = _scaled(work, 1 - 1 / pieces)
-    return _added(path, rest), bound if sum(rest.values()) > sum(path.values()) else "chain"
-
-
-def load(variant: Variant, counted: Mapping[Task, float], whole: float) -> Load:
-    """Return the work of one worker in a collective of `whole` bytes."""
-    messages = sealed = opened = sent = received = reduced = copied = 0.0
-    for (action, part, seals), times in counted.items():
-        length = part * whole * times
-        if action is Action.COPY or action is Action.SCALE:
-            copied += length
-            continue
-        messages += times * segments(variant, part * whole)[1]
-        if action is Action.SEND:
-            sent += length
-            sealed += length if seals or not variant.forwards else 0.0
-        else:
-            received += length
-            opened += length
-            reduced += length if action is Action.REDUCE else 0.0
-    return Load(messages, sealed, opened, sent, received, reduced, copied)
+    rest = scaled(work, 1 - 1 / pieces)
+    return added(path, rest), bound if sum(rest.values()) > sum(path.values()) else "chain"
 
 
 @lru_cache(maxsize=4096)
-def _loads(variant: Variant, identifier: ScheduleId, size: int, whole: float) -> tuple[tuple[Load, ...], Load, bool]:
-    counted, alike = busiest(identifier, size)
-    return tuple(load(variant, each, whole) for each in counted), load(variant, usual(identifier, size), whole), alike
+def _loads(
+    variant: Variant, identifier: ScheduleId, size: int, whole: float, machine: int
+) -> tuple[tuple[Load, ...], Load, bool]:
+    counted, alike = busiest(identifier, size, machine, variant.shares)
+    loads = [load(variant, each, whole) for each in counted]
+    mean = load(variant, usual(identifier, size, machine, variant.shares), whole)
+    if not machine:  # on the loopback, or all is as between machines
+        loads, mean = (
+            [each._replace(far_sent=0.0, far_received=0.0) for each in loads],
+            mean._replace(far_sent=0.0, far_received=0.0),
+        )
+    return tuple(loads), mean, alike
 
 
-def _leaving(identifier: ScheduleId, size: int, together: int, loads: tuple[Load, ...], mean: Load) -> float:
+def _leaving(
+    identifier: ScheduleId, size: int, together: int, loads: tuple[Load, ...], mean: Load, machine: int
+) -> float:
     """Return the bytes that the busiest node sends or receives over its network card."""
     if together >= size:
         return 0.0
+    if machine:
+        most = max(max(each.far_sent, each.far_received) for each in loads)
+        return max(most, machine * max(mean.far_sent, mean.far_received))
     most = max(max(each.sent, each.received) for each in loads)
     if identifier in _RINGS:
         return most  # neighbours sit together: one of a node's workers talks to another node
@@ -238,28 +184,41 @@ def _message(
     size: int,
     together: int,
     identifier: ScheduleId,
+    machine: int,
+    near: float,
 ) -> Terms:
-    """Return the terms of one message of the chain: of its first segment, or of all if the next one waits for all."""
+    """Return the terms of one message of the chain: of its first segment, or of all if the next one waits for all.
+
+    `near`: the share of such messages that stay inside a machine.
+    """
     length, pieces = segments(variant, link.part * whole)
     far = 0.0 if together >= size else (1 / together if identifier in _RINGS else 1.0)
+    if machine > 1 and variant.shares:
+        if identifier.name.endswith("_TWO_LEVELS"):
+            near = float(link.near)
+        far = 0.0 if together >= size else 1 - near
+    sealed = 1 - near  # the share that passes through the network stack
+    near_message = spent.near_message if length >= SHARED_FROM_BYTES else spent.message
+    between = 1 + (spent.between - 1) * (machine > 0)
     sharing = max(0.0, together / max(1.0, hardware["node", "cores"]) - 1)
     sealing, adding = _shares(identifier, variant, size)
     turns = (
         1.5 if identifier.name.endswith("_TREE") and size > 2 else 1.0
     )  # of a parent's two children one is served second
     one = {
-        "per-message overhead": turns * 2 * spent.message,
+        "per-message overhead": turns * 2 * (sealed * spent.message + near * near_message),
         "latency": far * hardware["network", "latency"] + spent.switch * sharing,
         "wire": turns * far * length * ON_THE_WIRE / hardware["network", "rate"],
-        "stack": turns * length * (spent.send + spent.receive),
+        "stack": turns * length * (spent.send + spent.receive) * sealed * between,
+        "copy": turns * length * 2 * spent.near_copy * near,
         "reduce": turns * length * spent.reduce * adding,
     }
-    framing = turns * length * (spent.seal * sealing + spent.open)
-    one["crypto" if variant.sealed else "copy"] = framing
+    framing = turns * length * (spent.seal * sealing + spent.open) * sealed
+    one = added(one, {"crypto" if variant.sealed else "copy": framing})
     if link.by_segment or pieces == 1:
         return one
     slowest = max((one["per-message overhead"] + one["stack"] + framing) / 2, one["wire"])
-    return _added(one, {"stack" if slowest > one["wire"] else "wire": (pieces - 1) * slowest})
+    return added(one, {"stack" if slowest > one["wire"] else "wire": (pieces - 1) * slowest})
 
 
 def _shares(identifier: ScheduleId, variant: Variant, size: int) -> tuple[float, float]:
@@ -336,7 +295,7 @@ def staged(hardware: Hardware, variant: Variant, identifier: ScheduleId, size: i
         copying = reading + writing
         filled = reading * min(1.0, _SLOTS / passes)
         seconds = filled + max(found.seconds + writing / passes, found.seconds / passes + copying - filled)
-    terms = _added(found.terms, {"host-device copy": seconds - found.seconds})
+    terms = added(found.terms, {"host-device copy": seconds - found.seconds})
     bound = found.bound if found.seconds >= copying else "host-device copy"
     return Cost(seconds, terms, bound, max(found.work, copying), found.cpu)
 
@@ -367,11 +326,3 @@ def staging(hardware: Hardware, variant: Variant, size: int, whole: float, copie
     together = min(size, max(1, per_node))
     seconds = each * max(1.0, together / max(1.0, hardware["node", "cores"]))
     return Cost(seconds, {"copy": seconds}, "cores", seconds, each)
-
-
-def _scaled(terms: Mapping[str, float], factor: float) -> Terms:
-    return {term: seconds * factor for term, seconds in terms.items()}
-
-
-def _added(one: Mapping[str, float], other: Mapping[str, float]) -> Terms:
-    return {term: one.get(term, 0.0) + other.get(term, 0.0) for term in TERMS if term in one or term in other}

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ringfence.lab.plan.cost import FREE, Cost, collective_cost, staging
+from ringfence.lab.plan.cost import collective_cost, shared_by, staging
 from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.loads import FREE, Cost
 from ringfence.lab.plan.models import Model, blocks
 from ringfence.lab.plan.schedules import STAGED, schedule_of
 from ringfence.lab.plan.work import Variant
@@ -58,7 +59,7 @@ def collective(
     """Return the cost of one all-gather or reduce-scatter of `whole` bytes in a step."""
     if workers < 2:
         return FREE
-    identifier = schedule_of(variant.name, operation, workers, int(whole))
+    identifier = schedule_of(variant.name, operation, workers, int(whole), shared_by(hardware))
     found = collective_cost(
         hardware, variant, identifier, workers, whole, threads, None, variant.at_once, math.inf, narrow
     )

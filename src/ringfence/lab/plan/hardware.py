@@ -34,11 +34,9 @@ FIGURES: Final[dict[tuple[str, str], tuple[str, float, str]]] = {
     ("memory", "rate"): ("GB/s", 1e9, "of a node: what all stages of all its workers read and write"),
     ("inside", "rate"): ("GB/s", 1e9, "between two workers of a node, each way; 0: as outside, through the host"),
     ("inside", "latency"): ("µs", 1e-6, "between two workers of a node"),
-    ("inside", "sealed"): (
-        "",
-        1,
-        "1: ringfence seals between workers of a node; 0: they are within one trust boundary",
-    ),
+    ("inside", "sealed"): ("", 1, "1: ringfence seals inside a node too (same_host); 0: its workers share memory"),
+    ("inside", "copy"): ("ns/B", 1e-9, "to memory that workers of a node share, or from it"),
+    ("inside", "message"): ("µs", 1e-6, "per-message overhead inside a node: of a segment, at each of its ends"),
     ("device", "plain_copy_rate"): ("GB/s", 1e9, "between a device and its host, in the clear; 0: no device"),
     ("device", "plain_copy_overhead"): ("µs", 1e-6, "of each such copy"),
     ("device", "copy_rate"): ("GB/s", 1e9, "the same in confidential mode"),
@@ -62,6 +60,7 @@ VARIANT_FIGURES: Final = {
     "half": "times what a byte of float32 costs to add: what bfloat16 costs more, whatever the cause",
     "staged": "ns/B: copying what a call keeps beside the tensors it was given",
     "fresh": "ns/B: getting such memory from the system, above the size from which it is given back each time",
+    "between": "times what the network stack costs on the loopback: what it costs between machines, or network namespaces",
     "tail": "times what the model finds left to do when computing ends that leaves the cores free; may be above 1",
     "beside": "times its core seconds where computing takes the same cores; above 1 if the two slow each other down",
 }

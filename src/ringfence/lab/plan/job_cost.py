@@ -15,10 +15,10 @@ from typing import Final
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan.buckets import DEFAULT_MIB, MIB, buckets
-from ringfence.lab.plan.cost import FREE, Cost
 from ringfence.lab.plan.fsdp import collective
 from ringfence.lab.plan.hardware import Hardware
 from ringfence.lab.plan.jobs import Job, StepCollective, Timing, median, median_interval
+from ringfence.lab.plan.loads import FREE, Cost
 from ringfence.lab.plan.recommend import CAPS
 from ringfence.lab.plan.steps import Step, all_reduce, on_the_same_cores, overlaps_nothing
 from ringfence.lab.plan.work import VARIANTS, Variant, fitted_figures

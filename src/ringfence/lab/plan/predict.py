@@ -1,4 +1,8 @@
-"""Predicts what a cell of a study measures: the costs of a plan, for workers on one machine."""
+"""Predicts what a cell of a study measures: the costs of a plan, for workers that share the cores of one machine.
+
+Hosts of a cell are network namespaces: machines whose workers share memory, and which share the cores. Without hosts each
+worker stands for a machine of its own, on the loopback.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from typing import Any, Final
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import models
-from ringfence.lab.plan.cost import Cost, collective_cost, staging
+from ringfence.lab.plan.cost import collective_cost, staging
 from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.loads import Cost
 from ringfence.lab.plan.schedules import GLOO, STAGED, schedule_of
 from ringfence.lab.plan.steps import Question, replayed
 from ringfence.lab.plan.traces import Trace, as_replayed, trace
@@ -46,7 +51,13 @@ def predict(hardware: Hardware, case: Case, variant: str, alone: float | None = 
     scale = case.get("scaled") or 1.0
     made = _trace(case["model"], case["kind"], case.get("bucket_mb"), case.get("device"), scale, alone)
     wire = 2 if case.get("wire") == "bfloat16" else 4
-    question = Question(models.load(case["model"]), workers, case.get("bucket_mb"), wire_bytes=wire)
+    question = Question(
+        models.load(case["model"]),
+        workers,
+        case.get("bucket_mb"),
+        wire_bytes=wire,
+        per_machine=workers_per_machine(case),
+    )
     chosen = VARIANTS[variant]
     return _over(hardware, case, alone, lambda here, per_node: replayed(here, chosen, made, question).seconds)
 
@@ -60,11 +71,18 @@ def _trace(name: str, kind: str, bucket: float | None, device: str | None, scale
 
 def _collective(hardware: Hardware, case: Case, variant: str, per_node: int) -> Cost:
     operation, workers, size = case["operation"], int(case["workers"]), int(case["size"])
-    chosen, identifier = VARIANTS[variant], schedule_of(variant, operation, workers, size)
-    found = collective_cost(hardware, chosen, identifier, workers, size, per_node=per_node)
+    per_machine = workers_per_machine(case)
+    chosen, identifier = VARIANTS[variant], schedule_of(variant, operation, workers, size, per_machine)
+    found = collective_cost(hardware, chosen, identifier, workers, size, per_node=per_node, per_machine=per_machine)
     if variant == BASELINE and operation in STAGED:
         found = found.plus(staging(hardware, chosen, workers, size, 1 + 1 / workers, per_node))
     return found
+
+
+def workers_per_machine(case: Case) -> int:
+    """Return how many workers of a cell share a machine; 0 on the loopback, where each stands for one."""
+    hosts = int(case.get("hosts") or 0)
+    return -(-int(case["workers"]) // hosts) if hosts else 0
 
 
 def _over(hardware: Hardware, case: Case, alone: float, seconds: Callable[[Hardware, int], float]) -> float:

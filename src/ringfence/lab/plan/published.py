@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from ringfence.lab.plan import models
 from ringfence.lab.plan.buckets import MIB, buckets
-from ringfence.lab.plan.cost import load as load_of
 from ringfence.lab.plan.hardware import Hardware, load
+from ringfence.lab.plan.loads import load as load_of
 from ringfence.lab.plan.steps import FLAT, Question, step
 from ringfence.lab.plan.work import VARIANTS, busiest
 

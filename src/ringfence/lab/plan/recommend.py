@@ -3,9 +3,11 @@
 bucket    DDP's bucket_cap_mb                                 a number in the training script: can be set today
 unit      blocks that FSDP wraps together                     in the training script: can be set today
 reshard   FSDP's reshard_after_forward                        the same; without it, parameters stay in memory
-schedule  ring, tree, doubling, or two levels                 not built: the runtime's table chooses, and has no two levels
-threads   with which a worker seals and sends                 the runtime has one today
+channels  connections and threads of a link                   a setting of every worker: can be set today
+schedule  another than the runtime's table chooses            no setting; over the links of devices: not built
 every     synchronise once in H steps                         another training algorithm: its effect on learning is unknown
+
+Two levels are no lever: the runtime uses them wherever several workers share a machine.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from ringfence.lab.plan.work import VARIANTS
 
 CAPS: Final = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 1000.0)
 BLOCKS: Final = (1, 2, 4, 8)  # of the model in a unit of FSDP
-THREADS: Final = (1, 2, 4, 8, 16, 32)
+CHANNELS: Final = (1, 2, 4, 8)  # of a link between machines
 WORKERS: Final = tuple(1 << power for power in range(1, 15))  # 2 to 16,384
 _WORTH: Final = 0.01  # a lever is pulled for no less than this
 _BEARABLE: Final = 0.10  # of computing: what communication may add before fewer synchronisations are recommended
@@ -118,8 +120,10 @@ def _pulled(
         changed = [lever for lever, field in _FIELDS.items() if getattr(better, field) != getattr(question, field)]
         value = ", ".join(_value_text(lever, getattr(better, _FIELDS[lever])) for lever in changed)
         why = _why(now, predicted)
-        if "schedule" in changed and better.schedule != "hierarchical":
+        if "schedule" in changed and better.schedule != "two-levels":
             why += "; today the runtime's table chooses"
+        if "channels" in changed:
+            why += "; as if channels did not slow each other down"
         needs = "" if built else _needs(changed, better)
         yield (
             Advice(" and ".join(changed), value, 1 - predicted.seconds / now.seconds, built, why, needs),
@@ -145,25 +149,25 @@ _FIELDS: Final = {
     "bucket": "cap_mib",
     "unit": "blocks",
     "reshard_after_forward": "reshard",
-    "threads": "threads",
+    "channels": "channels",
 }
 
 
 def _levers(hardware: Hardware, question: Question) -> Iterator[tuple[bool, list[dict[str, Any]]]]:
     """Yield for each lever whether it exists, and its positions. Schedules are tried together with bucket sizes."""
     per_worker = max(1.0, hardware["node", "cores"] / max(1.0, hardware["node", "workers"]))
-    counts = [count for count in THREADS if count <= per_worker]
+    counts = [count for count in CHANNELS if count <= per_worker]
     if question.strategy == "fsdp":
         yield True, [{"blocks": count} for count in BLOCKS]
         yield True, [{"reshard": reshard} for reshard in (True, False)]
-        yield False, [{"threads": count} for count in counts]
+        yield True, [{"channels": count} for count in counts]
         return
     yield True, [{"cap_mib": cap} for cap in CAPS]
+    # With more channels, other buckets may be best than those that were best with one.
+    yield True, [{"channels": count, "cap_mib": cap} for count in counts for cap in (question.cap_mib, *CAPS)]
     yield False, [{"schedule": name, "cap_mib": cap} for name in FLAT for cap in CAPS]
     if hierarchical_possible(hardware, question.workers):
-        yield False, [{"schedule": "hierarchical", "cap_mib": cap} for cap in CAPS]
-    # With more threads, other buckets may be best than those that were best with one.
-    yield False, [{"threads": count, "cap_mib": cap} for count in counts for cap in (question.cap_mib, *CAPS)]
+        yield False, [{"schedule": "two-levels", "cap_mib": cap} for cap in CAPS]
 
 
 def _better(
@@ -192,18 +196,16 @@ def _spaced(hardware: Hardware, question: Question, now: Step) -> tuple[Question
 
 def _needs(changed: list[str], better: Question) -> str:
     """Return what the runtime lacks for a lever."""
-    found = []
-    if "schedule" in changed:
-        two_levels = better.schedule == "hierarchical"
-        found.append("a schedule of two levels" if two_levels else "a setting for the schedule")
-    if "threads" in changed:
-        found.append(f"{better.threads} sealing threads in a worker")
-    return " and ".join(found) or "a runtime with the levers above"
+    if "schedule" not in changed:
+        return "a runtime with the levers above"
+    return "two levels over the links of devices" if better.schedule == "two-levels" else "a setting for the schedule"
 
 
 def _value_text(lever: str, value: object) -> str:
     if lever == "bucket":
         return "DDP's default" if value is None else f"{value:g} MiB"
+    if lever == "channels":
+        return f"{value} channels"
     if lever == "unit":
         return f"{value} blocks" if value != 1 else "1 block"
     return str(value)

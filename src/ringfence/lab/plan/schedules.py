@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ringfence.collectives import Collective, ScheduleId, Table, choose
+from ringfence.lab.plan.work import machines_of
 
 GLOO: Final = {
     "all_reduce": ScheduleId.ALL_REDUCE_RING,
@@ -21,10 +22,14 @@ HOP_BY_HOP: Final = {  # each worker has two neighbours and no other peer
 STAGED: Final = ("all_gather", "reduce_scatter")  # for which torch's Gloo allocates a tensor in each call
 
 
-def schedule_of(variant: str, operation: str, workers: int, size: int) -> ScheduleId:
-    """Return the schedule of a collective of `size` bytes: ringfence's own table chooses, other variants have one."""
+def schedule_of(variant: str, operation: str, workers: int, size: int, per_machine: int = 0) -> ScheduleId:
+    """Return the schedule of a collective of `size` bytes: ringfence's own table chooses, other variants have one.
+
+    `per_machine`: how many workers share a machine.
+    """
     if variant == "gloo":
         return GLOO[operation]
     if variant == "hop-by-hop":
         return HOP_BY_HOP[operation]
-    return ScheduleId(choose(Collective[operation.upper()], workers, 0, 0, size, Table()).identifier)
+    machines = machines_of(workers, per_machine)
+    return ScheduleId(choose(Collective[operation.upper()], workers, 0, 0, size, Table(), machines=machines).identifier)

@@ -13,22 +13,47 @@ from typing import Final
 
 from ringfence.collectives import ScheduleId, build
 from ringfence.collectives.schedule import Action, Schedule
+from ringfence.keys import SHARED_FROM_BYTES
+from ringfence.lab.plan.cost import shared_by
 from ringfence.lab.plan.hardware import Hardware
-from ringfence.lab.plan.work import ON_THE_WIRE, StageCosts, Variant, segments, share, stage_costs
+from ringfence.lab.plan.work import (
+    ON_THE_WIRE,
+    StageCosts,
+    Variant,
+    machines_of,
+    segments,
+    share,
+    stage_costs,
+    step_tasks,
+)
 
 _LOCAL: Final = (Action.COPY, Action.SCALE)
+
+
+def _written(schedule: Schedule, machine: set[int]) -> set[int]:
+    """Return the SENDs inside a machine that copy to shared memory."""
+    return {index for index, task in enumerate(step_tasks(schedule, machine)) if task.copies}
 
 
 class Simulation:
     """One collective in a group of workers."""
 
     def __init__(
-        self, hardware: Hardware, variant: Variant, identifier: ScheduleId, size: int, whole: float, threads: int = 1
+        self,
+        hardware: Hardware,
+        variant: Variant,
+        identifier: ScheduleId,
+        size: int,
+        whole: float,
+        threads: int = 1,
     ) -> None:
         self._hardware = hardware
         self._variant = variant
         self._costs: StageCosts = stage_costs(hardware, variant)
-        self._schedules = [build(identifier, size, rank) for rank in range(size)]
+        machines = machines_of(size, shared_by(hardware)) if variant.shares else ()
+        self._schedules = [build(identifier, size, rank, machines=machines) for rank in range(size)]
+        self._machine = [next((set(each) for each in machines if rank in each), set[int]()) for rank in range(size)]
+        self._written = [_written(each, near) for each, near in zip(self._schedules, self._machine, strict=True)]
         self._whole = whole
         self._per_node = max(1, int(hardware["node", "workers"]))
         self._idle = [threads] * size
@@ -161,6 +186,11 @@ class Simulation:
     def _spent(self, rank: int, index: int) -> float:
         schedule, spent = self._schedules[rank], self._costs
         step, length = schedule.steps[index], self._pieces[rank][index][0]
+        if step.peer in self._machine[rank]:
+            adding = spent.reduce if step.action is Action.REDUCE else 0.0
+            copies = index in self._written[rank] or step.action is Action.RECV
+            message = spent.near_message if length >= SHARED_FROM_BYTES else spent.message
+            return message + length * (adding + (spent.near_copy if copies else 0.0))
         if step.action is Action.SEND:
             seals = step.origin in (-1, rank) or not self._variant.forwards
             return spent.message + length * (spent.send + (spent.seal if seals else 0.0))

@@ -11,18 +11,19 @@ from typing import Final
 from ringfence.collectives import Collective, ScheduleId, Table, choose
 from ringfence.errors import ConfigurationError
 from ringfence.lab.plan import fsdp
-from ringfence.lab.plan.cost import FREE, Cost, collective_cost, load, without_device
+from ringfence.lab.plan.cost import collective_cost, shared_by
 from ringfence.lab.plan.hardware import Hardware
+from ringfence.lab.plan.loads import FREE, Cost, load
 from ringfence.lab.plan.models import Model
 from ringfence.lab.plan.traces import Trace, trace
-from ringfence.lab.plan.work import VARIANTS, Variant, busiest, fitted_figures
+from ringfence.lab.plan.work import Variant, busiest, fitted_figures, machines_of
 
 FLAT: Final = {
     "ring": ScheduleId.ALL_REDUCE_RING,
     "tree": ScheduleId.ALL_REDUCE_TREE,
     "doubling": ScheduleId.ALL_REDUCE_DOUBLING,
 }
-SCHEDULES: Final = ("table", *FLAT, "hierarchical")
+SCHEDULES: Final = ("table", *FLAT, "two-levels")
 STRATEGIES: Final = ("ddp", "fsdp")
 _EVERYTHING: Final = 1 << 62  # a trace that is not cut
 
@@ -37,13 +38,14 @@ class Question:
     bytes_each: int = 4
     samples: int = 8  #       of the training data, for each worker and step
     schedule: str = "table"  # of DDP's all-reduces
-    threads: int = 1  #       with which a worker seals; the runtime has one today
+    channels: int = 1  #      connections and threads of a link between machines
     every: int = 1  #         synchronise once in so many steps
     wire_bytes: int = 4  #    of an element on the wire; buckets are cut by `bytes_each`
     compute_seconds: float | None = None  # what a step costs without communication, if known
     strategy: str = "ddp"  #  or fsdp
     blocks: int = 1  #        of the model that form one unit of FSDP
     reshard: bool = True  #   FSDP frees parameters after the forward pass, and gathers them again
+    per_machine: int | None = None  # workers that share a machine's memory, if not as the hardware says
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,9 @@ def replayed(hardware: Hardware, variant: Variant, made: Trace, question: Questi
             question.schedule,
             question.workers,
             size * shrunk,
-            question.threads,
+            question.channels,
             question.wire_bytes == 2,
+            question.per_machine,
         )
         for size in {size for size, _ in made.steps}
     }
@@ -124,7 +127,7 @@ def _sharded(hardware: Hardware, variant: Variant, question: Question, compute: 
                 operation,
                 question.workers,
                 unit.elements * question.wire_bytes,
-                question.threads,
+                question.channels,
                 question.wire_bytes == 2 and operation == "reduce_scatter",
             )
             for unit in found
@@ -190,25 +193,34 @@ def all_reduce(
     schedule: str,
     workers: int,
     whole: float,
-    threads: int = 1,
+    channels: int = 1,
     narrow: bool = False,
+    per_machine: int | None = None,
 ) -> Cost:
-    """Return the cost of one all-reduce of a step, with the runtime's choice (`table`), a named schedule, or two levels.
+    """Return the cost of one all-reduce of a step, with the runtime's choice (`table`) or a named schedule.
 
-    Raises ConfigurationError for an unknown schedule.
+    `per_machine`: how many workers share a machine's memory, if not as the hardware says. Raises ConfigurationError for an
+    unknown schedule.
     """
     if workers < 2:
         return FREE
+    if schedule not in SCHEDULES:
+        raise ConfigurationError(f"no schedule is called {schedule!r}: {', '.join(SCHEDULES)}")
+    shared = shared_by(hardware) if per_machine is None else per_machine
     if variant.name in ("gloo", "hop-by-hop"):
-        schedule = "ring"  # their only one
-    if schedule == "table":
-        found = choose(Collective.ALL_REDUCE, workers, 0, 0, int(whole), Table())
-        return _of_a_step(hardware, variant, ScheduleId(found.identifier), workers, whole, threads, narrow)
-    if schedule in FLAT:
-        return _of_a_step(hardware, variant, FLAT[schedule], workers, whole, threads, narrow)
-    if schedule == "hierarchical":
-        return _hierarchical(hardware, variant, workers, whole, threads, narrow)
-    raise ConfigurationError(f"no schedule is called {schedule!r}: {', '.join(SCHEDULES)}")
+        identifier = FLAT["ring"]  # their only one
+    elif schedule == "two-levels" and hardware["inside", "rate"] and hierarchical_possible(hardware, workers):
+        return _over_devices(hardware, variant, workers, whole, channels, narrow)
+    elif schedule == "table":
+        machines = machines_of(workers, shared)
+        found = choose(Collective.ALL_REDUCE, workers, 0, 0, int(whole), Table(), machines=machines)
+        identifier = ScheduleId(found.identifier)
+    elif schedule == "two-levels":
+        even = shared > 1 and workers % shared == 0
+        identifier = ScheduleId.ALL_REDUCE_TWO_LEVELS if even else FLAT["ring"]
+    else:
+        identifier = FLAT[schedule]
+    return _of_a_step(hardware, variant, identifier, workers, whole, channels, narrow, shared)
 
 
 def _of_a_step(
@@ -217,47 +229,36 @@ def _of_a_step(
     identifier: ScheduleId,
     workers: int,
     whole: float,
-    threads: int,
+    channels: int,
     narrow: bool,
-    per_node: int | None = None,
+    per_machine: int | None = None,
 ) -> Cost:
     """Return the cost of a collective in a step: others run at the same time, and the caches are cold."""
     return collective_cost(
-        hardware, variant, identifier, workers, whole, threads, per_node, variant.at_once, math.inf, narrow
+        hardware, variant, identifier, workers, whole, channels, None, variant.at_once, math.inf, narrow, per_machine
     )
 
 
 def hierarchical_possible(hardware: Hardware, workers: int) -> bool:
-    """Return whether two levels are possible: several workers in a node, and only full nodes."""
+    """Return whether devices of a machine have links of their own, and there are only full machines."""
     together = int(hardware["node", "workers"])
-    return together > 1 and workers >= together and workers % together == 0
+    return bool(hardware["inside", "rate"]) and together > 1 and workers >= together and workers % together == 0
 
 
-def _hierarchical(hardware: Hardware, variant: Variant, workers: int, whole: float, threads: int, narrow: bool) -> Cost:
-    """Return the cost of two levels: reduce-scatter in each node, a ring for each part among nodes, all-gather in each node.
+def _over_devices(
+    hardware: Hardware, variant: Variant, workers: int, whole: float, channels: int, narrow: bool
+) -> Cost:
+    """Return the cost of two levels whose inner one uses the links of a machine's devices (NVLink).
 
-    The runtime has no such schedule yet; this predicts whether it would pay off.
+    The runtime has no such schedule: inside a machine it copies through memory that workers share.
     """
-    if not hierarchical_possible(hardware, workers):
-        return all_reduce(hardware, variant, "ring", workers, whole, threads, narrow)
     together = int(hardware["node", "workers"])
-    inside = variant if hardware["inside", "sealed"] else VARIANTS["plaintext" if variant.sealed else variant.name]
     lone = _one_of(hardware, together)
-    outer = _of_a_step(lone, variant, FLAT["ring"], workers // together, whole / together, threads, narrow)
-    if hardware["inside", "rate"]:
-        counted, _ = busiest(FLAT["ring"], together)
-        moved = load(inside, counted[0], whole)
-        wire = moved.sent / hardware["inside", "rate"]
-        latency = 2 * (together - 1) * hardware["inside", "latency"]
-        within = Cost(wire + latency, {"wire": wire, "latency": latency}, "network", wire)
-    else:
-        local = without_device(hardware)
-        scatter, gather = (
-            _of_a_step(local, inside, identifier, together, whole, threads, narrow, per_node=together)
-            for identifier in (ScheduleId.REDUCE_SCATTER_RING, ScheduleId.ALL_GATHER_RING)
-        )
-        within = scatter.plus(gather)
-    return outer.plus(within)
+    outer = _of_a_step(lone, variant, FLAT["ring"], workers // together, whole / together, channels, narrow, 1)
+    counted, _ = busiest(FLAT["ring"], together)
+    wire = load(variant, counted[0], whole).sent / hardware["inside", "rate"]
+    latency = 2 * (together - 1) * hardware["inside", "latency"]
+    return outer.plus(Cost(wire + latency, {"wire": wire, "latency": latency}, "network", wire))
 
 
 @lru_cache(maxsize=64)

@@ -66,6 +66,11 @@ def limits(study: Study) -> list[str]:
         "where the times are not; times of different cells are not comparable in this way.",
         "Intervals are 95 % bootstrap intervals of the median over the rounds. They say nothing of another day.",
     ]
+    if any(0 < cell.hosts < cell.workers for cell in study.cells):
+        found.append(
+            "Where a cell has fewer hosts than workers, workers of one host share memory: what they exchange is not sealed and "
+            "its ratio compares transports, too. With one host nothing is sealed."
+        )
     cores = study.facts.get("cores")
     crowded = sorted({cell.workers for cell in study.cells if cores and cell.workers > cores})
     if crowded:

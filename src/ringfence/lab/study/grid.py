@@ -42,7 +42,7 @@ _VARIANTS: Final = {
 }
 
 
-BUILT_IN: Final = ("default", "quick", "gpu-tee")
+BUILT_IN: Final = ("default", "quick", "machines", "machines-few", "gpu-tee")
 
 
 def built_in(name: str) -> list[Cell]:

@@ -108,4 +108,4 @@ def _why_unscored(row: Mapping[str, Any]) -> str:
 def _network(settings: Mapping[str, Any], rate: str | None) -> str:
     if not settings["hosts"]:
         return "loopback"
-    return f"{settings['hosts']} hosts{f', {rate}' if rate else ''}"
+    return f"{settings['hosts']} host{'s' * (settings['hosts'] > 1)}{f', {rate}' if rate else ''}"

@@ -1,0 +1,28 @@
+"""The table of what channels gain: written from its result, never typed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+
+from scripts.channel_rate import VARIANTS
+from scripts.channel_tables import PAGE, RESULT, filled
+
+FOUND = json.loads(RESULT.read_text())
+
+
+def test_the_page_shows_the_result_that_lies_beside_it() -> None:
+    assert PAGE.read_text() == filled(PAGE.read_text(), FOUND), "run scripts/channels"
+
+
+def test_another_result_makes_the_page_stale() -> None:
+    changed = copy.deepcopy(FOUND)
+    changed["GB/s"]["2 channels"] = [9.0] * FOUND["rounds"]
+    assert filled(PAGE.read_text(), changed) != PAGE.read_text()
+
+
+def test_the_result_has_every_round_of_every_variant() -> None:
+    assert {name: len(each) for name, each in FOUND["GB/s"].items()} == dict.fromkeys(VARIANTS, FOUND["rounds"])
+    medians = {name: statistics.median(each) for name, each in FOUND["GB/s"].items()}
+    assert FOUND["median GB/s"] == medians
