@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,13 +18,12 @@ from ringfence import cli, errors
 from ringfence.policy import key_reference
 from ringfence.policy.key_reference import FORMS, Key
 from ringfence.settings_reference import SETTINGS
+from scripts import generated
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "docs" / "reference"
 PAGES: Final = ("commands.md", "settings.md", "policy.md", "errors.md")
 COLUMNS: Final = "80"
-
-_PART: Final = re.compile(r"(<!-- reference: ([a-z-]+) -->\n).*?(<!-- end of reference -->)", re.DOTALL)
 
 
 def commands() -> str:
@@ -94,13 +92,14 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "settings": settings,
     "errors": error_classes,
     "policy-top": lambda: keys(key_reference.TOP),
+    "policy-vtpm": lambda: keys(key_reference.VTPM),
     **{f"policy-{kind}": lambda kind=kind: keys(key_reference.KINDS[kind]) for kind in key_reference.KINDS},  # type: ignore[misc]
 }
 
 
 def filled(text: str) -> str:
     """The page with each of its parts made anew; a marker that names no part is a mistake."""
-    return _PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}\n{part[3]}", text)
+    return generated.filled(text, "reference", lambda name: PARTS[name]())
 
 
 def main() -> int:

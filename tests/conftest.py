@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.pool import Pool
+from tests.pool import IN_SHARED_MEMORY, ON_TWO_MACHINES, Pool
 
 settings.register_profile("ringfence", deadline=None)  # a machine that others use too is not a finding
 settings.load_profile("ringfence")
@@ -28,12 +28,26 @@ LONG = (  # few and long tests. They begin first: begun last, one of these files
     "test_study.py",
 )
 BACKENDS = ("gloo", "ringfence")
+ON_MACHINES = (IN_SHARED_MEMORY, ON_TWO_MACHINES)
+SHARED = (  # also with memory that workers share
+    "test_collectives.py",
+    "test_functional.py",
+    "test_groups.py",
+    "test_objects.py",
+    "test_order.py",
+    "test_timeouts.py",
+)
+SPREAD = ("test_collectives.py", "test_groups.py", "test_order.py")  # and on two machines
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that start no process")
     parser.addoption("--full", action="store_true", help="long tests at their full length")
-    parser.addoption("--backend", choices=BACKENDS, help="only this one of the backends that suites are run against")
+    parser.addoption(
+        "--backend",
+        choices=(*BACKENDS, *ON_MACHINES),
+        help="only this one of the backends that suites are run against",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,12 +76,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         only = metafunc.config.getoption("--backend")
         # Session scope: pytest then runs all tests of one backend before those of the other.
-        metafunc.parametrize("backend", [only] if only else BACKENDS, scope="session", indirect=True)
+        name = metafunc.definition.path.name
+        every = (
+            *BACKENDS,
+            *([IN_SHARED_MEMORY] if name in SHARED else []),
+            *([ON_TWO_MACHINES] if name in SPREAD else []),
+        )
+        metafunc.parametrize("backend", [only] if only else every, scope="session", indirect=True)
 
 
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
-    """The backend's name for torch.distributed."""
+    """The backend of the pool's workers."""
     return str(request.param)
 
 

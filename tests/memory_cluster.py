@@ -18,7 +18,7 @@ from ringfence.keys import Secret
 from ringfence.link.frames import Call
 from ringfence.runtime.communicator import Communicator
 from ringfence.runtime.engine import Engine
-from ringfence.runtime.events import Platform
+from ringfence.runtime.events import Network, Platform
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.peer_verification import PeerVerifier
 from ringfence.transport.in_memory import Pipe, Wires
@@ -67,12 +67,14 @@ class World:
         edges = self._tree()
         peer_verifiers = verify_peers(public) if verify_peers else [None] * size
         self.randoms: list[Callable[[int], bytes]] = [draw.randbytes] * size
+        link_keys = [LinkKeys(session_key, private[rank], public) for rank in range(size)]
+        networks = self._networks(link_keys)
         self.engines = [
             Engine(
                 rank,
                 size,
-                LinkKeys(session_key, private[rank], public),
-                self.wires.network(rank),
+                link_keys[rank],
+                networks[rank],
                 table or Table(),
                 edges[rank],
                 peer_verifiers[rank],
@@ -81,10 +83,17 @@ class World:
             for rank in range(size)
         ]
         for rank, engine in enumerate(self.engines):
-            self.wires.serve(rank, engine.acceptor.accept)
+            self._serve(rank, engine)
             for edge in edges[rank]:
                 edge.engine = engine
         self.communicators = self.add_communicator("world", range(size))
+
+    def _networks(self, link_keys: Sequence[LinkKeys]) -> Sequence[Network]:
+        """Return the network of each engine."""
+        return [self.wires.network(rank) for rank in range(len(link_keys))]
+
+    def _serve(self, rank: int, engine: Engine) -> None:
+        self.wires.serve(rank, engine.acceptor.accept)
 
     def _random_of(self, rank: int) -> Callable[[int], bytes]:
         return lambda length: self.randoms[rank](length)

@@ -66,6 +66,12 @@ class Group:
     environment: tuple[tuple[tuple[str, str | None], ...], ...]  # one set of variables for each rank
 
 
+# ringfence, whose workers share a machine, or every second one does; otherwise each stands for a machine of its own.
+IN_SHARED_MEMORY = "shared"
+ON_TWO_MACHINES = "machines"
+MACHINES = ("127.0.1.1", "127.0.1.2")  # what the roster lists for them
+
+
 class Worker:
     """A worker process and the pipe to it."""
 
@@ -277,11 +283,14 @@ class Pool:
         for rank in range(world):
             variables = {
                 "RINGFENCE_SECRET_FILE": str(self.secret_file),
+                "RINGFENCE_SAME_HOST": "shared" if backend in (IN_SHARED_MEMORY, ON_TWO_MACHINES) else "sealed",
+                "RINGFENCE_INTERFACE": MACHINES[rank % 2] if backend == ON_TWO_MACHINES else None,
                 "RINGFENCE_RUN_ID": self.run_id,
                 "RINGFENCE_GENERATION": str(self.generation),
                 **dict(each[rank]),
             }
-            self.workers[rank].send(("join", backend, rank, world, str(store), seconds, variables))
+            name = "ringfence" if backend in (IN_SHARED_MEMORY, ON_TWO_MACHINES) else backend
+            self.workers[rank].send(("join", name, rank, world, str(store), seconds, variables))
         return Call(self, world).wait(timeout)
 
     def leave(self, timeout: float = 30) -> None:

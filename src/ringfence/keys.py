@@ -2,10 +2,11 @@
 
     shared secret ──► admission key (per run)                                  proofs at admission
     session secret ──► session key ──┬► hello key                                  first message on a link
-                                 └► connection secret (with X25519 and both nonces)
+                                 ├► handshake secret (with X25519 and both nonces)
+                                 │     └► confirmation keys
+                                 └► connection secret (with X25519, ML-KEM-768 and both nonces)
                                        ├► sender → receiver: key, IV, ratchet
-                                       ├► receiver → sender: key, IV, ratchet
-                                       └► confirmation keys
+                                       └► receiver → sender: key, IV, ratchet
     session key, random contributions of all members, group digest ──► group instance secret
                                  └► origin key per sender and key phase       sealed once, forwarded
     key-encryption key ──► data key (drawn for each save) ──► key per file         checkpoints (spec/checkpoint.md)
@@ -35,6 +36,8 @@ IV_BYTES: Final = 12
 TAG_BYTES: Final = 16
 NONCE_BYTES: Final = 32  # for freshness in hellos; not an AEAD nonce
 DIGEST_BYTES: Final = 32
+KEM_PUBLIC_BYTES: Final = 1184  # ML-KEM-768 (FIPS 203)
+KEM_CIPHERTEXT_BYTES: Final = 1088
 
 SEGMENT_BYTES: Final = 256 * 1024  # the largest unit that is sealed
 KEY_PHASE_SHIFT: Final = 20  # a key seals at most 2**20 segments
@@ -56,6 +59,11 @@ LINK_PENDING: Final = 256  # concurrent diallers that have not
 LINK_PENDING_PER_ADDRESS: Final = 128  # workers of one host share an address and dial for every group
 LINK_DIALS: Final = 5  # attempts while the acceptor is full, with exponential backoff
 LINK_REDIAL_SECONDS: Final = 0.05
+CHANNEL_LIMIT: Final = 8  # connections between two workers of a group, in one direction; each has a thread
+SHARED_SLOTS: Final = 64  # segments in the memory that a worker shares with others of its machine, for each group
+SHARED_LINK_SLOTS: Final = 8  # of these, in the memory that it shares on a point-to-point link
+SHARED_LIMIT_BYTES: Final = 64 << 20  # of a worker over all groups; further groups send through sockets
+SHARED_FROM_BYTES: Final = 32 * 1024  # payload from which shared memory is used
 JOIN_SECONDS: Final = 300.0  # until a run must have formed; default of RINGFENCE_JOIN_TIMEOUT
 JOIN_RANGE: Final = (1.0, 86400.0)
 OUTAGE_SECONDS: Final = 300.0  # without an answer until a worker is lost; default of RINGFENCE_OUTAGE_TIMEOUT
@@ -65,6 +73,7 @@ SUSPICION_SECONDS: Final = 1.0  # between the end of a data connection and repor
 ABORT_TEXT_BYTES: Final = 256
 REFUSAL_TEXT_BYTES: Final = 512
 PROOF_LIMIT_BYTES: Final = 112 * 1024  # an HMAC is 32, a quote 5,000; 16 GPUs with their certificates are 98,000
+SIGNATURE_BYTES: Final = 1024  # by a certificate's key: RSA of 8192 bits
 PRESENTATION_BYTES: Final = PROOF_LIMIT_BYTES + 1024  # a proof with its preimage, as presented at peer verification
 TABLE_LIMIT_BYTES: Final = 1 << 20  # of the schedule table sent with the roster
 LAST_CALL_SECONDS: Final = 30.0  # for more nodes, once enough of them wait for a round
@@ -91,6 +100,10 @@ HYBRID_GROUPS: Final = ("X25519MLKEM768",)
 CLASSICAL_GROUPS: Final = ("X25519", "P-256")
 KEY_AGREEMENTS: Final = ("hybrid", "any")  # values in a policy; the first is the default
 
+# How workers of one machine exchange tensors; values in a policy, the first is the default. "shared": through memory that they
+# share. "sealed": as between machines.
+SAME_HOST: Final = ("shared", "sealed")
+
 # -- labels ---------------------------------------------------------------------------------------------------------
 
 _PREFIX: Final = b"ringfence/1 "
@@ -111,6 +124,7 @@ SECRET_PROOF: Final = _label("secret proof")
 SECRET_FINGERPRINT: Final = _label("secret fingerprint")
 CERTIFICATE_PROOF: Final = _label("certificate proof")
 CERTIFICATE_ENDORSEMENT: Final = _label("certificate endorsement")
+CERTIFICATE_ACKNOWLEDGEMENT: Final = _label("certificate acknowledgement")
 PROOF_DIGEST: Final = _label("proof digest")
 POLICY: Final = _label("policy")
 STORE_KEY: Final = _label("store key")
@@ -118,6 +132,8 @@ TLS_EXPORTER: Final = b"EXPORTER-ringfence-1-admission"
 TLS_LAUNCH_EXPORTER: Final = b"EXPORTER-ringfence-1-launch"  # so that no proof of a worker is one of an agent
 SESSION_KEY: Final = _label("aes-256-gcm session key")
 LINK_HELLO: Final = _label("aes-256-gcm link hello")
+LINK_HANDSHAKE: Final = _label("aes-256-gcm link handshake secret")
+LINK_KEM: Final = _label("aes-256-gcm link kem")
 LINK_SECRET: Final = _label("aes-256-gcm link secret")
 LINK_FORTH: Final = _label("aes-256-gcm link sender to receiver")
 LINK_BACK: Final = _label("aes-256-gcm link receiver to sender")
@@ -138,6 +154,7 @@ CHECKPOINT_WRAP: Final = _label("checkpoint key wrap")
 CHECKPOINT_CONTEXT: Final = _label("checkpoint key context")
 CHECKPOINT_KEY_NAME: Final = _label("checkpoint key name")
 CHECKPOINT_ANCHOR: Final = _label("checkpoint anchor")
+LOCAL_SOCKET: Final = _label("aes-256-gcm local socket")
 
 
 class Secret:
@@ -233,16 +250,22 @@ def machine_socket(session_key: Secret, group_digest: bytes, rank: int) -> bytes
     return b"\0ringfence/1 " + expand(session_key, info).reveal()[:16].hex().encode()
 
 
+def local_socket(session_key: Secret, rank: int) -> bytes:
+    """Return the name of the abstract Unix socket at which workers of its machine dial a worker (spec/link.md, 13)."""
+    info = LOCAL_SOCKET + rank.to_bytes(4, "big")
+    return b"\0ringfence/1 " + expand(session_key, info).reveal()[:16].hex().encode()
+
+
 def machine_hint(session_key: Secret, group_digest: bytes, place: bytes) -> bytes:
     """Return what members of a group compare before they try to prove that they are on one machine (spec/link.md, 12)."""
     return mac(session_key, MACHINE_HINT, group_digest, place)
 
 
-def group_secret(session_key: Secret, draws: bytes, group_digest: bytes) -> Secret:
-    """Return the instance secret of a group, from the XOR of its members' random contributions (spec/link.md, section 6).
+def group_secret(session_key: Secret, draws: bytes, group_digest: bytes, channel: int = 0) -> Secret:
+    """Return the instance secret of a channel of a group, from the XOR of its members' contributions (spec/link.md, 6).
 
-    The session key covers every worker's own public key, and a group digest identifies one group of a session, so keys do not
-    repeat, whatever the other members contribute. Workers outside the group do not know the secret if at least one member's
+    The session key covers every worker's own public key, and a group digest and a channel occur once in a session, so keys do
+    not repeat, whatever the other members contribute. Workers outside the group do not know the secret if at least one member's
     contribution is random.
     """
-    return derive(Secret(draws), salt=session_key.reveal(), info=GROUP_SECRET + group_digest)
+    return derive(Secret(draws), salt=session_key.reveal(), info=GROUP_SECRET + group_digest + bytes([channel]))

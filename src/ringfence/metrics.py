@@ -24,8 +24,22 @@ _log = logging.getLogger("ringfence")
 _PER_WORKER: Final = (
     ("payload_sent_bytes", "payload_sent", "Bytes of tensors sent to a worker."),
     ("payload_received_bytes", "payload_received", "Bytes of tensors received from a worker."),
-    ("wire_sent_bytes", "wire_sent", "The same as sealed frames, without the headers of TCP and IP."),
-    ("wire_received_bytes", "wire_received", "The same as sealed frames, without the headers of TCP and IP."),
+    ("local_sent_bytes", "local_sent", "Bytes of tensors sent to a worker inside this machine, not sealed."),
+    (
+        "local_received_bytes",
+        "local_received",
+        "Bytes of tensors received from a worker inside this machine, not sealed.",
+    ),
+    (
+        "wire_sent_bytes",
+        "wire_sent",
+        "Bytes of sealed frames sent to a worker, without the headers of TCP and IP.",
+    ),
+    (
+        "wire_received_bytes",
+        "wire_received",
+        "Bytes of sealed frames received from a worker, without the headers of TCP and IP.",
+    ),
     ("waits", "waits", "Number of times a collective waited for a frame of a worker."),
     ("wait_seconds", "waited_seconds", "Time that collectives waited for frames of a worker."),
 )

@@ -18,13 +18,14 @@ from ringfence import keys, metrics
 from ringfence.admission.roster import Worker
 from ringfence.collectives import Table
 from ringfence.dataplane import info, native
-from ringfence.errors import AbortedError, ProtocolError
+from ringfence.errors import AbortedError, ConfigurationError, ProtocolError
 from ringfence.join import Membership, join, listen
 from ringfence.log import LOGGER as _log
 from ringfence.log import announce
 from ringfence.members import Members
 from ringfence.rendezvous import warn_of_open_rendezvous
 from ringfence.runtime import staging_times
+from ringfence.runtime.channels import ChannelEngine
 from ringfence.runtime.engine import Engine
 from ringfence.runtime.events import Platform
 from ringfence.runtime.link_keys import LinkKeys
@@ -50,6 +51,7 @@ class Session:
         self.left = False
         self.members = members
         self._held = 0
+        self._channels: list[ProgressLoop] = []  # above channel 0
         self._age_limit: Alarm | None = None
         self._metrics: metrics.MetricsFile | None = None
         self._names: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -67,7 +69,10 @@ class Session:
             start.listener = listener = listen(settings)
             address = settings.link_address(listener.getsockname()[:2])
             limit = min(timeout, settings.join_timeout)
-            start.member = member = join(store, rank, world_size, settings, address, limit, self.table.to_bytes())
+            start.member = member = join(
+                store, rank, world_size, settings, address, limit, _proposed(self.table, settings).to_bytes()
+            )
+            _check_channels(Table.from_bytes(member.table), settings)
             self.generation = settings.generation
             self._begin(start, member, listener, settings.outage)
         except BaseException as error:
@@ -87,7 +92,7 @@ class Session:
     def _begin(self, start: _Start, member: Membership, listener: socket.socket, outage: float) -> None:
         """Create the engine and its progress loop from the result of the join."""
         start.network = self.network = TcpNetwork(
-            listener, [(entry.host, entry.port) for entry in member.roster.entries], outage
+            listener, [(entry.host, entry.port) for entry in member.roster.entries], outage, member.local
         )
         start.engine = self.engine = self.engine_type(
             rank=member.rank,
@@ -109,12 +114,37 @@ class Session:
         self.engine.requests.worker_names = [self._name_of(worker) for worker in self.workers]
         if self.members is not None:
             self.engine.note = f" (workers are numbered within the group of {self.members})"
-        self.loop = ProgressLoop(self.engine, self.network, member.edges)
+        self._start_channels(member, outage)
+        try:
+            self.loop = ProgressLoop(self.engine, self.network, member.edges)
+        except BaseException:
+            self._end_channels()
+            raise
         try:
             self._age_limit = self._limit_age(member)
         except BaseException:
             self.leave(seconds=0.0)  # the progress loop owns the connections and closes them
             raise
+
+    def _start_channels(self, member: Membership, outage: float) -> None:
+        """Start the threads of further channels, which have nothing to do until a group uses them."""
+        count = self.engine.table.channels if self.engine.world_size > 1 else 1
+        addresses = [(entry.host, entry.port) for entry in member.roster.entries]
+        networks = [TcpNetwork(None, addresses, outage) for _ in range(1, count)]
+        engines = [ChannelEngine(self.engine, channel, network) for channel, network in enumerate(networks, 1)]
+        self.engine.open_channels(engines)
+        if engines:
+            native.release_gil()
+        try:
+            for engine, network in zip(engines, networks, strict=True):
+                self._channels.append(ProgressLoop(engine, network, ()))
+        except BaseException:
+            self._end_channels()
+            raise
+
+    def _end_channels(self) -> None:
+        while self._channels:
+            self._channels.pop().leave(0.0)
 
     def _name_of(self, worker: Worker) -> str:
         return str(worker) if self.members is None else f"rank {self.members.ranks[worker.rank]}, {worker}"
@@ -183,7 +213,10 @@ class Session:
             atexit.unregister(self.leave)
             if self._age_limit is not None:
                 self._age_limit.cancel()
-            self.loop.leave(self.engine.drain_timeout if seconds is None else seconds, finish)
+            try:
+                self.loop.leave(self.engine.drain_timeout if seconds is None else seconds, finish)
+            finally:
+                self._end_channels()
             if self._metrics is not None:
                 self._metrics.close()
 
@@ -238,6 +271,19 @@ class _Start:
         for each in (self.listener, self.network):
             if each is not None:
                 each.close()
+
+
+def _proposed(table: Table, settings: Settings) -> Table:
+    return table if settings.channels is None else replace(table, channels=settings.channels)
+
+
+def _check_channels(table: Table, settings: Settings) -> None:
+    """Raise ConfigurationError if this worker is to have another number of channels than the run."""
+    if settings.channels not in (None, table.channels):
+        raise ConfigurationError(
+            f"RINGFENCE_CHANNELS is {settings.channels} here, and rank 0 gave the run {table.channels}: set it to the same "
+            "number on every worker, or on rank 0 only"
+        )
 
 
 def _how_admitted(member: Membership) -> str:

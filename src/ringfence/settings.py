@@ -4,6 +4,7 @@ RINGFENCE_POLICY            the policy file; default: every worker with the shar
 RINGFENCE_SECRET_FILE       the shared secret, made by `ringfence secret new FILE`
 RINGFENCE_CERTIFICATE_FILE  this worker's certificate, with the intermediates below its authority
 RINGFENCE_KEY_FILE          the key of that certificate
+RINGFENCE_SPIFFE_SOCKET     the SPIFFE Workload API that provides certificate and key instead of files
 RINGFENCE_VCEK_FILE         the certificate of this SEV-SNP machine's key, where the host does not provide it
 RINGFENCE_TOKEN_COMMAND     prints a verifier's token for the nonce in its last argument
 RINGFENCE_RUN_ID            default: TORCHELASTIC_RUN_ID, else "none"
@@ -14,6 +15,7 @@ RINGFENCE_ADVERTISE         "host:port" that peers dial for links, where that di
 RINGFENCE_REQUIRE           "1": refuse process groups of other backends; read by guard.py, at `import torch`
 RINGFENCE_JOIN_TIMEOUT      seconds until the run must have formed; default: 300, and never more than torch's own timeout
 RINGFENCE_OUTAGE_TIMEOUT    seconds without an answer until a worker counts as lost; default: 300
+RINGFENCE_CHANNELS          connections and threads of a link between machines; default: 1. Rank 0's applies to the run
 RINGFENCE_DATAPLANE         which data plane moves the bytes; read by dataplane/native.py
 RINGFENCE_METRICS_FILE      where to write counters for Prometheus; {rank} in it is replaced
 RINGFENCE_STAGE_TIMES       "1": record the time of each stage of the data plane
@@ -28,12 +30,12 @@ import ipaddress
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from ringfence import keys
+from ringfence import keys, workload_api
 from ringfence.admission.encoding import is_printable
 from ringfence.admission.entry import GENERATION_BYTES, HOST_BYTES, RUN_ID_BYTES
 from ringfence.admission.proofs import kinds
@@ -42,7 +44,15 @@ from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.interfaces import LOOPBACK, address_of_interface, address_towards
 from ringfence.policy.policy_file import PolicyFile
 from ringfence.policy.toml_table import POLICY_BYTES
-from ringfence.private_files import HOW_TO_MAKE_SECRET, PEM_BYTES, StrPath, load_secret, read_private, read_unshared
+from ringfence.private_files import (
+    HOW_TO_MAKE_SECRET,
+    PEM_BYTES,
+    StrPath,
+    list_unshared,
+    load_secret,
+    read_private,
+    read_unshared,
+)
 
 PREFIX: Final = "RINGFENCE_"
 _NEAR: Final = 0.88  # likeness of a misspelt prefix: one letter is wrong, missing or too many
@@ -53,6 +63,7 @@ CREDENTIALS: Final = (
     "RINGFENCE_SECRET_FILE",
     "RINGFENCE_CERTIFICATE_FILE",
     "RINGFENCE_KEY_FILE",
+    "RINGFENCE_SPIFFE_SOCKET",
     "RINGFENCE_VCEK_FILE",
     "RINGFENCE_TOKEN_COMMAND",
 )
@@ -67,8 +78,10 @@ KNOWN: Final = (
     "RINGFENCE_REQUIRE",
     "RINGFENCE_JOIN_TIMEOUT",
     "RINGFENCE_OUTAGE_TIMEOUT",
+    "RINGFENCE_CHANNELS",
     "RINGFENCE_METRICS_FILE",
     "RINGFENCE_STAGE_TIMES",
+    "RINGFENCE_SAME_HOST",
     "RINGFENCE_SIM_DEVICES",
     DATAPLANE,
 )
@@ -87,11 +100,14 @@ class Settings:
     join_timeout: float = keys.JOIN_SECONDS
     outage: float = keys.OUTAGE_SECONDS
     policy: PolicyFile | None = None  # None: every worker with the secret is admitted
+    policy_path: str | None = None
     certificate: Credential | None = None
     vcek: bytes | None = field(default=None, repr=False)  # the content of the file
     token_command: tuple[str, ...] = ()
     metrics_file: str = ""  # with {rank} in it
     stage_times: bool = False
+    same_host: str = keys.SAME_HOST[0]  # "sealed" also if the policy permits more
+    channels: int | None = None  # None: as many as the roster says
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], store_host: str | None = None) -> Settings:
@@ -105,6 +121,7 @@ class Settings:
             settings,
             secret=_secret(environ, policy),
             policy=policy,
+            policy_path=environ.get("RINGFENCE_POLICY"),
             certificate=_certificate(environ, policy),
             vcek=_vcek(environ, policy),
             token_command=_token_command(environ, policy),
@@ -124,7 +141,13 @@ class Settings:
             outage=_seconds(environ, "RINGFENCE_OUTAGE_TIMEOUT", keys.OUTAGE_SECONDS, keys.OUTAGE_RANGE),
             metrics_file=_metrics_file(environ.get("RINGFENCE_METRICS_FILE", "")),
             stage_times=_stage_times(environ.get("RINGFENCE_STAGE_TIMES", "")),
+            same_host=_same_host(environ),
+            channels=_channels(environ.get("RINGFENCE_CHANNELS", "")),
         )
+
+    def read_policy_again(self) -> PolicyFile | None:
+        """Read the policy and the files that it names as they are now. Raises PolicyError."""
+        return self.policy if self.policy_path is None else load_policy(self.policy_path)
 
     def forget(self) -> None:
         """Wipe all keys, even if references to these settings remain."""
@@ -143,6 +166,15 @@ class Settings:
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
+
+
+def _same_host(environ: Mapping[str, str]) -> str:
+    value = environ.get("RINGFENCE_SAME_HOST", keys.SAME_HOST[0])
+    if value not in keys.SAME_HOST:
+        raise ConfigurationError(
+            f"RINGFENCE_SAME_HOST is {value!r}; it may be {' or '.join(keys.SAME_HOST)}, or not set"
+        )
+    return value
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
@@ -201,7 +233,7 @@ def load_policy(path: StrPath) -> PolicyFile:
         raise PolicyError(
             f"cannot read the policy {name}: {error.strerror}; `ringfence policy new` makes one"
         ) from error
-    return kinds.read(text, read, name)
+    return kinds.read(text, read, name, lambda file: list_unshared(folder / file))
 
 
 def load_credential(certificate: StrPath, key: StrPath) -> Credential:
@@ -239,17 +271,25 @@ def _secret(environ: Mapping[str, str], policy: PolicyFile | None) -> keys.Secre
 
 def _certificate(environ: Mapping[str, str], policy: PolicyFile | None) -> Credential | None:
     certificate, key = environ.get("RINGFENCE_CERTIFICATE_FILE"), environ.get("RINGFENCE_KEY_FILE")
+    if socket := environ.get("RINGFENCE_SPIFFE_SOCKET"):
+        _check_used(("certificate",), policy, "RINGFENCE_SPIFFE_SOCKET", "certificates")
+        if certificate or key:
+            raise ConfigurationError(
+                "RINGFENCE_SPIFFE_SOCKET and RINGFENCE_CERTIFICATE_FILE or RINGFENCE_KEY_FILE are both set: a worker has one "
+                "certificate, so unset the one or the others"
+            )
+        return workload_api.fetch(socket)  # anew for each session: SVIDs are short-lived
     if not certificate and not key:
         return None
-    _check_used("certificate", policy, "RINGFENCE_CERTIFICATE_FILE or RINGFENCE_KEY_FILE", "certificates")
+    _check_used(("certificate",), policy, "RINGFENCE_CERTIFICATE_FILE or RINGFENCE_KEY_FILE", "certificates")
     if not certificate or not key:
         raise ConfigurationError("RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE go together: set both")
     return load_credential(certificate, key)
 
 
-def _check_used(kind: str, policy: PolicyFile | None, name: str, what: str) -> None:
+def _check_used(kinds: Collection[str], policy: PolicyFile | None, name: str, what: str) -> None:
     """Raise ConfigurationError if no rule asks for a credential that is set: to continue without it would admit others."""
-    if policy is None or kind not in policy.kinds:
+    if policy is None or not set(kinds) & set(policy.kinds):
         raise ConfigurationError(
             f"{name} is set, and no policy asks for {what}: set RINGFENCE_POLICY to one that does, or unset it"
         )
@@ -259,7 +299,7 @@ def _vcek(environ: Mapping[str, str], policy: PolicyFile | None) -> bytes | None
     path = environ.get("RINGFENCE_VCEK_FILE")
     if not path:
         return None
-    _check_used("snp", policy, "RINGFENCE_VCEK_FILE", "SEV-SNP")
+    _check_used(("snp", "azure_snp"), policy, "RINGFENCE_VCEK_FILE", "SEV-SNP")
     try:
         with open(path, "rb") as file:
             return file.read(PEM_BYTES)
@@ -272,7 +312,7 @@ def _token_command(environ: Mapping[str, str], policy: PolicyFile | None) -> tup
     value = environ.get("RINGFENCE_TOKEN_COMMAND")
     if not value:
         return ()
-    _check_used("token", policy, "RINGFENCE_TOKEN_COMMAND", "tokens")
+    _check_used(("token",), policy, "RINGFENCE_TOKEN_COMMAND", "tokens")
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
@@ -359,6 +399,15 @@ def _stage_times(text: str) -> bool:
     if text not in ("", "0", "1"):
         raise ConfigurationError(f"RINGFENCE_STAGE_TIMES is {text!r}; it may be 0 or 1, or not set")
     return text == "1"
+
+
+def _channels(value: str) -> int | None:
+    if not value:
+        return None
+    channels = int(value) if re.fullmatch(r"[0-9]{1,3}", value) else 0
+    if not 1 <= channels <= keys.CHANNEL_LIMIT:
+        raise ConfigurationError(f"RINGFENCE_CHANNELS={value[:64]}: write a number from 1 to {keys.CHANNEL_LIMIT}")
+    return channels
 
 
 def _advertise(value: str) -> tuple[str, int] | None:

@@ -42,10 +42,18 @@ SETTINGS: Final = (
         "yes",
     ),
     Setting(
+        "RINGFENCE_SPIFFE_SOCKET",
+        "Unix socket of a SPIFFE Workload API, such as `unix:///run/spire/sockets/agent.sock`, which provides this worker's "
+        "certificate and key instead of the two files. Asked anew for each session, for at most 20 seconds. Needs grpcio "
+        '(`pip install ".[spiffe]"` in a clone).',
+        "none",
+        "yes",
+    ),
+    Setting(
         "RINGFENCE_VCEK_FILE",
         "Path of the certificate of this machine's SEV-SNP key (VCEK) from AMD's key service. Set it where the host does not "
         "pass the certificate to its guests. For policies that ask for SEV-SNP.",
-        "the certificate that the host provides",
+        "the certificate that the host provides, on Azure its metadata service",
         "yes",
     ),
     Setting(
@@ -121,6 +129,14 @@ SETTINGS: Final = (
         "300",
     ),
     Setting(
+        "RINGFENCE_CHANNELS",
+        "Connections and threads for each link between machines, from 1 to 8, for large collectives "
+        "([guide](../guides/channels.md)). Rank 0's value applies to the whole run; another worker with another value "
+        "fails to start.",
+        "1",
+        "if not set",
+    ),
+    Setting(
         "RINGFENCE_METRICS_FILE",
         "File to write [counters](../guides/observability.md#counters) to, in Prometheus form, every 15 s and at the "
         "end. The name must contain `{rank}`, which is replaced by the worker's rank; in a [session of some "
@@ -134,6 +150,14 @@ SETTINGS: Final = (
         "for each segment.",
         "`0`",
         "yes",
+    ),
+    Setting(
+        "RINGFENCE_SAME_HOST",
+        "`sealed`: workers on one machine seal what they exchange, as between machines, also if the policy says "
+        '`same_host = "shared"` ([Several workers on one machine](../guides/one-machine.md)). '
+        "`shared` changes nothing: a policy that seals still does. The policy digest covers it, so workers with different "
+        "values refuse each other.",
+        "the policy's [`same_host`](policy.md#top-level-keys); without a policy `shared`",
     ),
     Setting(
         "RINGFENCE_DATAPLANE",

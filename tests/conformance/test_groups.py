@@ -61,7 +61,7 @@ def gloo_by_name() -> tuple[int, str]:
 @pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
 def test_group_of_backend_gloo_uses_the_default_backend(pool: Pool, backend: str) -> None:
     results = pool.check(gloo_by_name, 2, backend)
-    assert results == [(1, backend)] * 2
+    assert results == [(1, "gloo" if backend == "gloo" else "ringfence")] * 2
 
 
 def mesh() -> None:

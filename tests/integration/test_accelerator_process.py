@@ -71,6 +71,7 @@ def test_a_forked_child_can_use_cpu_tensors() -> None:
     """It can also drop the device tensors that it inherits; it cannot use the device."""
     program = """
 kept, memory = torch.ones(1000, device="sim"), torch.ones(10).pin_memory()
+torch.accelerator.synchronize()  # the other stream reads what this one wrote
 with torch.Stream("sim"):
     for _ in range(300):  # streams work while the process forks
         kept = kept + 1

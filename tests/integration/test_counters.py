@@ -17,15 +17,16 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 import ringfence
 from ringfence.admission.roster import Worker
 from ringfence.errors import ConfigurationError
+from ringfence.link.hello import CONFIRM_BYTES
 from ringfence.metrics import openmetrics
 from ringfence.runtime.counters import Counters, PeerCounters
 from ringfence.runtime.staging_times import CALL_STAGES, PASS_STAGES
 from ringfence.settings import Settings
 from tests import device
 from tests.integration.test_profiler import LATE, come_late
-from tests.pool import Failure, Pool
+from tests.pool import IN_SHARED_MEMORY, Failure, Pool
 
-UNEQUAL = 66 * 300  # bytes of handshakes and goodbyes of all links, which one end counts and the other does not
+UNEQUAL = 66 * (CONFIRM_BYTES + 200)  # of all links: handshakes and goodbyes that one end counts and the other does not
 SPECIAL = 'a "run" \\ of many'
 
 
@@ -74,6 +75,14 @@ def test_bytes_are_counted_at_both_endpoints(workers: Pool) -> None:
     payload = sum(total(each, "payload_sent") for each in results)
     assert expected <= payload < expected + 10_000  # the rest opens groups and ends the barrier
     assert payload < sum(total(each, "wire_sent") for each in results) < 1.02 * payload
+
+
+@pytest.mark.parametrize("way", ["ringfence", IN_SHARED_MEMORY])
+def test_bytes_inside_a_machine_are_counted_apart(workers: Pool, way: str) -> None:
+    for result in workers.check(move, 3, way, renew=True):
+        for direction in ("sent", "received"):
+            payload = total(result, f"payload_{direction}")
+            assert payload and total(result, f"local_{direction}") == (payload if way == IN_SHARED_MEMORY else 0)
 
 
 def late() -> list[tuple[int, float]]:
@@ -196,7 +205,7 @@ def test_the_file_is_written_at_intervals_and_at_the_end(pool: Pool, tmp_path: P
 
 
 def test_the_text_contains_all_counters() -> None:
-    peer = PeerCounters(1, 10, 20, 30, 40, 5, 1.5, {"seal": 0.25})
+    peer = PeerCounters(1, 10, 20, 6, 7, 30, 40, 5, 1.5, {"seal": 0.25})
     worker = Worker(1, "spiffe://example.org/b", "[fd00::1]:4000", "certificate", "00", "11")
     found = samples(openmetrics(Counters(0, {"all_reduce": 7}, 2.5, (peer,)), SPECIAL, [worker]))
     mine = {"run": SPECIAL, "rank": "0"}
@@ -205,6 +214,8 @@ def test_the_text_contains_all_counters() -> None:
         ("ringfence_oldest_wait_seconds",): 2.5,
         ("ringfence_payload_sent_bytes_total", ("worker", "1")): 10,
         ("ringfence_payload_received_bytes_total", ("worker", "1")): 20,
+        ("ringfence_local_sent_bytes_total", ("worker", "1")): 6,
+        ("ringfence_local_received_bytes_total", ("worker", "1")): 7,
         ("ringfence_wire_sent_bytes_total", ("worker", "1")): 30,
         ("ringfence_wire_received_bytes_total", ("worker", "1")): 40,
         ("ringfence_waits_total", ("worker", "1")): 5,

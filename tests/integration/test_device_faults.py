@@ -75,17 +75,17 @@ WAYS = {way.__name__: way for way in (by_wait, by_future, by_callback, by_ring_o
 def die(way: str, victim: int, note: str) -> tuple[str, float]:
     """Survivors raise from calls that the victim never makes; return the error and when it was raised."""
     mine = device.load()
-    for _ in range(3):
-        all_reduce(LARGE)
     with device.behaviour(jitter=1e-4):
-        if way == "by_ddp" and dist.get_rank() == victim:  # the others are in their first step or after it
-            with on_device(mine):
-                DistributedDataParallel(Model())
-        if dist.get_rank() == victim:
-            Path(note).write_text(str(time.monotonic()))
-            os.kill(os.getpid(), signal.SIGKILL)
         try:
-            while True:
+            for _ in range(3):
+                all_reduce(LARGE)
+            if way == "by_ddp" and dist.get_rank() == victim:  # the others are in their first step or after it
+                with on_device(mine):
+                    DistributedDataParallel(Model())
+            if dist.get_rank() == victim:
+                Path(note).write_text(str(time.monotonic()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            while True:  # a survivor may hear of it before it has its last result
                 WAYS[way](mine)
         except RuntimeError as error:
             seconds = time.monotonic() - float(Path(note).read_text())

@@ -17,7 +17,8 @@ from ringfence.collectives import ScheduleId
 from ringfence.lab.bench.names import HOST
 from ringfence.lab.bench.worker_pool import Placement, WorkerPool
 from ringfence.lab.plan import hardware
-from ringfence.lab.plan.cost import Cost, staged
+from ringfence.lab.plan.cost import staged
+from ringfence.lab.plan.loads import Cost
 from ringfence.lab.plan.work import VARIANTS
 
 SIZE = 32 << 20

@@ -37,6 +37,5 @@ def test_the_same_commands_with_a_certificate_of_another_authority_are_refused(t
 @pytest.mark.parametrize("document", ["reference/policy.md", "guides/admit-by-certificate.md"])
 def test_every_policy_that_the_guides_show_is_toml(document: str) -> None:
     shown = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / document).read_text(), re.DOTALL)
-    assert shown
-    for text in shown:
-        assert tomllib.loads(text)["version"] == 1
+    policies = [tomllib.loads(text) for text in shown]  # some show a part of one
+    assert {policy["version"] for policy in policies if "version" in policy} == {1}

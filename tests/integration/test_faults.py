@@ -279,14 +279,14 @@ def die_in_a_collective(victim: int, note: str, with_children: bool) -> tuple[st
     The victim leaves a note: when it died, and a process that outlives it.
     """
     batches = loaders(with_children and dist.get_rank() == victim)
-    for _ in range(5):
-        all_reduce()
-    if dist.get_rank() == victim:
-        outliving = multiprocessing.active_children()[0].pid if with_children else os.getppid()
-        Path(note).write_text(f"{time.monotonic()} {outliving}")
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
-        while True:
+        for _ in range(5):
+            all_reduce()
+        if dist.get_rank() == victim:
+            outliving = multiprocessing.active_children()[0].pid if with_children else os.getppid()
+            Path(note).write_text(f"{time.monotonic()} {outliving}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:  # a survivor may hear of it before it has its last result
             all_reduce(100_000)
     except RingfenceError as error:
         assert batches is None
@@ -318,6 +318,7 @@ def kill_and_look(pool: Pool, folder: Path, world: int, victim: int, with_childr
     assert results[victim].message == "killed by SIGKILL"
     for rank, result in enumerate(results):
         if rank != victim:
+            assert not isinstance(result, Failure), f"worker {rank}: {result}"
             kind, message, seconds = result
             assert kind in ("PeerLostError", "AbortedError")
             assert f"worker {victim}" in message

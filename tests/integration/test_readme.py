@@ -40,7 +40,7 @@ def completed(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,  # 15 s on two quiet cores; six times that beside other tests
     )
 
 

@@ -71,7 +71,10 @@ def request(
     each = buffers[Buffer.INPUT][0] if Buffer.INPUT in buffers else first
     reducing = kind in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
     code, combine, _ = reduction_of(dist.ReduceOp.SUM, first.dtype) if reducing else (0, None, False)
-    schedule = choose(kind, communicator.size, communicator.rank, root, bytes_of(each) * whole, communicator.table)
+    schedule = choose(
+        *(kind, communicator.size, communicator.rank, root, bytes_of(each) * whole, communicator.table),
+        machines=communicator.machines,
+    )
     call = Call(kind, code, dtype_code(first.dtype), schedule.identifier, root, each.numel())
     parts = {buffer: parts_of(schedule, buffer, tensors) for buffer, tensors in buffers.items()}
     return CollectiveRequest(call, deadline, buffers, schedule, parts, first.dtype, combine)
@@ -167,3 +170,15 @@ def transfer(tensor: torch.Tensor, tag: int = 0, deadline: float = 10.0) -> Tran
     """A send or a recv of a contiguous tensor."""
     call = Call(POINT_TO_POINT, dtype=dtype_code(tensor.dtype), elements=tensor.numel(), tag=tag)
     return Transfer(call, deadline, tensor, as_bytes(tensor))
+
+
+def send(world: World, source: int, target: int, tensor: torch.Tensor, tag: int = 0) -> Transfer:
+    request = transfer(tensor, tag)
+    world.engines[source].send(world.communicators[source], request, target)
+    return request
+
+
+def recv(world: World, rank: int, source: int | None, tensor: torch.Tensor, tag: int = 0) -> Transfer:
+    request = transfer(tensor, tag)
+    world.engines[rank].receive(world.communicators[rank], request, source)
+    return request

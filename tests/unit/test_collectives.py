@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.collectives import Action, Buffer, Schedule, ScheduleId, build
+from ringfence.machines import Machines
 from tests.unit.interpreter import Deadlock, Memory, World, WrongMessage, cut
 
 Number = Callable[[Random], int | float]
 ROOTED = {i for i in ScheduleId if i.name.startswith(("BROADCAST", "REDUCE_", "GATHER", "SCATTER"))} - {
     ScheduleId.REDUCE_SCATTER_RING,
     ScheduleId.REDUCE_SCATTER_BRUCK,
+    ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
 }
 REDUCING = [i for i in ScheduleId if "REDUCE" in i.name]
 UNEVEN = (
@@ -25,6 +27,8 @@ UNEVEN = (
     ScheduleId.REDUCE_SCATTER_RING,
     ScheduleId.REDUCE_SCATTER_BRUCK,
     ScheduleId.ALL_TO_ALL_DIRECT,
+    ScheduleId.ALL_GATHER_TWO_LEVELS,
+    ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
 )
 
 
@@ -41,10 +45,11 @@ class Case:
         even: bool = True,
         length: int = 5,
         number: Number | None = None,
+        machines: Machines = (),
     ) -> None:
         self.identifier, self.size, self.root, self.average = identifier, size, root, average
         make = build.__wrapped__  # without the cache, which would keep thousands of schedules alive
-        self.schedules = [make(identifier, size, rank, root, average, even) for rank in range(size)]
+        self.schedules = [make(identifier, size, rank, root, average, even, machines) for rank in range(size)]
         self.number = number or (lambda r: r.randrange(-(10**6), 10**6) * size)
         self.random = random
         self.kind = next(name for name in reversed(_KINDS) if identifier.name.startswith(name))

@@ -72,6 +72,14 @@ BOUNDS = {
     ScheduleId.BARRIER: Bound(lambda p, n: n, lambda p, n: 2 * n, lambda p, n: 2 * n, lambda p, n: n),
     ScheduleId.GROUP_OPENING: Bound(lambda p, n: n, lambda p, n: n, lambda p, n: 2 * n, lambda p, n: 2 * n),
 }  # fmt: skip
+_ALONE = {  # what two levels become where every worker has a machine of its own
+    ScheduleId.ALL_REDUCE_TWO_LEVELS: ScheduleId.ALL_REDUCE_RING,
+    ScheduleId.REDUCE_SCATTER_TWO_LEVELS: ScheduleId.REDUCE_SCATTER_RING,
+    ScheduleId.ALL_GATHER_TWO_LEVELS: ScheduleId.ALL_GATHER_RING,
+    ScheduleId.BROADCAST_TWO_LEVELS: ScheduleId.BROADCAST_CHAIN,
+    ScheduleId.REDUCE_TWO_LEVELS: ScheduleId.REDUCE_CHAIN,
+}
+BOUNDS |= {two_levels: BOUNDS[flat] for two_levels, flat in _ALONE.items()}
 
 
 def check_bounds(schedule: Schedule, identifier: ScheduleId) -> None:
@@ -129,7 +137,7 @@ def test_number_of_sequential_messages(identifier: ScheduleId) -> None:
         assert world.depth() <= BOUNDS[identifier].depth(size, (size - 1).bit_length()), f"{identifier.name} of {size}"
 
 
-LOGARITHMIC = [i for i in ScheduleId if not i.name.endswith(("RING", "DIRECT", "BRUCK"))]
+LOGARITHMIC = [i for i in ScheduleId if not i.name.endswith(("RING", "DIRECT", "BRUCK", "TWO_LEVELS"))]
 
 
 @pytest.mark.parametrize("identifier", LOGARITHMIC, ids=lambda i: i.name.lower())
@@ -241,6 +249,8 @@ def test_schedule_identifiers_are_stable() -> None:
         *(("reduce_binomial", 11), ("reduce_chain", 12), ("reduce_tree", 13)),
         *(("gather_binomial", 14), ("gather_direct", 15), ("scatter_binomial", 16), ("scatter_direct", 17)),
         *(("all_to_all_bruck", 18), ("all_to_all_direct", 19), ("barrier", 20), ("group_opening", 21)),
+        *(("all_reduce_two_levels", 22), ("reduce_scatter_two_levels", 23), ("all_gather_two_levels", 24)),
+        *(("broadcast_two_levels", 25), ("reduce_two_levels", 26)),
     ]
 
 
@@ -269,5 +279,5 @@ def test_table_of_the_wrong_length_is_refused(encoded: bytes) -> None:
 
 
 def test_table_of_another_version_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="version 2"):
-        Table.from_bytes(b"\2" + Table().to_bytes()[1:])
+    with pytest.raises(ProtocolError, match="version 1"):
+        Table.from_bytes(b"\1" + Table().to_bytes()[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import socket
 import weakref
 from collections import deque
 from typing import Any
@@ -120,6 +121,40 @@ def test_an_object_cannot_be_given_another_type() -> None:
     for name in set(TYPES) - {"Endpoint"}:
         with pytest.raises(TypeError, match="not an acceptable base type"):
             type("Derived", (getattr(_core, name),), {})
+
+
+def test_release_gil_takes_a_truth_value() -> None:
+    class Undecided:
+        def __bool__(self) -> bool:
+            raise ValueError("undecided")
+
+    for on in (True, False):
+        _core.release_gil(on)
+    with pytest.raises(ValueError, match="undecided"):
+        _core.release_gil(Undecided())
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_large_pieces_pass_through_a_socket_with_and_without_the_gil(on: bool) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        _core.release_gil(on)
+        try:
+            blocked: set[Any] = set()
+            end = _core.Endpoint(deque(), blocked, _core.Pool())
+            end.stream, end.writable = ours, True
+            data, received = bytes(range(256)) * 4096, bytearray()
+            end.put(memoryview(data))
+            while not end.flush():
+                assert end in blocked
+                received += theirs.recv(1 << 20)
+                end.writable = True
+            while len(received) < len(data):
+                received += theirs.recv(1 << 20)
+        finally:
+            _core.release_gil(False)
+    assert received == data and not blocked
 
 
 def test_an_uninitialised_endpoint_is_refused() -> None:

@@ -31,6 +31,32 @@ def test_the_switch_interval_is_short_until_the_end() -> None:
     assert sys.getswitchinterval() == pytest.approx(0.005)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_switch_interval_is_short_until_the_last_loop_ends(first: int) -> None:
+    sys.setswitchinterval(0.005)
+    loops = [GilSwitch(), GilSwitch()]
+    for loop in loops:
+        loop.begin()
+    loops[first].end()
+    assert sys.getswitchinterval() == pytest.approx(50e-6)
+    loops[1 - first].end()
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
+def test_a_loop_that_has_ended_shortens_nothing() -> None:
+    """A thread may wake it late; later loops would wait for it for ever."""
+    sys.setswitchinterval(0.005)
+    ended, other = GilSwitch(), GilSwitch()
+    ended.begin()
+    ended.close()
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+    ended.begin()
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+    other.begin()
+    other.end()
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
 def test_a_shorter_interval_of_the_user_stays() -> None:
     sys.setswitchinterval(10e-6)
     gil_switch = GilSwitch()

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import AuthenticationError, ProtocolError
-from ringfence.keys import SEGMENT_BYTES, Secret
+from ringfence.keys import CHANNEL_LIMIT, SEGMENT_BYTES, Secret
 from ringfence.link.frames import (
     FORWARD_OVERHEAD,
     HEADER_BYTES,
@@ -19,7 +19,7 @@ from ringfence.link.frames import (
     pack_header,
     read_header,
 )
-from ringfence.link.hello import HELLO_BYTES, Hello, Lane, link_secrets, read_hello, write_hello
+from ringfence.link.hello import HELLO_BYTES, Hello, Lane, LinkHandshake, read_hello, write_hello
 from ringfence.link.segments import segment_bytes, segment_count
 from tests.unit.flips import flips
 
@@ -43,7 +43,11 @@ headers = st.builds(
     instance=st.binary(min_size=16, max_size=16),
     call=calls.map(Call.pack),
 )
-hellos = st.builds(Hello, u32, u32, st.sampled_from(list(Lane)), *[st.binary(min_size=32, max_size=32)] * 2)
+digests = st.binary(min_size=32, max_size=32)
+hellos = st.one_of(
+    st.builds(Hello, u32, u32, st.sampled_from(list(Lane)), digests, digests, st.just(0)),
+    st.builds(Hello, u32, u32, st.just(Lane.COLLECTIVE), digests, digests, st.integers(0, CHANNEL_LIMIT - 1)),
+)
 
 
 # -- headers and calls -------------------------------------------------------------------------------------------------
@@ -54,7 +58,11 @@ def test_header_round_trip(header: Header) -> None:
     data = pack_header(*header)
     assert len(data) == HEADER_BYTES and read_header(data) == header
     assert Call.unpack(header.call).pack() == header.call
-    assert frame_bytes(header) - header.length == (FORWARD_OVERHEAD if header.type == Type.FORWARD else HOP_OVERHEAD)
+    if header.type == Type.SHARED:
+        assert frame_bytes(header) == HEADER_BYTES
+    else:
+        overhead = FORWARD_OVERHEAD if header.type == Type.FORWARD else HOP_OVERHEAD
+        assert frame_bytes(header) - header.length == overhead
 
 
 @given(headers)
@@ -77,7 +85,7 @@ def test_random_header_is_refused_or_round_trips(data: bytes) -> None:
     assert pack_header(*header) == data and header.length <= SEGMENT_BYTES
 
 
-@pytest.mark.parametrize(("at", "value"), [(0, 0), (0, 8), (1, 1), (2, 1), (3, 1), (12, 1), (15, 1), (16, 1), (17, 9)])
+@pytest.mark.parametrize(("at", "value"), [(0, 0), (0, 10), (1, 1), (2, 1), (3, 1), (12, 1), (15, 1), (16, 1), (17, 9)])
 def test_malformed_headers_are_refused(at: int, value: int) -> None:
     data = bytearray(HEADER_BYTES)
     data[0] = Type.HOP
@@ -137,20 +145,32 @@ def test_hello_with_unknown_lane_is_refused() -> None:
         read_hello(SESSION_KEY, write_hello(SESSION_KEY, Hello(0, 1, max(Lane) + 1, bytes(32), bytes(32))))
 
 
+@given(hellos, st.integers(1, 255))
+def test_hello_with_a_channel_that_no_link_has_is_refused(hello: Hello, channel: int) -> None:
+    if hello.lane != Lane.COLLECTIVE or channel >= CHANNEL_LIMIT:
+        with pytest.raises(AuthenticationError, match="a channel that no link has"):
+            read_hello(SESSION_KEY, write_hello(SESSION_KEY, hello._replace(channel=channel)))
+
+
 def test_every_input_changes_every_secret_of_a_link() -> None:
     hello = Hello(0, 1, Lane.COLLECTIVE, bytes(32), bytes(32))
-    one = bytes([1] * 32)
-    variants = [
-        link_secrets(SESSION_KEY, bytes(32), hello, bytes(32)),
-        link_secrets(OTHER, bytes(32), hello, bytes(32)),
-        link_secrets(SESSION_KEY, one, hello, bytes(32)),
-        link_secrets(SESSION_KEY, bytes(32), hello, one),
+    zero, one = bytes(32), bytes([1] * 32)
+    handshakes = [
+        LinkHandshake(SESSION_KEY, zero, hello, zero),
+        LinkHandshake(OTHER, zero, hello, zero),
+        LinkHandshake(SESSION_KEY, one, hello, zero),
+        LinkHandshake(SESSION_KEY, zero, hello, one),
         *(
-            link_secrets(SESSION_KEY, bytes(32), hello._replace(**change), bytes(32))
-            for change in ({"sender": 2}, {"receiver": 2}, {"lane": 1}, {"group": one}, {"nonce": one})
+            LinkHandshake(SESSION_KEY, zero, hello._replace(**change), zero)
+            for change in ({"sender": 2}, {"receiver": 2}, {"lane": 1}, {"channel": 1}, {"group": one}, {"nonce": one})
         ),
     ]
-    seen = [
-        each for v in variants for each in (v.forth.reveal(), v.back.reveal(), v.acceptor_confirms, v.dialler_confirms)
-    ]
-    assert len(set(seen)) == len(seen) == 4 * len(variants)
+    first = handshakes[0]
+    secrets = [each.secrets(zero, b"key", b"ciphertext") for each in handshakes]
+    secrets += [first.secrets(one, b"key", b"ciphertext"), first.secrets(zero, b"kez", b"ciphertext")]
+    secrets += [first.secrets(zero, b"key", b"ciphertexu"), first.secrets(zero, b"keyc", b"iphertext")]
+    seen = [half.reveal() for each in secrets for half in each]
+    seen += [each.acceptor_confirms(b"key") for each in handshakes] + [first.acceptor_confirms(b"kez")]
+    seen += [each.dialler_confirms(b"key", b"ciphertext") for each in handshakes]
+    seen += [first.dialler_confirms(b"kez", b"ciphertext"), first.dialler_confirms(b"key", b"ciphertexu")]
+    assert len(set(seen)) == len(seen) == 4 * len(handshakes) + 2 * 4 + 3

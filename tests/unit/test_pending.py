@@ -8,6 +8,7 @@ from ringfence.collectives import Collective
 from ringfence.dataplane.request import Request
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import (
+    KEM_CIPHERTEXT_BYTES,
     LINK_HELLO_SECONDS,
     LINK_PENDING,
     LINK_PENDING_PER_ADDRESS,
@@ -15,7 +16,7 @@ from ringfence.keys import (
     Secret,
 )
 from ringfence.link.frames import Call
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, write_hello
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, Reply, write_hello
 from ringfence.runtime.communicator import group_digest
 from ringfence.transport.in_memory import MemoryStream, Pipe
 from tests.memory_cluster import World
@@ -41,7 +42,7 @@ def dial(world: World, data: bytes, address: int = 0) -> MemoryStream:
 
 def answer(stream: MemoryStream) -> bytes | None:
     """Return the bytes of the answer: b"" if there is none yet, None if the connection is closed."""
-    buffer = bytearray(200)
+    buffer = bytearray(2 * REPLY_BYTES)
     try:
         count = stream.recv_into(memoryview(buffer))
     except BlockingIOError:
@@ -72,10 +73,10 @@ def test_garbage_is_refused_without_an_answer(data: bytes) -> None:
 @pytest.mark.promise("An unauthenticated peer on a link gets one fixed-size read, a deadline and a bounded queue.")
 def test_no_more_is_read_from_an_unauthenticated_peer_than_a_hello() -> None:
     world = World(3)
-    stream = dial(world, hello(world) + bytes(1000))
+    stream = dial(world, hello(world) + bytes(2000))
     assert len(answer(stream) or b"") == REPLY_BYTES
     left = len(stream.outgoing.delivered) + len(stream.outgoing.written)
-    assert left >= 1000 - CONFIRM_BYTES
+    assert left >= 2000 - CONFIRM_BYTES
     still_works(world)
 
 
@@ -97,12 +98,23 @@ def test_a_silent_connection_is_closed_at_the_deadline(words: str) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"receiver": 2}, {"sender": 3}, {"sender": 2**32 - 1}, {"lane": 4}, {"lane": 3}, {"lane": 2}],
+    [
+        {"receiver": 2},
+        {"sender": 3},
+        {"sender": 2**32 - 1},
+        {"lane": 6},
+        {"lane": 5},
+        {"lane": 4},
+        {"lane": 3},
+        {"lane": 2},
+    ],
     ids=[
         "for another worker",
         "from a rank outside the world",
         "from far beyond",
         "in no lane",
+        "point-to-point inside a machine",
+        "a collective inside a machine",
         "in the lane of Unix sockets",
         "a peer verification that is not needed",
     ],
@@ -194,9 +206,7 @@ def shake_hands(world: World, sender: int, communicator: bytes) -> MemoryStream:
     stream = dial(world, world.engines[sender].keys.hello_bytes(greeting), sender)
     reply = answer(stream)
     assert reply is not None and len(reply) == REPLY_BYTES
-    secrets = world.engines[sender].keys.link_secrets(1, greeting, reply[:NONCE_BYTES])
-    assert reply[NONCE_BYTES:] == secrets.acceptor_confirms
-    stream.send(memoryview(secrets.dialler_confirms))
+    stream.send(memoryview(world.engines[sender].keys.confirm(greeting, reply)[0]))
     settle(world)
     return stream
 
@@ -216,9 +226,12 @@ def test_the_session_key_alone_does_not_authenticate_a_dialler() -> None:
     stream = dial(world, hello(world), 2)
     reply = answer(stream)
     assert reply is not None
-    guess = world.engines[2].keys.link_secrets(1, greeting, reply[:NONCE_BYTES])
-    assert guess.acceptor_confirms != reply[NONCE_BYTES:]
-    stream.send(memoryview(guess.dialler_confirms))
+    keys = world.engines[2].keys
+    with pytest.raises(AuthenticationError, match="does not hold its key"):
+        keys.confirm(greeting, reply)
+    guess = keys._handshake(1, greeting, Reply.read(reply).nonce)
+    ciphertext = bytes(KEM_CIPHERTEXT_BYTES)
+    stream.send(memoryview(ciphertext + guess.dialler_confirms(Reply.read(reply).kem_key, ciphertext)))
     settle(world)
     assert answer(stream) is None and not world.communicators[1].inboxes
     still_works(world)

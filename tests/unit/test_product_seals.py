@@ -9,6 +9,8 @@ torch's own, which does not seal. So the product is safe if all of the following
    `ringfence.link.seal`. No class of the product derives from any of them.
 3. The product makes no process group of another backend, with two exceptions: `ringfence demo`, which shows what a network
    sees of plaintext Gloo, and groups inside one machine (tests/attack/test_inside_machine.py).
+4. Frames that are not sealed exist on links inside one machine only. One file makes what writes them, for links whose stream
+   is a Unix socket, and two files say which links those are (tests/attack/test_shared_memory.py, test_local_links.py).
 """
 
 from __future__ import annotations
@@ -47,6 +49,11 @@ MEASURING = {"unsealed", "variants", "worker", "training", "profile", "fixed_sch
 MAKERS = {"sealer", "opener", "origin_keys"}
 SEALERS = {"Sealer", "Opener", "OriginKeys"}
 SEALED = SEALERS | {"Engine", "LinkKeys", "Session"}
+LOCAL = {"LocalSealer", "LocalOpener"}  # copy, for links inside one machine
+LINKS = "runtime/connection.py"  # makes them
+# Where a link, or a communicator, is said to be inside one machine.
+DECIDES = {LINKS, "transport/tcp.py", "runtime/communicator.py"}
+CHANNELS = {"runtime/channels.py": {"Engine"}}  # further threads of the same engine, with the keys of the session
 HOOKS = {"engine_type", "keys_type"}  # of a session; the benchmark replaces them
 KEYS, SESSION = "runtime/link_keys.py", "session.py"
 PLAINTEXT = {"gloo", "nccl", "mpi", "ucc"}  # backends of torch that do not seal
@@ -73,10 +80,17 @@ def unsealed(tree: ast.AST, where: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name in MAKERS and where != KEYS and node not in protocols:
             yield f"makes a {node.name} of its own"
-        if isinstance(node, ast.ClassDef) and (found := _names(node.bases) & SEALED):
+        if isinstance(node, ast.ClassDef) and (
+            found := _names(node.bases) & ((SEALED | LOCAL) - CHANNELS.get(where, set()))
+        ):
             yield f"{node.name} derives from {found}"
         if isinstance(node, ast.Call) and where != KEYS and (found := _names([node.func]) & SEALERS):
             yield f"constructs {found}"
+        if isinstance(node, ast.Call) and where != LINKS and (found := _names([node.func]) & LOCAL):
+            yield f"constructs {found}"
+        assigned = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+        if assigned and "is_local" in _names([node]) and where not in DECIDES:
+            yield "says that a link is inside one machine"
         if isinstance(node, ast.Constant) and node.value in HOOKS:
             yield "names the class of the engine or of its keys in a string"
         if isinstance(node, ast.Attribute) and node.attr in HOOKS and where != SESSION:
@@ -147,6 +161,10 @@ def test_no_file_of_the_product_leads_past_the_sealers(file: Path) -> None:
         "class Copier(Sealer): pass",
         "class Links:\n    def sealer(self, secret): return Copier()",
         "sealer = Sealer(secret, alive)",
+        "class Copier(LocalSealer): pass",
+        "link.sealer = LocalSealer(alive)",
+        "link.opener = unsealed.LocalOpener()",
+        "link.is_local = True",
         "session.engine_type = Fast",
         "session.keys_type = Copiers",
         "setattr(session, 'engine_type', Fast)",
@@ -169,6 +187,17 @@ def test_each_exception_is_one(name: str) -> None:
     assert list(unsealed(ast.parse((PACKAGE / name).read_text()), "without exceptions"))
 
 
+def test_frames_that_are_not_sealed_are_made_for_links_inside_a_machine_only() -> None:
+    """Each of them is constructed under `if self.is_local`."""
+    tree = ast.parse((PACKAGE / LINKS).read_text())
+    conditions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "self.is_local"
+    ]
+    inside = {id(each) for node in conditions for statement in node.body for each in ast.walk(statement)}
+    made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _names([node.func]) & LOCAL]
+    assert len(made) == 2 and all(id(node) in inside for node in made)
+
+
 def test_a_session_uses_the_sealing_engine_whatever_its_settings() -> None:
     assert Session.engine_type is Engine
     assert Session.keys_type is LinkKeys
@@ -182,9 +211,12 @@ def test_a_session_uses_the_sealing_engine_whatever_its_settings() -> None:
         "advertise",
         "join_timeout",
         "outage",
+        "channels",
         "metrics_file",
         "stage_times",
+        "same_host",
         "policy",
+        "policy_path",
         "certificate",
         "vcek",
         "token_command",

@@ -317,13 +317,18 @@ def test_objects_of_an_ended_session_hold_no_key(ending: str) -> None:
 
 def record_secrets(engine: Engine, into: list[LinkSecrets]) -> None:
     """Record the secrets of every connection that this engine opens or accepts."""
-    derive = engine.keys.link_secrets
+    confirm, accept = engine.keys.confirm, engine.keys.accept
 
-    def noting(worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
-        into.append(derive(worker, hello, acceptor_nonce))
+    def noting_confirm(hello: Hello, received: bytes) -> tuple[bytes, LinkSecrets]:
+        found, secrets = confirm(hello, received)
+        into.append(secrets)
+        return found, secrets
+
+    def noting_accept(hello: Hello, nonce: bytes, received: bytes) -> LinkSecrets:
+        into.append(accept(hello, nonce, received))
         return into[-1]
 
-    engine.keys.link_secrets = noting  # type: ignore[method-assign]
+    engine.keys.confirm, engine.keys.accept = noting_confirm, noting_accept  # type: ignore[method-assign]
 
 
 @pytest.mark.promise("A worker that left a session, or saw it fail, holds no key that opens a recorded link.")

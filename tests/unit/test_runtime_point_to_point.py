@@ -11,21 +11,10 @@ from ringfence.collectives import Collective
 from ringfence.errors import AbortedError, AuthenticationError, MismatchError, PeerLostError, ProtocolError
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import Type
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES
 from ringfence.runtime.point_to_point import PointToPointLink, Transfer
 from tests.memory_cluster import World
-from tests.unit.runtime_calls import bind, transfer
-
-
-def send(world: World, source: int, target: int, tensor: torch.Tensor, tag: int = 0) -> Transfer:
-    request = transfer(tensor, tag)
-    world.engines[source].send(world.communicators[source], request, target)
-    return request
-
-
-def recv(world: World, rank: int, source: int | None, tensor: torch.Tensor, tag: int = 0) -> Transfer:
-    request = transfer(tensor, tag)
-    world.engines[rank].receive(world.communicators[rank], request, source)
-    return request
+from tests.unit.runtime_calls import bind, recv, send, transfer
 
 
 def fine(*requests: Transfer) -> bool:
@@ -131,12 +120,13 @@ def test_a_payload_is_sent_only_after_its_request() -> None:
 
     sends = [send(world, 0, 1, filled(tag, 100_000), tag) for tag in range(3)]
     world.run(sends, count)
-    assert not any(request.done for request in sends) and moved[0] < 1000
+    handshake = HELLO_BYTES + REPLY_BYTES + CONFIRM_BYTES
+    assert not any(request.done for request in sends) and moved[0] < handshake + 800
     target = blank(100_000)
     asked = recv(world, 1, 0, target, 1)
     world.run([asked], count)
     assert fine(asked, sends[1]) and torch.equal(target, filled(1, 100_000))
-    assert not sends[0].done and 800_000 < moved[0] < 802_000
+    assert not sends[0].done and 800_000 < moved[0] - handshake < 802_000
 
 
 def test_point_to_point_needs_few_segments() -> None:

@@ -11,10 +11,12 @@ from typing import NamedTuple
 import pytest
 
 from ringfence import keys
-from ringfence.collectives import Action, Collective, ScheduleId, Table, build
+from ringfence.collectives import Action, Collective, Schedule, ScheduleId, Table, build, choose
 from ringfence.dataplane.request import _SEGMENTS_PER_PASS, DTYPES, PASS_BYTES, POINT_TO_POINT, REDUCTIONS
+from ringfence.dataplane.shared import shared_bytes
 from ringfence.link.frames import FRAME_BYTES, Type
 from ringfence.link.segments import segment_bytes
+from ringfence.machines import Machines
 
 SPEC = (Path(__file__).parents[2] / "spec" / "link.md").read_text()
 FLAT = " ".join(SPEC.split())
@@ -47,7 +49,7 @@ def test_schedules() -> None:
 
 
 def test_the_defaults_of_the_schedule_table() -> None:
-    passage = FLAT.split("The schedule table has eight thresholds", 1)[1].split(" With n the bytes", 1)[0]
+    passage = FLAT.split("The schedule table has ten numbers", 1)[1].split(" With n the bytes", 1)[0]
     unit = {"": 1, " KiB": 1 << 10, " MiB": 1 << 20}
     named = re.findall(r"`(\w+)` \[(\d+)( [KM]iB)?\]", passage)
     assert {name: int(count) * unit[of] for name, count, of in named} == asdict(Table())
@@ -68,7 +70,7 @@ def test_spec_lists_every_key_label() -> None:
     defined = {
         value
         for name, value in vars(keys).items()
-        if name.startswith(("LINK_", "SESSION_", "ORIGIN", "GROUP", "RATCHET", "SEGMENT_KEY", "MACHINE_"))
+        if name.startswith(("LINK_", "SESSION_", "ORIGIN", "GROUP", "RATCHET", "SEGMENT_KEY", "MACHINE_", "LOCAL_"))
         and isinstance(value, bytes)
     }
     assert written == defined
@@ -79,6 +81,10 @@ def test_limits() -> None:
     assert f"key_phase = counter >> {keys.KEY_PHASE_SHIFT}" in SPEC
     assert keys.COUNTER_LIMIT == 2**52 and "2^52" in SPEC
     assert PASS_BYTES == 2 << 20 and f"counts segments from {_SEGMENTS_PER_PASS} p" in FLAT
+    assert shared_bytes(1) == 64 * keys.SEGMENT_BYTES and "the greater of 64 and 4 N" in FLAT
+    assert shared_bytes(40) == 160 * keys.SEGMENT_BYTES and keys.SHARED_LIMIT_BYTES == 64 << 20
+    assert f"HOP or PAYLOAD of at least {keys.SHARED_FROM_BYTES:,} bytes" in FLAT
+    assert keys.SHARED_LINK_SLOTS == 8 and "in lane 5, n is 8" in FLAT
     assert keys.LINK_HELLO_SECONDS == 10 and keys.LINK_PENDING == 256 and keys.LINK_PENDING_PER_ADDRESS == 128
 
 
@@ -240,6 +246,102 @@ def straight(r: int, size: int, root: int) -> Messages:
         yield back((r - t) % size, 0)
 
 
+class Spread:
+    """Members on machines: w(m, l), and the place of one of them."""
+
+    def __init__(self, machines: Machines, r: int) -> None:
+        self.machines = machines
+        self.m = next(m for m, members in enumerate(machines) if r in members)
+        self.l = machines[self.m].index(r)
+        self.M, self.L = len(machines), len(machines[self.m])
+
+    def w(self, m: int, l: int) -> int:  # noqa: E741 (as in the text)
+        members = self.machines[m % self.M]
+        return members[l % len(members)]
+
+
+def two_levels_of_sums(machines: Machines, r: int, root: int) -> Messages:
+    s, size = Spread(machines, r), sum(map(len, machines))
+    m, l, M, L = s.m, s.l, s.M, s.L  # noqa: E741
+
+    def number(member: int, machine: int) -> int:
+        return member % L * M + machine % M
+
+    for t in range(1, L):
+        for u in range(1, M + 1):
+            yield forth(s.w(m, l + 1), number(l - t, m - u))
+            yield back(s.w(m, l - 1), number(l - t - 1, m - u))
+    for t in range(1, M):
+        yield forth(s.w(m + 1, l), number(l, m - t))
+        yield back(s.w(m - 1, l), number(l, m - t - 1))
+    for t in range(M - 1):
+        leaving, arriving = s.w(m - t, l), s.w(m - t - 1, l)
+        yield forth(s.w(m + 1, l), size + leaving, leaving)
+        yield back(s.w(m - 1, l), size + arriving, arriving)
+    for t in range(M):
+        for u in range(1, L):
+            yield forth(s.w(m, l + u), size + number(l, m - t))
+            yield back(s.w(m, l - u), size + number(l - u, m - t))
+
+
+def two_levels_scattered(machines: Machines, r: int, root: int) -> Messages:
+    s = Spread(machines, r)
+    for t in range(1, s.L):
+        for u in range(1, s.M + 1):
+            yield forth(s.w(s.m, s.l + 1), s.w(s.m - u, s.l - t))
+            yield back(s.w(s.m, s.l - 1), s.w(s.m - u, s.l - t - 1))
+    for t in range(1, s.M):
+        yield forth(s.w(s.m + 1, s.l), s.w(s.m - t, s.l))
+        yield back(s.w(s.m - 1, s.l), s.w(s.m - t - 1, s.l))
+
+
+def two_levels_gathered(machines: Machines, r: int, root: int) -> Messages:
+    s = Spread(machines, r)
+    for t in range(s.M - 1):
+        leaving, arriving = s.w(s.m - t, s.l), s.w(s.m - t - 1, s.l)
+        yield forth(s.w(s.m + 1, s.l), leaving, leaving)
+        yield back(s.w(s.m - 1, s.l), arriving, arriving)
+    for t in range(s.M):
+        for u in range(1, s.L):
+            yield forth(s.w(s.m, s.l + u), s.w(s.m - t, s.l))
+            yield back(s.w(s.m, s.l - u), s.w(s.m - t, s.l - u))
+
+
+def leaders_and_members(machines: Machines, r: int, root: int) -> tuple[list[int], list[int]]:
+    home, mine = Spread(machines, root), Spread(machines, r)
+    leaders = [home.w(home.m + k, home.l) for k in range(home.M)]
+    first = machines[mine.m].index(home.w(mine.m, home.l))
+    return leaders, [mine.w(mine.m, first + k) for k in range(mine.L)]
+
+
+def two_levels_down(machines: Machines, r: int, root: int) -> Messages:
+    leaders, members = leaders_and_members(machines, r, root)
+    if r != members[0]:
+        yield back(members[0], 0)
+        return
+    place = leaders.index(r)
+    if place:
+        yield back(leaders[place - 1], 0, root)
+    if place + 1 < len(leaders):
+        yield forth(leaders[place + 1], 0, root)
+    yield from (forth(member, 0) for member in members[1:])
+
+
+def two_levels_up(machines: Machines, r: int, root: int) -> Messages:
+    leaders, members = leaders_and_members(machines, r, root)
+    place = members.index(r)
+    if place + 1 < len(members):
+        yield back(members[place + 1], 0)
+    if place:
+        yield forth(members[place - 1], 0)
+        return
+    machine = leaders.index(r)
+    if machine + 1 < len(leaders):
+        yield back(leaders[machine + 1], 0)
+    if machine:
+        yield forth(leaders[machine - 1], 0)
+
+
 SCHEDULES: dict[int, Callable[[int, int, int], Messages]] = {
     1: ring_twice,
     2: doubling,
@@ -263,26 +365,89 @@ SCHEDULES: dict[int, Callable[[int, int, int], Messages]] = {
     20: distances(1, falling=False),
     21: opening,
 }
+ON_MACHINES: dict[int, Callable[[Machines, int, int], Messages]] = {
+    22: two_levels_of_sums,
+    23: two_levels_scattered,
+    24: two_levels_gathered,
+    25: two_levels_down,
+    26: two_levels_up,
+}
+SPREADS: list[Machines] = [
+    ((0, 1),),
+    ((0, 1, 2, 3),),
+    ((0, 1), (2, 3)),
+    ((0, 2), (1, 3)),
+    ((0, 1, 2, 3), (4, 5, 6, 7)),
+    ((0, 3), (1, 5), (2, 4)),
+    ((0, 4, 8), (1, 5, 9), (2, 6, 10), (3, 7, 11)),
+]
+UNEVEN: list[Machines] = [((0, 1), (2,)), ((0, 3, 4), (1,), (2, 5))]
 ROOTED = {8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
 
 
 @pytest.mark.parametrize("identifier", sorted(SCHEDULES), ids=lambda code: ScheduleId(code).name.lower())
 def test_schedules_send_what_the_spec_says(identifier: int) -> None:
-    assert len(SCHEDULES) == len(ScheduleId)
+    assert len(SCHEDULES) + len(ON_MACHINES) == len(ScheduleId)
     for size in range(2, 14):
         for root in {0, size // 2, size - 1} if identifier in ROOTED else {0}:
             for rank in range(size):
-                steps = build(ScheduleId(identifier), size, rank, root).steps
-                found = [
-                    Message(step.action is Action.SEND, step.peer, step.label, step.origin)
-                    for step in steps
-                    if step.peer >= 0
-                ]
-                expected = list(SCHEDULES[identifier](rank, size, root))
-                if size == 2:
-                    expected = [message._replace(origin=-1) for message in expected]
-                assert in_order(found, True) == in_order(expected, True), (size, root, rank)
-                assert in_order(found, False) == in_order(expected, False), (size, root, rank)
+                schedule = build(ScheduleId(identifier), size, rank, root)
+                compare(schedule, list(SCHEDULES[identifier](rank, size, root)), has_origins=size > 2)
+
+
+@pytest.mark.parametrize("identifier", sorted(ON_MACHINES), ids=lambda code: ScheduleId(code).name.lower())
+def test_schedules_on_machines_send_what_the_spec_says(identifier: int) -> None:
+    for machines in SPREADS + UNEVEN if identifier in (25, 26) else SPREADS:
+        size = sum(map(len, machines))
+        for root in range(size) if identifier in (25, 26) else (0,):
+            for rank in range(size):
+                schedule = build(ScheduleId(identifier), size, rank, root, machines=machines)
+                expected = list(ON_MACHINES[identifier](machines, rank, root))
+                compare(schedule, expected, has_origins=len(machines) > 2)
+
+
+@pytest.mark.parametrize("identifier", [1, 4, 6], ids=lambda code: ScheduleId(code).name.lower())
+def test_rings_are_ordered_by_machine(identifier: int) -> None:
+    for machines in SPREADS + UNEVEN:
+        order = [member for members in machines for member in members]
+        for rank in order if len(machines) > 1 else ():
+            size, place = len(order), order.index(rank)
+            first = size if identifier == 1 else 0  # labels from here on are of the second round
+            expected = [
+                Message(
+                    each.sends,
+                    order[each.peer],
+                    first + order[each.label - first] if first and each.label >= first else order[each.label],
+                    -1 if each.origin < 0 else order[each.origin],
+                )
+                for each in SCHEDULES[identifier](place, size, 0)
+            ]
+            compare(build(ScheduleId(identifier), size, rank, machines=machines), expected, has_origins=size > 2)
+
+
+@pytest.mark.parametrize("machines", SPREADS + UNEVEN, ids=str)
+def test_machines_choose_schedules(machines: Machines) -> None:
+    even, size = len({len(members) for members in machines}) == 1, sum(map(len, machines))
+    replaced = {9: 25, 12: 26, **({1: 22, 4: 23, 6: 24} if even else {})}
+    for kind in Collective:
+        for bytes_ in (4096, 1 << 20, 1 << 26):
+            flat = choose(kind, size, 0, 0, bytes_, Table()).identifier
+            found = choose(kind, size, 0, 0, bytes_, Table(), machines=machines)
+            assert found.identifier == replaced.get(flat, flat)
+            if len(machines) == 1:
+                assert all(step.origin < 0 for step in found.steps)
+
+
+def compare(schedule: Schedule, expected: list[Message], has_origins: bool) -> None:
+    if not has_origins:
+        expected = [message._replace(origin=-1) for message in expected]
+    found = [
+        Message(step.action is Action.SEND, step.peer, step.label, step.origin)
+        for step in schedule.steps
+        if step.peer >= 0
+    ]
+    assert in_order(found, True) == in_order(expected, True), schedule
+    assert in_order(found, False) == in_order(expected, False), schedule
 
 
 def in_order(messages: list[Message], sends: bool) -> list[Message]:

@@ -12,6 +12,7 @@ from struct import pack
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -67,12 +68,13 @@ def draws() -> bytes:
     return bytes(a ^ b ^ c for a, b, c in zip(*map(bytes.fromhex, VECTORS["group"]["draws"]), strict=True))
 
 
-def instance_secret() -> bytes:
-    return hkdf(draws(), session_key(), label("aes-256-gcm group instance secret") + group_digest())
+def instance_secret(channel: int = 0) -> bytes:
+    info = label("aes-256-gcm group instance secret") + group_digest() + bytes([channel])
+    return hkdf(draws(), session_key(), info)
 
 
-def instance() -> bytes:
-    secret = instance_secret()
+def instance(channel: int = 0) -> bytes:
+    secret = instance_secret(channel)
     return digest("aes-256-gcm group instance id", secret, group_digest())[:16]
 
 
@@ -80,12 +82,32 @@ def group_of(link: dict[str, Any]) -> bytes:
     return bytes(32) if link["lane"] == 2 else group_digest()
 
 
-def link_secret(link: dict[str, Any]) -> bytes:
+def x25519(link: dict[str, Any]) -> bytes:
     private = X25519PrivateKey.from_private_bytes(bytes.fromhex(link["dialler_private_key"]))
-    shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(link["acceptor_public_key"])))
+    return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(link["acceptor_public_key"])))
+
+
+def kem(link: dict[str, Any]) -> tuple[bytes, bytes, bytes]:
+    """The shared secret, the encapsulation key and the ciphertext."""
+    private = MLKEM768PrivateKey.from_seed_bytes(bytes.fromhex(link["acceptor_kem_seed"]))
+    ciphertext = bytes.fromhex(link["confirm"])[:1088]
+    return private.decapsulate(ciphertext), private.public_key().public_bytes_raw(), ciphertext
+
+
+def place_of(link: dict[str, Any]) -> bytes:
+    return pack(">BBII", link["lane"], link["channel"], link["dialler"], link["acceptor"]) + group_of(link)
+
+
+def handshake_secret(link: dict[str, Any]) -> bytes:
     salt = bytes.fromhex(link["dialler_nonce"] + link["acceptor_nonce"])
-    place = pack(">BII", link["lane"], link["dialler"], link["acceptor"]) + group_of(link)
-    return hkdf(shared + session_key(), salt, label("aes-256-gcm link secret") + place)
+    return hkdf(x25519(link) + session_key(), salt, label("aes-256-gcm link handshake secret") + place_of(link))
+
+
+def link_secret(link: dict[str, Any]) -> bytes:
+    salt = bytes.fromhex(link["dialler_nonce"] + link["acceptor_nonce"])
+    shared, key, ciphertext = kem(link)
+    info = label("aes-256-gcm link secret") + place_of(link) + digest("aes-256-gcm link kem", key, ciphertext)
+    return hkdf(x25519(link) + shared + session_key(), salt, info)
 
 
 def direction(link: int, way: str) -> bytes:
@@ -142,17 +164,24 @@ def test_session_and_group() -> None:
     assert instance().hex() == VECTORS["group"]["instance"]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(8))
 def test_connections(number: int) -> None:
     link = VECTORS["connections"][number]
-    body = pack(">4sBBBBII", b"RFL1", 1, 1, link["lane"], 0, link["dialler"], link["acceptor"])
+    body = pack(">4sBBBBII", b"RFL1", 1, 1, link["lane"], link["channel"], link["dialler"], link["acceptor"])
     body += group_of(link) + bytes.fromhex(link["dialler_nonce"])
     hello_key = expand(session_key(), label("aes-256-gcm link hello"))
     hello = body + hmac_sha256(hello_key, digest("aes-256-gcm link hello", body))
     assert len(hello) == 112 and hello.hex() == link["hello"]
-    secret = link_secret(link)
-    assert link["reply"] == link["acceptor_nonce"] + expand(secret, label("aes-256-gcm link confirm acceptor")).hex()
-    assert link["confirm"] == expand(secret, label("aes-256-gcm link confirm dialler")).hex()
+    shared, key, ciphertext = kem(link)
+    assert link["ml_kem_768"] == shared.hex()
+    for side, sent, covered in (
+        ("acceptor", bytes.fromhex(link["acceptor_nonce"]) + key, (key,)),
+        ("dialler", ciphertext, (key, ciphertext)),
+    ):
+        purpose = f"aes-256-gcm link confirm {side}"
+        proof = hmac_sha256(expand(handshake_secret(link), label(purpose)), digest(purpose, *covered))
+        assert bytes.fromhex(link["reply" if side == "acceptor" else "confirm"]) == sent + proof
+    assert (len(link["reply"]), len(link["confirm"])) == (2 * 1248, 2 * 1120)
     assert link["forth"] == direction(number, "forth").hex()
     assert link["back"] == direction(number, "back").hex()
     for key_phase in range(2):
@@ -170,6 +199,39 @@ def test_names_and_hints_of_one_machine() -> None:
     for rank, name in enumerate(found["sockets"]):
         info = label("aes-256-gcm machine socket") + group_digest() + pack(">I", rank)
         assert bytes.fromhex(name) == b"\0ringfence/1 " + expand(session_key(), info)[:16].hex().encode()
+
+
+def test_links_inside_a_machine() -> None:
+    found = VECTORS["local"]
+    assert [link["lane"] for link in VECTORS["connections"][5:7]] == [4, 5]
+    for rank, name in enumerate(found["sockets"]):
+        info = label("aes-256-gcm local socket") + pack(">I", rank)
+        assert bytes.fromhex(name) == b"\0ringfence/1 " + expand(session_key(), info)[:16].hex().encode()
+    all_reduce, early, no_tag = call(0, dtype=7, schedule=22, elements=24), group_digest()[:16], bytes(16)
+    plaintext = bytes(range(32))
+    first = header(1, 0, 0, 32, 1, 0, NONE, 0, 0, early, call(9, schedule=21))
+    assert bytes.fromhex(found["opening"]) == first + draws() + no_tag
+    hop = header(1, 0, 0, 32, 2, 0, NONE, 1, 0, instance(), all_reduce)
+    assert bytes.fromhex(found["hop"]) == hop + plaintext + no_tag
+    shared = header(8, 0, 1, 262_144, 2, 3, NONE, 4, 5, instance(), all_reduce)
+    assert bytes.fromhex(found["shared"]) == shared and len(shared) == 88
+    returned = header(9, 0, 0, 0, 0, 0, NONE, 0, 6, bytes(16), bytes(24)) + no_tag
+    assert bytes.fromhex(found["return_of_6"]) == returned and len(returned) == 104
+    payload = header(5, 0, 0, 16, 0, 0, NONE, 2, 0, early, call(64, dtype=7, elements=4, tag=-7))
+    assert bytes.fromhex(found["payload"]) == payload + plaintext[:16] + no_tag
+    bye = header(6, 0, 0, 0, 0, 0, NONE, 0, 0, early, bytes(24))
+    assert bytes.fromhex(found["bye"]) == bye + no_tag
+
+
+def test_a_further_channel() -> None:
+    found = VECTORS["channel"]
+    assert found["instance_secret"] == instance_secret(1).hex() != VECTORS["group"]["instance_secret"]
+    assert found["instance"] == instance(1).hex()
+    all_reduce, plaintext = call(0, dtype=7, schedule=1, elements=24), bytes(range(32))
+    opening = header(1, 0, 0, 32, 1, 0, NONE, 0, 0, group_digest()[:16], call(9, schedule=21))
+    hop = header(1, 0, 0, 32, 2, 16, NONE, 1, 0, instance(1), all_reduce)
+    assert found["opening"] == (opening + seal(direction(7, "forth"), 0, draws(), opening)).hex()
+    assert found["hop"] == (hop + seal(direction(7, "forth"), 1, plaintext, hop)).hex()
 
 
 def test_frames_sealed_for_a_hop() -> None:

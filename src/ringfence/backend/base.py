@@ -19,6 +19,7 @@ from ringfence.collectives import Buffer, Collective, Schedule, choose
 from ringfence.dataplane.request import STAGED, CollectiveRequest, Request, first_check
 from ringfence.errors import UnsupportedError
 from ringfence.link.frames import Call
+from ringfence.machines import within
 from ringfence.session import Session
 from ringfence.staging.call import Reports, caller_event
 from ringfence.staging.collective import Lane, StagedCollective
@@ -54,6 +55,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         self._added = _Lazy(lambda: engine.add_communicator(self._wire_name, ranks))
         self._mine = ranks.index(engine.rank)
         self._count = len(ranks)
+        self._machines = within(engine.context.machines, ranks)
         self._holds_session = holds_session
         if holds_session:
             session.hold()
@@ -180,7 +182,12 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is untyped he
         dtype = next((tensor.dtype for tensors in parts.values() for tensor in tensors), torch.uint8)
         code, combine, average = reduction_of(reduction, dtype) if reduction is not None else (0, None, False)
         engine = self._session.engine
-        schedule = choose(kind, self._count, self._mine, root, weight, engine.table, average=average, even=even)
+        schedule = choose(
+            *(kind, self._count, self._mine, root, weight, engine.table),
+            average=average,
+            even=even,
+            machines=self._machines,
+        )
         call = Call(kind, code, dtype_code(dtype), schedule.identifier, root, elements)
         timeout, now = self._seconds(options), engine.clock()
         if stage.device is None:

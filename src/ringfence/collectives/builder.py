@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ringfence.collectives.schedule import Action, Buffer, Place, Schedule, Step
+from ringfence.machines import Machines
 
 HOP: Final = -1  # value of `origin`: sealed for this hop only
 
@@ -24,6 +25,7 @@ class Builder:
     root: int = 0
     average: bool = False  # divide the reduction by the group's size
     even: bool = True  # all parts of a buffer have the same length, on every rank
+    machines: Machines = ()  # which ranks share a machine
     steps: list[Step] = field(default_factory=list)
     chunks: dict[Place, int] = field(default_factory=dict)
     lengths: list[Place] = field(default_factory=list)  # of the scratch parts
@@ -37,15 +39,27 @@ class Builder:
         """The rank with this relative rank; negative values count backwards from the root."""
         return (self.root + relative_rank) % self.size
 
-    def forwarded(self, origin: int) -> int:
+    def forwarded(self, origin: int, among: int = 0) -> int:
         """The `origin` of a chunk that others forward. Two workers forward nothing, and sealing for the hop is cheaper."""
-        return origin if self.size > 2 else HOP
+        return origin if (among or self.size) > 2 else HOP
+
+    def on_machines(self) -> Machines:
+        """Which ranks share a machine; if none do, each has one of its own."""
+        return self.machines or tuple((rank,) for rank in range(self.size))
+
+    def by_machine(self) -> list[int]:
+        """All ranks; those of one machine are next to each other."""
+        return [rank for workers in self.on_machines() for rank in workers]
 
     def scratch(self, lengths: Iterable[Place]) -> int:
         """Add adjacent scratch parts with the lengths of these places; return the index of the first."""
         first = len(self.lengths)
         self.lengths.extend(lengths)
         return first
+
+    def length_of(self, place: Place) -> Place:
+        """The place outside of SCRATCH that has the length of this one."""
+        return self.lengths[place.part] if place.buffer is Buffer.SCRATCH else place
 
     def send(self, chunk: Place, to: int, label: int, origin: int = HOP) -> None:
         self.steps.append(Step(Action.SEND, self._index(chunk), to, -1, label, origin))

@@ -1,7 +1,7 @@
 """Selection of the schedule for a collective: the public interface of this package.
 
-The choice depends only on values that all ranks share: the collective, the group's size, the root, the bytes, and the
-table of thresholds distributed with the roster. `bytes_` is the total size of a collective:
+The choice depends only on values that all ranks share: the collective, the group's size, the root, the bytes, and, from the
+roster, the table of thresholds and which workers are listed at one address. `bytes_` is the total size of a collective:
 
     ALL_REDUCE, REDUCE, BROADCAST   the tensor
     ALL_GATHER                      all parts of OUTPUT
@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
-from ringfence.collectives import bruck, direct, doubling, ring, scatter_gather, tree
-from ringfence.collectives.builder import Builder
+from ringfence.collectives import bruck, direct, doubling, ring, scatter_gather, tree, two_levels
+from ringfence.collectives.builder import HOP, Builder
 from ringfence.collectives.schedule import Schedule
 from ringfence.errors import ProtocolError
+from ringfence.keys import CHANNEL_LIMIT
+from ringfence.machines import Machines, are_even
 
 KIB: Final = 1024
 
@@ -64,6 +66,11 @@ class ScheduleId(IntEnum):
     ALL_TO_ALL_DIRECT = 19
     BARRIER = 20
     GROUP_OPENING = 21
+    ALL_REDUCE_TWO_LEVELS = 22
+    REDUCE_SCATTER_TWO_LEVELS = 23
+    ALL_GATHER_TWO_LEVELS = 24
+    BROADCAST_TWO_LEVELS = 25
+    REDUCE_TWO_LEVELS = 26
 
 
 _BUILDERS: Final[dict[ScheduleId, Callable[[Builder], None]]] = {
@@ -88,6 +95,11 @@ _BUILDERS: Final[dict[ScheduleId, Callable[[Builder], None]]] = {
     ScheduleId.ALL_TO_ALL_DIRECT: direct.all_to_all,
     ScheduleId.BARRIER: doubling.barrier,
     ScheduleId.GROUP_OPENING: tree.group_opening,
+    ScheduleId.ALL_REDUCE_TWO_LEVELS: two_levels.all_reduce,
+    ScheduleId.REDUCE_SCATTER_TWO_LEVELS: two_levels.reduce_scatter,
+    ScheduleId.ALL_GATHER_TWO_LEVELS: two_levels.all_gather,
+    ScheduleId.BROADCAST_TWO_LEVELS: two_levels.broadcast,
+    ScheduleId.REDUCE_TWO_LEVELS: two_levels.reduce,
 }
 
 
@@ -103,6 +115,8 @@ class Table:
     direct_part: int = 1024 * KIB  #  part from which it does in any group
     bruck_group: int = 16  #          smallest group in which all-to-all uses Bruck's algorithm,
     bruck_part: int = 4 * KIB  #      and largest part for which it does
+    channels: int = 1  #              connections and threads of a link between machines
+    channel_bytes: int = 2048 * KIB  # largest part for which one of them is used
 
     def to_bytes(self) -> bytes:
         return _LAYOUT.pack(_TABLE_VERSION, *astuple(self))
@@ -114,10 +128,13 @@ class Table:
         version, *thresholds = _LAYOUT.unpack(encoded)
         if version != _TABLE_VERSION:
             raise ProtocolError(f"schedule table of version {version}; this worker supports {_TABLE_VERSION}")
-        return cls(*thresholds)
+        table = cls(*thresholds)
+        if not 1 <= table.channels <= CHANNEL_LIMIT:
+            raise ProtocolError(f"a schedule table with {table.channels} channels; a link has 1 to {CHANNEL_LIMIT}")
+        return table
 
 
-_TABLE_VERSION: Final = 1
+_TABLE_VERSION: Final = 2
 _LAYOUT: Final = struct.Struct(f">B{len(fields(Table))}Q")
 
 
@@ -131,25 +148,53 @@ def choose(
     *,
     average: bool = False,
     even: bool = True,
+    machines: Machines = (),
 ) -> Schedule:
     """Return this rank's schedule. `root` is 0 for collectives without one.
+
+    `machines`: which members share a machine, where nothing is sealed.
 
     `even`: all parts have the same length. For an all-to-all this must hold on every rank, because it decides the
     schedule; for a reduce-scatter it only saves scratch; other collectives ignore it.
     """
-    return build(_CHOICES[kind](size, bytes_, table, even), size, rank, root, average, even)
+    chosen = _CHOICES[kind](size, bytes_, table, even)
+    if machines and chosen in _LARGE and (chosen not in _EVEN or are_even(machines)):
+        chosen = _LARGE[chosen]
+    return build(chosen, size, rank, root, average, even, machines)
+
+
+# What large tensors use if members share machines. In shared memory one copy serves all that read it.
+_EVEN: Final = {
+    ScheduleId.ALL_REDUCE_RING: ScheduleId.ALL_REDUCE_TWO_LEVELS,
+    ScheduleId.REDUCE_SCATTER_RING: ScheduleId.REDUCE_SCATTER_TWO_LEVELS,
+    ScheduleId.ALL_GATHER_RING: ScheduleId.ALL_GATHER_TWO_LEVELS,
+}
+_LARGE: Final = {
+    **_EVEN,
+    ScheduleId.BROADCAST_CHAIN: ScheduleId.BROADCAST_TWO_LEVELS,
+    ScheduleId.REDUCE_CHAIN: ScheduleId.REDUCE_TWO_LEVELS,
+}
 
 
 @lru_cache(maxsize=512)
 def build(
-    identifier: ScheduleId, size: int, rank: int, root: int = 0, average: bool = False, even: bool = True
+    identifier: ScheduleId,
+    size: int,
+    rank: int,
+    root: int = 0,
+    average: bool = False,
+    even: bool = True,
+    machines: Machines = (),
 ) -> Schedule:
     """Build one schedule by its identifier, whether or not the table would select it."""
     if not (0 <= rank < size and 0 <= root < size):
         raise ValueError(f"rank {rank} or root {root} is not in a group of {size}")
-    builder = Builder(rank, size, root, average, even)
+    builder = Builder(rank, size, root, average, even, machines)
     _BUILDERS[identifier](builder)
-    return builder.finish(identifier.name.lower(), int(identifier))
+    schedule = builder.finish(identifier.name.lower(), int(identifier))
+    if len(machines) != 1:
+        return schedule
+    return replace(schedule, steps=tuple(step._replace(origin=HOP) for step in schedule.steps))  # nothing is sealed
 
 
 def _all_reduce(size: int, bytes_: int, table: Table, even: bool) -> ScheduleId:

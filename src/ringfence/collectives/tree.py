@@ -98,14 +98,19 @@ def _send_down(builder: Builder, parent: int, children: list[int]) -> None:
 
 
 def _reduce_up(builder: Builder, parent: int, children: list[int]) -> None:
+    reduce_up(builder, builder.rank_at(parent), [builder.rank_at(child) for child in children])
+
+
+def reduce_up(builder: Builder, parent: int, children: list[int]) -> None:
+    """Reduce what the children send, and this rank's INPUT, to the root's OUTPUT or to what the parent is sent."""
     # The root's OUTPUT may be its INPUT: the step that first writes a segment also reads INPUT; later steps do not.
     mine = INPUT
     for child in children:
         sums = _sum_place(builder) if mine == INPUT else mine
-        builder.reduce(sums, builder.rank_at(child), _UP, mine, received_first=False)
+        builder.reduce(sums, child, _UP, mine, received_first=False)
         mine = sums
     if builder.relative_rank:
-        builder.send(mine, builder.rank_at(parent), _UP)
+        builder.send(mine, parent, _UP)
     elif children:
         builder.divide(OUTPUT)
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ringfence.collectives.schedule import Buffer
-from ringfence.dataplane import endpoint, execution
+from ringfence.dataplane import endpoint, execution, regions
 from ringfence.dataplane.buffers import Pool as PythonPool
 from ringfence.dataplane.buffers import scratch
 from ringfence.dataplane.execution import Pass, Route
@@ -22,14 +22,18 @@ if TYPE_CHECKING or not COMPILED:
     Endpoint = endpoint.Endpoint
     Pool = PythonPool
     Execution = execution.Execution
+    Region = regions.Region
     send = endpoint.send
     receive = endpoint.receive
+    serve = endpoint.serve
 else:
     Endpoint = CORE.Endpoint
     Pool = CORE.Pool
     Execution = CORE.Execution
+    Region = CORE.Region
     send = CORE.send
     receive = CORE.receive
+    serve = CORE.serve
 
 
 def make_execution(route: Route, program: Program, work: Pass, finished: Callable[[], None]) -> Execution:

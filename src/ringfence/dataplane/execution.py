@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ringfence.collectives.schedule import Action, Buffer, Step
 from ringfence.dataplane.buffers import Combine, Pool, Segment, as_tensor, divide, lease_of
-from ringfence.errors import AuthenticationError
-from ringfence.keys import KEY_PHASE_SHIFT, TAG_BYTES
+from ringfence.dataplane.regions import Region
+from ringfence.errors import AuthenticationError, ProtocolError
+from ringfence.keys import KEY_PHASE_SHIFT, SHARED_FROM_BYTES, TAG_BYTES
 from ringfence.link.frames import (
     FORWARD_OVERHEAD,
     HEADER_BYTES,
@@ -36,9 +37,14 @@ if TYPE_CHECKING:
     from ringfence.dataplane.endpoint import Endpoint
     from ringfence.dataplane.program import Program
     from ringfence.dataplane.request import Request
-    from ringfence.link.seal import Opener, OriginKeys, Sealer
+    from ringfence.link.seal import OriginKeys
+    from ringfence.link.unsealed import AnyOpener, AnySealer
 
-_HOP, _FORWARD = int(Type.HOP), int(Type.FORWARD)  # looking up an enum member would cost time on every frame
+_HOP, _FORWARD, _SHARED = (
+    int(Type.HOP),
+    int(Type.FORWARD),
+    int(Type.SHARED),
+)  # looking up an enum member would cost time on every frame
 
 
 class Route(Protocol):
@@ -213,7 +219,7 @@ class Execution:
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def seal_next(self, index: int, sealer: Sealer) -> tuple[memoryview, Segment] | None:
+    def seal_next(self, index: int, sealer: AnySealer) -> tuple[memoryview, Segment] | None:
         """Return the next frame of a SEND, sealed, with its segment; None if the step is not ready."""
         if not self.ready(index):
             return None
@@ -230,7 +236,7 @@ class Execution:
         self._advance(index)
         return frame, segment
 
-    def _seal_for_hop(self, index: int, position: int, view: memoryview, sealer: Sealer) -> memoryview:
+    def _seal_for_hop(self, index: int, position: int, view: memoryview, sealer: AnySealer) -> memoryview:
         step = self.program.steps[index]
         each = self._segment_bytes[step.chunk]
         payload = self._views[step.chunk][position * each : (position + 1) * each]
@@ -257,7 +263,7 @@ class Execution:
         self._check(step.chunk)
         return view[:end]
 
-    def _seal_as_origin(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
+    def _seal_as_origin(self, index: int, position: int, segment: Segment, sealer: AnySealer) -> memoryview:
         step = self.program.steps[index]
         payload = self._bytes(step.chunk, position)
         counter = self._route.origin.take()
@@ -271,7 +277,7 @@ class Execution:
         self._check(step.chunk)
         return _tag_for_hop(segment.view, end, sealer)
 
-    def _forward(self, index: int, position: int, segment: Segment, sealer: Sealer) -> memoryview:
+    def _forward(self, index: int, position: int, segment: Segment, sealer: AnySealer) -> memoryview:
         """Forward received ciphertext unchanged; only the hop's part of the header is rewritten."""
         length = len(self._bytes(self.program.steps[index].chunk, position))
         hop = self._header(_FORWARD, index, position, 0, sealer.counter >> KEY_PHASE_SHIFT, 0, 0)[:HOP_BYTES]
@@ -298,7 +304,42 @@ class Execution:
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
-    def expect(self, index: int, opener: Opener) -> tuple[bytes, int] | None:
+    def is_shared(self, index: int) -> bool:
+        """Return whether the next segment of a step passes through shared memory, where there is some."""
+        step = self.program.steps[index]
+        return step.origin < 0 and len(self._bytes(step.chunk, self.done[index])) >= SHARED_FROM_BYTES
+
+    def share_next(self, index: int, slot: int, target: memoryview, sealer: AnySealer) -> bytes:
+        """Copy the next segment of a SEND to shared memory; return its frame, which is a header."""
+        step, position = self.program.steps[index], self.done[index]
+        payload = self._bytes(step.chunk, position)
+        self._check(step.chunk)
+        target[: len(payload)] = payload
+        header = self._header(
+            _SHARED, index, position, len(payload), sealer.counter >> KEY_PHASE_SHIFT, NO_ORIGIN, slot
+        )
+        self._advance(index)
+        return header
+
+    def open_shared(self, index: int, region: Region, slot: int) -> int:
+        """Copy a segment from the peer's shared memory, or add it. Return its length."""
+        if slot >= region.count:
+            raise ProtocolError("a peer named a part of its shared memory that does not exist")
+        step, position = self.program.steps[index], self.done[index]
+        target = self._bytes(step.chunk, position)
+        received = region.slot(slot, len(target))
+        self._check(step.chunk)
+        if step.action is Action.REDUCE:
+            beside = self._pool.take()
+            beside.view[: len(target)] = received
+            self._combine_received(step, position, beside)
+            self._pool.give(beside)
+        else:
+            target[:] = received
+        self._advance(index)
+        return len(target)
+
+    def expect(self, index: int, opener: AnyOpener, shared: bool = False) -> tuple[bytes, int] | None:
         """Return the expected header of the next frame (its counter aside) and the frame's length; None if not ready."""
         if not self.ready(index):
             return None
@@ -306,12 +347,14 @@ class Execution:
         position = self.done[index]
         length = len(self._bytes(step.chunk, position))
         key_phase = opener.counter >> KEY_PHASE_SHIFT
+        if shared and self.is_shared(index):
+            return self._header(_SHARED, index, position, length, key_phase, NO_ORIGIN, 0), HEADER_BYTES
         if step.origin < 0:
             return self._header(_HOP, index, position, length, key_phase, NO_ORIGIN, 0), length + HOP_OVERHEAD
         header = self._header(_FORWARD, index, position, length, key_phase, step.origin, 0)
         return header, length + FORWARD_OVERHEAD
 
-    def open_next(self, index: int, header: bytes, frame: memoryview, segment: Segment, opener: Opener) -> bool:
+    def open_next(self, index: int, header: bytes, frame: memoryview, segment: Segment, opener: AnyOpener) -> bool:
         """Open the frame of a RECV or REDUCE in place. Return True if the segment is kept for forwarding.
 
         `header` is the expected header. The frame's header equals it, except for the counter of a forwarded frame.
@@ -331,12 +374,16 @@ class Execution:
         self._advance(index)
         return kept
 
-    def _reduce(self, step: Step, position: int, header: bytes, frame: memoryview, opener: Opener) -> None:
+    def _reduce(self, step: Step, position: int, header: bytes, frame: memoryview, opener: AnyOpener) -> None:
+        beside = self._pool.take()
+        opener.open_into(header, frame[HEADER_BYTES:], beside.view[: len(frame) - HOP_OVERHEAD])
+        self._combine_received(step, position, beside)
+        self._pool.give(beside)
+
+    def _combine_received(self, step: Step, position: int, beside: Segment) -> None:
         whole = self._tensors[step.chunk]
         each = self._segment_bytes[step.chunk] // whole.element_size()
         target = whole[position * each : (position + 1) * each]
-        beside = self._pool.take()
-        opener.open_into(header, frame[HEADER_BYTES:], beside.view[: len(frame) - HOP_OVERHEAD])
         received = beside.typed(self._dtype)[: len(target)]
         operand = target if step.chunk == step.other else self._tensor(step.other, position)
         assert self._combine is not None
@@ -348,9 +395,8 @@ class Execution:
             self._combine(operand, received, out=target)
         self._check(step.chunk)
         self._check(step.other)
-        self._pool.give(beside)
 
-    def _open_forwarded(self, index: int, position: int, header: bytes, frame: memoryview, opener: Opener) -> None:
+    def _open_forwarded(self, index: int, position: int, header: bytes, frame: memoryview, opener: AnyOpener) -> None:
         step = self.program.steps[index]
         target = self._bytes(step.chunk, position)
         end = len(frame) - TAG_BYTES
@@ -380,7 +426,7 @@ def _nothing() -> None:
     return
 
 
-def _tag_for_hop(view: memoryview, end: int, sealer: Sealer) -> memoryview:
+def _tag_for_hop(view: memoryview, end: int, sealer: AnySealer) -> memoryview:
     """Complete a forwarded frame with this hop's tag over the header and the origin's tag."""
     view[end : end + TAG_BYTES] = sealer.tag(bytes(view[:HEADER_BYTES]) + bytes(view[end - TAG_BYTES : end]))
     return view[: end + TAG_BYTES]

@@ -10,11 +10,11 @@ from typing import Any
 
 from ringfence.dataplane import info
 from ringfence.errors import ConfigurationError
-from ringfence.keys import KEY_PHASE_SHIFT, TAG_BYTES
+from ringfence.keys import KEY_PHASE_SHIFT, SHARED_FROM_BYTES, TAG_BYTES
 from ringfence.link.frames import FRAME_BYTES, HEADER_BYTES, HOP_BYTES
 
-_INTERFACE = 4
-_LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, KEY_PHASE_SHIFT, FRAME_BYTES)
+_INTERFACE = 7
+_LAYOUT = (_INTERFACE, HEADER_BYTES, HOP_BYTES, TAG_BYTES, 40, KEY_PHASE_SHIFT, FRAME_BYTES, SHARED_FROM_BYTES)
 
 
 def _load() -> Any:
@@ -45,6 +45,15 @@ COMPILED = CORE is not None
 def compile_program(*parts: Any) -> Any:
     """Return a program in the form that the compiled data plane executes; None without it."""
     return CORE.compile(*parts) if COMPILED else None
+
+
+def release_gil(on: bool = True) -> None:
+    """Release the interpreter's lock around system calls on large pieces, for a process that has several channels.
+
+    The data plane in Python always does.
+    """
+    if COMPILED:
+        CORE.release_gil(on)
 
 
 def stages(on: bool) -> dict[str, int]:

@@ -62,7 +62,7 @@ def _compile(schedule: Schedule) -> Program:
             schedule.dependencies,
             wakes_of,
             ordinals,
-            _sharers(steps, forwarders),
+            _sharers(schedule, forwarders),
             _fused_sends(schedule),
             len(schedule.chunks),
         ),
@@ -94,17 +94,17 @@ def _forwarders(steps: tuple[Step, ...]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _sharers(steps: tuple[Step, ...], forwarders: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """For each step, the SENDs that reuse its ciphertext: received, or sealed as the origin."""
-    sealed: dict[tuple[int, int, int], list[int]] = {}
-    for index, step in enumerate(steps):
-        if step.action is Action.SEND and step.origin >= 0:
-            sealed.setdefault((step.chunk, step.origin, step.label), []).append(index)
+def _sharers(schedule: Schedule, forwarders: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """For each step, the SENDs that reuse its ciphertext, received or sealed as the origin, or its copy in shared memory."""
+    alike: dict[tuple[int, int, int, tuple[Dependency, ...]], list[int]] = {}
+    for index, (step, needed) in enumerate(zip(schedule.steps, schedule.dependencies, strict=True)):
+        if step.action is Action.SEND:  # the same writers: the same bytes
+            alike.setdefault((step.chunk, step.origin, step.label, needed), []).append(index)
     return tuple(
-        tuple(other for other in sealed[step.chunk, step.origin, step.label] if other != index)
-        if step.action is Action.SEND and step.origin >= 0
+        tuple(other for other in alike[step.chunk, step.origin, step.label, needed] if other != index)
+        if step.action is Action.SEND
         else forwarders[index]
-        for index, step in enumerate(steps)
+        for index, (step, needed) in enumerate(zip(schedule.steps, schedule.dependencies, strict=True))
     )
 
 

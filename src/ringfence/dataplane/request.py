@@ -13,6 +13,7 @@ from ringfence.dataplane.program import Program, program
 from ringfence.errors import RingfenceError
 from ringfence.keys import SEGMENT_BYTES
 from ringfence.link.frames import Call
+from ringfence.link.segments import ALIGNED_BYTES, SMALLEST_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,9 @@ PASS_BYTES = 8 * SEGMENT_BYTES
 _SEGMENTS_PER_PASS = 16
 _IN_PASSES = (*_REDUCING, Collective.ALL_GATHER, Collective.BROADCAST)
 
+# What several channels may execute, in passes. Not ALL_TO_ALL: a rank does not know whether parts of others are large.
+_SPREAD = (*_IN_PASSES, Collective.GATHER, Collective.SCATTER)
+
 
 def describe_call(call: Call, sequence: int) -> str:
     """Return a call as text for error messages, such as "all_reduce #3 (10 x float32, sum)"."""
@@ -74,6 +78,11 @@ def describe_call(call: Call, sequence: int) -> str:
     if call.schedule & STAGED:
         details.append("on device tensors")
     return f"{name} #{sequence} ({', '.join(details)})"
+
+
+def pass_count(operation: int, size: int, longest: int) -> int:
+    """Return the number of passes of a collective among so many workers whose longest part has `longest` bytes."""
+    return max(1, -(-longest // PASS_BYTES)) if size > 2 and operation in _IN_PASSES else 1
 
 
 def first_check(timeout: float) -> float:
@@ -96,6 +105,8 @@ class PassStaging(Staging, Protocol):
 
     @property
     def passes(self) -> int: ...
+    @property
+    def longest(self) -> int: ...
     def views(self, index: int, /) -> dict[Buffer, list[memoryview]] | None: ...
     def pass_done(self, index: int, /) -> None: ...
 
@@ -200,8 +211,9 @@ class CollectiveRequest(Request):
     """A collective bound to memory: the schedule, the bytes of each part, and the passes it is executed in."""
 
     __slots__ = (
+        "_each",
         "_extents",
-        "_sliced",
+        "channels",
         "combine",
         "copy_in",
         "dtype",
@@ -231,12 +243,11 @@ class CollectiveRequest(Request):
         self.combine = combine
         self.next_pass = 0
         self.running = 0
-        self.passes = 1
-        if schedule.size > 2 and call.operation in _IN_PASSES:
-            longest = max((len(part) for buffer in parts.values() for part in buffer), default=0)
-            self.passes = max(1, -(-longest // PASS_BYTES))
-        self._sliced = self.passes > 1
+        self.channels = 1
         self.pass_staging: PassStaging | None = None
+        longest = self._longest() if schedule.size > 2 else 0  # two workers need one pass
+        self.passes = pass_count(call.operation, schedule.size, longest)
+        self._each = PASS_BYTES if self.passes > 1 else 0  # bytes of each part in one pass; 0: all
         self._extents: list[tuple[bool, int, int]] | None = None
 
     def stage(self, staging: PassStaging) -> None:
@@ -244,13 +255,36 @@ class CollectiveRequest(Request):
         self.staging = self.pass_staging = staging
         self.passes = staging.passes
 
+    def _longest(self) -> int:
+        """Return the bytes of the longest part."""
+        if self.pass_staging is not None:
+            return self.pass_staging.longest
+        return max((len(part) for buffer in self.parts.values() for part in buffer), default=0)
+
+    def spread(self, channels: int, single: int) -> None:
+        """Let so many channels execute the passes, if a part is longer than `single` bytes.
+
+        The rule depends only on values that all ranks share, as that of the passes does. Each pass has the same chunks of
+        the schedule, so a sum has its terms in the same order, whatever the number of channels.
+        """
+        if channels == 1 or self.call.operation not in _SPREAD or (longest := self._longest()) <= single:
+            return
+        self.channels = channels
+        if self.pass_staging is None:
+            self.passes = -(-self.passes // channels) * channels
+            self._each = -(-longest // (self.passes * ALIGNED_BYTES)) * ALIGNED_BYTES
+
+    def channel(self, index: int) -> int:
+        """Return the channel that executes a pass."""
+        return index % self.channels
+
     def slices(self, index: int) -> dict[Buffer, list[memoryview]] | None:
         """Return the slices of the parts for one pass; None if they have not been copied from the device yet."""
         if self.pass_staging is not None:
             return self.pass_staging.views(index)
-        if not self._sliced:
+        if not self._each:
             return self.parts
-        start, stop = index * PASS_BYTES, (index + 1) * PASS_BYTES
+        start, stop = index * self._each, (index + 1) * self._each
         return {buffer: [part[start:stop] for part in parts] for buffer, parts in self.parts.items()}
 
     def follows(self, earlier: CollectiveRequest) -> bool:
@@ -276,4 +310,4 @@ class CollectiveRequest(Request):
 
     def first_segment(self, index: int) -> int:
         """Return the number of the first segment of a pass; segment numbers are unique within a part."""
-        return index * _SEGMENTS_PER_PASS
+        return index * max(_SEGMENTS_PER_PASS, -(-self._each // SMALLEST_BYTES))

@@ -25,6 +25,8 @@ class Type(IntEnum):
     PAYLOAD = 5  #  point-to-point: a segment of it
     BYE = 6  #      the sender closes the link; nothing follows
     NOP = 7  #      no content: after an outage, tells the sender on a collective link that it may continue
+    SHARED = 8  #   a segment in the sender's shared memory: the frame is a header, its counter the slot
+    RETURN = 9  #   the receiver has read so many shared segments of this link
 
 
 NO_ORIGIN: Final = 0xFFFF_FFFF
@@ -89,7 +91,7 @@ pack_header_into = _HEADER.pack_into
 def read_header(data: bytes | memoryview) -> Header:
     """Parse a header. Its values are untrusted until the frame authenticates. Raises ProtocolError if it is malformed."""
     header = Header(*_HEADER.unpack(data))
-    known = Type.HOP <= header.type <= Type.NOP
+    known = Type.HOP <= header.type <= Type.RETURN
     if not known or header.unused or header.length > SEGMENT_BYTES or header.pack() != bytes(data):
         raise ProtocolError("a frame header is malformed")
     return header
@@ -97,4 +99,6 @@ def read_header(data: bytes | memoryview) -> Header:
 
 def frame_bytes(header: Header) -> int:
     """The length of the whole frame."""
+    if header.type == Type.SHARED:
+        return HEADER_BYTES
     return header.length + (FORWARD_OVERHEAD if header.type == Type.FORWARD else HOP_OVERHEAD)

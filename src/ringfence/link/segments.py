@@ -6,14 +6,14 @@ from typing import Final
 
 from ringfence.keys import SEGMENT_BYTES
 
-_SMALLEST: Final = 128 * 1024  # below this, the cost of a call exceeds what overlap saves
-_ALIGNED: Final = 4096
+SMALLEST_BYTES: Final = 128 * 1024  # below this, the cost of a call exceeds what overlap saves
+ALIGNED_BYTES: Final = 4096
 
 
 def segment_bytes(length: int) -> int:
     """The length of a chunk's segments except the last: about a quarter of the chunk, so that its stages overlap."""
-    quarter = -(-length // (4 * _ALIGNED)) * _ALIGNED
-    return min(SEGMENT_BYTES, max(_SMALLEST, quarter))
+    quarter = -(-length // (4 * ALIGNED_BYTES)) * ALIGNED_BYTES
+    return min(SEGMENT_BYTES, max(SMALLEST_BYTES, quarter))
 
 
 def segment_count(length: int) -> int:

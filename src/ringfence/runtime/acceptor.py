@@ -6,14 +6,15 @@ yet.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from ringfence.dataplane.endpoint import Stream
 from ringfence.errors import AuthenticationError, ProtocolError, RingfenceError
 from ringfence.keys import LINK_PENDING, LINK_PENDING_PER_ADDRESS
-from ringfence.link.hello import Hello, LinkSecrets
-from ringfence.runtime.connection import Link
+from ringfence.link.hello import Hello
+from ringfence.runtime.connection import Arrival, Link
 from ringfence.runtime.events import LinkContext, PeerLink
 from ringfence.runtime.peer_verification import PairScope, PeerVerifier, VerificationLink
 from ringfence.runtime.pending import PendingConnection
@@ -57,11 +58,33 @@ class Acceptor:
         self.verified: set[int] = set()  # workers that this worker has presented its proof to
         self._context = context
         self._destinations = destinations
-        self._parked: dict[bytes, list[tuple[Hello, Stream, LinkSecrets]]] = {}
+        self._parked: dict[bytes, list[Arrival]] = {}
+        self._channels: Sequence[Callable[[Arrival], None]] = ()
+
+    # -- channels ----------------------------------------------------------------------------------------------------
+
+    @property
+    def channels(self) -> int:
+        """The number of channels that a dialler may name."""
+        return 1 + len(self._channels)
+
+    def pass_on(self, channels: Sequence[Callable[[Arrival], None]]) -> None:
+        """Pass the authenticated connections of further channels on, from channel 1 on."""
+        self._channels = channels
+
+    def adopt(self, arrival: Arrival) -> None:
+        """Take a connection over that another acceptor has authenticated. Raises as its link does."""
+        if self._context.events.failed:
+            arrival.stream.close()
+            return
+        try:
+            self._deliver(arrival)
+        except AuthenticationError:
+            return  # closes only this connection
 
     # -- unauthenticated peers ---------------------------------------------------------------------------------------
 
-    def accept(self, stream: Stream, address: str) -> None:
+    def accept(self, stream: Stream, address: str, is_local: bool = False) -> None:
         """Accept a connection. Above the limits, the oldest pending connection of the same address, or of all, is closed."""
         if self._context.events.failed:
             stream.close()
@@ -71,27 +94,34 @@ class Acceptor:
         candidates = same if len(same) >= LINK_PENDING_PER_ADDRESS else unauthenticated
         if len(same) >= LINK_PENDING_PER_ADDRESS or len(unauthenticated) >= LINK_PENDING:
             min(candidates, key=lambda connection: (connection.known, connection.queued, connection.deadline)).close()
-        connection = PendingConnection(self._context, self, stream, address)
+        connection = PendingConnection(self._context, self, stream, address, is_local)
         self.pending.add(connection)
         self._context.network.watch(stream, connection)
         connection.wake()
 
-    def on_authenticated(
-        self, connection: PendingConnection, stream: Stream, hello: Hello, secrets: LinkSecrets
-    ) -> None:
+    def on_authenticated(self, connection: PendingConnection, arrival: Arrival) -> None:
         """Give the stream of an authenticated dialler to its link, or keep it until its group is created."""
-        self.pending.discard(connection)
-        verifier = self.peer_verifier
+        verifier, hello = self.peer_verifier, arrival.hello
         if verifier is not None and verifier.due(hello.sender) and not verifier.verified(hello.sender):
-            self._hang_up(stream)
+            self.pending.discard(connection)
+            self._hang_up(arrival.stream)
             raise ProtocolError(f"worker {hello.sender} dialled a link before it had presented its proof")
+        if hello.channel:
+            self._context.network.forget(arrival.stream)
+            self._channels[hello.channel - 1](arrival)
+        self.pending.discard(connection)  # after it was passed on: the thread of its channel always finds it somewhere
+        if not hello.channel:
+            self._deliver(arrival)
+
+    def _deliver(self, arrival: Arrival) -> None:
+        hello = arrival.hello
         destination = self._destinations.find(hello.group)
         if destination is not None:
-            self._hand_over(destination, hello, stream, secrets)
+            self._hand_over(destination, arrival)
         elif self._destinations.is_destroyed(hello.group):
-            self._refuse(hello, stream, secrets)
+            self._refuse(arrival)
         else:
-            self._parked.setdefault(hello.group, []).append((hello, stream, secrets))
+            self._parked.setdefault(hello.group, []).append(arrival)
 
     def on_closed(self, connection: PendingConnection, worker: int | None) -> None:
         """Drop a closed connection. A worker that has left the run may be missed now, if this was its last dial."""
@@ -102,16 +132,17 @@ class Acceptor:
     def open(self, destination: Destination) -> None:
         """Hand over the connections of members that dialled a group before this worker created it."""
         while self._parked.get(destination.digest):  # a failure closes the others
-            hello, stream, secrets = self._parked[destination.digest].pop(0)
+            arrival = self._parked[destination.digest].pop(0)
             try:
-                self._hand_over(destination, hello, stream, secrets)
+                self._hand_over(destination, arrival)
             except AuthenticationError:
                 continue  # closes only this connection
             except RingfenceError as error:
-                self._context.events.fail(error, hello.sender)
+                self._context.events.fail(error, arrival.hello.sender)
         self._parked.pop(destination.digest, None)
 
-    def _hand_over(self, destination: Destination, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
+    def _hand_over(self, destination: Destination, arrival: Arrival) -> None:
+        hello, stream = arrival.hello, arrival.stream
         try:
             if hello.sender not in destination.ranks:
                 raise AuthenticationError(
@@ -121,20 +152,21 @@ class Acceptor:
             if link.stream is not None:
                 raise ProtocolError(f"worker {hello.sender} dialled the same link twice")
             self._context.network.watch(stream, link)
-            link.attach(stream, secrets)
+            link.attach(arrival)
         except BaseException:
             self._hang_up(stream)  # or the network would keep its file descriptor number
             raise
 
-    def _refuse(self, hello: Hello, stream: Stream, secrets: LinkSecrets) -> None:
+    def _refuse(self, arrival: Arrival) -> None:
         """Send BYE to the dialler of a destroyed group, as a link of that group would have done."""
+        hello = arrival.hello
         link = _RefusedLink(self._context, PairScope(digest=hello.group, removed=True), hello.sender)
-        link.attach(stream, secrets)
+        link.attach(arrival._replace(memory=None))
         link.send_bye()
 
-    def is_connecting(self, worker: int, lane: int, digest: bytes) -> bool:
-        """Return whether a pending connection is for this worker, lane and group."""
-        return any(connection.is_for(worker, lane, digest) for connection in self.pending)
+    def is_connecting(self, worker: int, lane: int, digest: bytes, channel: int = 0) -> bool:
+        """Return whether a pending connection is for this worker, lane, group and channel. Any thread may call it."""
+        return any(connection.is_for(worker, lane, digest, channel) for connection in tuple(self.pending))
 
     def _hang_up(self, stream: Stream) -> None:
         self._context.network.forget(stream)
@@ -145,7 +177,7 @@ class Acceptor:
     def may_dial(self, link: PeerLink) -> bool:
         """Return whether a link may be dialled. If not, verify its worker first; the link is dialled afterwards."""
         worker = link.worker
-        if self.peer_verifier is None or worker in self.verified or not self.peer_verifier.due(worker):
+        if self.needs_no_verification(worker):
             return True
         verification = self.verification_links.get(worker)
         if verification is None:
@@ -153,6 +185,10 @@ class Acceptor:
             verification.dial()
         verification.waiting.append(link)
         return False
+
+    def needs_no_verification(self, worker: int) -> bool:
+        """Return whether a worker has been verified, or need not be. Any thread may call it."""
+        return self.peer_verifier is None or worker in self.verified or not self.peer_verifier.due(worker)
 
     def replace_verification(self, link: VerificationLink) -> None:
         """Replace an earlier attempt to verify the same worker."""
@@ -184,13 +220,13 @@ class Acceptor:
         for connection in list(self.pending):
             connection.close()
         for waiting in self._parked.values():
-            for _, stream, _ in waiting:
-                self._hang_up(stream)
+            for arrival in waiting:
+                self._hang_up(arrival.stream)
         self._parked.clear()
 
     def forget(self) -> list[Stream]:
         """Drop keys and policy in a forked child; return the streams whose descriptors are to be closed."""
-        streams = [stream for parked in self._parked.values() for _, stream, _ in parked]
+        streams = [arrival.stream for parked in self._parked.values() for arrival in parked]
         open_connections: list[PendingConnection | VerificationLink] = [
             *self.pending,
             *self.verification_links.values(),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from ringfence import keys
 from ringfence.collectives import Collective, Table, choose
@@ -11,15 +14,17 @@ from ringfence.collectives.schedule import Buffer
 from ringfence.dataplane.choice import Execution, make_execution
 from ringfence.dataplane.endpoint import Frames
 from ringfence.dataplane.execution import Pass
-from ringfence.dataplane.program import program
+from ringfence.dataplane.program import Program, program
 from ringfence.dataplane.request import STAGED, CollectiveRequest, Request, describe_call
+from ringfence.dataplane.shared import OwnMemory, shared_bytes
 from ringfence.errors import PeerLostError
 from ringfence.link.frames import INSTANCE_BYTES, Call, Header
 from ringfence.link.hello import Hello, Lane
 from ringfence.link.seal import OriginKeys, instance_identifier, wipe
+from ringfence.machines import within
 from ringfence.runtime.connection import Inbox, Link, Outbox, header_call
 from ringfence.runtime.events import LinkContext
-from ringfence.runtime.point_to_point import TagMatcher
+from ringfence.runtime.tag_matching import TagMatcher
 
 _CONCURRENT_PASSES = 4  # of one or of several collectives
 
@@ -27,6 +32,21 @@ _CONCURRENT_PASSES = 4  # of one or of several collectives
 def group_digest(name: str, ranks: tuple[int, ...]) -> bytes:
     """Return the digest that identifies a group on the wire before its instance secret is agreed on."""
     return keys.digest(keys.GROUP, name.encode(), b"".join(rank.to_bytes(4, "big") for rank in ranks))
+
+
+class GroupChannel(Protocol):
+    """A further channel of a group (channels.py), which has a thread of its own."""
+
+    def execute(self, program: Program, work: Pass, operation: Request, finished: Callable[[], None], /) -> None: ...
+    def waiting_for(self) -> list[Link]: ...
+    def remove(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Elsewhere:
+    """A pass that another channel executes."""
+
+    operation: Request
 
 
 class Communicator:
@@ -38,7 +58,10 @@ class Communicator:
         self.name = name
         self.ranks = ranks
         self.size = len(ranks)
+        self._memory: OwnMemory | None = None
         self.rank = ranks.index(context.rank)
+        self.machines = within(context.machines, ranks)
+        self.neighbours = next((len(each) - 1 for each in self.machines if self.rank in each), 0)  # on this machine
         self.digest = group_digest(name, ranks)
         self.instance = self.digest[:INSTANCE_BYTES]  # replaced by the opening
         self.pool = context.queues.pool
@@ -51,7 +74,8 @@ class Communicator:
         self.inboxes: dict[int, Inbox] = {}
         self.tag_matcher = TagMatcher(context, self)
         self._waiting: deque[CollectiveRequest] = deque()
-        self._active: list[Execution] = []
+        self._active: list[Execution | _Elsewhere] = []
+        self.channels: Sequence[GroupChannel] = ()  # above this one
         self._opened = self.size == 1
         self._opening = False
         self._drawn = bytearray(keys.SECRET_BYTES)  # during the opening: the XOR of what the members drew
@@ -88,6 +112,13 @@ class Communicator:
             return False
         return not self.context.events.is_connecting(link.worker, link.lane, self.digest)
 
+    def shared_memory(self) -> OwnMemory | None:
+        """Return the memory that this worker shares with members on its machine; None if it has shared enough already."""
+        if self._memory is None:
+            memory = self.context.memory
+            self._memory = memory.make(shared_bytes(self.neighbours), partial(OwnMemory, self.neighbours))
+        return self._memory
+
     def _inbox(self, peer: int) -> Inbox:
         link = self.inboxes.get(peer)
         if link is None:
@@ -97,18 +128,21 @@ class Communicator:
     def reached_by(self, hello: Hello) -> Link:
         """Return the link that an authenticated dialler reached. It may have left since; what it wrote before counts."""
         peer = self.ranks.index(hello.sender)
-        return self.tag_matcher.receiver(peer) if hello.lane == Lane.POINT_TO_POINT else self._inbox(peer)
+        one_to_one = hello.lane in (Lane.POINT_TO_POINT, Lane.POINT_TO_POINT_LOCAL)
+        return self.tag_matcher.receiver(peer) if one_to_one else self._inbox(peer)
 
     def links(self) -> list[Link]:
         """Return all links."""
         return [*self.outboxes.values(), *self.inboxes.values(), *self.tag_matcher.links()]
 
     def waiting_for(self) -> list[Link]:
-        """Return the links to workers that a request waits for."""
-        inboxes = [link for link in self.inboxes.values() if link.queue]
+        """Return the links to workers that a request waits for. Any thread may call it."""
+        inboxes = [link for link in tuple(self.inboxes.values()) if link.queue]
         blocked = self.context.queues.blocked
-        outboxes = [link for link in self.outboxes.values() if link in blocked or (link.queue and not link.open)]
-        return [*inboxes, *outboxes, *(link for link in self.tag_matcher.links() if link.needed)]
+        dialled = tuple(self.outboxes.values())
+        outboxes = [link for link in dialled if link in blocked or (link.queue and (not link.open or link.lacks_slots))]
+        others = [link for channel in self.channels for link in channel.waiting_for()]
+        return [*inboxes, *outboxes, *(link for link in self.tag_matcher.links() if link.needed), *others]
 
     # -- collectives, first in first out -----------------------------------------------------------------------------
 
@@ -116,17 +150,16 @@ class Communicator:
         """Queue a collective and start what can be started."""
         self.sequence += 1
         request.sequence = self.sequence
+        request.spread(1 + len(self.channels), self.table.channel_bytes)
         self._waiting.append(request)
         self._start_passes()
 
     def _start_passes(self) -> None:
         """Start passes in order, up to the limit of concurrent ones."""
-        if self.context.events.failed or self.removed:  # waiting requests have ended; their memory is the caller's
+        if not self._may_start():
             return
-        if not self._opened:
-            self._open()
-            return
-        while self._waiting and len(self._active) < _CONCURRENT_PASSES:
+        limit = _CONCURRENT_PASSES * (1 + len(self.channels))
+        while self._waiting and len(self._active) < limit:
             request = self._waiting[0]
             index = request.next_pass
             if not index:
@@ -143,6 +176,14 @@ class Communicator:
                 self._waiting.popleft()
             self._start(request, index, parts)
 
+    def _may_start(self) -> bool:
+        """Return whether passes may start; if the instance secret is not agreed on, agree on it first."""
+        if self.context.events.failed or self.removed:  # waiting requests have ended; their memory is the caller's
+            return False
+        if not self._opened:
+            self._open()
+        return self._opened
+
     def resume(self) -> None:
         """Continue after a pass has been copied from a device."""
         self._start_passes()
@@ -153,7 +194,7 @@ class Communicator:
         return any(isinstance(each, CollectiveRequest) and request.follows(each) for each in earlier)
 
     def _start(self, request: CollectiveRequest, index: int, parts: dict[Buffer, list[memoryview]]) -> None:
-        execution: Execution
+        execution: Execution | _Elsewhere
 
         def finished() -> None:
             self._active.remove(execution)
@@ -173,6 +214,12 @@ class Communicator:
             first_segment=request.first_segment(index),
             keep=request.keep,
         )
+        channel = request.channel(index)
+        if channel:
+            execution = _Elsewhere(request)
+            self._active.append(execution)
+            self.channels[channel - 1].execute(request.program, work, request, finished)
+            return
         execution = make_execution(self, request.program, work, finished)
         execution.operation = request
         self._active.append(execution)
@@ -186,13 +233,15 @@ class Communicator:
         import torch  # for the reduction
 
         self._drawn[:] = self.context.platform.random(keys.SECRET_BYTES)
-        schedule = choose(Collective.GROUP_OPENING, self.size, self.rank, 0, keys.SECRET_BYTES, self.table)
+        schedule = choose(
+            *(Collective.GROUP_OPENING, self.size, self.rank, 0, keys.SECRET_BYTES, self.table), machines=self.machines
+        )
         call = Call(Collective.GROUP_OPENING, schedule=schedule.identifier)
         execution: Execution
 
         def finished() -> None:
             self._active.remove(execution)
-            instance = self.context.keys.group_secret(bytes(self._drawn), self.digest)
+            instance = self.context.keys.group_secret(bytes(self._drawn), self.digest, self.context.channel)
             wipe(memoryview(self._drawn))
             self.origin = self.context.keys.origin_keys(instance, self.rank)
             self.instance = instance_identifier(instance, self.digest)
@@ -231,12 +280,18 @@ class Communicator:
         for link in self.links():
             link.send_bye()
         self._forget_instance()
+        if self._memory is not None:
+            self._memory.close()
+            self.context.memory.give(self._memory.size)
+            self._memory = None
 
     def forget(self) -> None:
         """Wipe all keys in place: process groups and requests may still refer to this object."""
         for link in self.links():
             link.forget()
         self._forget_instance()
+        if self._memory is not None:
+            self._memory.close()
 
     def _forget_instance(self) -> None:
         wipe(memoryview(self._drawn))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
+from typing import NamedTuple
 
 from ringfence import keys
 from ringfence.dataplane import choice
-from ringfence.dataplane.endpoint import Stream
+from ringfence.dataplane.endpoint import RECEIVES, SENDS, Stream
+from ringfence.dataplane.shared import SharedMemory, peer_region
 from ringfence.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError
 from ringfence.link.frames import (
     HEADER_BYTES,
@@ -24,11 +27,21 @@ from ringfence.link.frames import (
     pack_header,
     read_header,
 )
-from ringfence.link.hello import REPLY_BYTES, Hello, Lane, LinkSecrets
+from ringfence.link.hello import LOCAL, REPLY_BYTES, Hello, Lane, LinkSecrets
+from ringfence.link.unsealed import LocalOpener, LocalSealer
 from ringfence.runtime.events import CollectiveScope, LinkContext, Scope
 from ringfence.transport.outage import is_unanswered
 
 _log = logging.getLogger(__name__)
+
+
+class Arrival(NamedTuple):
+    """An accepted connection whose dialler has been authenticated."""
+
+    hello: Hello
+    stream: Stream
+    secrets: LinkSecrets
+    memory: memoryview | None = None  # what the dialler shares, if it is on this machine
 
 
 class Link(choice.Endpoint):
@@ -36,14 +49,13 @@ class Link(choice.Endpoint):
 
     lane = Lane.COLLECTIVE
     served_always = False
+    is_local = False  # whether it is a Unix socket to a worker on this machine; the network sets it
 
     def __init__(self, context: LinkContext, scope: Scope, worker: int) -> None:
         super().__init__(context.queues.ready, context.queues.blocked, context.queues.pool)
         self.context = context
         self.scope = scope
         self.worker = self.far_end = worker  # rank in the world
-        self.lingering = False  # its communicator is gone: send BYE once everything is written
-        self.bye_received = False
         self._dials = 0
         self._dial_until = 0.0  # the peer may be unreachable until then
         self._warned = False
@@ -56,6 +68,11 @@ class Link(choice.Endpoint):
     def needed(self) -> bool:
         """Whether a request waits for the peer."""
         return bool(self.queue)
+
+    @property
+    def may_be_local(self) -> bool:
+        """Whether it is dialled through a Unix socket if the worker is on this machine."""
+        return self.lane in LOCAL and not self.context.channel
 
     # -- dialling ----------------------------------------------------------------------------------------------------
 
@@ -71,20 +88,22 @@ class Link(choice.Endpoint):
         context = self.context
         self._dials += 1
         self._dial_until = self._dial_until or context.platform.clock() + context.platform.outage
-        self._hello = Hello(
-            sender=context.rank,
-            receiver=self.worker,
-            lane=self.lane,
-            group=self.scope.digest,
-            nonce=context.platform.random(keys.NONCE_BYTES),
-        )
-        self._greeting: memoryview | None = memoryview(context.keys.hello_bytes(self._hello))
         self._reply = memoryview(bytearray(REPLY_BYTES))
         self._reply_have = 0
         try:
             context.network.dial(self)
         except PeerLostError as error:
             self._on_unreachable(error)
+            return
+        self._hello = Hello(
+            sender=context.rank,
+            receiver=self.worker,
+            lane=LOCAL[self.lane] if self.is_local else self.lane,
+            group=self.scope.digest,
+            nonce=context.platform.random(keys.NONCE_BYTES),
+            channel=context.channel,
+        )
+        self._greeting: memoryview | None = memoryview(context.keys.hello_bytes(self._hello))
 
     def _shake_hands(self) -> bool:
         """Continue the link handshake as the dialler. Return True once frames may be sent."""
@@ -145,21 +164,44 @@ class Link(choice.Endpoint):
         self.readable = self.writable = self.ended = False
 
     def _confirm(self, reply: bytes) -> None:
-        nonce, confirmation = reply[: keys.NONCE_BYTES], reply[keys.NONCE_BYTES :]
-        secrets = self.context.keys.link_secrets(self.worker, self._hello, nonce)
-        if not keys.same(confirmation, secrets.acceptor_confirms):
-            raise AuthenticationError(f"the peer that answered for worker {self.worker} does not hold its key")
-        self.put(memoryview(secrets.dialler_confirms))
+        confirm, secrets = self.context.keys.confirm(self._hello, reply)
+        if self.is_local:
+            self._confirm_locally(confirm)
+        else:
+            self.put(memoryview(confirm))
         self._install_keys(secrets, dialler=True)
 
-    def attach(self, stream: Stream, secrets: LinkSecrets) -> None:
+    def _confirm_locally(self, confirmation: bytes) -> None:
+        """Confirm, and pass the memory on that this worker shares. An empty socket takes all of it."""
+        memory = self._share_memory()
+        assert isinstance(self.stream, socket.socket)
+        sent = socket.send_fds(self.stream, [confirmation], [] if memory is None else [memory.descriptor])
+        if sent != len(confirmation):
+            raise PeerLostError(f"the connection to worker {self.worker} took only a part of a message")
+
+    def _share_memory(self) -> SharedMemory | None:
+        """Return the memory in which segments are passed to a worker on this machine, and use it."""
+        return None
+
+    def _read_memory(self, memory: memoryview) -> None:
+        """Read segments from the memory of a worker on this machine."""
+        raise ProtocolError(f"worker {self.worker} shares memory on a link that does not use any")
+
+    def attach(self, arrival: Arrival) -> None:
         """Take over an accepted connection whose dialler has been authenticated."""
-        self.stream = stream
+        self.stream = arrival.stream
+        self.is_local = arrival.hello.lane in LOCAL.values()
+        if arrival.memory is not None:
+            self._read_memory(arrival.memory)
         self.readable = self.writable = True
-        self._install_keys(secrets, dialler=False)
+        self._install_keys(arrival.secrets, dialler=False)
         self.wake()
 
     def _install_keys(self, secrets: LinkSecrets, dialler: bool) -> None:
+        if self.is_local:  # the kernel alone passes its frames on
+            self.sealer, self.opener = LocalSealer(self.context.keys.alive), LocalOpener()
+            self.open = True
+            return
         out, into = (secrets.forth, secrets.back) if dialler else (secrets.back, secrets.forth)
         self.sealer = self.context.keys.sealer(out)
         self.opener = self.context.keys.opener(into)
@@ -172,11 +214,10 @@ class Link(choice.Endpoint):
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
-    def control_frame(self, kind: Type, call: bytes, sequence: int = 0) -> memoryview:
+    def control_frame(self, kind: Type, call: bytes, sequence: int = 0, counter: int = 0) -> memoryview:
         """Return a sealed frame without payload."""
-        header = pack_header(
-            kind, self.sealer.upcoming_key_phase(), 0, 0, 0, 0, 0, NO_ORIGIN, sequence, 0, self.scope.digest[:16], call
-        )
+        phase, instance = self.sealer.upcoming_key_phase(), self.scope.digest[:16]
+        header = pack_header(kind, phase, 0, 0, 0, 0, 0, NO_ORIGIN, sequence, counter, instance, call)
         frame = bytearray(HOP_OVERHEAD)
         frame[:HEADER_BYTES] = header
         self.sealer.seal_into(header, b"", memoryview(frame)[HEADER_BYTES:])
@@ -223,6 +264,7 @@ class Link(choice.Endpoint):
             self.stream.close()
             self.stream = None
         self.open = False
+        self.shared = None
         self.forget()
 
     def forget(self) -> None:
@@ -244,6 +286,21 @@ class CollectiveLink(Link):
 class Outbox(CollectiveLink):
     """The sending endpoint. The peer sends nothing on it but NOP and BYE, which are read when the stream ends."""
 
+    def __init__(self, context: LinkContext, scope: CollectiveScope, peer: int) -> None:
+        super().__init__(context, scope, peer)
+        self.role = SENDS
+
+    def _share_memory(self) -> SharedMemory | None:
+        memory = self.communicator.shared_memory()
+        self.shared = None if memory is None else memory.region
+        return memory
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether the peer has to return a slot of shared memory before this link can send."""
+        shared = self.shared  # another thread may ask while this one closes the link
+        return shared is not None and self.lent + self.reserved >= shared.quota
+
     def work(self) -> None:
         if self.ended and self.open:
             self._read_goodbye()
@@ -258,8 +315,9 @@ class Outbox(CollectiveLink):
 
     def _read_goodbye(self) -> None:
         """The stream has ended. Only a BYE tells whether the peer has read everything that was written."""
-        while (kind := self._next_frame_type()) == Type.NOP:
-            pass
+        kind = Type.BYE if self.goodbye else self._next_frame_type()
+        while kind in (Type.NOP, Type.RETURN):
+            kind = self._next_frame_type()
         self.bye_received = kind == Type.BYE
         if not self.bye_received:
             self.context.events.suspect(self, f"worker {self.worker} closed its connection without a goodbye")
@@ -292,15 +350,21 @@ class Outbox(CollectiveLink):
 class Inbox(CollectiveLink):
     """The receiving endpoint: reads exactly the frame that the schedule expects next."""
 
+    def __init__(self, context: LinkContext, scope: CollectiveScope, peer: int) -> None:
+        super().__init__(context, scope, peer)
+        self.role = RECEIVES
+
+    def _read_memory(self, memory: memoryview) -> None:
+        self.shared = peer_region(memory, self.worker, self.communicator.neighbours)
+
     def work(self) -> None:
-        try:
-            frame = choice.receive(self)
-        except AuthenticationError as error:
-            raise AuthenticationError(
-                f"{error} (from worker {self.worker}): it was changed, forged or replayed"
-            ) from None
+        frame = choice.receive(self)
         if frame is not None:
-            self._reject(memoryview(frame))
+            self.reject(frame)
+
+    def explain(self, error: AuthenticationError) -> AuthenticationError:
+        """Name the peer in an error of the data plane."""
+        return AuthenticationError(f"{error} (from worker {self.worker}): it was changed, forged or replayed")
 
     def send_nop(self) -> None:
         """Send a NOP: the peer has not answered for some seconds and may have missed that this end reads again."""
@@ -314,9 +378,9 @@ class Inbox(CollectiveLink):
         except ProtocolError:
             raise AuthenticationError("a frame does not authenticate") from None
 
-    def _reject(self, frame: memoryview) -> None:
+    def reject(self, complete: bytes) -> None:
         """Raise the error for a frame that was not expected. Its contents are reported only if it authenticates."""
-        execution = self.queue[0][0]
+        execution, frame = self.queue[0][0], memoryview(complete)
         header = read_header(frame[:HEADER_BYTES])
         plain = bytearray(header.length)
         try:
@@ -324,10 +388,10 @@ class Inbox(CollectiveLink):
                 end = len(frame) - keys.TAG_BYTES
                 origin_tag = bytes(frame[end - keys.TAG_BYTES : end])
                 self.opener.check(bytes(frame[:HEADER_BYTES]) + origin_tag, frame[end:])
-            else:
+            elif header.type != Type.SHARED or self.shared is None:  # a frame of that type has nothing but its header
                 self.opener.open_into(bytes(frame[:HEADER_BYTES]), frame[HEADER_BYTES:], memoryview(plain))
         except AuthenticationError:
-            raise self._forged() from None
+            raise AuthenticationError("a frame does not authenticate") from None
         if header.type == Type.BYE:
             self.bye_received = True
             needed_by = self.communicator.describe_execution(execution)

@@ -14,7 +14,9 @@ from ringfence.dataplane.request import POINT_TO_POINT
 from ringfence.runtime import staging_times
 
 STAGES = ("seal", "open", "reduce", "send", "receive", "lock")  # the order of a link's `spent`
-_LINK = ("wire_sent", "wire_received", "payload_sent", "payload_received", "waits", "waited")
+_WIRE = ("wire_sent", "wire_received")
+_LINK = (*_WIRE, "payload_sent", "payload_received", "waits", "waited")
+_COUNTED = (*_LINK, "local_sent", "local_received")
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,22 @@ class PeerCounters:
     worker: int
     payload_sent: int = 0  #        bytes of tensors
     payload_received: int = 0
-    wire_sent: int = 0  #           bytes of frames: with headers and tags, without those of TCP and IP
+    local_sent: int = 0  #          of these, bytes inside this machine, which were not sealed
+    local_received: int = 0
+    wire_sent: int = 0  #           the others as sealed frames: with headers and tags, without those of TCP and IP
     wire_received: int = 0
     waits: int = 0  #               how often a frame of a collective was due from the worker and had not arrived
     waited_seconds: float = 0.0  #  total time of those waits
     stage_seconds: dict[str, float] = field(default_factory=dict)  # by stage, if RINGFENCE_STAGE_TIMES is set
+
+    @property
+    def sealed_sent(self) -> int:
+        """Bytes of tensors that left this machine, sealed."""
+        return self.payload_sent - self.local_sent
+
+    @property
+    def sealed_received(self) -> int:
+        return self.payload_received - self.local_received
 
 
 @dataclass(frozen=True)
@@ -44,15 +57,26 @@ class Counters:
     )  # by stage (staging_times), if RINGFENCE_STAGE_TIMES is set
 
 
-Totals = dict[int, list[int]]  # worker -> the values of _LINK, then those of `spent`
+Totals = dict[int, list[int]]  # worker -> the values of _COUNTED, then those of `spent`
 
 
 def add_links(totals: Totals, links: Iterable[Any]) -> Totals:
     """Add the counters of links to `totals`, in place, and return it."""
     for link in links:
-        values = [*(getattr(link, name) for name in _LINK), *link.spent]
+        values = [*(getattr(link, name) for name in _LINK), 0, 0, *link.spent]
+        if link.is_local:  # what passed through its socket is on no wire
+            values[: len(_WIRE)] = [0] * len(_WIRE)
+            values[len(_LINK) : len(_COUNTED)] = link.payload_sent, link.payload_received
         known = totals.get(link.worker)
         totals[link.worker] = values if known is None else [a + b for a, b in zip(known, values, strict=True)]
+    return totals
+
+
+def add_totals(totals: Totals, more: Totals) -> Totals:
+    """Add `more` to `totals`, in place, and return it."""
+    for worker, values in more.items():
+        known = totals.get(worker)
+        totals[worker] = values if known is None else [a + b for a, b in zip(known, values, strict=True)]
     return totals
 
 
@@ -73,7 +97,7 @@ def _name(code: int) -> str:
 
 
 def _peer(worker: int, values: list[int]) -> PeerCounters:
-    counted, spent = dict(zip(_LINK, values, strict=False)), values[len(_LINK) :]
+    counted, spent = dict(zip(_COUNTED, values, strict=False)), values[len(_COUNTED) :]
     waited = counted.pop("waited") / 1e9
     stages = {stage: value / 1e9 for stage, value in zip(STAGES, spent, strict=True)} if any(spent) else {}
     return PeerCounters(worker, waited_seconds=waited, stage_seconds=stages, **counted)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from ringfence.collectives import Table
 from ringfence.control import Abort, Bye, Closed
+from ringfence.dataplane import choice
 from ringfence.dataplane.choice import Pool
 from ringfence.dataplane.request import CollectiveRequest, Request
 from ringfence.errors import (
     AbortedError,
+    AuthenticationError,
     CollectiveTimeoutError,
     PeerLostError,
     ProtocolError,
@@ -26,10 +29,10 @@ from ringfence.errors import (
 from ringfence.keys import SUSPICION_SECONDS
 from ringfence.runtime.aborts import Edge, abort_message, abort_text, flood
 from ringfence.runtime.acceptor import Acceptor
-from ringfence.runtime.communicator import Communicator
-from ringfence.runtime.connection import Inbox, Link
-from ringfence.runtime.counters import Counters, summarise
-from ringfence.runtime.events import LinkContext, Network, PeerLink, Platform, Queues
+from ringfence.runtime.communicator import Communicator, GroupChannel
+from ringfence.runtime.connection import Arrival, Inbox, Link
+from ringfence.runtime.counters import Counters, add_totals, summarise
+from ringfence.runtime.events import LinkContext, Network, PeerLink, Platform, Queues, SharedBudget
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.peer_verification import PeerVerifier
 from ringfence.runtime.point_to_point import Transfer
@@ -56,8 +59,32 @@ class _Task:
         self.worker = -1
 
 
+def _call(work: Callable[[], None]) -> None:
+    work()
+
+
+class FurtherChannel(Protocol):
+    """A channel above 0 as channel 0 sees it (channels.py). It has a driver of its own, which `post` and `settle` reach."""
+
+    @property
+    def communicators(self) -> Communicators: ...
+    @property
+    def blocked(self) -> set[Link]: ...
+    @property
+    def post(self) -> Callable[[Callable[[], None]], None]: ...
+    @property
+    def settle(self) -> Callable[[Callable[[], None]], None]: ...
+    def add_channel(self, name: str, ranks: tuple[int, ...], /) -> GroupChannel: ...
+    def adopt(self, arrival: Arrival, /) -> None: ...
+    def on_departed(self, worker: int, /) -> None: ...
+    def leave(self) -> None: ...
+    def end(self, error: RingfenceError, /) -> None: ...
+
+
 class Engine:
     """One worker in one session. Implements `events.Events`."""
+
+    channel = 0
 
     def __init__(
         self,
@@ -91,13 +118,20 @@ class Engine:
             departed=self.departed,
             queues=Queues(self.ready, self.blocked, self.pool),
             platform=platform,
+            machines=network.machines,
+            memory=SharedBudget(),
+            channel=self.channel,
         )
         self.communicators = Communicators()
         self.requests = Requests(rank, platform.clock)
         self.acceptor = Acceptor(self.context, self.communicators, peer_verifier)
+        self.channels: Sequence[FurtherChannel] = ()  # above this one
+        # How other threads have work done by the driving thread; `settle` waits for it. The progress loop replaces them.
+        self.post: Callable[[Callable[[], None]], None] = self.call_soon
+        self.settle: Callable[[Callable[[], None]], None] = _call
         self.failure: RingfenceError | None = None
         self.note = ""  # appended to the text of a failure
-        self._current: Any = None  # the link or task whose `work` is being called, or was when an interrupt came
+        self.current: Any = None  # the link or task whose `work` is being called, or was when an interrupt came
         self._unsent_abort: Abort | None = None  # set until the neighbours have been sent it
         self._timers = Timers(platform.clock)
         self._unanswered: frozenset[int] = frozenset()  # workers that owe an answer
@@ -108,8 +142,15 @@ class Engine:
         """Create the communicator of a process group and accept the connections of members that dialled it early."""
         communicator = Communicator(self.context, self.table, name, ranks)
         self.communicators.add(communicator)
+        if not communicator.machines and communicator.size > 1:
+            communicator.channels = [channel.add_channel(name, ranks) for channel in self.channels]
         self.acceptor.open(communicator)
         return communicator
+
+    def open_channels(self, channels: Sequence[FurtherChannel]) -> None:
+        """Use further channels for groups in which no two members share a machine. Call it before any group is added."""
+        self.channels = channels
+        self.acceptor.pass_on([channel.adopt for channel in channels])
 
     def destroy_communicator(self, communicator: Communicator) -> None:
         """Accept no further request; remove the communicator when its collectives have ended, or after the drain timeout."""
@@ -127,6 +168,8 @@ class Engine:
         self.communicators.remove(communicator)
         communicator.destroyed = communicator.removed = True
         self._timers.cancel(communicator.removal)
+        for channel in communicator.channels:
+            channel.remove()
         communicator.close()
         self.requests.fail_removed(communicator)
 
@@ -143,12 +186,12 @@ class Engine:
     def send(self, communicator: Communicator, transfer: Transfer, peer: int) -> None:
         """Start a send to a rank of the communicator."""
         if self._accepts(communicator, transfer):
-            self._guard(lambda: communicator.tag_matcher.send(transfer, peer), communicator.ranks[peer])
+            self.guard(lambda: communicator.tag_matcher.send(transfer, peer), communicator.ranks[peer])
 
     def receive(self, communicator: Communicator, transfer: Transfer, peer: int | None) -> None:
         """Start a receive from a rank of the communicator, or from any rank if `peer` is None."""
         if self._accepts(communicator, transfer):
-            self._guard(lambda: communicator.tag_matcher.receive(transfer, peer), -1)
+            self.guard(lambda: communicator.tag_matcher.receive(transfer, peer), -1)
 
     def _accepts(self, communicator: Communicator, request: Request) -> bool:
         request.worker = self.rank
@@ -170,7 +213,10 @@ class Engine:
     def counters(self) -> Counters:
         """Return the counters of this worker. Any thread may call it."""
         requests = self.requests
-        return summarise(self.rank, self.communicators.totals(), requests.completed, requests.oldest_wait())
+        totals = self.communicators.totals()
+        for channel in self.channels:
+            totals = add_totals(totals, channel.communicators.totals())
+        return summarise(self.rank, totals, requests.completed, requests.oldest_wait())
 
     # -- driving -----------------------------------------------------------------------------------------------------
 
@@ -191,35 +237,45 @@ class Engine:
         """Do everything that can be done now."""
         ready = self.ready
         while ready:
-            link = ready.popleft()
-            link.queued = False
-            if link.worker >= 0 and self.failure is not None:
-                continue  # memory and stream are no longer the link's
-            self._current = link
             try:
-                link.work()
-            except TensorChangedError as error:  # caused by this worker's program, not by the link's peer
-                self.fail(error, self.rank)
-            except RingfenceError as error:
-                self.fail(error, link.worker)
-            except OSError as error:
-                if link.worker < 0:
-                    self.fail_on_os_error(error)
-                else:
-                    self._on_stream_error(link, error)
+                if self.failure is None:
+                    choice.serve(self, ready)  # links that only send and receive
+                if ready:
+                    self._run_next()
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException as error:  # a bug ends the session, not the driving thread
-                failure = RingfenceError(f"worker {self.rank}: internal error {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                self.fail(failure, self.rank)
-            self._current = None
+            except BaseException as error:
+                self._on_error(self.current, error)
+            self.current = None
+
+    def _run_next(self) -> None:
+        self.current = link = self.ready.popleft()
+        link.queued = False
+        if link.worker < 0 or self.failure is None:  # after a failure, memory and stream are no longer the link's
+            link.work()
+
+    def _on_error(self, link: Any, error: BaseException) -> None:
+        if isinstance(error, TensorChangedError):  # caused by this worker's program, not by the link's peer
+            self.fail(error, self.rank)
+        elif isinstance(error, AuthenticationError) and isinstance(link, Inbox):
+            self.fail(link.explain(error), link.worker)
+        elif isinstance(error, RingfenceError):
+            self.fail(error, link.worker)
+        elif isinstance(error, OSError) and link.worker < 0:
+            self.fail_on_os_error(error)
+        elif isinstance(error, OSError):
+            self._on_stream_error(link, error)
+        else:  # a bug ends the session, not the driving thread
+            failure = RingfenceError(f"worker {self.rank}: internal error {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self.fail(failure, self.rank)
 
     def is_current(self, link: object) -> bool:
         """Return whether the call of this link's `work` has not returned."""
-        return link is self._current
+        return link is self.current
 
-    def _guard(self, work: Callable[[], None], worker: int) -> None:
+    def guard(self, work: Callable[[], None], worker: int) -> None:
+        """Do work that fails the session, and not its caller, if it raises; `worker` is suspected then."""
         try:
             work()
         except RingfenceError as error:
@@ -238,6 +294,8 @@ class Engine:
 
     def next_deadline(self) -> float:
         """Return when `expire` has something to do."""
+        if not self.acceptor.pending and not self._timers:
+            return self.requests.next_check
         moments = [self.requests.next_check, self._timers.next_deadline()]
         moments.extend(connection.deadline for connection in self.acceptor.pending)
         return min(moments)
@@ -279,7 +337,7 @@ class Engine:
         limit = self.clock() + self.outage
 
         def check() -> None:
-            if self._unanswered - {link.worker} and link.worker not in self.departed and self.clock() < limit:
+            if self.unanswered() - {link.worker} and link.worker not in self.departed and self.clock() < limit:
                 self.call_later(SUSPICION_SECONDS, check)
             elif link.worker not in self.departed:
                 self.fail(PeerLostError(text), link.worker)
@@ -299,6 +357,10 @@ class Engine:
     def on_unanswered(self, workers: frozenset[int]) -> None:
         """Called with the workers that owe an answer, when they change."""
         self._unanswered = workers
+
+    def unanswered(self) -> frozenset[int]:
+        """Return the workers that owe an answer. Any thread may call it."""
+        return self._unanswered
 
     def on_silence(self, worker: int) -> None:
         """Called when a worker has not answered for the outage timeout."""
@@ -332,10 +394,13 @@ class Engine:
             return
         for communicator in self.communicators.active.values():
             for link in communicator.waiting_for():
-                connecting = self.acceptor.is_connecting(worker, link.lane, communicator.digest)
-                if link.worker == worker and not link.open and not connecting:
+                if link.worker != worker or link.open or link.context is not self.context:
+                    continue  # other channels check theirs
+                if not self.is_connecting(worker, link.lane, communicator.digest):
                     self.fail(PeerLostError(f"worker {worker} left the run and is still needed"), worker)
-            self._guard(communicator.tag_matcher.check_senders, worker)
+            self.guard(communicator.tag_matcher.check_senders, worker)
+        for channel in self.channels:
+            channel.post(partial(channel.on_departed, worker))
 
     # -- failure and the end -----------------------------------------------------------------------------------------
 
@@ -359,14 +424,16 @@ class Engine:
         Links are closed before requests end: from then on the memory of a request is the caller's.
         """
         self._timers.clear()
+        assert self.failure is not None
         for link in self.communicators.links():
             link.close()
+        for channel in self.channels:
+            channel.settle(partial(channel.end, self.failure))
         self.acceptor.close()
         if self._unsent_abort is not None:
             flood(self.edges, self._unsent_abort)
             self._unsent_abort = None
         self._forget_keys()
-        assert self.failure is not None
         self.requests.fail_all(self.failure)
 
     def leave(self) -> None:
@@ -375,6 +442,8 @@ class Engine:
             flood(self.edges, Bye(self.rank))
             for communicator in self.communicators.active.values():
                 communicator.close()
+            for channel in self.channels:
+                channel.settle(channel.leave)
             self.failure = ProtocolError("this worker has left the run; initialise the process group again")
         self._shut_down()
 

@@ -6,21 +6,27 @@ which the engine implements, and share the values of a `LinkContext`.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ringfence.dataplane.choice import Pool
 from ringfence.dataplane.endpoint import Frames, Stream
 from ringfence.dataplane.request import Request
+from ringfence.dataplane.shared import OwnMemory, SharedMemory
 from ringfence.errors import RingfenceError
-from ringfence.keys import OUTAGE_SECONDS
+from ringfence.keys import OUTAGE_SECONDS, SHARED_LIMIT_BYTES
 from ringfence.link.frames import Header
+from ringfence.machines import Machines
 from ringfence.runtime.link_keys import LinkKeys
+
+_log = logging.getLogger(__name__)
+_Memory = TypeVar("_Memory", bound=SharedMemory)
 
 
 class PeerLink(Protocol):
@@ -71,6 +77,10 @@ class Events(Protocol):
 class Network(Protocol):
     """Moves opaque bytes."""
 
+    @property
+    def machines(self) -> Machines:
+        """Which workers may share a machine, by the roster."""
+
     def dial(self, link: Any) -> None:
         """Start to connect to `link.worker` and set `link.stream`; report through `link.notify` when it is writable."""
 
@@ -97,6 +107,12 @@ class CollectiveScope(Scope, Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def neighbours(self) -> int:
+        """The number of other members on this machine, by the roster."""
+
+    def shared_memory(self) -> OwnMemory | None:
+        """Return the memory that this worker shares with members on its machine; None if it has shared enough already."""
 
     def unreachable_frames(self, peer: int, /) -> Sequence[tuple[Frames, int]]:
         """Return what waits for frames of a peer that will never connect."""
@@ -123,6 +139,34 @@ class Queues:
     pool: Pool
 
 
+class SharedBudget:
+    """Limits the memory that a worker shares over all of its groups."""
+
+    def __init__(self, limit: int = SHARED_LIMIT_BYTES) -> None:
+        self._left = limit
+
+    def take(self, size: int) -> bool:
+        """Return whether this many bytes may be shared, and count them."""
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def make(self, size: int, factory: Callable[[], _Memory]) -> _Memory | None:
+        """Make memory of this size. None: enough is shared, or a sandbox or an old kernel has none: the socket carries all."""
+        if not self.take(size):
+            return None
+        try:
+            return factory()
+        except OSError as error:
+            self.give(size)
+            _log.info("this worker shares no memory: %s", error)
+            return None
+
+    def give(self, size: int) -> None:
+        self._left += size
+
+
 @dataclass(frozen=True)
 class LinkContext:
     """What all connections and communicators of a worker share."""
@@ -135,6 +179,9 @@ class LinkContext:
     departed: AbstractSet[int]  # workers that have left the run
     queues: Queues
     platform: Platform
+    machines: Machines  # which workers may share a machine, by the roster
+    memory: SharedBudget
+    channel: int = 0
 
     def no_answer(self, worker: int) -> str:
         """Return the message for a worker that has not answered for the outage timeout."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
 from ringfence.keys import Secret
-from ringfence.link.hello import Hello, LinkSecrets, link_secrets, read_hello, write_hello
+from ringfence.link.hello import Confirm, Hello, LinkHandshake, LinkSecrets, Reply, read_hello, write_hello
 from ringfence.link.seal import Opener, OriginKeys, Sealer
 from ringfence.transport.fork import ALIVE
 
 
 class LinkKeys:
-    """The session key, this worker's private key and the public keys of all workers.
+    """The session key, this worker's private keys and the public keys of all workers.
 
     `alive` is the canary that reads 0 in a forked child; sealers check it before every use of a key.
     """
@@ -32,6 +33,7 @@ class LinkKeys:
         self._private_key: X25519PrivateKey | None = private_key
         self._public_keys = public_keys
         self._shared: dict[int, bytes] = {}  # by worker
+        self._kem: tuple[MLKEM768PrivateKey, bytes] | None = None  # with its public key
 
     def hello_bytes(self, hello: Hello) -> bytes:
         """Return a hello with its MAC."""
@@ -41,15 +43,57 @@ class LinkKeys:
         """Return a received hello; raise AuthenticationError if its MAC is wrong."""
         return read_hello(self.session_key, data)
 
-    def link_secrets(self, worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkSecrets:
-        """Return the secrets of one connection with a worker.
+    def reply(self, hello: Hello, nonce: bytes) -> bytes:
+        """Return the answer to a hello, which any peer can replay. It costs no computation with ML-KEM.
 
-        Raises AuthenticationError if the worker's public key has low order, and ProtocolError after `forget`.
+        Raises AuthenticationError if the dialler's public key has low order, and ProtocolError after `forget`.
         """
+        handshake = self._handshake(hello.sender, hello, nonce)
+        public = self._kem_public()
+        return nonce + public + handshake.acceptor_confirms(public)
+
+    def confirm(self, hello: Hello, received: bytes) -> tuple[bytes, LinkSecrets]:
+        """Verify a reply, and return the confirm to send and the secrets of the connection.
+
+        Raises AuthenticationError if the peer does not hold the key of the dialled worker, and as `reply` does.
+        """
+        reply = Reply.read(received)
+        handshake = self._handshake(hello.receiver, hello, reply.nonce)
+        if not keys.same(reply.confirmation, handshake.acceptor_confirms(reply.kem_key)):
+            raise AuthenticationError(f"the peer that answered for worker {hello.receiver} does not hold its key")
+        try:
+            secret, ciphertext = MLKEM768PublicKey.from_public_bytes(reply.kem_key).encapsulate()
+        except ValueError:  # it is not reduced: no worker sends such a key
+            raise AuthenticationError(f"worker {hello.receiver} sent an invalid ML-KEM key") from None
+        confirmation = handshake.dialler_confirms(reply.kem_key, ciphertext)
+        return ciphertext + confirmation, handshake.secrets(secret, reply.kem_key, ciphertext)
+
+    def accept(self, hello: Hello, nonce: bytes, received: bytes) -> LinkSecrets:
+        """Verify the confirm that answers a `reply` with this nonce, and return the secrets of the connection.
+
+        Raises AuthenticationError if the dialler does not hold the key of the worker that it claims to be.
+        """
+        confirm = Confirm.read(received)
+        handshake, public = self._handshake(hello.sender, hello, nonce), self._kem_public()
+        if not keys.same(confirm.confirmation, handshake.dialler_confirms(public, confirm.ciphertext)):
+            raise AuthenticationError("a dialler does not hold the key it claims")
+        assert self._kem is not None
+        return handshake.secrets(self._kem[0].decapsulate(confirm.ciphertext), public, confirm.ciphertext)
+
+    def _handshake(self, worker: int, hello: Hello, acceptor_nonce: bytes) -> LinkHandshake:
         shared = self._shared.get(worker)
         if shared is None:
             shared = self._shared[worker] = self._agree(worker)
-        return link_secrets(self.session_key, shared, hello, acceptor_nonce)
+        return LinkHandshake(self.session_key, shared, hello, acceptor_nonce)
+
+    def _kem_public(self) -> bytes:
+        """Return this worker's ML-KEM key of the session, made when the first link is accepted."""
+        if self._kem is None:
+            if self._private_key is None:
+                raise ProtocolError("the keys of this session are forgotten")
+            private = MLKEM768PrivateKey.generate()
+            self._kem = private, private.public_key().public_bytes_raw()
+        return self._kem[1]
 
     def _agree(self, worker: int) -> bytes:
         if self._private_key is None:
@@ -73,9 +117,9 @@ class LinkKeys:
         """Return the keys for segments that are sealed once and forwarded, from a group's instance secret."""
         return OriginKeys(instance, rank, self.alive)
 
-    def group_secret(self, drawn: bytes, digest: bytes) -> Secret:
-        """Return the instance secret of a group from the XOR of what its members drew."""
-        return keys.group_secret(self.session_key, drawn, digest)
+    def group_secret(self, drawn: bytes, digest: bytes, channel: int) -> Secret:
+        """Return the instance secret of a channel of a group from the XOR of what its members drew."""
+        return keys.group_secret(self.session_key, drawn, digest, channel)
 
     def machine_socket(self, digest: bytes, worker: int) -> bytes:
         """Return the abstract address at which a worker proves to the members of a group that it is on this machine."""
@@ -88,5 +132,5 @@ class LinkKeys:
     def forget(self) -> None:
         """Drop the keys. Other objects may refer to this one, so it is emptied in place."""
         self.session_key = Secret(b"")
-        self._private_key = None
+        self._private_key = self._kem = None
         self._shared.clear()

@@ -17,7 +17,7 @@ from ringfence.errors import AuthenticationError, PeerLostError
 from ringfence.link.evidence_frame import NO_GROUP, open_presentation, presentation_frame_bytes, seal_presentation
 from ringfence.link.frames import HEADER_BYTES
 from ringfence.link.hello import Lane
-from ringfence.link.seal import Opener
+from ringfence.link.seal import Opener, Sealer
 from ringfence.runtime.connection import Link
 from ringfence.runtime.events import LinkContext, PeerLink
 
@@ -141,6 +141,7 @@ class VerificationLink(Link):
         if not self.flush():
             return None
         if self._reader is None:
+            assert isinstance(self.opener, Opener) and isinstance(self.sealer, Sealer)  # never on a local link
             self._reader = PresentationReader(self.opener, self.worker)
             self.put(memoryview(seal_presentation(self.sealer, presentation)))
             if not self.flush():

@@ -1,4 +1,4 @@
-"""Point-to-point transfers and tag matching. A payload is sent only after its receiver has asked for its tag.
+"""Point-to-point transfers and their links. A payload is sent only after its receiver has asked for its tag.
 
     sender                              receiver
     send(tag)  -> OFFER tag, n          recorded, for a recv from any source
@@ -16,8 +16,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ringfence.dataplane.buffers import lease_of
+from ringfence.dataplane.link_memory import ReceiveSlots, SendSlots
 from ringfence.dataplane.request import Request, describe_call
+from ringfence.dataplane.shared import SharedMemory
 from ringfence.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError
+from ringfence.keys import SEGMENT_BYTES, SHARED_FROM_BYTES, SHARED_LINK_SLOTS
 from ringfence.link.frames import (
     HEADER_BYTES,
     HOP_OVERHEAD,
@@ -34,11 +37,14 @@ from ringfence.link.segments import segment_bytes, segment_count
 from ringfence.runtime.connection import CollectiveLink, header_call
 from ringfence.runtime.events import CollectiveScope, Events, LinkContext
 
+_NO_CALL = Call(0).pack()
+_FRAMES_AT_ONCE = 4  # with shared memory, before other links have their turn
+
 
 class Transfer(Request):
     """A send or a recv: the bytes, the tag, and the number of segments done. A subclass stages device tensors."""
 
-    __slots__ = ("_lease", "length", "memory", "ordinal", "position", "segments")
+    __slots__ = ("_each", "_lease", "length", "memory", "ordinal", "position", "segments")
 
     def __init__(self, call: Call, deadline: float, keep: Any, memory: memoryview, length: int | None = None) -> None:
         super().__init__(call, deadline, keep)
@@ -48,6 +54,7 @@ class Transfer(Request):
         self.ordinal = 0
         self.position = 0
         self.segments = segment_count(self.length)
+        self._each = segment_bytes(self.length)
 
     def requested(self, resume: Callable[[], None]) -> None:
         """Called when the receiver has asked for the payload. `resume` continues after `is_ready` was false."""
@@ -58,8 +65,7 @@ class Transfer(Request):
 
     def next_bytes(self) -> memoryview:
         """Return the memory of the next segment."""
-        each = segment_bytes(self.length)
-        return self.memory[self.position * each : (self.position + 1) * each]
+        return self.memory[self.position * self._each : (self.position + 1) * self._each]
 
     def advance(self) -> None:
         """Count the next segment as sent or received."""
@@ -98,13 +104,15 @@ class PointToPointLink(CollectiveLink):
         self.expected: dict[tuple[int, int], Transfer] = {}  # (tag, ordinal) -> requested, to read
         self._buffer: Any = None
         self._have = 0
-        self._total = HOP_OVERHEAD
+        self._first = self._total = HOP_OVERHEAD  # the shortest frame that can come
         # as the sender
+        self._outgoing: SendSlots | None = None
         self.sends = 0
         self._next_send: dict[int, int] = {}
         self._offered: dict[int, deque[Transfer]] = {}
         self._wanted: dict[int, int] = {}
         # as the receiver
+        self._incoming: ReceiveSlots | None = None
         self.next_recv: dict[int, int] = {}
         self.offers: dict[int, int] = {}  # tag -> number of payloads offered
 
@@ -177,11 +185,12 @@ class PointToPointLink(CollectiveLink):
                 f"{describe_call(theirs, header.sequence)}. Both ends must name the same tag, dtype and element count."
             )
         transfer.check_memory()
-        try:
-            self.opener.open_into(bytes(frame[:HEADER_BYTES]), frame[HEADER_BYTES:], target)
-        except AuthenticationError:
-            raise self._forged() from None
-        transfer.check_memory()
+        if header.type == Type.SHARED:
+            assert self._incoming is not None
+            self._incoming.read(header.counter, target)
+        else:
+            self._open(frame, target)
+            transfer.check_memory()
         self.payload_received += len(target)
         transfer.advance()
         if transfer.position == transfer.segments:
@@ -189,9 +198,12 @@ class PointToPointLink(CollectiveLink):
             transfer.complete(self.context.events)
 
     def _authenticate(self, frame: memoryview) -> None:
-        plain = memoryview(bytearray(len(frame) - HOP_OVERHEAD))
+        if len(frame) > HEADER_BYTES:  # the frame of a segment in shared memory has nothing else
+            self._open(frame, memoryview(bytearray(len(frame) - HOP_OVERHEAD)))
+
+    def _open(self, frame: memoryview, target: memoryview) -> None:
         try:
-            self.opener.open_into(bytes(frame[:HEADER_BYTES]), frame[HEADER_BYTES:], plain)
+            self.opener.open_into(bytes(frame[:HEADER_BYTES]), frame[HEADER_BYTES:], target)
         except AuthenticationError:
             raise self._forged() from None
 
@@ -209,11 +221,14 @@ class PointToPointLink(CollectiveLink):
         if self.lingering:
             self.linger()
             return
-        progress = self._read_frame()
-        if self.stream is not None and self.flush():
-            progress |= self._write_frame()
-        if progress:
-            self.wake()
+        for _ in range(_FRAMES_AT_ONCE if self._incoming or self._outgoing else 1):
+            progress = self._read_frame()
+            self._return_slots()
+            if self.stream is not None and self.flush():
+                progress |= self._write_frame()
+            if not progress:
+                return
+        self.wake()
 
     def _dialling(self) -> bool:
         return hasattr(self, "_hello")
@@ -226,38 +241,56 @@ class PointToPointLink(CollectiveLink):
             transfer = next((each for each in self._payloads if each.is_ready()), None)
             if transfer is None:
                 return False
-            self._put_payload(transfer)
+            payload = transfer.next_bytes()
+            if self._outgoing is None or len(payload) < SHARED_FROM_BYTES:
+                self._put_payload(transfer, payload)
+            elif self._outgoing.has_room:
+                self._put_shared(transfer, payload, self._outgoing)
+            else:
+                return False  # until the receiver returns a slot
         return self.flush()
 
-    def _put_payload(self, transfer: Transfer) -> None:
-        payload = transfer.next_bytes()
+    def _put_payload(self, transfer: Transfer, payload: memoryview) -> None:
         segment = self.context.queues.pool.take()
         view = segment.view
-        header = pack_header(
-            Type.PAYLOAD,
-            self.sealer.upcoming_key_phase(),
-            0,
-            0,
-            len(payload),
-            0,
-            transfer.position,
-            NO_ORIGIN,
-            transfer.ordinal,
-            0,
-            self.communicator.digest[:16],
-            transfer.call.pack(),
-        )
+        header = self._payload_header(Type.PAYLOAD, transfer, len(payload))
         end = len(payload) + HOP_OVERHEAD
         view[:HEADER_BYTES] = header
         transfer.check_memory()
         self.sealer.seal_into(header, payload, view[HEADER_BYTES:end])
         transfer.check_memory()
-        self.payload_sent += len(payload)
+        self._count_sent(transfer, len(payload))
+        self.put(view[:end], segment)
+
+    def _put_shared(self, transfer: Transfer, payload: memoryview, slots: SendSlots) -> None:
+        """Write a segment to shared memory; its frame is a header."""
+        transfer.check_memory()
+        frame = self._payload_header(Type.SHARED, transfer, len(payload), slots.write(payload))
+        self._count_sent(transfer, len(payload))
+        self.put(memoryview(frame))
+
+    def _payload_header(self, kind: Type, transfer: Transfer, length: int, slot: int = 0) -> bytes:
+        return pack_header(
+            kind,
+            self.sealer.upcoming_key_phase(),
+            0,
+            0,
+            length,
+            0,
+            transfer.position,
+            NO_ORIGIN,
+            transfer.ordinal,
+            slot,
+            self.communicator.digest[:16],
+            transfer.call.pack(),
+        )
+
+    def _count_sent(self, transfer: Transfer, length: int) -> None:
+        self.payload_sent += length
         transfer.advance()
         if transfer.position == transfer.segments:
             self._payloads.remove(transfer)
             transfer.complete(self.context.events)
-        self.put(view[:end], segment)
 
     def _read_frame(self) -> bool:
         """Continue reading and handle a complete frame. Return True while there may be more."""
@@ -285,7 +318,7 @@ class PointToPointLink(CollectiveLink):
         if self._have < self._total:
             return True
         self._handle(header, view[: self._total])
-        self._have, self._total = 0, HOP_OVERHEAD
+        self._have, self._total = 0, self._first
         if not self.expected:
             self.context.queues.pool.give(self._buffer)
             self._buffer = None
@@ -296,12 +329,19 @@ class PointToPointLink(CollectiveLink):
             header = read_header(view[:HEADER_BYTES])
         except ProtocolError:
             raise self._forged() from None
-        if header.type not in (Type.OFFER, Type.WANT, Type.PAYLOAD, Type.BYE):
+        shared = header.type == Type.SHARED
+        if header.type == Type.RETURN:
+            known = self._outgoing is not None
+        elif shared or header.type == Type.PAYLOAD:
+            known = shared == (self._incoming is not None and header.length >= SHARED_FROM_BYTES)
+        else:
+            known = header.type in (Type.OFFER, Type.WANT, Type.BYE)
+        if not known:
             raise self._forged()
         return header
 
     def _handle(self, header: Header, frame: memoryview) -> None:
-        if header.type == Type.PAYLOAD:
+        if header.type in (Type.PAYLOAD, Type.SHARED):
             self._on_payload(header, frame)
             return
         self._authenticate(frame)
@@ -309,6 +349,9 @@ class PointToPointLink(CollectiveLink):
             self._on_offer(header)
         elif header.type == Type.WANT:
             self._on_want(header)
+        elif header.type == Type.RETURN:
+            assert self._outgoing is not None
+            self._outgoing.take_back(header.counter)
         else:
             self._on_bye()
 
@@ -323,60 +366,36 @@ class PointToPointLink(CollectiveLink):
         self.context.events.suspect(self, f"worker {self.worker} closed its connection without a goodbye")
         self.close()
 
+    # -- shared memory -----------------------------------------------------------------------------------------------
 
-class TagMatcher:
-    """The point-to-point links of a communicator, and the receives that accept any source."""
+    def _share_memory(self) -> SharedMemory | None:
+        self._outgoing = self.context.memory.make(SHARED_LINK_SLOTS * SEGMENT_BYTES, SendSlots)
+        return self._outgoing
 
-    def __init__(self, context: LinkContext, scope: CollectiveScope) -> None:
-        self._context = context
-        self._scope = scope
-        self._senders: dict[int, PointToPointLink] = {}
-        self._receivers: dict[int, PointToPointLink] = {}
-        self._any: dict[int, deque[Transfer]] = {}
+    def _read_memory(self, memory: memoryview) -> None:
+        self._incoming = ReceiveSlots(memory)
+        self._first = self._total = HEADER_BYTES
 
-    def send(self, transfer: Transfer, peer: int) -> None:
-        """Submit a send to a peer."""
-        link = self._senders.get(peer)
-        if link is None:
-            link = self._senders[peer] = PointToPointLink(self._context, self._scope, peer, self)
-            link.dial()
-        link.post_send(transfer)
-
-    def receive(self, transfer: Transfer, peer: int | None) -> None:
-        """Submit a receive from a peer, or from any source if `peer` is None."""
-        if peer is not None:
-            self.receiver(peer).post_recv(transfer)
+    def _return_slots(self) -> None:
+        """Tell the sender which slots it may use again. One that has closed the link needs none."""
+        if self._incoming is None or self.stream is None or self.pending or not self._incoming.due:
             return
-        tag = transfer.call.tag
-        self._any.setdefault(tag, deque()).append(transfer)
-        for link in self._receivers.values():
-            self.match_any(link, tag)
-        self.check_senders()
+        total = self._incoming.due
+        frame = self.control_frame(Type.RETURN, _NO_CALL, counter=total)
+        try:
+            sent = self.stream.send(frame)
+        except BlockingIOError:
+            return  # the stream wakes this link when the sender has read
+        except (BrokenPipeError, ConnectionResetError):
+            sent = len(frame)
+        if sent != len(frame):
+            raise ProtocolError(f"the connection to worker {self.worker} took only a part of a message")
+        self._incoming.reported(total)
 
-    def check_senders(self) -> None:
-        """Raise PeerLostError if a receive accepts any source and all other members have left.
-
-        A worker that left has nothing on its way: its payloads would have been requested.
-        """
-        waiting = next((queue[0] for queue in self._any.values() if queue), None)
-        others = {*self._scope.ranks} - {self._context.rank}
-        if waiting is not None and others <= self._context.departed:
-            raise PeerLostError(
-                f"{waiting.describe()} accepts any source, and no other member of group {self._scope.name!r} is left"
-            )
-
-    def receiver(self, peer: int) -> PointToPointLink:
-        """Return the link on which payloads of a peer arrive."""
-        link = self._receivers.get(peer)
-        if link is None:
-            link = self._receivers[peer] = PointToPointLink(self._context, self._scope, peer, self)
-        return link
-
-    def match_any(self, link: PointToPointLink, tag: int) -> None:
-        """Match unclaimed offers with receives that accept any source."""
-        waiting = self._any.get(tag)
-        while waiting and link.offers.get(tag, 0) > link.next_recv.get(tag, 0):
-            link.post_recv(waiting.popleft())
-
-    def links(self) -> list[PointToPointLink]:
-        return [*self._senders.values(), *self._receivers.values()]
+    def forget(self) -> None:
+        super().forget()
+        self._incoming = None
+        if self._outgoing is not None:
+            self._outgoing.close()
+            self.context.memory.give(self._outgoing.size)
+            self._outgoing = None

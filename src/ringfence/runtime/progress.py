@@ -9,6 +9,7 @@ a driving caller does not wake it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
@@ -27,6 +28,9 @@ from ringfence.runtime.gil_switch import GilSwitch, keep_timers_exact
 from ringfence.transport.fork import in_child, register_fork_cleanup, unregister_fork_cleanup
 from ringfence.transport.outage import Handler, OutageWatch
 from ringfence.transport.tcp import TcpNetwork
+
+_log = logging.getLogger(__name__)
+_SETTLE_SECONDS = 60.0  # that another thread may take to end what it does
 
 
 class _Waker:
@@ -83,11 +87,20 @@ class _EdgeHandler:
             self._engine.on_control(self._edge)
 
 
+def _nothing() -> None:
+    """The work of a thread that another one waits for."""
+
+
+def _thread_name(channel: int) -> str:
+    return f"ringfence channel {channel}" if channel else "ringfence"
+
+
 class ProgressLoop:
     """Drives one engine over TCP."""
 
     def __init__(self, engine: Engine, network: TcpNetwork, edges: Sequence[ControlEdge]) -> None:
         self.engine = engine
+        engine.post, engine.settle = self.call_unless_leaving, self._call_and_wait
         self._edges = tuple(edges)
         self.network = network
         self._lock = threading.RLock()
@@ -104,7 +117,7 @@ class ProgressLoop:
             network.watch(edge.socket, handler)
             handler.notify(True, True)  # a message may have arrived together with the last one of admission
         self._stopping = False
-        self._thread = threading.Thread(target=self._background, name="ringfence", daemon=True)
+        self._thread = threading.Thread(target=self._background, name=_thread_name(engine.channel), daemon=True)
         self._outages = OutageWatch(
             engine.outage, network.connections, self._on_outage, self._on_unanswered, self._on_silence
         )
@@ -216,6 +229,22 @@ class ProgressLoop:
             self.call_soon_threadsafe(work)
             self.wake()
 
+    def _call_and_wait(self, work: Callable[[], None]) -> None:
+        """Have the driving thread, which is another one, do `work`, and wait for it."""
+        done = threading.Event()
+
+        def settle() -> None:
+            try:
+                work()
+            finally:
+                done.set()
+
+        with contextlib.suppress(ProtocolError):  # it has ended: nothing is in progress
+            self.call_soon_threadsafe(settle)
+            self.wake()
+            if not done.wait(_SETTLE_SECONDS):
+                _log.error("worker %d: channel %d does not respond", self.engine.rank, self.engine.channel)
+
     # -- driving -----------------------------------------------------------------------------------------------------
 
     def _drive(self, enough: Callable[[], bool], limit: float = float("inf")) -> None:
@@ -278,12 +307,11 @@ class ProgressLoop:
             engine = self.engine
             if engine.failure is not None:
                 return True
+            for channel in engine.channels:
+                channel.settle(_nothing)  # it may still write the end of a pass that it has reported as done
             requests = engine.requests
-            return (
-                not (engine.blocked or requests.collectives())
-                if finish
-                else not engine.blocked or requests.in_progress()
-            )
+            blocked = engine.blocked or any(channel.blocked for channel in engine.channels)
+            return not (blocked or requests.collectives()) if finish else not blocked or requests.in_progress()
 
         def leave_when_drained() -> None:
             if drained() or self.engine.clock() >= limit:
@@ -306,7 +334,9 @@ class ProgressLoop:
         self.wake()
         if threading.current_thread() is not self._thread and not interrupting:
             self._thread.join(timeout=5)
-        self._gil_switch.end()  # the background thread may have ended before it was woken
+            if self._outages.is_alive():
+                self._outages.join(timeout=5)
+        self._gil_switch.close()  # the background thread may have ended before it was woken
         unregister_fork_cleanup(self)  # its descriptor numbers will be reused
         for edge in self._edges:
             edge.close()
@@ -316,7 +346,8 @@ class ProgressLoop:
 
     def forget(self) -> None:
         """Drop descriptors and keys in a forked child."""
-        self._gil_switch.end()
+        self._submitted.clear()
+        self._gil_switch.close()
         self.engine.forget()
         for edge in self._edges:
             edge.abandon()

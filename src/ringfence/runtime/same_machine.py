@@ -11,7 +11,6 @@ Each end decides for itself. Roster and hints can prevent a proof, never make on
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import selectors
@@ -23,32 +22,22 @@ from typing import Final
 
 from ringfence import keys
 from ringfence.errors import AuthenticationError, ProtocolError
-from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, LinkSecrets
+from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
-from ringfence.transport.unix import peer_process
-
-OVERFLOW_UID: Final = 65534  # how the kernel shows a user that this user namespace has no number for
+from ringfence.transport.unix import identifies, peer_process
+from ringfence.transport.unix import unix_socket as _socket
 
 _BACKLOG: Final = 64
 _PENDING: Final = 64
 _REDIAL_SECONDS: Final = 0.01  # the listener's queue is full
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-_OVERFLOW: Final = "/proc/sys/kernel/overflowuid"
 _NETWORK: Final = "/proc/self/ns/net"
 
 
 def uid_of(connection: socket.socket) -> int:
     """Return the user id of the process that connected, or that listens, at the other end of a Unix socket."""
     return peer_process(connection).uid
-
-
-def identifies(uid: int) -> bool:
-    """Return whether a user id stands for one user. The overflow id stands for all that the namespace does not know."""
-    overflow = {OVERFLOW_UID}
-    with contextlib.suppress(OSError, ValueError):
-        overflow.add(int(Path(_OVERFLOW).read_text()))
-    return uid not in overflow
 
 
 def obstacle() -> str:
@@ -184,11 +173,7 @@ class MachineProof:
 
     def _check_reply(self, pending: _Connection, reply: bytes) -> None:
         assert pending.hello is not None and pending.worker is not None
-        nonce, confirmation = reply[: keys.NONCE_BYTES], reply[keys.NONCE_BYTES :]
-        secrets = self._keys.link_secrets(pending.worker, pending.hello, nonce)
-        if not keys.same(confirmation, secrets.acceptor_confirms):
-            raise AuthenticationError("the peer does not hold the key of the worker that was dialled")
-        self._send(pending, secrets.dialler_confirms)
+        self._send(pending, self._keys.confirm(pending.hello, reply)[0])
         self._conclude(pending, pending.worker)
 
     # -- accepting ---------------------------------------------------------------------------------------------------
@@ -214,18 +199,18 @@ class MachineProof:
         wanted = (self._rank, Lane.SAME_MACHINE, self._digest)
         if (hello.receiver, hello.lane, hello.group) != wanted or not self._expects(hello.sender):
             raise AuthenticationError("a hello that belongs to another proof")
-        nonce = self._random(keys.NONCE_BYTES)
+        pending.nonce = self._random(keys.NONCE_BYTES)
         pending.hello, pending.wanted = hello, CONFIRM_BYTES
-        pending.secrets = self._keys.link_secrets(hello.sender, hello, nonce)
-        self._send(pending, nonce + pending.secrets.acceptor_confirms)
+        self._send(pending, self._keys.reply(hello, pending.nonce))
 
     def _expects(self, worker: int) -> bool:
         return worker in self._others and worker > self._rank and worker not in self.proved
 
     def _check_confirm(self, pending: _Connection, received: bytes) -> None:
-        assert pending.hello is not None and pending.secrets is not None
-        if not keys.same(received, pending.secrets.dialler_confirms) or not self._expects(pending.hello.sender):
-            raise AuthenticationError("a dialler does not hold the key that it claims")
+        assert pending.hello is not None
+        self._keys.accept(pending.hello, pending.nonce, received)
+        if not self._expects(pending.hello.sender):
+            raise AuthenticationError("a second proof of one worker")
         self._conclude(pending, pending.hello.sender)
 
     # -- both --------------------------------------------------------------------------------------------------------
@@ -276,7 +261,7 @@ class _Connection:
         self.worker = worker  # that was dialled; None: accepted
         self.wanted = wanted  # bytes of the next message
         self.hello: Hello | None = None
-        self.secrets: LinkSecrets | None = None
+        self.nonce = b""  # of the reply
         self._received = b""
 
     def receive(self) -> bytes | None:
@@ -292,7 +277,3 @@ class _Connection:
             return None
         message, self._received = self._received, b""
         return message
-
-
-def _socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

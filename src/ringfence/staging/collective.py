@@ -61,7 +61,7 @@ class StagedCollective(StagedCall):
     ) -> None:
         super().__init__(thread, tensors, reports, ready)
         self._parts = parts
-        longest = max((part.nbytes for slices in parts.values() for part in slices), default=0)
+        self.longest = longest = max((part.nbytes for slices in parts.values() for part in slices), default=0)
         self._each = max(longest, 1) if kind in _NOT_SLICED else slice_bytes(size)
         self.passes = max(1, -(-longest // self._each))
         self._lane = Lane()

@@ -8,7 +8,6 @@ from typing import Any, Final
 import torch
 
 from ringfence.link.frames import Call
-from ringfence.link.segments import segment_bytes
 from ringfence.runtime.events import Events
 from ringfence.runtime.point_to_point import Transfer
 from ringfence.staging.call import Reports, StagedCall
@@ -24,11 +23,10 @@ _NOTHING: Final = memoryview(bytearray())
 class StagedTransfer(Transfer):
     """A transfer whose memory is on a device. The progress loop calls the methods of `Transfer`."""
 
-    __slots__ = ("_each", "_pieces", "_resume", "sends")
+    __slots__ = ("_pieces", "_resume", "sends")
 
     def __init__(self, call: Call, deadline: float, keep: Any, length: int, sends: bool) -> None:
         super().__init__(call, deadline, keep, _NOTHING, length)
-        self._each = segment_bytes(length)
         self._pieces: StagedPieces
         self._resume: Callable[[], None] | None = None
         self.sends = sends

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ringfence.machines import Machines
+
 
 class Pipe:
     """One direction of a connection: bytes written and bytes delivered."""
@@ -118,6 +120,8 @@ class Wires:
 
 class MemoryNetwork:
     """The network interface of one engine."""
+
+    machines: Machines = ()
 
     def __init__(self, wires: Wires, rank: int) -> None:
         self._wires = wires

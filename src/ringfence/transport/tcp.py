@@ -13,7 +13,9 @@ from typing import Any
 
 from ringfence import keys
 from ringfence.errors import PeerLostError
+from ringfence.machines import Machines
 from ringfence.transport.outage import Handler, dial_briefly, tolerate
+from ringfence.transport.unix import LocalNetwork
 
 _ACCEPTS = 32
 _OPEN_FILES = 1 << 16  # enough for a large world; the default of many systems is 1024
@@ -65,9 +67,15 @@ class TcpNetwork:
     """
 
     def __init__(
-        self, listener: socket.socket, addresses: Sequence[tuple[str, int]], outage: float = keys.OUTAGE_SECONDS
+        self,
+        listener: socket.socket | None,
+        addresses: Sequence[tuple[str, int]],
+        outage: float = keys.OUTAGE_SECONDS,
+        local: LocalNetwork | None = None,
     ) -> None:
-        """`outage`: seconds that a connection may go without an answer."""
+        """`listener`: None if another network accepts. `outage`: seconds that a connection may go without an answer.
+        `local`: for workers of this machine."""
+        self._local = local
         self._outage = outage
         self._service = select.epoll()
         self._all = select.epoll()
@@ -80,15 +88,30 @@ class TcpNetwork:
         self._handlers: dict[int, Handler] = {}
         self._streams: dict[int, socket.socket] = {}
         self._homes: dict[int, select.epoll] = {}
-        self._accept: Callable[[socket.socket, str], None] | None = None
+        self._accept: Callable[[socket.socket, str, bool], None] | None = None
         self._exhausted: Callable[[OSError], None] | None = None
 
-    def serve(self, accept: Callable[[socket.socket, str], None], exhausted: Callable[[OSError], None]) -> None:
-        """Call `accept` for every incoming connection, and `exhausted` if this process cannot accept more."""
+    def serve(self, accept: Callable[[socket.socket, str, bool], None], exhausted: Callable[[OSError], None]) -> None:
+        """Call `accept` with every incoming connection, its address and whether it is of this machine, and `exhausted` if this
+        process cannot accept more."""
         self._accept, self._exhausted = accept, exhausted
-        self._service.register(self._listener.fileno(), select.EPOLLIN)
+        if self._listener is not None:
+            self._service.register(self._listener.fileno(), select.EPOLLIN)
+        if self._local is not None and self._local.listener is not None:
+            self._service.register(self._local.listener.fileno(), select.EPOLLIN)
+
+    @property
+    def machines(self) -> Machines:
+        """Which workers may share a machine, by the roster."""
+        return () if self._local is None else self._local.machines
 
     def dial(self, link: Any) -> None:
+        near = self._local.dial(link.worker) if self._local is not None and link.may_be_local else None
+        link.is_local = near is not None
+        if near is not None:
+            link.stream = near
+            self.watch(near, link)
+            return
         family, address = self._address_of(link.worker)
         stream = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._tune(stream)
@@ -119,7 +142,8 @@ class TcpNetwork:
 
     def watch(self, stream: Any, handler: Handler) -> None:
         """Notify `handler` of every change from now on."""
-        self._streams[stream.fileno()] = stream
+        if stream.family != socket.AF_UNIX:  # only TCP has outages
+            self._streams[stream.fileno()] = stream
         self._register(stream.fileno(), handler, _EDGES)
 
     def watch_readable(self, descriptor: int, handler: Handler) -> None:
@@ -163,8 +187,14 @@ class TcpNetwork:
 
     def _poll_service(self) -> None:
         for descriptor, events in self._service.poll(0):
-            if descriptor == self._listener.fileno():
-                self._accept_all()
+            if self._listener is not None and descriptor == self._listener.fileno():
+                self._accept_all(self._listener)
+            elif (
+                self._local is not None
+                and self._local.listener is not None
+                and descriptor == self._local.listener.fileno()
+            ):
+                self._accept_local(self._local)
             else:
                 self._notify(descriptor, events)
 
@@ -173,19 +203,29 @@ class TcpNetwork:
         if handler is not None:
             handler.notify(bool(events & _READABLE), bool(events & _WRITABLE), bool(events & _ENDED))
 
-    def _accept_all(self) -> None:
+    def _accept_all(self, listener: socket.socket) -> None:
         assert self._accept is not None and self._exhausted is not None
         for _ in range(_ACCEPTS):  # a flood must not delay the links; the next poll accepts more
             try:
-                stream, address = self._listener.accept()
+                stream, address = listener.accept()
             except OSError as error:
                 if error.errno in EXHAUSTED:
-                    self._service.unregister(self._listener.fileno())  # or epoll would report it again without end
+                    self._service.unregister(listener.fileno())  # or epoll would report it again without end
                     self._exhausted(error)
                 return  # the queue is empty, or the dialler has closed the connection; neither is fatal
             stream.setblocking(False)
             self._tune(stream)
-            self._accept(stream, address[0])
+            self._accept(stream, address[0], False)
+
+    def _accept_local(self, local: LocalNetwork) -> None:
+        assert self._accept is not None
+        for _ in range(_ACCEPTS):
+            try:
+                stream = local.accept()
+            except OSError:  # none is left, or this process has no descriptors: the dialler waits in the queue
+                return
+            if stream is not None:
+                self._accept(stream, "", True)
 
     def _tune(self, stream: socket.socket) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -194,7 +234,10 @@ class TcpNetwork:
     def close(self) -> None:
         self._handlers.clear()
         self._streams.clear()
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._local is not None:
+            self._local.close()
         self._idle.close()
         self._all.close()
         self._service.close()

@@ -112,6 +112,7 @@ def ringfence_is_not(folder: Path, capture: wire.Capture | None) -> tuple[bool, 
             "RINGFENCE_INTERFACE": LOOPBACK,
             "RINGFENCE_PORTS": f"{first}-{first + PORTS_PER_WORKER - 1}",
             "RINGFENCE_ADVERTISE": "{}:{}".format(*relay.address),
+            "RINGFENCE_SAME_HOST": "sealed",  # each worker stands for a machine of its own
         }
         for first, relay in zip(ports, relays, strict=True)
     ]

@@ -93,7 +93,11 @@ class _Worker:
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `wait`
         self._channel, theirs = socket.socketpair()
         self._received = b""
-        extra = {"RINGFENCE_SECRET_FILE": str(secret), "RINGFENCE_INTERFACE": LOOPBACK}
+        extra = {
+            "RINGFENCE_SECRET_FILE": str(secret),
+            "RINGFENCE_INTERFACE": LOOPBACK,
+            "RINGFENCE_SAME_HOST": "sealed",  # each worker stands for a machine of its own
+        }
         arguments = [plan.device, str(rank), str(plan.count), "quick" if plan.quick else "full", str(store)]
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module

@@ -14,11 +14,12 @@
  * Segments and pools have a pointer to it. They are not tracked by the garbage collector, so their reference to the
  * type keeps the module and this state alive. Endpoints and executions reach the state through their pool. */
 typedef struct {
-    PyObject *s_add, *s_address, *s_append, *s_check, *s_counter, *s_data_ptr, *s_fileno, *s_inbox, *s_lease,
+    PyObject *s_add, *s_address, *s_append, *s_check, *s_counter, *s_current, *s_data_ptr, *s_failure, *s_fileno,
+        *s_inbox, *s_lease,
         *s_length_of_other, *s_memory_changed, *s_nbytes, *s_obj, *s_open_into, *s_origin, *s_outbox, *s_popleft,
-        *s_recv_into, *s_release, *s_seal_into, *s_send, *s_storage, *s_tag, *s_take, *s_ended;
-    PyObject *deque_type, *socket_type, *segment_bytes_of, *combine_bytes, *divide_bytes;
-    PyObject *segment_type, *slice_type, *pool_type, *program_type, *endpoint_type, *execution_type;
+        *s_recv_into, *s_reject, *s_release, *s_seal_into, *s_send, *s_storage, *s_tag, *s_take, *s_ended;
+    PyObject *deque_type, *socket_type, *protocol_error, *segment_bytes_of, *combine_bytes, *divide_bytes;
+    PyObject *segment_type, *slice_type, *pool_type, *program_type, *endpoint_type, *execution_type, *region_type;
 } ModuleState;
 
 /* Py_XSETREF, which the limited API lacks. */

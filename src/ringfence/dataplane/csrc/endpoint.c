@@ -16,6 +16,7 @@ static int endpoint_traverse(Endpoint *self, visitproc visit, void *arg) {
     Py_VISIT(self->sealer);
     Py_VISIT(self->opener);
     Py_VISIT(self->pool);
+    Py_VISIT(self->shared);
     return 0; /* `unsent_view` is not visited: tp_clear of a memoryview with exports fails */
 }
 
@@ -35,6 +36,7 @@ static int endpoint_clear(Endpoint *self) {
     Py_CLEAR(self->opener);
     Py_CLEAR(self->sending);
     Py_CLEAR(self->receiving);
+    Py_CLEAR(self->shared);
     Py_CLEAR(self->pool);
     return 0;
 }
@@ -104,6 +106,26 @@ static PyObject *endpoint_get_stream(Endpoint *self, void *unused) {
 static int endpoint_set_stream(Endpoint *self, PyObject *stream, void *unused) {
     (void)unused;
     SET_REF(self->stream, Py_NewRef(stream == NULL ? Py_None : stream));
+    return 0;
+}
+
+static PyObject *endpoint_get_shared(Endpoint *self, void *unused) {
+    (void)unused;
+    return Py_NewRef(self->shared == NULL ? Py_None : (PyObject *)self->shared);
+}
+
+/* Slots that the peer has not returned are not taken back when the link ends: it may be reading them. */
+static int endpoint_set_shared(Endpoint *self, PyObject *region, void *unused) {
+    (void)unused;
+    if (!is_initialized(self))
+        return -1;
+    if (region == Py_None)
+        region = NULL;
+    if (region != NULL && !is_region(self->pool->state, region)) {
+        PyErr_SetString(PyExc_TypeError, "not a Region of this module");
+        return -1;
+    }
+    SET_REF(self->shared, (Region *)Py_XNewRef(region));
     return 0;
 }
 
@@ -249,6 +271,44 @@ static int handle_errno(Endpoint *self) {
     return 0;
 }
 
+/* Whether to release the GIL around system calls on large pieces. It costs some time and gains nothing unless another
+ * thread has segments to move. Only the driving thread of a link uses or closes it, so nobody does meanwhile. */
+static int releases_gil;
+#define LARGE_PIECE 65536
+
+PyObject *core_release_gil(PyObject *module, PyObject *on) {
+    (void)module;
+    int truth = PyObject_IsTrue(on);
+    if (truth < 0)
+        return NULL;
+    releases_gil = truth;
+    Py_RETURN_NONE;
+}
+
+static ssize_t write_to(int descriptor, struct msghdr *message) {
+    const int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
+    size_t largest = message->msg_iov[0].iov_len; /* the payload is the first buffer, or the second */
+    if (message->msg_iovlen > 1 && message->msg_iov[1].iov_len > largest)
+        largest = message->msg_iov[1].iov_len;
+    if (!releases_gil || largest < LARGE_PIECE)
+        return sendmsg(descriptor, message, flags);
+    ssize_t sent;
+    Py_BEGIN_ALLOW_THREADS;
+    sent = sendmsg(descriptor, message, flags);
+    Py_END_ALLOW_THREADS;
+    return sent;
+}
+
+static ssize_t read_from(int descriptor, char *target, size_t room) {
+    if (!releases_gil || room < LARGE_PIECE)
+        return recv(descriptor, target, room, MSG_DONTWAIT);
+    ssize_t got;
+    Py_BEGIN_ALLOW_THREADS;
+    got = recv(descriptor, target, room, MSG_DONTWAIT);
+    Py_END_ALLOW_THREADS;
+    return got;
+}
+
 /* Write unsent bytes. Returns the byte count; -1: an exception is set; -2: would block. */
 static Py_ssize_t endpoint_write(Endpoint *self) {
     while (is_socket(self)) {
@@ -256,7 +316,7 @@ static Py_ssize_t endpoint_write(Endpoint *self) {
         if (descriptor < 0)
             return -1;
         struct msghdr message = {.msg_iov = self->unsent, .msg_iovlen = (size_t)self->unsent_count};
-        ssize_t sent = sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = write_to(descriptor, &message);
         if (sent >= 0)
             return sent;
         int state = handle_errno(self);
@@ -272,19 +332,58 @@ static Py_ssize_t endpoint_write(Endpoint *self) {
     return call_stream(self, self->pool->state->s_send, copy_bytes(first, length));
 }
 
-/* Read to `offset` of the segment. Returns the byte count; -1: an exception is set; -2: would block. */
-Py_ssize_t endpoint_read(Endpoint *self, Segment *segment, Py_ssize_t offset, Py_ssize_t room) {
+/* Read from the socket. Returns the byte count; -1: an exception is set; -2: would block; -3: it is not a socket. */
+static Py_ssize_t read_socket(Endpoint *self, void *at, Py_ssize_t room) {
     while (is_socket(self)) {
         int descriptor = descriptor_of(self);
         if (descriptor < 0)
             return -1;
-        ssize_t got = recv(descriptor, segment->at + offset, (size_t)room, MSG_DONTWAIT);
+        ssize_t got = read_from(descriptor, at, (size_t)room);
         if (got >= 0)
             return got;
         int state = handle_errno(self);
         if (state < 0)
             return state;
     }
+    return -3;
+}
+
+/* Take up to `room` bytes of what was read ahead. */
+static Py_ssize_t take_ahead(Endpoint *self, char *at, Py_ssize_t room) {
+    Py_ssize_t count = self->ahead_count < room ? self->ahead_count : room;
+    memcpy(at, self->ahead + self->ahead_first, (size_t)count);
+    self->ahead_first += count;
+    self->ahead_count -= count;
+    return count;
+}
+
+int endpoint_is_readable(Endpoint *self) { return self->readable || self->ahead_count; }
+
+/* Read the headers of several segments at once, and the first `room` bytes to `at`. */
+static Py_ssize_t read_ahead(Endpoint *self, char *at, Py_ssize_t room) {
+    Py_ssize_t taken = take_ahead(self, at, room);
+    if (taken == room || !self->readable)
+        return taken ? taken : -2;
+    int is_long = room - taken >= (Py_ssize_t)sizeof self->ahead; /* read to where it belongs */
+    Py_ssize_t got = is_long ? read_socket(self, at + taken, room - taken)
+                             : read_socket(self, self->ahead, sizeof self->ahead);
+    if (got < 0)
+        return taken && got == -2 ? taken : got;
+    if (is_long)
+        return taken + got;
+    if (got > 0 && got < (Py_ssize_t)sizeof self->ahead && !self->ended)
+        self->readable = 0; /* drained; epoll is edge-triggered and reports when it is readable */
+    self->ahead_first = 0;
+    self->ahead_count = got;
+    return taken + take_ahead(self, at + taken, room - taken);
+}
+
+/* Read to `offset` of the segment. Returns the byte count; -1: an exception is set; -2: would block. */
+Py_ssize_t endpoint_read(Endpoint *self, Segment *segment, Py_ssize_t offset, Py_ssize_t room) {
+    Py_ssize_t found = self->shared != NULL ? read_ahead(self, segment->at + offset, room)
+                                            : read_socket(self, segment->at + offset, room);
+    if (found != -3)
+        return found;
     Py_ssize_t got = call_stream(self, self->pool->state->s_recv_into, view_span(segment_span(segment, offset, room)));
     if (got > room) {
         PyErr_SetString(PyExc_ValueError, "recv_into() of a stream returned more than the buffer holds");
@@ -347,6 +446,93 @@ int endpoint_flush(Endpoint *self) {
     return 1;
 }
 
+/* Take back what one complete control frame returns. -1: an exception is set. */
+static int handle_control(Endpoint *self) {
+    uint64_t total;
+    switch (self->control[0]) {
+    case NOP: return 0;
+    case BYE: self->goodbye = 1; return 0;
+    case RETURN:
+        memcpy(&total, self->control + COUNTER_AT, 8);
+        total = be64toh(total);
+        if (total >= self->returned && total - self->returned <= (uint64_t)self->lent_count) {
+            for (; self->returned < total; self->returned++) {
+                region_give(self->shared, self->lent[self->lent_first]);
+                self->lent_first = (self->lent_first + 1) % MAX_SLOTS;
+                self->lent_count--;
+            }
+            return 0;
+        }
+    }
+    PyErr_SetString(self->pool->state->protocol_error, "a peer returned shared memory that it was not lent");
+    return -1;
+}
+
+/* On the sending endpoint of a link with shared memory: read which slots the peer has returned. 0: all is read; -1: an
+ * exception is set. */
+int endpoint_read_returns(Endpoint *self) {
+    while (self->readable && !self->goodbye && is_socket(self)) {
+        int descriptor = descriptor_of(self);
+        if (descriptor < 0)
+            return -1;
+        size_t room = sizeof self->control - (size_t)self->control_bytes;
+        ssize_t got = recv(descriptor, self->control + self->control_bytes, room, MSG_DONTWAIT);
+        if (got < 0) {
+            int state = handle_errno(self);
+            if (state == -1)
+                return -1;
+            if (state == -2)
+                self->readable = 0;
+            continue;
+        }
+        if (got == 0) { /* the end is reported by epoll, and handled in Python */
+            self->readable = 0;
+            return 0;
+        }
+        self->control_bytes += (int)got;
+        if (self->control_bytes == (int)sizeof self->control) {
+            self->control_bytes = 0;
+            if (handle_control(self))
+                return -1;
+        }
+    }
+    return 0;
+}
+
+/* On the receiving endpoint: tell the peer which slots it may use again, once they are half of the quota. The peer waits
+ * for a slot only if it has lent more than that. A peer that has closed the link needs none. -1: an exception is set. */
+int endpoint_return_slots(Endpoint *self) {
+    uint64_t half = (uint64_t)self->shared->quota / 2;
+    if (self->used - self->returned < (half ? half : 1))
+        return 0;
+    unsigned char frame[HEADER_BYTES + TAG_BYTES] = {RETURN};
+    put32(frame + 28, NO_ORIGIN);
+    put64(frame + COUNTER_AT, self->used);
+    while (is_socket(self)) {
+        int descriptor = descriptor_of(self);
+        if (descriptor < 0)
+            return -1;
+        ssize_t sent = send(descriptor, frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent == (ssize_t)sizeof frame) {
+            self->returned = self->used;
+            return 0;
+        }
+        if (sent < 0 && (errno == EPIPE || errno == ECONNRESET))
+            return 0;
+        if (sent >= 0)
+            errno = ENOBUFS; /* the peer has not read for hundreds of frames, although it may have only so many slots */
+        int state = handle_errno(self);
+        if (state == -2) {
+            errno = ENOBUFS;
+            PyErr_SetFromErrno(PyExc_OSError);
+            return -1;
+        }
+        if (state < 0)
+            return -1;
+    }
+    return 0; /* closed: what was received ended the session, or the group */
+}
+
 static PyObject *endpoint_flush_method(Endpoint *self, PyObject *unused) {
     (void)unused;
     if (!is_initialized(self) || begin_transfer(self))
@@ -378,6 +564,9 @@ static PyMemberDef endpoint_members[] = {
     {"ended", T_BOOL, offsetof(Endpoint, ended), 0, NULL},
     {"open", T_BOOL, offsetof(Endpoint, open), 0, NULL},
     {"queued", T_BOOL, offsetof(Endpoint, queued), 0, NULL},
+    {"role", T_BYTE, offsetof(Endpoint, role), 0, "What serve() does in place of `work`: 1: send; 2: receive; 0: nothing."},
+    {"lingering", T_BOOL, offsetof(Endpoint, lingering), 0, NULL},
+    {"bye_received", T_BOOL, offsetof(Endpoint, bye_received), 0, NULL},
     {"queue", T_OBJECT_EX, offsetof(Endpoint, queue), READONLY, NULL},
     {"sealer", T_OBJECT_EX, offsetof(Endpoint, sealer), 0, NULL},
     {"opener", T_OBJECT_EX, offsetof(Endpoint, opener), 0, NULL},
@@ -386,6 +575,9 @@ static PyMemberDef endpoint_members[] = {
     {"wire_received", T_ULONGLONG, offsetof(Endpoint, wire_received), 0, NULL},
     {"payload_sent", T_ULONGLONG, offsetof(Endpoint, payload_sent), 0, NULL},
     {"payload_received", T_ULONGLONG, offsetof(Endpoint, payload_received), 0, NULL},
+    {"goodbye", T_BOOL, offsetof(Endpoint, goodbye), READONLY, "Whether a BYE was read on a sending endpoint."},
+    {"lent", T_INT, offsetof(Endpoint, lent_count), READONLY, "Number of slots that the peer has not returned."},
+    {"reserved", T_INT, offsetof(Endpoint, reserved), READONLY, "Number of slots that hold sums until they are lent."},
     {"waits", T_ULONGLONG, offsetof(Endpoint, waits), 0, NULL},
     {"waited", T_ULONGLONG, offsetof(Endpoint, waited), 0, NULL},
     {NULL},
@@ -408,6 +600,8 @@ static PyGetSetDef endpoint_getset[] = {
     {"stream", (getter)endpoint_get_stream, (setter)endpoint_set_stream,
      "A socket, or an object with send and recv_into.", NULL},
     {"pending", (getter)endpoint_pending, NULL, "Whether a frame is partly written.", NULL},
+    {"shared", (getter)endpoint_get_shared, (setter)endpoint_set_shared,
+     "The Region that this endpoint writes or reads; None: frames carry all payloads.", NULL},
     {"spent", (getter)endpoint_spent, NULL, "Nanoseconds by stage while timing was on.", NULL},
     {NULL},
 };

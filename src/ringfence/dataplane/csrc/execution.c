@@ -39,7 +39,7 @@ static void execution_dealloc(Execution *self) {
     PyObject_GC_UnTrack(self);
     execution_clear(self);
     for (int i = 0; i < self->held_count; i++)
-        Py_DECREF(self->held[i].segment);
+        Py_XDECREF((PyObject *)self->held[i].segment);
     PyMem_Free(self->held);
     PyMem_Free(self->progress);
     for (int i = 0; self->chunks != NULL && i < self->program->chunks; i++) {
@@ -248,33 +248,54 @@ static PyType_Slot execution_slots[] = {
 PyType_Spec execution_spec = {"ringfence.dataplane._core.Execution", sizeof(Execution), 0,
                               TYPE_FLAGS | Py_TPFLAGS_HAVE_GC, execution_slots};
 
-Segment *take_held(Execution *self, int index, Py_ssize_t position) {
+/* What was held for a SEND; neither a segment nor a slot: nothing was. */
+HeldSegment take_held(Execution *self, int index, Py_ssize_t position) {
     for (int i = 0; i < self->held_count; i++) {
-        HeldSegment *held = &self->held[i];
-        if (held->step == index && held->position == position) {
-            Segment *segment = held->segment;
-            *held = self->held[--self->held_count];
-            return segment;
+        HeldSegment held = self->held[i];
+        if (held.step == index && held.position == position) {
+            self->held[i] = self->held[--self->held_count];
+            return held;
         }
     }
-    return NULL;
+    return (HeldSegment){index, position, NULL, -1, 0};
 }
 
-/* Hold a segment for a later SEND. Steals the reference, also on failure. */
-int hold_segment(Execution *self, int index, Py_ssize_t position, Segment *segment) {
+/* Whether something is held for a SEND. */
+int is_held(Execution *self, int index, Py_ssize_t position) {
+    for (int i = 0; i < self->held_count; i++)
+        if (self->held[i].step == index && self->held[i].position == position)
+            return 1;
+    return 0;
+}
+
+static int hold(Execution *self, HeldSegment one) {
     if (self->held_count == self->held_capacity) {
         int room = self->held_capacity ? 2 * self->held_capacity : 8;
         HeldSegment *held = PyMem_Realloc(self->held, (size_t)room * sizeof(HeldSegment));
         if (held == NULL) {
-            Py_DECREF(segment);
+            Py_XDECREF((PyObject *)one.segment);
             PyErr_NoMemory();
             return -1;
         }
         self->held = held;
         self->held_capacity = room;
     }
-    self->held[self->held_count++] = (HeldSegment){index, position, segment};
+    self->held[self->held_count++] = one;
     return 0;
+}
+
+/* Hold what was taken, if it was anything. */
+int hold_again(Execution *self, HeldSegment held) {
+    return held.segment == NULL && held.slot < 0 ? 0 : hold(self, held);
+}
+
+/* Hold a segment for a later SEND. Steals the reference, also on failure. */
+int hold_segment(Execution *self, int index, Py_ssize_t position, Segment *segment) {
+    return hold(self, (HeldSegment){index, position, segment, -1, 0});
+}
+
+int hold_slot(Execution *self, int index, Py_ssize_t position, int slot, int reserved) {
+    return hold(self, (HeldSegment){index, position, NULL, slot, reserved});
 }
 
 /* Hold the ciphertext for the other SENDs that write the same bytes and have not reached this position. */

@@ -21,11 +21,14 @@ typedef struct {
     Endpoint *link;
 } Progress;
 
-/* A segment that waits for its SEND. */
+/* A segment that waits for its SEND: in memory of its own, or already in the slot of shared memory from which the peer
+ * reads it. */
 typedef struct {
     int step;
     Py_ssize_t position;
-    Segment *segment;
+    Segment *segment; /* NULL: in `slot` */
+    int slot;
+    int reserved; /* whether the slot is one of the link's own */
 } HeldSegment;
 
 #define MAX_HELD_SUMS 8 /* further sums are written to the chunk instead */
@@ -54,8 +57,11 @@ extern PyType_Spec execution_spec;
 
 int step_is_ready(Execution *self, int index);
 int execution_advance(Execution *self, int index);
-Segment *take_held(Execution *self, int index, Py_ssize_t position);
+HeldSegment take_held(Execution *self, int index, Py_ssize_t position);
+int is_held(Execution *self, int index, Py_ssize_t position);
+int hold_again(Execution *self, HeldSegment held);
 int hold_segment(Execution *self, int index, Py_ssize_t position, Segment *segment);
+int hold_slot(Execution *self, int index, Py_ssize_t position, int slot, int reserved);
 int share_ciphertext(Execution *self, Step *step, Py_ssize_t position, Segment *segment);
 int queue_head(Endpoint *link, int sends, Execution **execution, int *index);
 int queue_pop(Endpoint *link);

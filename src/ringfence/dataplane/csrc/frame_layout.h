@@ -21,8 +21,11 @@
 #define SEGMENT_BYTES (256 * 1024)
 #define FRAME_BYTES (HEADER_BYTES + SEGMENT_BYTES + 2 * TAG_BYTES)
 #define NO_ORIGIN 0xFFFFFFFFu
+#define SHARED_FROM_BYTES (32 * 1024) /* payload from which shared memory is used */
+#define MAX_SLOTS 256
+#define SEGMENTS_AT_ONCE 8 /* through shared memory, before other links have their turn; their headers are written at once */
 
-enum { HOP = 1, FORWARD = 2 };
+enum { HOP = 1, FORWARD = 2, BYE = 6, NOP = 7, SHARED = 8, RETURN = 9 };
 
 static inline void put32(unsigned char *at, uint32_t value) {
     value = htobe32(value);

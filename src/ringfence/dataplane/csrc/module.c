@@ -2,7 +2,8 @@
  *
  * The module schedules segments, writes headers, moves bytes and computes sums. It holds no keys, chooses no nonces and
  * verifies no tags: it calls the same Python objects (link/seal.py) as the Python data plane to seal and open, and they
- * raise on failure. All code runs with the GIL; the ciphers release it while they work. The engine learns of progress
+ * raise on failure. All code runs with the GIL; the ciphers release it while they work, and so do system
+ * calls on large pieces if the process has several channels. The engine learns of progress
  * through Python objects: the `on_finished` callback, the `ready` deque and the `blocked` set.
  *
  * spec/link.md defines the wire format. choice.py compares LAYOUT with link/frames.py on import.
@@ -13,7 +14,7 @@
 #include "program.h"
 #include "transfer.h"
 
-#define INTERFACE_VERSION 4 /* of the functions and types that choice.py uses; increment both together */
+#define INTERFACE_VERSION 7 /* of the functions and types that choice.py uses; increment both together */
 
 void free_untracked(void *self) {
     PyTypeObject *type = Py_TYPE(self);
@@ -36,6 +37,8 @@ static PyMethodDef core_methods[] = {
     {"compile", core_compile, METH_VARARGS, "Convert a program to its C form."},
     {"send", core_send, METH_O, "Write the rest of a frame, then seal and write the next segment that is ready."},
     {"receive", core_receive, METH_O, "Read; open a segment that is complete."},
+    {"serve", core_serve, METH_VARARGS, "Send and receive for the endpoints that are first in `ready`."},
+    {"release_gil", core_release_gil, METH_O, "Whether to release the GIL around system calls on large pieces."},
     {"events", core_events, METH_O, "Return the events since the last call; turn their recording on or off."},
     {"stages", core_stages, METH_O, "Return nanoseconds by stage since the last call; turn timing on or off."},
     {NULL},
@@ -57,6 +60,8 @@ static int intern_names(ModuleState *state) {
         {&state->s_append, "append"},
         {&state->s_check, "check"},
         {&state->s_counter, "counter"},
+        {&state->s_current, "current"},
+        {&state->s_failure, "failure"},
         {&state->s_fileno, "fileno"},
         {&state->s_inbox, "inbox"},
         {&state->s_open_into, "open_into"},
@@ -64,6 +69,7 @@ static int intern_names(ModuleState *state) {
         {&state->s_outbox, "outbox"},
         {&state->s_popleft, "popleft"},
         {&state->s_recv_into, "recv_into"},
+        {&state->s_reject, "reject"},
         {&state->s_seal_into, "seal_into"},
         {&state->s_send, "send"},
         {&state->s_tag, "tag"},
@@ -92,6 +98,7 @@ static int import_attributes(ModuleState *state) {
     } used[] = {
         {&state->deque_type, "collections", "deque"},
         {&state->socket_type, "socket", "socket"},
+        {&state->protocol_error, "ringfence.errors", "ProtocolError"},
         {&state->segment_bytes_of, "ringfence.link.segments", "segment_bytes"},
         {&state->combine_bytes, "ringfence.dataplane.buffers", "combine_bytes"},
         {&state->divide_bytes, "ringfence.dataplane.buffers", "divide_bytes"},
@@ -113,6 +120,7 @@ static int make_types(PyObject *module, ModuleState *state) {
         {&state->segment_type, &segment_spec},   {&state->slice_type, &slice_spec},
         {&state->pool_type, &pool_spec},         {&state->program_type, &program_spec},
         {&state->endpoint_type, &endpoint_spec}, {&state->execution_type, &execution_spec},
+        {&state->region_type, &region_spec},
     };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         *types[i].where = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
@@ -126,8 +134,8 @@ static int core_exec(PyObject *module) {
     ModuleState *state = PyModule_GetState(module);
     if (intern_names(state) || import_attributes(state) || make_types(module, state))
         return -1;
-    PyObject *layout = Py_BuildValue("iiiiiii", INTERFACE_VERSION, HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT,
-                                     KEY_PHASE_SHIFT, FRAME_BYTES);
+    PyObject *layout = Py_BuildValue("iiiiiiii", INTERFACE_VERSION, HEADER_BYTES, HOP_BYTES, TAG_BYTES, COUNTER_AT,
+                                     KEY_PHASE_SHIFT, FRAME_BYTES, SHARED_FROM_BYTES);
     if (layout == NULL || PyModule_AddObject(module, "LAYOUT", layout) < 0) {
         Py_XDECREF(layout);
         return -1;

@@ -77,8 +77,7 @@ static int sends_same_bytes(Program *self, Step *step, int other, int sealed_onc
     Step *writer = &self->steps[other];
     if (writer->action != SEND || writer->chunk != step->chunk)
         return 0;
-    return sealed_once ? writer->origin >= 0 && writer->origin == step->origin && writer->label == step->label
-                       : writer->origin < 0;
+    return sealed_once ? writer->origin == step->origin && writer->label == step->label : writer->origin < 0;
 }
 
 /* compile(steps, dependencies, dependents, ordinals, sharers, fused_sends, chunks) -> Program */

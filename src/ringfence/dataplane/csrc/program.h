@@ -20,7 +20,7 @@ typedef struct {
     int64_t origin;
     int dependencies, dependents, sharers;
     Dependency *dependency;
-    int *dependent, *sharer; /* sharers: the other SENDs of the same ciphertext */
+    int *dependent, *sharer; /* sharers: the other SENDs of the same bytes */
     int fused_send;          /* the only SEND that reads the sum of a REDUCE; -1: the sum is written to the chunk */
 } Step;
 

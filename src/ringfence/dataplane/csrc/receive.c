@@ -1,5 +1,6 @@
 #include "chunks.h"
 #include "frames.h"
+#include "shared.h"
 #include "reductions.h"
 #include "transfer.h"
 
@@ -24,6 +25,8 @@ static int open_frame(Execution *self, int index, Endpoint *link, Segment *segme
     int failed, stays_in_segment = 0;
     ModuleState *state = self->pool->state;
     ClockStart start = start_clock();
+    if (link->expected[0] == SHARED)
+        return open_shared(self, index, link, segment);
     if (step->action == REDUCE) { /* opened in place, then added to the local operand */
         failed = call_cipher(state, link->opener, state->s_open_into, NULL, 0, link->expected, HEADER_BYTES, sealed,
                              received);
@@ -74,10 +77,10 @@ static int expect_frame(Execution *self, int index, Endpoint *link) {
     if (segment == NULL)
         return -1;
     SET_REF(link->receiving, segment);
-    int forwarded = step->origin >= 0;
-    write_header(self, index, position, forwarded ? FORWARD : HOP, counter, length,
+    int forwarded = step->origin >= 0, shared = is_shared(self, index, link);
+    write_header(self, index, position, forwarded ? FORWARD : shared ? SHARED : HOP, counter, length,
                  forwarded ? (uint32_t)step->origin : NO_ORIGIN, 0, link->expected);
-    link->frame_bytes = HEADER_BYTES + length + (forwarded ? 2 : 1) * TAG_BYTES;
+    link->frame_bytes = shared ? HEADER_BYTES : HEADER_BYTES + length + (forwarded ? 2 : 1) * TAG_BYTES;
     link->received_bytes = 0;
     link->expecting = 1;
     link->unexpected = 0;
@@ -174,9 +177,10 @@ static int note_wait(Endpoint *link) {
     return 0;
 }
 
-/* Read; open a segment that is complete. 1: an unexpected frame is complete; 0: otherwise; -1: an exception is set. */
+/* Read; open a segment that is complete. 2: one was opened; 1: an unexpected frame is complete; 0: otherwise; -1: an
+ * exception is set. */
 static int receive_next(Endpoint *link) {
-    if (!link->open || !link->readable)
+    if (!link->open || !endpoint_is_readable(link))
         return note_wait(link);
     Execution *execution;
     int index;
@@ -205,7 +209,17 @@ static int receive_next(Endpoint *link) {
         failed = open_frame(execution, index, link, segment, link->frame_bytes);
     execution->failed |= failed != 0;
     Py_DECREF(execution);
-    return failed ? -1 : wake_if_queued(link);
+    return failed ? -1 : 2;
+}
+
+/* Receive what has arrived; from shared memory, several segments in one call, whose slots are returned together. */
+int receive_some(Endpoint *link) {
+    int state = receive_next(link);
+    for (int more = link->shared == NULL ? 0 : SEGMENTS_AT_ONCE - 1; state == 2 && more; more--)
+        state = receive_next(link);
+    if (state >= 0 && link->shared != NULL && endpoint_return_slots(link))
+        return -1;
+    return state == 2 ? wake_if_queued(link) : state; /* 0, or 1 */
 }
 
 /* receive(endpoint) -> an unexpected frame that is complete, or None */
@@ -213,7 +227,7 @@ PyObject *core_receive(PyObject *module, PyObject *object) {
     if (!is_endpoint(PyModule_GetState(module), object) || begin_transfer((Endpoint *)object))
         return NULL;
     Endpoint *link = (Endpoint *)object;
-    int state = receive_next(link);
+    int state = receive_some(link);
     link->busy = 0;
     if (state < 0)
         return NULL;

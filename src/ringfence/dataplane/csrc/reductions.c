@@ -87,13 +87,17 @@ static int combine_by_torch(Execution *self, Step *step, Span target, Span opera
     return failed ? failed : check_operand_memory(self, step, 0); /* torch releases the GIL */
 }
 
+/* Whether these bytes are added here and not by torch, which wants memory that it may write. */
+int is_summed_here(Execution *self, Span target, Span operand, Span received) {
+    static const unsigned char sizes[] = {1, 4, 8, 4, 8, 2};
+    uintptr_t all = (uintptr_t)target.at | (uintptr_t)operand.at | (uintptr_t)received.at;
+    return self->sum_type != SUM_BY_TORCH && !(all & (uintptr_t)(sizes[self->sum_type] - 1));
+}
+
 static int combine(Execution *self, Step *step, Span to, Span mine, Span theirs) {
     char *target = to.at, *operand = mine.at, *received = theirs.at;
     Py_ssize_t length = theirs.length;
-    static const unsigned char sizes[] = {1, 4, 8, 4, 8, 2};
-    uintptr_t size = sizes[self->sum_type];
-    int aligned = !(((uintptr_t)target | (uintptr_t)operand | (uintptr_t)received) & (size - 1));
-    switch (aligned ? self->sum_type : SUM_BY_TORCH) {
+    switch (is_summed_here(self, to, mine, theirs) ? self->sum_type : SUM_BY_TORCH) {
     case SUM_F32: add_f32_bytes(target, operand, received, length); return 0;
     case SUM_F64: add_f64_bytes(target, operand, received, length); return 0;
     case SUM_I32: add_i32_bytes(target, operand, received, length); return 0;
@@ -103,11 +107,16 @@ static int combine(Execution *self, Step *step, Span to, Span mine, Span theirs)
     }
 }
 
+/* Add received bytes to the local operand. `stays_in_segment`: the target is not the chunk. */
+int reduce_to(Execution *self, Step *step, Py_ssize_t position, Span received, Span target, int stays_in_segment) {
+    if (check_operand_memory(self, step, stays_in_segment))
+        return -1;
+    return combine(self, step, target, chunk_span(self, step->other, position), received);
+}
+
 /* Add the opened payload of a REDUCE to the local operand. The sum replaces the payload if `stays_in_segment`, else the
  * chunk. */
 int reduce_segment(Execution *self, Step *step, Py_ssize_t position, Span received, int stays_in_segment) {
     Span target = stays_in_segment ? received : chunk_span(self, step->chunk, position);
-    if (check_operand_memory(self, step, stays_in_segment))
-        return -1;
-    return combine(self, step, target, chunk_span(self, step->other, position), received);
+    return reduce_to(self, step, position, received, target, stays_in_segment);
 }

@@ -1,5 +1,6 @@
 #include "chunks.h"
 #include "frames.h"
+#include "shared.h"
 #include "transfer.h"
 
 /* Write a frame's header and seal its payload, for this hop or as the origin. `in_place`: the segment already holds the
@@ -34,7 +35,7 @@ static int seal_frame(Execution *self, int index, Endpoint *link) {
     uint64_t counter;
     if (read_counter(link->pool->state, link->sealer, &counter))
         return -1;
-    Segment *segment = take_held(self, index, position); /* ciphertext to forward, or a sum to seal */
+    Segment *segment = take_held(self, index, position).segment; /* ciphertext to forward, or a sum to seal */
     int failed = 0, in_place = segment != NULL;
     ClockStart start = start_clock();
     if (segment == NULL && (segment = pool_take(self->pool)) == NULL)
@@ -57,37 +58,53 @@ static int seal_frame(Execution *self, int index, Endpoint *link) {
     return 0;
 }
 
-/* Write the rest of a frame; then seal and write the next segment that is ready. */
-static int send_next(Endpoint *link) {
+/* Put the next frame in `unsent` if its segment is ready. `shared`: whether headers of segments in shared memory are
+ * there already; then only another one may follow. 1: done; 0: there is none; -1: an exception is set. */
+static int put_next(Endpoint *link, int *shared) {
+    Execution *execution;
+    int index;
+    int state = queue_head(link, 1, &execution, &index);
+    if (state <= 0)
+        return state;
+    int with_others = *shared, failed = 0;
+    *shared = is_shared(execution, index, link);
+    state = step_is_ready(execution, index) && (*shared || !with_others);
+    if (state && *shared)
+        state = share_segment(execution, index, link);
+    else if (state)
+        state = seal_frame(execution, index, link) ? -1 : 1;
+    if (state > 0 && execution->progress[index].done + 1 == execution->progress[index].segments)
+        failed = queue_pop(link);
+    if (state > 0 && !failed)
+        failed = execution_advance(execution, index);
+    failed |= state < 0;
+    execution->failed |= failed != 0;
+    Py_DECREF(execution);
+    return failed ? -1 : state;
+}
+
+/* Write the rest of a frame; then seal and write the next segment that is ready, or share several of them. */
+int send_some(Endpoint *link) {
+    if (link->shared != NULL && endpoint_read_returns(link))
+        return -1;
     int state = endpoint_flush(link);
     if (state <= 0)
         return state;
-    Execution *execution;
-    int index;
-    state = queue_head(link, 1, &execution, &index);
-    if (state <= 0)
-        return state;
-    if (!step_is_ready(execution, index)) {
-        Py_DECREF(execution);
-        return 0;
-    }
-    int failed = seal_frame(execution, index, link);
-    if (!failed && execution->progress[index].done + 1 == execution->progress[index].segments)
-        failed = queue_pop(link);
-    if (!failed)
-        failed = execution_advance(execution, index);
-    execution->failed |= failed != 0;
-    Py_DECREF(execution);
-    if (failed)
+    int shared = 0, count = 0;
+    do
+        state = put_next(link, &shared);
+    while (state > 0 && shared && ++count < SEGMENTS_AT_ONCE);
+    if (state < 0)
         return -1;
+    int more = state > 0 || count; /* after a header of a shared segment comes, perhaps, a frame of another kind */
     state = endpoint_flush(link);
-    return state > 0 ? wake_if_queued(link) : state;
+    return state > 0 && more ? wake_if_queued(link) : state;
 }
 
 PyObject *core_send(PyObject *module, PyObject *object) {
     if (!is_endpoint(PyModule_GetState(module), object) || begin_transfer((Endpoint *)object))
         return NULL;
-    int failed = send_next((Endpoint *)object) < 0;
+    int failed = send_some((Endpoint *)object) < 0;
     ((Endpoint *)object)->busy = 0;
     if (failed)
         return NULL;

@@ -1,0 +1,405 @@
+"""Channels: how a collective is cut, what all ranks agree on, and engines with several channels in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from struct import pack
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.collectives import Buffer, Collective, Table, choose
+from ringfence.dataplane.request import PASS_BYTES, CollectiveRequest, Request
+from ringfence.errors import AuthenticationError, ConfigurationError, ProtocolError, RingfenceError
+from ringfence.keys import (
+    CHANNEL_LIMIT,
+    DIGEST_BYTES,
+    LINK_HELLO_SECONDS,
+    NONCE_BYTES,
+    SUSPICION_SECONDS,
+    Secret,
+    group_secret,
+)
+from ringfence.link.frames import Call
+from ringfence.link.hello import Hello, Lane, LinkSecrets
+from ringfence.link.segments import segment_count
+from ringfence.machines import Machines
+from ringfence.runtime.channels import ChannelEngine
+from ringfence.runtime.connection import Arrival
+from ringfence.runtime.engine import Engine
+from ringfence.runtime.events import Network
+from ringfence.runtime.link_keys import LinkKeys
+from ringfence.session import Session, _check_channels, _proposed
+from ringfence.settings import Settings
+from ringfence.transport.in_memory import Pipe
+from tests.memory_cluster import World, all_reduce, broadcast
+
+SMALL = 1 << 16  # channel_bytes of the clusters below
+
+
+class Channelled(World):
+    """A cluster in which every engine has further channels."""
+
+    def __init__(self, size: int, channels: int, machines: Machines = (), **options: Any) -> None:
+        self.further: list[ChannelEngine] = []
+        self._count = channels
+        self._machines = machines
+        super().__init__(size, table=Table(channels=channels, channel_bytes=SMALL), **options)
+        self.engines += self.further  # the test drives them all
+
+    def _networks(self, link_keys: Any) -> list[Network]:
+        networks = [self.wires.network(rank) for rank in range(len(link_keys))]
+        for network in networks:
+            network.machines = self._machines
+        return list(networks)
+
+    def _serve(self, rank: int, engine: Engine) -> None:
+        super()._serve(rank, engine)
+        made = [ChannelEngine(engine, number, self.wires.network(rank)) for number in range(1, self._count)]
+        engine.open_channels(made)
+        self.further += made
+
+    def settle(self) -> None:
+        """Drive until nothing moves."""
+        self.run([Request(Call(0), float("inf"))])
+
+    def sent(self, rank: int) -> list[int]:
+        """The payload that a worker has sent on each channel."""
+        engines = [self.engines[rank], *(each for each in self.further if each.rank == rank)]
+        return [sum(link.payload_sent for link in each.communicators.links()) for each in engines]
+
+
+def request_of(kind: Collective, longest: int, size: int = 2, dtype: torch.dtype = torch.uint8) -> CollectiveRequest:
+    schedule = choose(kind, size, 0, 0, longest, Table())
+    parts = {Buffer.DATA: [memoryview(bytearray(longest)), memoryview(bytearray(longest // 2))]}
+    return CollectiveRequest(Call(kind), 0.0, None, schedule, parts, dtype, None)
+
+
+# -- the cut ---------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from([Collective.ALL_REDUCE, Collective.BROADCAST, Collective.GATHER]),
+    st.integers(1, 40 << 20),
+    st.integers(2, 5),
+    st.integers(1, CHANNEL_LIMIT),
+    st.integers(0, 4 << 20),
+)
+@settings(max_examples=60, deadline=None)
+def test_passes_cover_every_byte_once_on_alternating_channels(
+    kind: Collective, longest: int, size: int, channels: int, single: int
+) -> None:
+    request = request_of(kind, longest, size)
+    before = request.passes
+    request.spread(channels, single)
+    if channels == 1 or longest <= single:
+        assert (request.passes, request.channels) == (before, 1)
+    else:
+        assert request.passes % channels == 0 and before <= request.passes < before + channels
+        assert {request.channel(index) for index in range(request.passes)} == set(range(channels))
+    covered, next_segment = [0, 0], 0
+    for index in range(request.passes):
+        slices = request.slices(index)
+        assert slices is not None
+        for which, part in enumerate(slices[Buffer.DATA]):
+            covered[which] += len(part)
+            assert covered[which] % 4096 == 0 or covered[which] == len(request.parts[Buffer.DATA][which])
+        assert index == 0 or request.first_segment(index) >= next_segment
+        next_segment = request.first_segment(index) + segment_count(len(slices[Buffer.DATA][0]))
+        if size > 2 and kind is not Collective.GATHER:
+            assert len(slices[Buffer.DATA][0]) <= PASS_BYTES  # the bound of memory holds
+    assert covered == [longest, longest // 2]
+
+
+@pytest.mark.parametrize("kind", [Collective.ALL_TO_ALL, Collective.BARRIER])
+def test_some_collectives_stay_on_one_channel(kind: Collective) -> None:
+    request = request_of(kind, 8 << 20)
+    request.spread(4, 0)
+    assert (request.passes, request.channels) == (1, 1)
+
+
+# -- agreement -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, CHANNEL_LIMIT), st.integers(0, 2**64 - 1))
+def test_a_table_round_trip(channels: int, single: int) -> None:
+    table = Table(channels=channels, channel_bytes=single)
+    assert table.to_bytes() == pack(">B10Q", 2, *astuple(table))
+    assert Table.from_bytes(table.to_bytes()) == table
+
+
+@pytest.mark.parametrize("channels", [0, CHANNEL_LIMIT + 1, 2**64 - 1])
+def test_a_table_with_a_number_that_no_link_has_is_refused(channels: int) -> None:
+    with pytest.raises(ProtocolError, match="a link has 1 to 8"):
+        Table.from_bytes(replace(Table(), channels=channels).to_bytes())
+
+
+def test_a_table_of_another_version_is_refused() -> None:
+    encoded = Table().to_bytes()
+    with pytest.raises(ProtocolError, match="version 1; this worker supports 2"):
+        Table.from_bytes(b"\1" + encoded[1:])
+    with pytest.raises(ProtocolError, match="has 81 bytes, this one has 65"):
+        Table.from_bytes(b"\1" + encoded[1:65])
+
+
+@pytest.mark.parametrize("value", ["0", "9", "two", "-1", "1.5", " 2", "1000000000000"])
+def test_a_setting_that_no_link_has_is_refused(value: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"RINGFENCE_CHANNELS=.*: write a number from 1 to 8"):
+        Settings.without_credentials({"RINGFENCE_CHANNELS": value})
+
+
+def test_the_setting_of_rank_0_is_the_tables() -> None:
+    table = _proposed(Session.table, Settings.without_credentials({"RINGFENCE_CHANNELS": "3"}))
+    assert table == Table(channels=3) and _proposed(Session.table, Settings()) == Table()
+    for same in ({}, {"RINGFENCE_CHANNELS": ""}, {"RINGFENCE_CHANNELS": "3"}):
+        _check_channels(table, Settings.without_credentials(same))
+    with pytest.raises(ConfigurationError, match="RINGFENCE_CHANNELS is 2 here, and rank 0 gave the run 3"):
+        _check_channels(table, Settings.without_credentials({"RINGFENCE_CHANNELS": "2"}))
+
+
+# -- engines in memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "channels"), [(2, 2), (2, 8), (3, 2), (5, 3)])
+def test_an_all_reduce_over_channels(size: int, channels: int) -> None:
+    world = Channelled(size, channels)
+    tensors = [torch.arange(600_001, dtype=torch.float64) * (rank + 1) for rank in range(size)]
+    expected = sum((each.clone() for each in tensors), torch.zeros(600_001, dtype=torch.float64))
+    requests = [
+        world.submit(world.communicators[rank], all_reduce(world.communicators[rank], tensors[rank]))
+        for rank in range(size)
+    ]
+    world.run(requests)
+    assert all(request.done and request.error is None for request in requests)
+    assert all(torch.equal(tensor, expected) for tensor in tensors)
+    for rank in range(size):
+        sent = world.sent(rank)
+        assert len(sent) == channels and max(sent) < 1.5 * min(sent)
+        peers = world.engines[rank].counters().peers
+        assert sum(peer.payload_sent for peer in peers) == sum(sent)
+
+
+def test_each_channel_has_keys_and_an_instance_of_its_own() -> None:
+    world = Channelled(2, 3)
+    for communicator in world.communicators.values():
+        world.submit(communicator, all_reduce(communicator, torch.ones(200_000)))
+    world.settle()
+    engines = [world.engines[0], *(each for each in world.further if each.rank == 0)]
+    groups = [next(iter(engine.communicators.active.values())) for engine in engines]
+    assert len({group.instance for group in groups}) == 3
+    assert len({group.origin._instance.reveal() for group in groups if group.origin._instance}) == 3
+    made: list[Any] = [link.sealer for group in groups for link in group.links()]
+    sealers = [each._secret.reveal() for each in made]
+    assert len(set(sealers)) == len(sealers) == 6
+    assert {link._hello.channel for group in groups for link in group.outboxes.values()} == {0, 1, 2}
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32), st.integers(0, 7), st.integers(0, 7))
+def test_channels_never_share_an_instance_secret(drawn: bytes, digest: bytes, one: int, other: int) -> None:
+    """Whatever members contribute, also if it is the same on both channels."""
+    session = Secret(bytes(32))
+    same = group_secret(session, drawn, digest, one) == group_secret(session, drawn, digest, other)
+    assert same == (one == other)
+
+
+def test_a_small_collective_uses_channel_0_only() -> None:
+    world = Channelled(2, 2)
+    requests = [world.submit(each, all_reduce(each, torch.ones(1000))) for each in world.communicators.values()]
+    world.run(requests)
+    assert all(request.done for request in requests)
+    assert world.sent(0)[1] == 0 and not world.further[0].communicators.links()
+
+
+def test_members_on_one_machine_have_one_channel() -> None:
+    world = Channelled(3, 2, machines=((0, 1), (2,)))
+    assert not any(communicator.channels for communicator in world.communicators.values())
+    apart = world.add_communicator("apart", (0, 2))
+    assert all(len(communicator.channels) == 1 for communicator in apart.values())
+
+
+def test_a_removed_group_is_refused_on_every_channel() -> None:
+    world = Channelled(2, 2)
+    gone = world.add_communicator("gone", (0, 1))
+    world.settle()
+    world.engines[1].remove_communicator(gone[1])
+    request = world.submit(gone[0], broadcast(gone[0], torch.ones(200_000)))
+    world.run([request])
+    assert "destroyed group 'gone'" in str(request.error)
+
+
+def test_a_group_that_is_removed_leaves_no_pass_behind() -> None:
+    world = Channelled(2, 2)
+    world.run([world.submit(each, all_reduce(each, torch.ones(200_000))) for each in world.communicators.values()])
+    request = world.submit(world.communicators[0], all_reduce(world.communicators[0], torch.ones(200_000)))
+    world.settle()  # worker 1 has not called it
+    channel = world.further[0]
+    assert channel.passes == 1 and channel.busy() and not request.done
+    world.engines[0].remove_communicator(world.communicators[0])
+    assert "pending when its group was destroyed" in str(request.error)
+    assert channel.passes == 0 and not any(link.open for link in channel.communicators.links())
+
+
+@pytest.mark.promise("A failure of one channel makes every worker raise.")
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_flipped_bit_on_any_channel_fails_all_workers(size: int) -> None:
+    for channel in range(2):
+        world = Channelled(size, 2)
+        tensors = [torch.ones(200_000) for _ in range(size)]
+        hit: list[Pipe] = []
+
+        def flip(pipe: Pipe, data: bytes, world: Channelled = world, channel: int = channel, hit: Any = hit) -> bytes:
+            streams: list[Any] = [
+                link.stream
+                for engine in world.engines
+                if engine.channel == channel
+                for link in engine.communicators.links()
+            ]
+            if not hit and len(data) > 40_000 and any(each is not None and each.outgoing is pipe for each in streams):
+                hit.append(pipe)
+                return data[:30_000] + bytes([data[30_000] ^ 1]) + data[30_001:]
+            return data
+
+        requests = [world.submit(each, all_reduce(each, tensors[rank])) for rank, each in world.communicators.items()]
+        world.run(requests, flip)
+        assert hit and all(request.error is not None for request in requests)
+        assert sum("does not authenticate" in str(request.error) for request in requests) == size
+        assert all(
+            engine.failed and not any(link.open for link in engine.communicators.links()) for engine in world.engines
+        )
+
+
+def test_a_connection_that_ends_on_a_channel_fails_all_workers() -> None:
+    world = Channelled(3, 2)
+    first = [world.submit(each, all_reduce(each, torch.ones(300_000))) for each in world.communicators.values()]
+    world.run(first)
+    lost = next(iter(world.further[1].communicators.active.values())).outboxes[2]  # the next in the ring
+    assert lost.stream is not None
+    lost.stream.close()
+    requests = [world.submit(each, all_reduce(each, torch.ones(300_000))) for each in world.communicators.values()]
+    world.run(requests)
+    world.wait(SUSPICION_SECONDS + 1)
+    world.run(requests)
+    assert all(isinstance(request.error, RingfenceError) for request in requests)
+
+
+def test_a_channel_blames_nobody_while_another_worker_owes_channel_0_an_answer() -> None:
+    world = Channelled(3, 2)
+    requests = [world.submit(each, all_reduce(each, torch.ones(300_000))) for each in world.communicators.values()]
+    world.run(requests)
+    primary, channel = world.engines[0], next(each for each in world.further if each.rank == 0)
+    lost = next(iter(channel.communicators.active.values())).outboxes[1]
+    primary.on_unanswered(frozenset({2}))
+    channel.suspect(lost, "worker 1 is gone")
+    world.wait(SUSPICION_SECONDS + 0.1)
+    world.settle()
+    assert not channel.failed and not primary.failed
+    primary.on_unanswered(frozenset())
+    world.wait(SUSPICION_SECONDS + 0.1)
+    world.settle()
+    assert str(channel.failure) == "worker 1 is gone" and primary.failed
+
+
+def test_a_worker_that_left_is_missed_on_every_channel() -> None:
+    world = Channelled(3, 2)
+    requests = [
+        world.submit(world.communicators[rank], broadcast(world.communicators[rank], torch.ones(400_000), 2))
+        for rank in (0, 1)
+    ]
+    world.engines[2].leave()
+    world.run(requests)
+    world.wait(LINK_HELLO_SECONDS + 1)
+    world.run(requests)
+    assert all("worker 2 left the run" in str(request.error) for request in requests)
+    assert all(engine.failed for engine in world.engines)
+
+
+def test_a_connection_on_its_way_to_a_channel_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has sent all and left is not lost, though the channel has not taken over its connection yet."""
+    world = Channelled(2, 2)
+    channel, posted = world.further[0], list[Callable[[], None]]()
+    monkeypatch.setattr(channel, "post", posted.append)
+    group = bytes(DIGEST_BYTES)  # one that this worker has not created yet
+    hello = Hello(1, 0, Lane.COLLECTIVE, group, bytes(NONCE_BYTES), channel=1)
+    channel.adopt(Arrival(hello, world.wires.connect(1, 0), LinkSecrets(Secret(bytes(32)), Secret(bytes(32)))))
+    assert channel.is_connecting(1, Lane.COLLECTIVE, group)
+    assert not channel.is_connecting(1, Lane.COLLECTIVE, bytes([1]) * DIGEST_BYTES)
+    posted.pop()()
+    assert not channel.is_connecting(1, Lane.COLLECTIVE, group) and not posted
+
+
+def test_a_worker_is_verified_before_a_channel_is_dialled() -> None:
+    """The verification is channel 0's; the link of the other channel waits for it."""
+    world = Channelled(2, 2)
+    dialled: list[int] = []
+
+    class Link:
+        worker, needed = 1, True
+
+        def dial(self) -> None:
+            dialled.append(self.worker)
+
+    channel, acceptor = world.further[0], world.engines[0].acceptor
+    assert channel.may_dial(Link())
+    acceptor.needs_no_verification = lambda worker: worker in acceptor.verified  # type: ignore[method-assign]
+    waiting: list[Any] = []
+    acceptor.may_dial = lambda link: waiting.append(link) or False  # type: ignore[method-assign,func-returns-value]
+    assert not channel.may_dial(Link())
+    world.settle()
+    assert len(waiting) == 1 and waiting[0].needed and not dialled
+    waiting[0].dial()
+    world.settle()
+    assert dialled == [1]
+
+
+# -- hellos ----------------------------------------------------------------------------------------------------------------
+
+
+def greet(world: Channelled, **changes: Any) -> Any:
+    """Dial worker 1 as worker 0 would; return the reply, or None if the connection was closed."""
+    hello = Hello(0, 1, Lane.COLLECTIVE, world.communicators[0].digest, bytes(NONCE_BYTES))._replace(**changes)
+    stream = world.wires.connect(0, 1)
+    stream.send(memoryview(world.engines[0].keys.hello_bytes(hello)))
+    world.settle()
+    reply = memoryview(bytearray(1248))
+    try:
+        return bytes(reply) if stream.recv_into(reply) == 1248 else None
+    except BlockingIOError:
+        return "nothing"
+
+
+def test_a_hello_for_a_channel_of_the_run_is_answered() -> None:
+    world = Channelled(2, 3)
+    assert all(isinstance(greet(world, channel=number), bytes) for number in range(3))
+
+
+@pytest.mark.promise("A hello for a channel that the run does not have is refused before anything is computed for it.")
+@pytest.mark.parametrize("change", [{"channel": 3}, {"channel": 7}, {"channel": 8}, {"channel": 255}])
+def test_a_hello_for_another_channel_is_refused(change: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Channelled(2, 3)
+    answered: list[Hello] = []
+    monkeypatch.setattr(LinkKeys, "reply", lambda self, hello, nonce: answered.append(hello))
+    assert greet(world, **change) is None
+    assert greet(Channelled(2, 1), channel=1) is None
+    assert not answered
+
+
+@pytest.mark.parametrize("lane", [lane for lane in Lane if lane is not Lane.COLLECTIVE])
+def test_only_collective_links_have_channels(lane: Lane) -> None:
+    keys = World(2).engines[0].keys
+    with pytest.raises(AuthenticationError, match="a channel that no link has"):
+        keys.read_hello(keys.hello_bytes(Hello(0, 1, lane, bytes(32), bytes(32), 1)))
+
+
+def test_a_second_connection_for_a_channel_is_an_error() -> None:
+    world = Channelled(2, 2)
+    requests = [world.submit(each, all_reduce(each, torch.ones(200_000))) for each in world.communicators.values()]
+    world.run(requests)
+    again = next(iter(next(iter(world.further[0].communicators.active.values())).outboxes.values()))
+    again.close()
+    again.dial()
+    world.settle()
+    assert "dialled the same link twice" in str(world.engines[1].failure)
