@@ -10,7 +10,7 @@ from tests import device
 from tests.conformance.cases import Case, every_type, every_view, large_cases
 from tests.conformance.collectives import RIGHT, play
 from tests.conformance.test_collectives import PAIRWISE, Numbered
-from tests.pool import Pool
+from tests.pool import IN_SHARED_MEMORY, ON_TWO_MACHINES, Pool
 
 pytestmark = pytest.mark.processes
 
@@ -21,9 +21,11 @@ def play_on_device(cases: Sequence[tuple[int, Case]], jitter: float, confidentia
         return play(cases, mine)
 
 
-def unexpected(pool: Pool, cases: Numbered, jitter: float = 0.0, confidential: bool = False) -> list[str]:
+def unexpected(
+    pool: Pool, cases: Numbered, jitter: float = 0.0, confidential: bool = False, backend: str = "ringfence"
+) -> list[str]:
     (world,) = {case.world for _, case in cases}
-    ranks = pool.check(play_on_device, world, "ringfence", (cases, jitter, confidential), 240)
+    ranks = pool.check(play_on_device, world, backend, (cases, jitter, confidential), 240)
     reports = [{rank[index] for rank in ranks} - {None} for index in range(len(cases))]
     return [f"{case}: {each}" for (_, case), each in zip(cases, reports, strict=True) if each != {RIGHT}]
 
@@ -37,11 +39,15 @@ def test_every_view_and_way_to_wait(devices: Pool, confidential: bool) -> None:
     assert not unexpected(devices, list(enumerate(every_view(3))), 1e-4, confidential)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 5])
-def test_pairwise(devices: Pool, world: int) -> None:
-    assert not unexpected(devices, [(number, case) for number, case in PAIRWISE if case.world == world], 1e-4)
+@pytest.mark.parametrize(
+    ("world", "way"),
+    [*((world, "ringfence") for world in (1, 2, 4, 5)), (4, IN_SHARED_MEMORY), (5, ON_TWO_MACHINES)],
+)
+def test_pairwise(devices: Pool, world: int, way: str) -> None:
+    cases = [(number, case) for number, case in PAIRWISE if case.world == world]
+    assert not unexpected(devices, cases, 1e-4, backend=way)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_large(devices: Pool, world: int) -> None:
-    assert not unexpected(devices, list(enumerate(large_cases(world))))
+@pytest.mark.parametrize(("world", "way"), [(2, "ringfence"), (4, "ringfence"), (4, IN_SHARED_MEMORY)])
+def test_large(devices: Pool, world: int, way: str) -> None:
+    assert not unexpected(devices, list(enumerate(large_cases(world))), backend=way)

@@ -18,6 +18,7 @@ from torch.futures import Future
 
 from ringfence.backend import work as work_module
 from ringfence.backend.work import RingfenceWork
+from ringfence.dataplane.request import CollectiveRequest
 from ringfence.lab import accelerator
 from ringfence.staging import collective, slots, transfer
 from ringfence.staging.call import StagedCall
@@ -202,6 +203,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 _DOWN = ("_advance_lane", "fetch")  # continuations of `caller_reached` before copies to the host
 _caller_reached = StagedCall.caller_reached
+_spread = CollectiveRequest.spread
 _copy_down, _copy_up, _end = StagedCall.copy_down, StagedCall.copy_up, StagedCall.end
 
 
@@ -264,12 +266,17 @@ FAULTS: dict[str, tuple[Any, str, Any, tuple[Scenario, ...]]] = {  # where it is
 
 @contextlib.contextmanager
 def small_slots() -> Iterator[None]:
-    """Three slots of 256 KiB, so that calls take many passes. For a device whose slots have not been used yet."""
+    """Three slots of 256 KiB, so that calls take many passes, which channels share. For a device without used slots."""
+
+    def spread(self: CollectiveRequest, channels: int, single: int) -> None:
+        _spread(self, channels, min(single, 256 << 10))
+
     with (
         mock.patch.object(slots, "SLOT_BYTES", 256 << 10),
         mock.patch.object(slots, "SLOTS", 3),
         mock.patch.object(collective, "SLOT_BYTES", 256 << 10),
         mock.patch.object(transfer, "_SEGMENTS_PER_PIECE", 1),
+        mock.patch.object(CollectiveRequest, "spread", spread),
     ):
         yield
 
