@@ -353,9 +353,15 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 }
 
 
+@cache
+def once(name: str) -> str:
+    """A fresh table; one that stands on several pages is made once."""
+    return TABLES[name]()
+
+
 def filled(text: str) -> str:
     """The text with a fresh table at each marker; a marker that names no table is a mistake."""
-    return generated.filled(text, "plan", lambda name: TABLES[name]())
+    return generated.filled(text, "plan", once)
 
 
 def main() -> int:
