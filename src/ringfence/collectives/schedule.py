@@ -12,8 +12,9 @@ matches the peer's k-th RECV or REDUCE from this rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 
@@ -55,7 +56,7 @@ class Dependency(NamedTuple):
     by_segment: bool  # same chunk on both sides: segment s waits for segment s. Otherwise: for the whole step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schedule:
     name: str
     identifier: int  # on the wire, in the call descriptor
@@ -64,12 +65,16 @@ class Schedule:
     chunks: tuple[Place, ...]
     steps: tuple[Step, ...]
     scratch: tuple[Place, ...] = ()
-    dependencies: tuple[tuple[Dependency, ...], ...] = field(init=False)
-    cuts: tuple[int, ...] = field(init=False)  # by Buffer: its number of parts; 0: not used by this rank
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dependencies", _dependencies(self.chunks, self.steps))
-        object.__setattr__(self, "cuts", _cuts(self.chunks, len(self.scratch)))
+    @cached_property
+    def dependencies(self) -> tuple[tuple[Dependency, ...], ...]:
+        """For each step, the earlier steps it must follow. Made when a schedule is executed; to cost one, none are needed."""
+        return _dependencies(self.chunks, self.steps)
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """By Buffer: its number of parts; 0: not used by this rank."""
+        return _cuts(self.chunks, len(self.scratch))
 
     def parts(self, buffer: Buffer) -> int:
         """The number of parts of this buffer; 0 if this rank does not use it."""
