@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import ringfence
 from tests.attack.test_shared_memory import shared_files
 from tests.integration import device_scenarios
 from tests.integration.device_scenarios import FAULTS, SCENARIOS
 from tests.integration.test_channels import channels, sent_by_channel
-from tests.integration.test_counters import counted, total
 from tests.pool import IN_SHARED_MEMORY, Pool
 
 pytestmark = pytest.mark.processes
@@ -36,7 +36,7 @@ def sent_on_the_second_channel() -> int:
 
 
 def sent_sealed() -> int:
-    return total(counted(), "payload_sent") - total(counted(), "local_sent")
+    return sum(peer.sealed_sent for peer in ringfence.counters().peers)
 
 
 WAYS = {
