@@ -1,11 +1,16 @@
-"""Fixtures for all tests: the worker pool, the backend under test, and whether long tests run in full."""
+"""Fixtures for all tests: the worker pool, the backend under test, and whether long tests run in full.
+
+`--fast` and `--rest` divide the tests in two: those that start no process and take at most a second or two, and all others.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,7 +19,9 @@ from tests.pool import IN_SHARED_MEMORY, ON_TWO_MACHINES, Pool
 
 settings.register_profile("ringfence", deadline=None)  # a machine that others use too is not a finding
 settings.load_profile("ringfence")
-LEFT_OUT = ("processes", "slow")  # of --fast
+TESTS = Path(__file__).parent
+WITHIN_ONE_PROCESS = ("unit", "vectors", "fuzz")  # folders of tests that start no process, but for marked ones
+NOT_FAST = ("processes", "slow", "exhaustive", "nightly")  # of those folders
 LONG = (  # few and long tests. They begin first: begun last, one of these files would run alone at the end
     "test_frameworks.py",
     "test_strategies.py",
@@ -41,8 +48,10 @@ SPREAD = ("test_collectives.py", "test_groups.py", "test_order.py")  # and on tw
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only tests that start no process")
+    parser.addoption("--fast", action="store_true", help="only tests that start no process and take few seconds")
+    parser.addoption("--rest", action="store_true", help="only tests that --fast leaves out")
     parser.addoption("--full", action="store_true", help="long tests at their full length")
+    parser.addoption("--failures", type=Path, metavar="FILE", help="write what failed to a file, for scripts.retry")
     parser.addoption(
         "--backend",
         choices=(*BACKENDS, *ON_MACHINES),
@@ -61,15 +70,47 @@ def refuse_processes(event: str, _: tuple[object, ...]) -> None:
         raise RuntimeError("a test that starts a process needs the marker `processes`")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --rest, don't import a file of which --fast runs every test."""
+    if config.getoption("--rest") and collection_path.suffix == ".py" and has_fast_tests(collection_path):
+        text = collection_path.read_text()
+        return not any(f"mark.{name}" in text for name in NOT_FAST) and "exhaustive" not in text
+    return None
+
+
+def has_fast_tests(path: Path) -> bool:
+    return path.relative_to(TESTS).parts[0] in WITHIN_ONE_PROCESS if path.is_relative_to(TESTS) else False
+
+
+def is_fast(item: pytest.Item) -> bool:
+    return has_fast_tests(item.path) and not any(item.get_closest_marker(name) for name in NOT_FAST)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         if "exhaustive" in getattr(item, "fixturenames", ()):
             item.add_marker("exhaustive")
-    if config.getoption("--fast"):
-        left_out = [item for item in items if any(item.get_closest_marker(name) for name in LEFT_OUT)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not any(item.get_closest_marker(name) for name in LEFT_OUT)]
+        # `--dist loadgroup` runs a group in one process: a file's tests share its fixtures.
+        item.add_marker(pytest.mark.xdist_group("alone" if item.get_closest_marker("alone") else item.path.stem))
+    for option, wanted in (("--fast", True), ("--rest", False)):
+        if config.getoption(option):
+            config.hook.pytest_deselected(items=[item for item in items if is_fast(item) is not wanted])
+            items[:] = [item for item in items if is_fast(item) is wanted]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write one JSON object a line: the test that failed and the text of its failure."""
+    file = config.getoption("--failures")
+    if file is not None:
+        reports = [each for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, ())]
+        file.write_text("".join(json.dumps(failure_of(each)) + "\n" for each in reports))
+
+
+def failure_of(report: pytest.TestReport) -> dict[str, str]:
+    groups = ("@alone", f"@{Path(report.location[0]).stem}")  # appended by `--dist loadgroup`
+    test = next((report.nodeid.removesuffix(group) for group in groups if report.nodeid.endswith(group)), report.nodeid)
+    return {"test": test, "text": report.longreprtext}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
