@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -111,16 +112,26 @@ def test_many_asynchronous_collectives_do_not_deadlock(pool: Pool, env: dict[str
     assert pool.check(many_at_once, 2, args=(16000,), env=env, renew=True) == [4000.0] * 2
 
 
-def without_key() -> tuple[list[str], int]:
-    before = set(Path("/proc/net/unix").read_text().splitlines())
+def bound_sockets() -> tuple[list[str], int]:
+    """Ask for Gloo groups; return what they are, and how many abstract sockets of ringfence this process bound for them."""
+    names: list[bytes] = []
+
+    def record(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "socket.bind" and isinstance(arguments[1], bytes):
+            names.append(arguments[1])
+
+    sys.addaudithook(record)
     groups = [dist.new_group(backend=name) for name in ("gloo", "cpu:gloo")]
-    added = set(Path("/proc/net/unix").read_text().splitlines()) - before
-    return [kind(group).split()[0] for group in groups], sum("@ringfence/1" in line for line in added)
+    return [kind(group).split()[0] for group in groups], sum(name.startswith(b"\0ringfence/1") for name in names)
 
 
 @pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
-def test_without_the_key_everything_is_sealed(pool: Pool) -> None:
-    assert pool.check(without_key, 2, renew=True) == [(["RingfenceProcessGroup"] * 2, 0)] * 2
+def test_without_the_key_everything_is_sealed(pool: Pool, env: dict[str, str]) -> None:
+    """And no worker listens for the proof that others are on its machine; with the key, it does for each group."""
+    with pool.fresh() as fresh:  # an audit hook stays until its process ends
+        assert fresh.check(bound_sockets, 2) == [(["RingfenceProcessGroup"] * 2, 0)] * 2
+    with pool.fresh() as fresh:
+        assert fresh.check(bound_sockets, 2, env=env) == [(["inside"] * 2, 2)] * 2
 
 
 def asks_for_gloo() -> str:
