@@ -6,36 +6,16 @@ It has a port for each worker, at which all other workers dial that worker's lin
 from __future__ import annotations
 
 import contextlib
-import secrets
 import socket
 import threading
 from collections.abc import Callable
 from typing import Any, Self
 
+from tests import ports
 from tests.attack.attacker import Attacker, AttackPlan
 from tests.attack.wire_messages import Wire
 
 HOST = "127.0.0.1"
-PORTS_EACH = 8  # a worker's range: its link listener takes the first, its admission listener another
-
-
-def free_ports(count: int) -> list[int]:
-    """Return the first ports of free ranges below the kernel's ephemeral ports."""
-    found: list[int] = []
-    while len(found) < count:
-        first = 10_000 + PORTS_EACH * secrets.randbelow(2_750)
-        if first not in found and all(_is_free(port) for port in range(first, first + PORTS_EACH)):
-            found.append(first)
-    return found
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((HOST, port))
-        except OSError:  # in use, or by a connection that ended a moment ago
-            return False
-    return True
 
 
 class Relay(Attacker):
@@ -44,7 +24,7 @@ class Relay(Attacker):
     def __init__(self, world: int, plan: AttackPlan) -> None:
         super().__init__(plan)
         self._lock = threading.Lock()  # one message at a time
-        self._targets = free_ports(world)
+        self._targets = [ports.block() for _ in range(world)]  # a worker's link listener takes the first of its ports
         self._sinks: dict[int, socket.socket] = {}
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -57,10 +37,10 @@ class Relay(Attacker):
         """Return the variables that make each worker listen where the relay expects it and advertise the relay."""
         return [
             {
-                "RINGFENCE_PORTS": f"{first}-{first + PORTS_EACH - 1}",
+                "RINGFENCE_PORTS": f"{block[0]}-{block[-1]}",
                 "RINGFENCE_ADVERTISE": f"{HOST}:{listener.getsockname()[1]}",
             }
-            for first, listener in zip(self._targets, self._listeners, strict=True)
+            for block, listener in zip(self._targets, self._listeners, strict=True)
         ]
 
     def __enter__(self) -> Self:
@@ -75,6 +55,8 @@ class Relay(Attacker):
             assert not thread.is_alive()
         for end in [*self._listeners, *self._sockets]:
             end.close()
+        for block in self._targets:
+            ports.release(block)
         assert not self._trouble
 
     def stop_attacking(self) -> None:
@@ -94,7 +76,7 @@ class Relay(Attacker):
 
     def dial(self, receiver: int, data: bytes) -> None:
         with contextlib.suppress(OSError):
-            connection = socket.create_connection((HOST, self._targets[receiver]))
+            connection = socket.create_connection((HOST, self._targets[receiver][0]))
             self._sockets.append(connection)
             connection.sendall(data)
 
@@ -112,7 +94,7 @@ class Relay(Attacker):
             except OSError:  # the listener was closed
                 return
             try:
-                worker = socket.create_connection((HOST, self._targets[rank]))
+                worker = socket.create_connection((HOST, self._targets[rank][0]))
             except OSError as error:
                 self._trouble.append(f"worker {rank} does not listen at its port: {error}")
                 dialler.close()

@@ -20,8 +20,9 @@ import pytest
 import torch.distributed as dist
 
 from ringfence.private_files import new_secret_file
+from tests import ports
 from tests.attack.launched import RINGFENCE, answer_to, says_nothing, store_query
-from tests.integration.test_readme import environment, free_port
+from tests.integration.test_readme import environment
 
 ATTACK_SECONDS = 90.0  # for a launcher to start and to unpickle
 REFUSED_SECONDS = 3.0  # stock torchrun reads its state ten times in a second
@@ -141,7 +142,7 @@ def test_the_attack_runs_code_in_torchrun(tmp_path: Path) -> None:
 )
 @pytest.mark.timeout(300)
 def test_the_attack_runs_no_code_in_ringfence_run(tmp_path: Path) -> None:
-    mark, port = tmp_path / "mark", free_port()
+    mark, port = tmp_path / "mark", ports.port()
     options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "attacked"]
     endpoint = ["--rdzv-endpoint", f"127.0.0.1:{port}"]
     commands = [[*RINGFENCE, "run", *options, *endpoint, "--node-rank", str(rank)] for rank in range(2)]

@@ -21,6 +21,7 @@ from ringfence.cli.checks.check import Check, bad
 from ringfence.errors import ConfigurationError
 from ringfence.private_files import load_secret
 from ringfence.settings import Settings
+from tests import ports
 from tests.cli.command import ringfence, unprivileged
 from tests.unit import token_mint
 
@@ -90,8 +91,7 @@ def test_ports_that_are_used_up_are_found() -> None:
 
 
 def test_one_port_is_too_few_for_a_worker_with_children(secret: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = ports.port()
     done = ringfence("doctor", RINGFENCE_SECRET_FILE=str(secret), RINGFENCE_PORTS=str(port))
     assert done.returncode == 1, done.stdout
     assert f"cannot listen on ports {port}-{port} of 127.0.0.1: Address already in use" in done.stdout

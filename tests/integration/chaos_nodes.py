@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ringfence.private_files import new_secret_file
-from tests.integration.test_readme import environment, free_port
+from tests import ports
+from tests.integration.test_readme import environment
 
 Launcher = Literal["ringfence", "torchrun", "torchrun-c10d"]
 LAUNCHERS: tuple[Launcher, ...] = ("ringfence", "torchrun", "torchrun-c10d")
@@ -83,7 +84,7 @@ class Nodes:
         self.events: list[dict[str, Any]] = []
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self._run = uuid.uuid4().hex
-        self._port = free_port()
+        self._port = ports.port()
         self._starts = 0
         self._offset = 0
         self._partial = b""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests import ports
 from tests.pool import Failure, Pool, values
 
 HOSTS = "127.0.0.1 localhost\n127.0.0.1 four.example\n::1 six.example\n"
@@ -31,14 +31,9 @@ def add() -> float:
     return tensor[0].item()
 
 
-def free_port(host: str) -> int:
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize(("name", "host"), [("four.example", "127.0.0.1"), ("six.example", "::1")])
 def test_a_worker_is_dialled_by_its_name(pair: Pool, name: str, host: str) -> None:
-    port = free_port(host)
+    port = ports.port()
     named = {
         "RINGFENCE_INTERFACE": host,
         "RINGFENCE_PORTS": str(port),
@@ -70,10 +65,10 @@ def test_an_unreachable_address_is_reported_with_its_worker(pair: Pool) -> None:
 
 
 def test_a_parent_that_advertises_a_name_is_found_by_it(pair: Pool) -> None:
-    port = free_port("::1")
+    block = ports.block()
     named = {
         "RINGFENCE_INTERFACE": "::1",
-        "RINGFENCE_ADVERTISE": f"six.example:{port}",
-        "RINGFENCE_PORTS": f"{port}-{port + 20}",
+        "RINGFENCE_ADVERTISE": f"six.example:{block[0]}",
+        "RINGFENCE_PORTS": f"{block[0]}-{block[-1]}",
     }
     assert values(pair.join("ringfence", 2, env=[named, {"RINGFENCE_INTERFACE": "::1"}])) == [None, None]

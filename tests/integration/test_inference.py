@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.test_readme import MARKED, ROOT, completed, environment, free_port
+from tests import ports
+from tests.integration.test_readme import MARKED, ROOT, completed, environment
 
 GUIDE = (ROOT / "docs" / "guides" / "inference.md").read_text()
 EXAMPLE = ROOT / "examples" / "generate_tensor_parallel.py"
@@ -36,7 +37,7 @@ def test_two_workers_generate_the_tokens_of_one_process(
         variables["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (commands,) = MARKED.findall(GUIDE)
-    script = commands.replace("29500", str(free_port())).rstrip() + f" --device {kind}"
+    script = commands.replace("29500", str(ports.port())).rstrip() + f" --device {kind}"
     done = completed(["bash", "-euo", "pipefail", "-c", script], tmp_path, variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 2 workers, run " in done.stderr

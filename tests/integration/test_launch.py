@@ -27,8 +27,8 @@ from ringfence.keys import CALL_BYTES
 from ringfence.launch.handler import SealedRendezvous, create
 from ringfence.launch.messages import Call, Operation
 from ringfence.private_files import new_secret_file
+from tests import ports
 from tests.cli.command import ringfence
-from tests.integration.test_readme import free_port
 
 SET_BY_AGENTS = ("RINGFENCE_GENERATION", "RINGFENCE_RUN_ID", "RINGFENCE_AGENT", "RINGFENCE_REQUIRE")
 
@@ -80,7 +80,7 @@ def generation() -> str:
 
 
 def test_agents_on_two_nodes_form_rounds_with_one_generation_each(agent: Start) -> None:
-    port = free_port()
+    port = ports.port()
     one, zero = agent(port, 1), agent(port, 0)
     rounds = joined(zero, one)
     assert [(each.rank, each.world_size) for each in rounds] == [(0, 2), (1, 2)]
@@ -92,7 +92,7 @@ def test_agents_on_two_nodes_form_rounds_with_one_generation_each(agent: Start) 
 
 
 def test_a_host_that_starts_anew_has_another_incarnation(agent: Start) -> None:
-    port = free_port()
+    port = ports.port()
     zero, one = agent(port, 0), agent(port, 1)
     joined(zero, one)
     first = generation()
@@ -103,7 +103,7 @@ def test_a_host_that_starts_anew_has_another_incarnation(agent: Start) -> None:
 
 
 def test_values_of_one_node_reach_the_other_and_end_with_their_round(agent: Start) -> None:
-    port = free_port()
+    port = ports.port()
     zero, one = agent(port, 0), agent(port, 1)
     near, far = (each.store for each in joined(zero, one))
     near.set("key", b"\x00\xff")
@@ -142,7 +142,7 @@ def test_a_value_beyond_the_limit_is_refused_with_its_size(agent: Start) -> None
 def test_an_agent_with_another_secret_is_refused_by_name(
     agent: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port()
+    port = ports.port()
     agent(port, 0)
     new_secret_file(tmp_path / "other")
     monkeypatch.setenv("RINGFENCE_SECRET_FILE", str(tmp_path / "other"))
@@ -151,13 +151,13 @@ def test_an_agent_with_another_secret_is_refused_by_name(
 
 
 def test_a_host_that_is_not_there_is_named(agent: Start) -> None:
-    port = free_port()
+    port = ports.port()
     with pytest.raises(RendezvousTimeoutError, match=f"127.0.0.1:{port}, is not reached: Connection refused"):
         agent(port, 1, join_timeout=1.0).next_rendezvous()
 
 
 def test_a_node_that_failed_for_good_ends_the_others(agent: Start) -> None:
-    port = free_port()
+    port = ports.port()
     zero, one = agent(port, 0), agent(port, 1)
     joined(zero, one)
     one.shutdown()
@@ -166,7 +166,7 @@ def test_a_node_that_failed_for_good_ends_the_others(agent: Start) -> None:
 
 
 def test_nodes_come_and_go_within_the_limits(agent: Start) -> None:
-    port = free_port()
+    port = ports.port()
     zero, one = agent(port, 0, (1, 2)), agent(port, 1, (1, 2))
     assert [each.world_size for each in joined(zero, one)] == [2, 2]
     one._loop.stop()
@@ -192,7 +192,7 @@ def test_nodes_come_and_go_within_the_limits(agent: Start) -> None:
 )
 def test_wrong_options_are_named(agent: Start, rank: int, nodes: int, config: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        agent(free_port(), rank, nodes, **config)
+        agent(ports.port(), rank, nodes, **config)
 
 
 # -- the store, as torch's C++ code uses it ---------------------------------------------------------------------------

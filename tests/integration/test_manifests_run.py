@@ -11,8 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringfence.private_files import new_secret_file
+from tests import ports
 from tests.certificates import Authority, private_pem
-from tests.integration.test_readme import environment, free_port
+from tests.integration.test_readme import environment
 from tests.manifests import ROOT, Node, policy_of
 
 DAY = datetime.timedelta(days=1)
@@ -53,7 +54,7 @@ def test_both_nodes_of_a_manifest_form_one_run(example: str, proof: str, tmp_pat
     file = ROOT / "examples" / example
     credentials(tmp_path / "credentials")
     (tmp_path / "policy.toml").write_text(policy_of(file).replace("/credentials/", f"{tmp_path}/credentials/"))
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{ports.port()}"
     started = []
     for rank in range(2):
         command, env = node_on_this_machine(file, rank, tmp_path, endpoint)

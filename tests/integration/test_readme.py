@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,14 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import ports
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 MARKED = re.compile(r"<!-- run as a test -->\n```sh\n(.*?)```\n", re.DOTALL)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -47,7 +43,7 @@ def completed(
 def shell(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Shell commands of a document, beside the examples."""
     (folder / "examples").symlink_to(ROOT / "examples")
-    script = commands.replace("29500", str(free_port()))  # the well-known port may be taken by another run
+    script = commands.replace("29500", str(ports.port()))  # the well-known port may be taken by another run
     return completed(["bash", "-euo", "pipefail", "-c", script], folder)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from ringfence.private_files import new_secret_file
 from ringfence.rendezvous import backend_of
-from tests.integration.test_readme import completed, environment, free_port
+from tests import ports
+from tests.integration.test_readme import completed, environment
 
 SCRIPT = """
 import torch.distributed as dist
@@ -40,7 +41,7 @@ def test_open_rendezvous_is_reported_on_every_worker(tmp_path: Path) -> None:
 
 
 def test_static_rendezvous_is_not_reported(tmp_path: Path) -> None:
-    static = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    static = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(ports.port())]
     assert WARNING not in started_by(static, {"PET_STANDALONE": "0", "PET_RDZV_BACKEND": "static"}, tmp_path)
 
 

@@ -24,12 +24,12 @@ from ringfence.join.credentials import JoinCredentials
 from ringfence.launch import current_policy
 from ringfence.launch.current_policy import CurrentPolicy
 from ringfence.settings import Settings, load_policy
+from tests import ports
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.integration.admitted_worker import run_workers
 from tests.integration.join_cluster import World
 from tests.integration.test_join_policy import BY_CERTIFICATE
 from tests.integration.test_launch import Start, agent, joined
-from tests.integration.test_readme import free_port
 from tests.pool import Failure, Pool, values
 from tests.unit import nvidia_mint, ocsp_mint
 from tests.unit.nvidia_mint import Device
@@ -212,7 +212,7 @@ def test_a_host_refuses_the_next_connection_of_a_revoked_agent(
     agent: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host runs on: it reads the list anew when an agent connects. The revoked agent has its old list."""
-    site, port = Site(tmp_path / "site", 3), free_port()
+    site, port = Site(tmp_path / "site", 3), ports.port()
     site.publish(number=1, start=TODAY - HOUR)
     monkeypatch.delenv("RINGFENCE_SECRET_FILE")
     monkeypatch.setattr(current_policy, "_SECONDS", 0.0)

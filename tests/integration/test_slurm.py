@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.private_files import new_secret_file
-from tests.integration.test_readme import ROOT, environment, free_port
+from tests import ports
+from tests.integration.test_readme import ROOT, environment
 
 SCRIPT = ROOT / "examples/slurm/train.sbatch"
 CONFIGURATION = """\
@@ -58,8 +59,8 @@ class Cluster:
         (folder / "state").mkdir()
         (folder / "munge.key").write_bytes(secrets.token_bytes(128))
         (folder / "munge.key").chmod(0o600)
-        ports = {name: free_port() for name in ("controller_port", "first_port", "second_port")}
-        text = CONFIGURATION.format(host=self.host, folder=folder, first_job=job_with_a_free_port(), **ports)
+        numbers = {name: ports.port() for name in ("controller_port", "first_port", "second_port")}
+        text = CONFIGURATION.format(host=self.host, folder=folder, first_job=job_with_a_free_port(), **numbers)
         (folder / "slurm.conf").write_text(text)
 
     def command(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -79,9 +80,9 @@ class Cluster:
 
 
 def job_with_a_free_port() -> int:
-    """A job number whose port, which the script computes, no other program of this machine has."""
+    """A job number whose port, which the script computes, is this process's."""
     for number in range(1, 100):
-        with contextlib.suppress(OSError), socket.create_server(("", 29400 + number)):
+        if ports.claim(range(29400 + number, 29401 + number)):
             return number
     raise AssertionError("all ports from 29401 to 29499 are in use")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +18,7 @@ import pytest
 from ringfence import __version__
 from scripts import wheel_build
 from scripts.wheel_contents import check_wheel
+from tests import ports
 from tests.integration.test_readme import ROOT, completed
 
 COMPILED = f"ringfence-{__version__}-cp311-abi3-manylinux_2_28_{platform.machine()}.whl"
@@ -140,8 +140,7 @@ dist.destroy_process_group()
 def test_workers_of_both_wheels_form_a_group(installed: dict[str, Path], tmp_path: Path) -> None:
     """Rank 0 is installed from the compiled wheel, rank 1 from the pure one."""
     run(installed["pure"] / "bin/ringfence", "secret", "new", "run.secret", folder=tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(ports.port())
     environment = clean_environment(tmp_path) | {"RINGFENCE_SECRET_FILE": "run.secret", "RINGFENCE_RUN_ID": "wheels"}
     started = [
         subprocess.Popen(
