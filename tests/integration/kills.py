@@ -6,12 +6,13 @@
 Two to four workers, which share memory or have two channels between each other, call collectives and point-to-point transfers
 of random sizes. One of them, or all but one, are killed. The others must raise an error that names a killed worker; after they
 have destroyed their groups, nothing of the session may be left: no mapping or descriptor of shared memory, no other descriptor,
-no thread, no socket.
+no thread, no socket, and no file that a worker had in the shared memory of the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -41,6 +42,7 @@ LONGEST: Final = (
     0.5  # seconds of work before a kill; the first milliseconds, when links are made, are as likely as the rest
 )
 MEMORY: Final = "memfd:ringfence"
+FILES: Final = "/dev/shm/"  # shared memory of the machine that has names
 
 
 class Where(NamedTuple):
@@ -179,20 +181,36 @@ def work_until_a_worker_is_killed(seed: int, path: str, largest: int) -> Report:
 # -- in the test -------------------------------------------------------------------------------------------------------
 
 
+def shared_files(pids: list[int]) -> set[str]:
+    """Return the files in the machine's shared memory that these processes have open or mapped."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            found |= {line[line.index(FILES) :] for line in maps if FILES in line}
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                found.add(os.readlink(link))
+    return {path for path in found if path.startswith(FILES) and os.path.exists(path)}
+
+
 def kill(pool: Pool, where: Where, chance: random.Random, folder: Path) -> Kill:
     """Kill some workers of a new session at a random moment."""
     world = chance.choice(WORLDS)
     victims = chance.sample(range(world), chance.choice((1, 1, 1, world - 1)))
     before = pool.check(look, world, None)
+    pids = [pool.workers[rank].process.pid for rank in range(world)]
+    known = shared_files(pids)
     values(pool.join(where.backend, world, env=where.env, renew=True))
     with ProcessSignal(folder / "started") as started:
         arguments = chance.randrange(1 << 30), started.path, where.largest
         call = pool.start(work_until_a_worker_is_killed, world, arguments)
         started.wait(world)
         ended = wait([pool.workers[rank].pidfd for rank in range(world)], LONGEST * chance.random() ** 2)
+        shared = shared_files(pids) - known
         killed = time.monotonic()
         for victim in victims:
-            os.kill(pool.workers[victim].process.pid, signal.SIGKILL)
+            os.kill(pids[victim], signal.SIGKILL)
         results = call.wait(30)
     problems = ["a worker ended before the kill"] if ended else []
     survivors = [rank for rank in range(world) if rank not in victims]
@@ -201,6 +219,7 @@ def kill(pool: Pool, where: Where, chance: random.Random, folder: Path) -> Kill:
     reports = [results[rank] for rank in survivors if isinstance(results[rank], Report)]
     in_use = Path("/proc/net/unix").read_text()
     problems += [f"the socket {name} is left" for name in (reports[0].sockets if reports else ()) if name in in_use]
+    problems += [f"{path} is left" for path in shared if os.path.exists(path)]
     return Kill([report.raised - killed for report in reports], problems)
 
 
@@ -216,11 +235,6 @@ def _problems(report: Any, victims: list[int], before: Traces) -> list[str]:
     if report.left != before:
         found.append(f"held {before} before the session, and {report.left} after it")
     return found
-
-
-def files() -> set[str]:
-    """The files in the machine's shared memory."""
-    return set(os.listdir("/dev/shm"))
 
 
 def shared_kib() -> int:
@@ -262,18 +276,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of everything that is random")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ringfence-kills-") as folder, Pool() as pool:
-        before, memory = files(), shared_kib()
+        memory = shared_kib()
         done = kills(
             *(pool, PLACES[options.where], options.count, Path(folder), options.seed),
             lambda text: print(text, flush=True),
         )
         pool.leave()
         print(summary(done))
-        print(
-            f"new files in /dev/shm: {len(files() - before)}; shared memory of the machine: {memory} KiB before, ",
-            end="",
-        )
-        print(f"{shared_kib()} KiB after")
+        print(f"shared memory of the machine: {memory} KiB before, {shared_kib()} KiB after")
     slow = [seconds for kill in done for seconds in kill.seconds if seconds >= SOON]
     sys.exit(bool(slow or any(kill.problems for kill in done)))
 
