@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(
+        config, "workerinput"
+    ):  # workers of pytest-xdist have the environment of the process that starts them
+        # A worker that is killed while it compiles leaves an empty library, which no later run may load.
+        cache = tempfile.TemporaryDirectory(prefix="ringfence-inductor-")
+        config.add_cleanup(cache.cleanup)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
     if config.getoption("--fast"):
         sys.addaudithook(refuse_processes)
 

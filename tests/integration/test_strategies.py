@@ -50,8 +50,11 @@ STRATEGIES: dict[Strategy, int] = {  # with the world size
     SHARDED.pipeline_1f1b: 4,
     SHARDED.pipeline_interleaved: 2,
 }
-TIMEOUT = 120
+TIMEOUT = 600  # a C++ compiler takes minutes on a machine with other work; none of these limits is the subject
+GROUP_TIMEOUT = 300  # one worker may wait for another's compiler
 RELATIVE = 1e-3  # the order of additions differs between backends, and training amplifies it
+
+pytestmark = pytest.mark.timeout(2 * TIMEOUT + 60)
 
 
 def guarded(function: Any, *args: Any) -> Any:
@@ -64,8 +67,8 @@ def guarded(function: Any, *args: Any) -> Any:
 def train_over(pool: Pool, backend: str, strategy: Any, world: int, *args: Any) -> list[Any]:
     """The results of a strategy on each rank; over ringfence without Gloo."""
     if backend == "ringfence":
-        return pool.run(guarded, world, backend, (strategy, *args), TIMEOUT)
-    return pool.run(strategy, world, backend, args, TIMEOUT)
+        return pool.run(guarded, world, backend, (strategy, *args), TIMEOUT, seconds=GROUP_TIMEOUT)
+    return pool.run(strategy, world, backend, args, TIMEOUT, seconds=GROUP_TIMEOUT)
 
 
 @pytest.fixture(scope="session")
