@@ -1,4 +1,4 @@
-"""ringfence, slowed on purpose: the speed tests must detect it."""
+"""ringfence, slowed on purpose: tests of its costs must detect it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from ringfence.keys import Secret
 from ringfence.link.seal import Sealer
-from ringfence.runtime.link_keys import LinkKeys
 from ringfence.session import Session
 from ringfence.staging import slots
 
@@ -25,15 +24,6 @@ class SlowSealer(Sealer):
         for _ in range(TIMES):
             self._extra.seal_into(header, plaintext, self._scratch[: len(target)])
         super().seal_into(header, plaintext, target)
-
-
-class SlowedKeys(LinkKeys):
-    def sealer(self, secret: Secret) -> Sealer:
-        return SlowSealer(secret, self.alive)
-
-
-class SlowedSession(Session):
-    keys_type = SlowedKeys
 
 
 class OneSlotSession(Session):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -13,16 +15,16 @@ from ringfence.lab.plan.hardware import dump
 from tests.cli.command import ringfence
 from tests.unit.plan_rows import machine
 
-# The profile is that of no machine, and other tests may run beside this one: the limit only shows that the parts fit together.
-FACTOR = 4.0
-
 
 def test_a_recorded_job_is_predicted_and_measured(tmp_path: Path) -> None:
-    case = TraceCase("gpt2-tiny", 0.1, 2)
+    case, began = TraceCase("gpt2-tiny", 0.1, 2), time.monotonic()
     (found,) = check(machine(), [case], Effort(repeats=1, steps=3, rounds=3), tmp_path / "kept")
     assert found.case is case
-    assert 1 / FACTOR < found.ratio < FACTOR
     (repeat,) = found.repeats
+    steps = (*found.sealed, *found.gloo, repeat.recorded)
+    assert all(seconds > 0 for seconds in steps)
+    assert sum(steps) < time.monotonic() - began  # all of them are part of it, however busy the machine is
+    assert found.ratio == pytest.approx(repeat.predicted / median(found.sealed))
     assert repeat.low < repeat.predicted < repeat.high
     files = sorted(file.name for file in (tmp_path / "kept").rglob("*.json.gz"))
     assert files == ["rank0.json.gz", "rank1.json.gz"]
@@ -41,4 +43,4 @@ def test_the_check_of_two_jobs_as_a_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found["cases"]) == 2
-    assert found["worst_error"] < FACTOR
+    assert found["worst_error"] == max(case["error"] for case in found["cases"])

@@ -38,9 +38,17 @@ def test_a_replayed_step_moves_its_buckets_and_takes_its_computing(
     for name in VARIANTS:
         assert measured[name]["seconds"] >= 0.039, name
         assert measured[name]["sent"] == pytest.approx(0 if name == ALONE else moved, rel=0.03, abs=4096), name
-    computing = 0.04 * worker_pool.size if device == "cpu" else 0.0
-    assert measured[ALONE]["cpu"] == pytest.approx(computing, rel=0.5, abs=0.02)
+    if device == "cpu":  # computing takes processor time, as long as it lasts
+        assert all(measured[name]["cpu"] >= 0.039 * worker_pool.size for name in VARIANTS)
     assert measured[names.PROFILED]["stages"]["seal"] > 0
+
+
+@pytest.mark.nightly
+def test_a_replayed_step_of_a_gpu_leaves_the_cores_to_others(worker_pool: WorkerPool) -> None:
+    """Only processor time shows it, and what a worker does besides has no exact limit."""
+    case = {"kind": "trace", "device": "gpu", "wire": names.WIRES[0], "variants": VARIANTS}
+    measured = rounds_of(worker_pool, case, TRACE)(0)[ALONE]
+    assert measured["cpu"] < 0.039 * worker_pool.size
 
 
 def test_only_the_variants_of_a_case_take_part(worker_pool: WorkerPool) -> None:
