@@ -38,15 +38,15 @@ def measured(target: CpuTarget, data: bytes, times: int = 1) -> Found:
     return Found(*min(target.cost(data) for _ in range(times)), data)
 
 
-def search(target: CpuTarget, seconds: float, number: int = 0) -> tuple[Found, Found, int]:
-    """The dearest input in all, the dearest for each byte, and how many were tried: at least LEAST, also on a busy machine."""
+def search(target: CpuTarget, seconds: float, number: int = 0, least: int = LEAST) -> tuple[Found, Found, int]:
+    """The dearest input in all, the dearest for each byte, and how many were tried: at least `least`, on any machine."""
     chance, tried = random.Random(number), 0
     seeds = [each[: target.longest] for each in target.seeds()]
     for each in seeds:
         target.cost(each)  # modules and caches
     pool = [measured(target, each, 3) for each in seeds]
     end = time.monotonic() + seconds
-    while tried < LEAST or time.monotonic() < end:
+    while tried < least or time.monotonic() < end:
         tried += 1
         data = _changed(chance.choice(pool).data if chance.random() < 0.8 else chance.choice(seeds), seeds, chance)
         data = data[: target.longest]
