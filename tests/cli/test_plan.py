@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 from ringfence.cli import main
 code = main(sys.argv[1:])
-assert not {"transformers", "pyarrow", "matplotlib"} & sys.modules.keys()
+assert not {"torch", "transformers", "pyarrow", "matplotlib"} & sys.modules.keys()
 sys.exit(code)
 """
 
@@ -58,10 +57,8 @@ def study(folder: Path, rows: list[dict[str, Any]] | None = None) -> Path:
 
 
 def test_one_point_without_torch() -> None:
-    start = time.monotonic()
     done = bare("plan", "--model", "gpt2-xl", "--hardware", "tdx-100g", "--workers", "64")
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - start < 10  # under one second on an idle machine
     for words in (
         "64 workers",
         "plaintext, same schedules",

@@ -8,7 +8,6 @@ import datetime
 import errno
 import json
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -505,12 +504,10 @@ def test_a_rule_binds_a_name_to_ranks(table: str, admitted: range) -> None:
 
 @pytest.mark.parametrize("stars", [2, 3, 8, 1000])
 def test_matching_time_is_not_exponential(stars: int) -> None:
-    """An expression with three stars takes minutes over such a name; this takes so little that no limit is close."""
+    """An expression with three stars takes minutes over such a name, and pytest's limit would end this test."""
     pattern = "spiffe://example.org/" + "-".join(["*"] * stars) + "-gpu"
     assert identity.pattern_error(pattern, "example.org") is None
-    before = time.process_time()
     assert not identity.matches("spiffe://example.org/" + "-" * 2000, [pattern])
-    assert time.process_time() - before < 1.0
 
 
 @settings(deadline=None, max_examples=500)
