@@ -12,12 +12,14 @@ host-device copies can be measured. docs/reference/simulated-accelerator.md says
 """
 
 from ringfence.lab.accelerator.controls import (
+    HeldKernel,
     Stats,
     bounce_buffer,
     capturing,
     confidential,
     configure,
     corrupt_next_copy,
+    hold,
     load,
     prepare,
     reset,
@@ -27,5 +29,5 @@ from ringfence.lab.accelerator.controls import (
 )
 from ringfence.lab.accelerator.tee import Tee
 
-__all__ = ["prepare", "load", "configure", "confidential", "simulate_tee", "sleep", "reset", "stats", "capturing"]
-__all__ += ["corrupt_next_copy", "bounce_buffer", "Stats", "Tee"]
+__all__ = ["prepare", "load", "configure", "confidential", "simulate_tee", "sleep", "hold", "reset", "stats"]
+__all__ += ["capturing", "corrupt_next_copy", "bounce_buffer", "HeldKernel", "Stats", "Tee"]

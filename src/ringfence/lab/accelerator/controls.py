@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from ringfence.errors import ConfigurationError
 from ringfence.lab.accelerator import build
@@ -34,7 +34,8 @@ class Stats(NamedTuple):
     pinned_peak_bytes: int
     device_bytes: tuple[int, ...]  # memory in use, of each device
     device_reserved_bytes: tuple[int, ...]  # and with what its allocator has cached
-    host_blocked_seconds: float  # how long threads of the host waited for streams, events and copies
+    host_waits: int  # how often threads of the host have begun to wait for streams, events and copies
+    host_blocked_seconds: float  # and how long they waited
     copies_down: int  # device to host
     copies_up: int  # host to device
     bytes_down: int
@@ -98,6 +99,7 @@ def configure(
     up_rate: float = 0.0,
     jitter: float = 0.0,
     seed: int = 0,
+    lag: float = 0.001,
 ) -> None:
     """Set how long kernels and copies take that are launched from now on.
 
@@ -105,10 +107,12 @@ def configure(
     (bytes per second; 0: as fast as the machine can); a copy to the device takes `up` and `up_rate`. Each device has one copy
     engine for each direction, for which the copies of all its streams queue. With `jitter`, every kernel and copy is delayed
     by a random time of up to so many seconds; `seed` and the order of launches on a stream determine the delays.
+
+    A busy machine executes kernels and copies late. A stream's clock stays on time for up to `lag` seconds, which its next
+    tasks make up for. With a lag of minutes, events measure the configured times on any machine.
     """
-    _ops().configure(
-        float(kernel), float(down), float(up), float(down_rate), float(up_rate), float(jitter), seed & (2**63 - 1)
-    )
+    times = (kernel, down, up, down_rate, up_rate, jitter, lag)
+    _ops().configure(*map(float, times), seed & (2**63 - 1))
 
 
 def confidential(on: bool) -> None:
@@ -164,6 +168,30 @@ def sleep(seconds: float) -> None:
     _ops().sleep(float(seconds))
 
 
+class HeldKernel:
+    """A kernel that runs until it is released. At the end of a `with` statement it is released."""
+
+    def __init__(self) -> None:
+        self.released = False
+        self._kernel = _ops().hold()
+
+    def release(self) -> None:
+        """End the kernel. A second call does nothing."""
+        self.released = True
+        _ops().release(self._kernel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def hold() -> HeldKernel:
+    """Launch a kernel on the current stream that runs until the caller releases it."""
+    return HeldKernel()
+
+
 def reset() -> None:
     """Undo `configure`, `confidential` and `simulate_tee`."""
     configure()
@@ -174,12 +202,13 @@ def reset() -> None:
 def stats() -> Stats:
     """Return what the device counted so far."""
     pinned, peak, blocked_ns, copies_down, copies_up, bytes_down, bytes_up, *rest = _ops().stats()
-    sealed_copies, sealed_bytes, late_ns, crypto_ns, *memory = rest
+    sealed_copies, sealed_bytes, late_ns, crypto_ns, host_waits, *memory = rest
     return Stats(
         pinned_bytes=pinned,
         pinned_peak_bytes=peak,
         device_bytes=tuple(memory[::2]),
         device_reserved_bytes=tuple(memory[1::2]),
+        host_waits=host_waits,
         host_blocked_seconds=blocked_ns / 1e9,
         copies_down=copies_down,
         copies_up=copies_up,

@@ -10,6 +10,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <map>
+
 namespace ringfence::sim {
 
 namespace {
@@ -23,8 +25,8 @@ void start(int64_t devices) {
 }
 
 void configure_times(double kernel, double down, double up, double down_rate, double up_rate, double jitter,
-                     int64_t seed) {
-    for (auto value : {kernel, down, up, down_rate, up_rate, jitter})
+                     double lag, int64_t seed) {
+    for (auto value : {kernel, down, up, down_rate, up_rate, jitter, lag})
         TORCH_CHECK_VALUE(value >= 0 && value < 1e18, "times and rates must not be negative, got ", value);
     Settings settings;
     settings.kernel = seconds(kernel);
@@ -33,6 +35,7 @@ void configure_times(double kernel, double down, double up, double down_rate, do
     settings.rate[kDown] = down_rate;
     settings.rate[kUp] = up_rate;
     settings.jitter = seconds(jitter);
+    settings.lag = seconds(lag);
     settings.seed = static_cast<uint64_t>(seed);
     configure(settings);
 }
@@ -79,6 +82,35 @@ void sleep_in_stream(double duration) {
     launch(current_queue(current_device()), seconds(duration), {});
 }
 
+// Kernels that run until the host releases them. Never destroyed: streams may wait for them until the process ends.
+struct HeldKernels {
+    std::mutex mutex;
+    int64_t next = 0;
+    std::map<int64_t, EventPtr> held;
+};
+
+HeldKernels &held_kernels() {
+    static auto *only = new HeldKernels;
+    return *only;
+}
+
+int64_t hold_stream() {
+    check_usable();
+    auto end = std::make_shared<Event>();
+    end->record(); // reached by `release_kernel`
+    current_queue(current_device()).wait(end);
+    std::lock_guard<std::mutex> hold(held_kernels().mutex);
+    held_kernels().held.emplace(held_kernels().next, std::move(end));
+    return held_kernels().next++;
+}
+
+void release_kernel(int64_t kernel) {
+    std::lock_guard<std::mutex> hold(held_kernels().mutex);
+    auto found = held_kernels().held.extract(kernel);
+    if (!found.empty())
+        found.mapped()->reach(found.mapped()->recorded(), Clock::now());
+}
+
 // A kernel that fails when it runs, for tests of what happens then.
 void fail_in_stream() {
     check_usable();
@@ -94,7 +126,7 @@ std::vector<int64_t> read_stats() {
     std::vector<int64_t> values = {
         pinned.bytes(),         pinned.peak_bytes(),    counters.host_blocked_ns, counters.copies[kDown],
         counters.copies[kUp],   counters.bytes[kDown],  counters.bytes[kUp],      counters.sealed_copies,
-        counters.sealed_bytes,  counters.late_ns,       counters.crypto_ns,
+        counters.sealed_bytes,  counters.late_ns,       counters.crypto_ns,       counters.host_waits,
     };
     for (int device = 0; device < device_count; ++device) {
         values.push_back(device_memory().bytes_in_use(device));
@@ -127,7 +159,8 @@ TORCH_LIBRARY(ringfence_sim, m) {
     m.def("stop() -> ()", stop_streams);
     m.def("devices() -> int", [] { return static_cast<int64_t>(device_count.load()); });
     m.def("forked() -> bool", [] { return forked(); });
-    m.def("configure(float kernel, float down, float up, float down_rate, float up_rate, float jitter, int seed) -> ()",
+    m.def("configure(float kernel, float down, float up, float down_rate, float up_rate, float jitter, float lag, "
+          "int seed) -> ()",
           configure_times);
     m.def("confidential(bool on) -> ()", [](bool on) { confidential = on; });
     m.def("load_libcrypto(str name) -> str", [](const std::string &name) { return load_libcrypto(name); });
@@ -141,6 +174,8 @@ TORCH_LIBRARY(ringfence_sim, m) {
     m.def("spend_nonces(int count) -> ()", spend_nonces);
     m.def("recover() -> ()", forget_failure);
     m.def("sleep(float seconds) -> ()", sleep_in_stream);
+    m.def("hold() -> int", hold_stream);
+    m.def("release(int kernel) -> ()", release_kernel);
     m.def("fail() -> ()", fail_in_stream);
     m.def("set_capturing(int device, int stream, bool on) -> ()", set_capturing);
     m.def("stats() -> int[]", read_stats);

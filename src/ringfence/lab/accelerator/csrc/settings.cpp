@@ -11,6 +11,8 @@ Counters counters;
 
 namespace {
 
+std::atomic<int64_t> configured_lag_ns{std::chrono::nanoseconds(kLag).count()}; // `Settings::lag` without its lock
+
 struct Stored {
     std::mutex mutex;
     Settings settings;
@@ -34,6 +36,10 @@ void count_late(Time begin, Time end) {
     counted = end;
 }
 
+Duration largest_lag() {
+    return std::chrono::nanoseconds(std::max(lag_ns.load(), configured_lag_ns.load()));
+}
+
 Duration seconds(double count) { return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(count)); }
 
 Duration Settings::copy_time(Direction direction, size_t bytes) const {
@@ -50,6 +56,7 @@ void configure(const Settings &settings) {
     auto version = stored().settings.version + 1;
     stored().settings = settings;
     stored().settings.version = version;
+    configured_lag_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(settings.lag).count();
 }
 
 } // namespace ringfence::sim

@@ -13,7 +13,6 @@ namespace ringfence::sim {
 namespace {
 
 constexpr auto kShortest = std::chrono::microseconds(50); // a shorter sleep is left to a later task
-constexpr auto kLag = std::chrono::milliseconds(1);       // how far a stream's clock may fall behind
 
 thread_local int this_device = 0;
 thread_local int64_t this_stream[kMaxDevices] = {};
@@ -125,11 +124,10 @@ void Queue::pass_until(Time moment) {
 }
 
 void Queue::keep_up() {
-    int64_t dilated = lag_ns;
-    auto least = Clock::now() - (dilated > 0 ? Duration(dilated) : Duration(kLag));
+    auto least = Clock::now() - largest_lag();
     if (now_ >= least)
         return;
-    if (dilated > 0)
+    if (lag_ns > 0)
         count_late(now_, least);
     now_ = least;
 }

@@ -23,7 +23,7 @@ Time Timeline::first_gap(const Busy &busy, Time from, Duration duration) {
 Time Timeline::reserve(Time from, Duration duration) {
     if (duration <= Duration{})
         return from;
-    auto past = std::min(from, Clock::now()) - Duration(lag_ns) - kRemembered;
+    auto past = std::min(from, Clock::now()) - largest_lag() - kRemembered;
     Busy *chosen = nullptr;
     Time begin{};
     for (auto &busy : servers_) {
