@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 
 import pytest
 import torch
 
 from ringfence.lab import accelerator
-from tests.integration.accelerator_order import LONG, SIZE, loaded, recorded
+from tests.integration.accelerator_order import ANY_LAG, SIZE, loaded, recorded, waits_for
 
 # -- memory ---------------------------------------------------------------------------------------------------------
 
@@ -19,32 +19,35 @@ def reuse() -> None:
         poison = torch.empty(SIZE, device="sim")
         assert float(poison[0]) < -1e36
         address = poison.data_ptr()
-        accelerator.sleep(LONG)
-        del poison
-        with torch.Stream("sim"):
-            assert torch.empty(SIZE, device="sim").data_ptr() != address
-        again = torch.empty(SIZE, device="sim")
-        assert again.data_ptr() == address
-        assert not torch.accelerator.current_stream().query()
+        with accelerator.hold():
+            del poison
+            with torch.Stream("sim"):
+                assert torch.empty(SIZE, device="sim").data_ptr() != address
+            again = torch.empty(SIZE, device="sim")
+            assert again.data_ptr() == address
+            assert not torch.accelerator.current_stream().query()
 
 
 def no_growth() -> None:
-    """Random sizes on random streams do not grow the reserved memory."""
+    """Random sizes on random streams do not grow the reserved memory. Streams are behind by eight tensors."""
     with loaded():
         generator = torch.Generator().manual_seed(5)
         streams = [torch.Stream("sim") for _ in range(3)]
         reserved = []
         for _ in range(3):
-            for _ in range(500):
-                size, at, other = torch.randint(0, 1 << 15, (3,), generator=generator).tolist()
-                with streams[at % 3]:
-                    tensor = torch.zeros(size, device="sim")
-                tensor.record_stream(streams[other % 3])
-                pinned = torch.empty(size).pin_memory()
-                pinned.copy_(tensor, non_blocking=True)
-                del tensor, pinned
-                if at % 8 == 0:
-                    torch.accelerator.synchronize()
+            for _ in range(64):
+                with contextlib.ExitStack() as held:
+                    for stream in (*streams, torch.accelerator.current_stream()):
+                        with stream:
+                            held.enter_context(accelerator.hold())
+                    for size, at, other in torch.randint(0, 1 << 15, (8, 3), generator=generator).tolist():
+                        with streams[at % 3]:
+                            tensor = torch.zeros(size, device="sim")
+                        tensor.record_stream(streams[other % 3])
+                        pinned = torch.empty(size).pin_memory()
+                        pinned.copy_(tensor, non_blocking=True)
+                        del tensor, pinned
+                torch.accelerator.synchronize()
             reserved.append((accelerator.stats().device_reserved_bytes[0], accelerator.stats().pinned_bytes))
         assert reserved[2][0] < 1.5 * reserved[0][0] + (1 << 20), reserved
         assert reserved[2][1] < 1.5 * reserved[0][1] + (1 << 20), reserved
@@ -93,11 +96,11 @@ def pinned() -> None:
         assert memory[10:].is_pinned()
         assert not torch.ones(3).is_pinned()
         assert accelerator.stats().pinned_bytes - before == SIZE * 4
-        accelerator.sleep(LONG)
-        memory.copy_(source, non_blocking=True)
-        del memory
-        other = torch.empty(SIZE, pin_memory=True)
-        assert other.data_ptr() != address  # a copy to the first one is still queued
+        with accelerator.hold():
+            memory.copy_(source, non_blocking=True)
+            del memory
+            other = torch.empty(SIZE, pin_memory=True)
+            assert other.data_ptr() != address  # a copy to the first one is still queued
         torch.accelerator.synchronize()
         assert torch.empty(SIZE, pin_memory=True).data_ptr() == address
         del other
@@ -110,15 +113,13 @@ def pageable() -> None:
     """A copy to pageable memory blocks; one from pageable memory takes the values of the time of the call."""
     with loaded():
         tensor, memory = torch.ones(SIZE, device="sim"), torch.zeros(SIZE)
-        accelerator.sleep(LONG)
-        before = accelerator.stats().host_blocked_seconds
-        memory.copy_(tensor, non_blocking=True)
-        assert accelerator.stats().host_blocked_seconds - before > LONG / 2
+        with accelerator.hold() as kernel:
+            assert waits_for(kernel, lambda: memory.copy_(tensor, non_blocking=True))
         assert memory.sum().item() == SIZE
-        accelerator.sleep(LONG)
-        tensor.copy_(memory, non_blocking=True)
-        assert not torch.accelerator.current_stream().query()
-        memory.zero_()
+        with accelerator.hold():
+            tensor.copy_(memory, non_blocking=True)
+            assert not torch.accelerator.current_stream().query()
+            memory.zero_()
         assert tensor.sum().item() == SIZE
 
 
@@ -130,18 +131,13 @@ def confidential() -> None:
         for direction in ("down", "up"):
             accelerator.confidential(True)
             assert not memory.is_pinned()
-            for stream, blocks in ((torch.accelerator.current_stream(), True), (idle, False)):
-                accelerator.sleep(LONG)
-                with stream:
-                    begin = time.perf_counter()
-                    if direction == "down":
-                        memory.copy_(tensor, non_blocking=True)
-                    else:
-                        tensor.copy_(memory, non_blocking=True)
-                    took = time.perf_counter() - begin
-                    assert stream.query()
-                assert (took > LONG * 0.8) is blocks, (direction, took)
-                torch.accelerator.synchronize()
+            target, source = (memory, tensor) if direction == "down" else (tensor, memory)
+            with accelerator.hold() as kernel:
+                assert waits_for(kernel, lambda: target.copy_(source, non_blocking=True)), direction  # noqa: B023
+                assert torch.accelerator.current_stream().query()
+            with accelerator.hold() as kernel, idle:
+                target.copy_(source, non_blocking=True)  # returns while the other stream is busy
+                assert idle.query()
             accelerator.confidential(False)
             assert memory.is_pinned()
 
@@ -152,7 +148,7 @@ def confidential() -> None:
 def copy_times(rate: float) -> dict[str, float]:
     """The time of 8 MB in milliseconds: down and up; of two streams in one direction; of two streams in both."""
     size = 8_000_000
-    with loaded(down_rate=rate, up_rate=2 * rate):
+    with loaded(down_rate=rate, up_rate=2 * rate, lag=ANY_LAG):
         tensors = [torch.zeros(size, dtype=torch.uint8, device="sim") for _ in range(2)]
         memory = [torch.zeros(size, dtype=torch.uint8).pin_memory() for _ in range(2)]
         streams = [torch.Stream("sim") for _ in range(2)]
@@ -160,15 +156,16 @@ def copy_times(rate: float) -> dict[str, float]:
         for name, jobs in {"down": "d", "up": "u", "both down": "dd", "down and up": "du"}.items():
             torch.accelerator.synchronize()
             ends = []
-            accelerator.sleep(0.02)  # until all is queued
-            begin = recorded(timing=True)
-            for stream, job, tensor, host in zip(streams, jobs, tensors, memory, strict=False):
-                stream.wait_event(begin)
-                with stream:
-                    for part in range(0, size, size // 8):
-                        there, here = tensor[part : part + size // 8], host[part : part + size // 8]
-                        (here.copy_(there, non_blocking=True) if job == "d" else there.copy_(here, non_blocking=True))
-                    ends.append(recorded(timing=True))
+            with accelerator.hold():  # until all is queued
+                begin = recorded(timing=True)
+                for stream, job, tensor, host in zip(streams, jobs, tensors, memory, strict=False):
+                    stream.wait_event(begin)
+                    with stream:
+                        for part in range(0, size, size // 8):
+                            there, here = tensor[part : part + size // 8], host[part : part + size // 8]
+                            source, target = (there, here) if job == "d" else (here, there)
+                            target.copy_(source, non_blocking=True)
+                        ends.append(recorded(timing=True))
             for end in ends:
                 end.synchronize()
             found[name] = max(begin.elapsed_time(end) for end in ends)

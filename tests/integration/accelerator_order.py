@@ -1,19 +1,23 @@
-"""Order of streams and the host, for tests/integration/test_accelerator.py: run in a process with the simulated accelerator."""
+"""Order of streams and the host, for tests/integration/test_accelerator.py: run in a process with the simulated accelerator.
+
+No duration decides: a kernel runs until the scenario releases it, and the device's clock measures what is queued behind it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from ringfence.lab import accelerator
+from ringfence.lab.accelerator import HeldKernel
 
-LONG = 0.15  # seconds: of a kernel that is still running when the next line is executed
 SIZE = 1 << 16
+ANY_LAG = 600.0  # seconds: the device's clock stays on time on any machine
+NEVER = 600.0  # seconds of a kernel or a copy that does not end within a test
 
 
 @contextlib.contextmanager
@@ -35,6 +39,38 @@ def recorded(stream: torch.Stream | None = None, timing: bool = False) -> torch.
     return event
 
 
+def release_late(kernel: HeldKernel) -> None:
+    """Release a kernel after several round trips on other streams: what does not wait for it has been executed by then."""
+    for _ in range(20):
+        with torch.Stream("sim") as other:
+            torch.zeros(SIZE, device="sim")
+            other.synchronize()
+    kernel.release()
+
+
+def waits_for(kernel: HeldKernel, call: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> bool:
+    """Return whether a call returns only after a kernel was released, which happens once a thread of the host waits.
+
+    `meanwhile` is called by another thread while the call waits.
+    """
+    returned, before = threading.Event(), accelerator.stats().host_waits
+
+    def release_when_waited_for() -> None:
+        while not returned.wait(1e-3):
+            if accelerator.stats().host_waits > before:
+                meanwhile()
+                release_late(kernel)
+                return
+
+    thread = threading.Thread(target=release_when_waited_for)
+    thread.start()
+    call()
+    released = kernel.released
+    returned.set()
+    thread.join()
+    return released
+
+
 # -- each wait that is left out shows in the numbers ----------------------------------------------------------------
 
 
@@ -42,46 +78,53 @@ def producer(wait: bool) -> float:
     """Another stream reads a tensor that the current one writes."""
     tensor, pinned, side = torch.zeros(SIZE, device="sim"), torch.zeros(SIZE).pin_memory(), torch.Stream("sim")
     torch.accelerator.synchronize()
-    accelerator.sleep(LONG)
-    tensor.fill_(7)
-    if wait:
-        side.wait_event(recorded())
-    with side:
-        pinned.copy_(tensor, non_blocking=True)
-    side.synchronize()
-    return float(pinned[0])
+    with accelerator.hold() as kernel:
+        tensor.fill_(7)
+        if wait:
+            side.wait_event(recorded())
+        with side:
+            pinned.copy_(tensor, non_blocking=True)
+        if wait:
+            release_late(kernel)
+        side.synchronize()
+        return float(pinned[0])
 
 
 def consumer(wait: bool) -> float:
     """The current stream reads a tensor that another one writes."""
-    tensor, side = torch.zeros(SIZE, device="sim"), torch.Stream("sim")
+    tensor, pinned, side = torch.zeros(SIZE, device="sim"), torch.zeros(SIZE).pin_memory(), torch.Stream("sim")
     torch.accelerator.synchronize()
     with side:
-        accelerator.sleep(LONG)
+        kernel = accelerator.hold()
         tensor.fill_(7)
-    if wait:
-        torch.accelerator.current_stream().wait_event(recorded(side))
-    return float(tensor[0])
+    with kernel:
+        if wait:
+            torch.accelerator.current_stream().wait_event(recorded(side))
+        pinned.copy_(tensor, non_blocking=True)
+        if wait:
+            release_late(kernel)
+        torch.accelerator.current_stream().synchronize()
+        return float(pinned[0])
 
 
 def host_reads(wait: bool) -> float:
     """The host reads pinned memory that a copy writes."""
     tensor, pinned = torch.full((SIZE,), 7.0, device="sim"), torch.zeros(SIZE).pin_memory()
-    accelerator.sleep(LONG)
-    pinned.copy_(tensor, non_blocking=True)
-    if wait:
-        recorded().synchronize()
-    return float(pinned[0])
+    with accelerator.hold() as kernel:
+        pinned.copy_(tensor, non_blocking=True)
+        if wait:
+            assert waits_for(kernel, recorded().synchronize)
+        return float(pinned[0])
 
 
 def host_writes(wait: bool) -> float:
     """The host overwrites pinned memory that a copy reads."""
     tensor, pinned = torch.zeros(SIZE, device="sim"), torch.full((SIZE,), 7.0).pin_memory()
-    accelerator.sleep(LONG)
-    tensor.copy_(pinned, non_blocking=True)
-    if wait:
-        recorded().synchronize()
-    pinned.zero_()
+    with accelerator.hold() as kernel:
+        tensor.copy_(pinned, non_blocking=True)
+        if wait:
+            assert waits_for(kernel, recorded().synchronize)
+        pinned.zero_()
     return float(tensor[0])
 
 
@@ -90,26 +133,31 @@ def lifetime(wait: bool) -> float:
     tensor, pinned, side = torch.full((SIZE,), 7.0, device="sim"), torch.zeros(SIZE).pin_memory(), torch.Stream("sim")
     side.wait_event(recorded())
     with side:
-        accelerator.sleep(LONG)
+        kernel = accelerator.hold()
         pinned.copy_(tensor, non_blocking=True)
-    if wait:
-        tensor.record_stream(side)
-    del tensor
-    torch.empty(SIZE, device="sim")
+    with kernel:
+        if wait:
+            tensor.record_stream(side)
+        del tensor
+        torch.empty(SIZE, device="sim")
+        torch.accelerator.current_stream().synchronize()  # the memory that was allocated is overwritten
     side.synchronize()
     return float(pinned[0])
 
 
 def other_device(wait: bool) -> float:
     """A stream of another device reads a tensor that the current one writes; a copy between devices waits by itself."""
-    tensor = torch.zeros(SIZE, device="sim:0")
+    tensor, pinned = torch.zeros(SIZE, device="sim:0"), torch.zeros(SIZE).pin_memory()
     torch.accelerator.synchronize()
-    accelerator.sleep(LONG)
-    tensor.fill_(7)
-    if wait:
-        return float(tensor.to("sim:1")[0])
-    with torch.Stream("sim:0"):
-        return float(tensor.to("sim:1")[0])
+    with accelerator.hold() as kernel, contextlib.ExitStack() as stack:
+        tensor.fill_(7)
+        if not wait:
+            stack.enter_context(torch.Stream("sim:0"))
+        pinned.copy_(tensor.to("sim:1"), non_blocking=True)
+        if wait:
+            release_late(kernel)
+        torch.accelerator.current_stream(1).synchronize()
+        return float(pinned[0])
 
 
 ORDER: dict[str, Callable[[bool], float]] = {
@@ -148,35 +196,41 @@ def names() -> None:
 
 
 def later() -> None:
-    """A launch returns at once, and its result is there later, in order; whatever operator it is."""
+    """A launch returns while earlier work runs, and its result is there later, in order; whatever operator it is."""
     with loaded():
         tensor = torch.zeros(100, device="sim")
-        accelerator.sleep(LONG)
-        begin = time.perf_counter()
-        tensor.add_(1).mul_(3)
-        total = torch.cat([tensor, tensor]).sum()
-        event = recorded()
-        launched = time.perf_counter() - begin
-        assert not event.query()
-        assert not torch.accelerator.current_stream().query()
+        with accelerator.hold():
+            tensor.add_(1).mul_(3)
+            total = torch.cat([tensor, tensor]).sum()
+            event = recorded()
+            assert not event.query()
+            assert not torch.accelerator.current_stream().query()
         event.synchronize()
-        assert time.perf_counter() - begin > LONG / 2 > launched
         assert event.query()
         assert total.item() == 600
-        accelerator.configure(kernel=LONG)
         found = torch.arange(4.0, device="sim").cumsum(0).flip(0)  # computed by the CPU, written in the stream
-        assert not recorded().query()
         assert found.tolist() == [6, 3, 1, 0]
 
 
+def later_though_computed_by_the_cpu() -> None:
+    """The result of an operator that the CPU computes is written in the stream. Leaves a kernel that does not end."""
+    accelerator.load()
+    tensor = torch.arange(4.0, device="sim")
+    torch.accelerator.synchronize()
+    accelerator.configure(kernel=NEVER)
+    tensor.cumsum(0)
+    assert not recorded().query()
+
+
 def timing() -> None:
-    with loaded(kernel=0.02):
-        first = recorded(timing=True)
-        accelerator.sleep(0.1)
-        torch.zeros(8, device="sim")
-        last = recorded(timing=True)
+    with loaded(kernel=0.02, lag=ANY_LAG):
+        with accelerator.hold():
+            first = recorded(timing=True)
+            accelerator.sleep(0.1)
+            torch.zeros(8, device="sim")
+            last = recorded(timing=True)
         last.synchronize()
-        assert 119 < first.elapsed_time(last) < 500
+        assert first.elapsed_time(last) == pytest.approx(120, abs=0.001)
 
 
 def many_tasks() -> None:
@@ -199,16 +253,16 @@ def many_tasks() -> None:
 
 
 def jitter_time(seed: int) -> float:
-    """The time of twelve kernels, which the seed determines."""
-    with loaded(jitter=0.02, seed=seed):
+    """The time of twelve kernels in milliseconds, which the seed determines."""
+    with loaded(lag=ANY_LAG):
         tensor = torch.zeros(1, device="sim")
         torch.accelerator.synchronize()
-        accelerator.configure(jitter=0.02, seed=seed)
-        accelerator.sleep(LONG)
-        first = recorded(timing=True)
-        for _ in range(12):
-            tensor.fill_(1)
-        last = recorded(timing=True)
+        accelerator.configure(jitter=0.02, seed=seed, lag=ANY_LAG)
+        with accelerator.hold():
+            first = recorded(timing=True)
+            for _ in range(12):
+                tensor.fill_(1)
+            last = recorded(timing=True)
         last.synchronize()
         return float(first.elapsed_time(last))
 

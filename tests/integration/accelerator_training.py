@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence.lab import accelerator
-from tests.integration.accelerator_order import LONG, SIZE, loaded, recorded
+from tests.integration.accelerator_order import SIZE, loaded, recorded, release_late
 
 
 def model() -> torch.nn.Module:
@@ -39,10 +39,12 @@ def future() -> None:
         doubled = promise.then(lambda done: done.value()[0] * 2)
         torch.accelerator.synchronize()
         with side:
-            accelerator.sleep(LONG)
+            kernel = accelerator.hold()
             tensor.fill_(7)
             promise.set_result([tensor])
-        assert doubled.wait()[0].item() == 14
+        result = doubled.wait()[0]
+        release_late(kernel)
+        assert result.item() == 14
 
 
 def alone() -> None:

@@ -58,18 +58,20 @@ def test_the_device_behaves_as_a_gpu(run: Run, scenario: Callable[[], None]) -> 
 
 
 def test_each_direction_has_one_copy_engine_with_a_rate(run: Run) -> None:
-    """The device's own clock measures it; a machine that others use can only make it slower."""
-    trials = [run(memory.copy_times, 160e6) for _ in range(4)]  # 50 ms for 8 MB down, 25 ms up
-    times = {name: min(trial[name] for trial in trials) for name in trials[0]}
-    assert 49 < times["down"] < 80
-    assert 24 < times["up"] < 45
-    assert times["both down"] > 1.7 * times["down"]
-    assert times["down and up"] < 1.4 * times["down"]
+    """The device's own clock measures it."""
+    expected = {"down": 50, "up": 25, "both down": 100, "down and up": 50}
+    assert run(memory.copy_times, 160e6) == pytest.approx(expected, abs=0.001)
 
 
 def test_the_seed_determines_random_delays(run: Run) -> None:
     one, again, other = (run(order.jitter_time, seed) for seed in (38, 38, 5))  # 71 and 172 ms
-    assert abs(one - again) < abs(one - other) / 2
+    assert one == pytest.approx(again, abs=0.001)
+    assert abs(one - other) > 50
+
+
+def test_an_operator_that_the_cpu_computes_returns_before_its_result_is_written(run: Run) -> None:
+    with Pool() as pool:  # of its own: the worker is left with a kernel that does not end
+        pool.check(order.later_though_computed_by_the_cpu, world=1, backend=None)
 
 
 @pytest.mark.parametrize("strategy", ["none", "DDP", "FSDP2", "DTensor"])
