@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,23 +18,24 @@ from ringfence.lab.accelerator import build
 from tests.pool import ROOT
 
 TORCH = Path(torch.__file__).parent
+LIMIT = 240  # seconds: of a process that hangs
 LOADED = """
-import ctypes, os, sys, time, torch
+import ctypes, os, sys, torch
 from ringfence.lab import accelerator
 accelerator.load()
 """
 
 
-def run(program: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own that has loaded the device."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment}
     command = [sys.executable, "-c", LOADED + program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=variables, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=variables, cwd=ROOT)
 
 
-def completed(program: str, timeout: float = 120, **environment: str) -> str:
-    done = run(program, timeout, **environment)
+def completed(program: str, **environment: str) -> str:
+    done = run(program, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -61,10 +61,8 @@ accelerator.sleep(1000)
 event.record()
 blocked.wait_event(event)
 kept = torch.ones(3, device="sim")  # freed while the interpreter ends
-print(time.monotonic(), flush=True)
 """
-    begin = float(completed(program))
-    assert time.monotonic() - begin < 20
+    completed(program)  # within its limit, which is shorter than what is queued
 
 
 def test_a_forked_child_can_use_cpu_tensors() -> None:
@@ -92,15 +90,8 @@ for _ in range(2):
         del kept, memory
         sys.exit(0)
     children.append(child)
-deadline = time.monotonic() + 60
 for child in children:
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            break
-        assert time.monotonic() < deadline, "a child hangs"
-        time.sleep(0.01)
-    assert status == 0, status
+    assert os.waitpid(child, 0)[1] == 0
 torch.accelerator.synchronize()
 assert kept[0].item() == 301
 """
@@ -201,7 +192,7 @@ print(build.library(Path({str(TORCH)!r}), "2", True, Path({str(small)!r})))
         process.stdin.write("\n")
         process.stdin.flush()
     for process in started:
-        found.add(process.communicate(timeout=60)[0].strip())
+        found.add(process.communicate(timeout=LIMIT)[0].strip())
         assert process.returncode == 0
     assert len(found) == 1
     (library,) = map(Path, found)

@@ -29,6 +29,11 @@ def test_confidential_copies(check: Check, scenario: Callable[[], None]) -> None
     check(scenario)
 
 
+def test_a_gap_before_a_reservation_is_used() -> None:
+    with Pool() as pool:  # of its own: the worker is left with a copy that does not end
+        pool.check(tee.a_gap_before_a_reservation_is_used, world=1, backend=None, timeout=280)
+
+
 def test_after_a_refused_copy_every_call_raises() -> None:
     program = """
 from ringfence.lab.accelerator import tee
