@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from ringfence.lab import accelerator
 
 JITTER = 0.0  # of every behaviour that does not set it
+FAR: dict[str, Any] = {"seconds": 600, "timeout": 240}  # for `Pool.run`: a call that ends only by its timeout is a hang
 
 
 def load() -> torch.device:

@@ -20,7 +20,7 @@ def run() -> Iterator[Run]:
     """Runs a function in a process of its own that has the device."""
     with Pool() as pool:
         pool.check(order.names, world=1, backend=None, timeout=280)  # builds the device if needed
-        yield lambda function, *args: pool.check(function, world=1, backend=None, args=args, timeout=60)[0]
+        yield lambda function, *args: pool.check(function, world=1, backend=None, args=args, timeout=240)[0]
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.003], ids=["steady", "random delays"])

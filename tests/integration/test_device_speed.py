@@ -1,106 +1,141 @@
-"""Limits of what staging costs: device tensors over host tensors with the same copies beside them, 100 MiB, 2 workers.
+"""What makes staging fast, counted: no byte is copied twice, nothing waits for the device, copies hide behind passes.
 
-The copies of the baseline and those of staging queue for the same simulated copy engines, one for each direction. So the
-ratio is what staging adds to a call that can hide its copies.
+`python -m tests.integration.device_measure` measures the speed.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Iterator
-from pathlib import Path
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from ringfence.lab import accelerator
-from ringfence.lab.bench.intervals import ratios
-from ringfence.lab.bench.names import HOST
-from ringfence.lab.bench.worker_pool import Placement, WorkerPool
+from ringfence.lab.accelerator import HeldKernel
+from ringfence.staging.call import StagedCall
+from ringfence.staging.collective import slice_bytes
+from ringfence.staging.device_thread import thread_of
+from ringfence.staging.slots import SLOTS
 from tests import device
+from tests.device import FAR
 from tests.pool import Pool
 
-LIMIT = 1.4  # the aim is 1.25; a busy machine reads more, and a defect (one slot) far more
-SIZE = 100 << 20
-ROUNDS = 7
-ATTEMPTS = 6  # a machine with other work to do may disturb some of them
-SLOW = 0.5e9  # bytes per second: copies that hide behind nothing take longer than the collective
-ONE_SLOT = "tests.integration.slowed:OneSlotSession"
-
-KERNEL = 0.1  # seconds
-CALLS = 15
-RETURN_LIMIT = 0.01  # of the kernel: 1 ms
+PARTS = 2  # of an all-reduce of two workers: each pass copies a slice of each
+PASSES = 2 * SLOTS
+SIZE = PASSES * PARTS * slice_bytes(2)  # bytes
 
 
-@pytest.fixture(scope="module")
-def staged(device_library: Path) -> Iterator[WorkerPool]:
-    with WorkerPool([Placement()] * 2, [*HOST, "ringfence"], "sim") as workers:
-        yield workers
-
-
-def median_ratio(workers: WorkerPool, variant: str) -> float:
-    turns = [(HOST[0], 1), (variant, 1), (HOST[1], 1)]
-    rounds = [workers.measure("round", turns=turns, busy=False) for _ in range(ROUNDS)]
-    seconds = {name: [samples[name]["seconds"] for samples in rounds] for name, _ in turns}
-    return statistics.median(ratios(seconds[variant], seconds[HOST[0]], seconds[HOST[1]]))
-
-
-def passes(workers: WorkerPool, variant: str, rate: float, attempts: int = ATTEMPTS) -> tuple[bool, list[float]]:
-    """Whether any attempt stays within the limit; and what was read."""
-    workers.tell(
-        "prepare_device",
-        operation="all_reduce",
-        size=SIZE,
-        wire="float32",
-        only=[*HOST, variant],
-        copy_rate=rate,
-        confidential=False,
-    )
-    read: list[float] = []
-    while len(read) < attempts and (not read or read[-1] > LIMIT):
-        read.append(median_ratio(workers, variant))
-    return read[-1] <= LIMIT, read
-
-
-@pytest.mark.parametrize("rate", [2e9, 10e9, SLOW])
-def test_staged_all_reduce_stays_within_the_limit(staged: WorkerPool, rate: float) -> None:
-    passed, read = passes(staged, "ringfence", rate)
-    print(f"staged over host tensors with copies beside, 100 MiB, 2 workers, {rate / 1e9:g} GB/s: {read}")
-    assert passed, f"copies at {rate / 1e9:g} GB/s: {read}, the limit is {LIMIT}"
-
-
-def test_the_limit_detects_copies_that_hide_behind_nothing() -> None:
-    """With one slot, a pass is copied down, sent and copied up before the next one begins."""
-    with WorkerPool([Placement()] * 2, [*HOST, ONE_SLOT], "sim") as workers:
-        passed, read = passes(workers, ONE_SLOT, SLOW, attempts=2)
-    assert not passed, f"one slot, copies at {SLOW / 1e9:g} GB/s: {read}, and the limit did not detect it"
-
-
-# -- the call itself -------------------------------------------------------------------------------------------------
-
-
-def returns_after() -> list[float]:
-    """Seconds until an asynchronous all-reduce returns whose input a long kernel still computes."""
+def ready() -> tuple[torch.device, torch.Tensor]:
+    """Return this rank's device and a tensor of many passes, once the device is idle and the group is connected."""
     where = device.load()
-    tensor = torch.ones(1000, device=where)
+    tensor = torch.ones(SIZE // 4, device=where)
     dist.all_reduce(tensor)
-    seconds = []
-    for _ in range(CALLS):
-        torch.accelerator.synchronize()
-        dist.barrier()
-        accelerator.sleep(KERNEL)
+    tensor.fill_(1.0)
+    torch.accelerator.synchronize()
+    dist.barrier()
+    return where, tensor
+
+
+def is_sum(tensor: torch.Tensor) -> bool:
+    return bool((tensor == 2.0).all().item())
+
+
+def call_behind_a_kernel() -> tuple[bool, bool]:
+    """Return whether the call had completed when it returned, and whether its result is right."""
+    _, tensor = ready()
+    with accelerator.hold():
         tensor.fill_(1.0)
-        start = time.perf_counter()
         work = dist.all_reduce(tensor, async_op=True)
-        seconds.append(time.perf_counter() - start)
+        completed = work.is_completed()  # a call that waits for the kernel does not get here
+    work.wait()
+    return completed, is_sum(tensor)
+
+
+def test_a_call_returns_while_its_input_is_computed(devices: Pool) -> None:
+    assert devices.check(call_behind_a_kernel, 2, **FAR) == [(False, True)] * 2
+
+
+def count_of_a_call(confidential: bool) -> dict[str, int]:
+    """Return what one all-reduce adds to the device's counts."""
+    _, tensor = ready()
+    accelerator.confidential(confidential)
+    before = accelerator.stats()
+    dist.all_reduce(tensor)
+    after = accelerator.stats()
+    accelerator.confidential(False)
+    assert is_sum(tensor)
+    names = ("bytes_down", "bytes_up", "copies_down", "copies_up", "host_waits")
+    return {name: getattr(after, name) - getattr(before, name) for name in names}
+
+
+@pytest.mark.parametrize("confidential", [False, True], ids=["normal", "confidential"])
+def test_every_byte_is_copied_once_in_each_direction(devices: Pool, confidential: bool) -> None:
+    """The host waits for no copy, except in confidential mode, in which every copy blocks the thread that issues it."""
+    copied = {"bytes_down": SIZE, "bytes_up": SIZE, "copies_down": PASSES * PARTS, "copies_up": PASSES * PARTS}
+    for found in devices.check(count_of_a_call, 2, args=(confidential,), **FAR):
+        assert found == {**copied, "host_waits": 2 * PASSES * PARTS if confidential else 0}
+
+
+# -- copies hide behind passes ---------------------------------------------------------------------------------------
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():  # the pool ends a worker in which it never is
+        os.sched_yield()
+
+
+def copies_while_uploads_are_held() -> tuple[int, int]:
+    """Return the passes that are copied to the host and sent while no copy to the device ends."""
+    where, tensor = ready()
+    with thread_of(where).up:
+        kernel = accelerator.hold()
+    with kernel:
+        before = accelerator.stats()
+        work = dist.all_reduce(tensor, async_op=True)
+        wait_until(lambda: accelerator.stats().copies_up > before.copies_up)
+        down = accelerator.stats().copies_down - before.copies_down
+        if down == SLOTS * PARTS:
+            wait_until(lambda: accelerator.stats().copies_up == before.copies_up + down)
+        up = accelerator.stats().copies_up - before.copies_up
+    work.wait()
+    assert is_sum(tensor)
+    return down // PARTS, up // PARTS
+
+
+def test_later_passes_are_copied_and_sent_while_uploads_run(devices: Pool) -> None:
+    """As many as there are slots. With one slot, the second pass would wait for the upload of the first."""
+    assert devices.check(copies_while_uploads_are_held, 2, **FAR) == [(SLOTS, SLOTS)] * 2
+
+
+def passes_sent_while_downloads_are_held(sent: int) -> bool:
+    """Hold the copies to the host after some passes; return whether the result is right after these have been sent."""
+    where, tensor = ready()
+    kernels: list[HeldKernel] = []
+    issued, copy_down = 0, StagedCall.copy_down
+
+    def held_after(self: StagedCall, copies: Sequence[Any], then: Callable[[], None]) -> None:
+        nonlocal issued
+        if issued == sent:
+            with thread_of(where).down:
+                kernels.append(accelerator.hold())
+        issued += 1
+        copy_down(self, copies, then)
+
+    with mock.patch.object(StagedCall, "copy_down", held_after):
+        before = accelerator.stats().copies_up
+        work = dist.all_reduce(tensor, async_op=True)
+        wait_until(lambda: accelerator.stats().copies_up >= before + sent * PARTS)
+        assert not work.is_completed()
+        (kernel,) = kernels
+        kernel.release()
         work.wait()
-        assert bool((tensor == 2.0).all().item())
-    return seconds
+    return is_sum(tensor)
 
 
-def test_a_call_behind_a_kernel_returns_at_once(devices: Pool) -> None:
-    shares = [statistics.median(each) / KERNEL for each in devices.check(returns_after, 2, "ringfence")]
-    print(f"an asynchronous all-reduce behind a kernel of {KERNEL:g} s returns after {shares} of it")
-    assert max(shares) < RETURN_LIMIT
+@pytest.mark.parametrize("sent", [1, 3])
+def test_a_pass_is_sent_while_later_ones_are_copied(devices: Pool, sent: int) -> None:
+    assert devices.check(passes_sent_while_downloads_are_held, 2, args=(sent,), **FAR) == [True, True]
