@@ -1,0 +1,15 @@
+"""Time limits of tests of faults: the error of the fault ends a call, not a timeout.
+
+Such a test sets every timeout that could end the call to `FAR`, and asserts the kind of error and the worker that it names. If
+the fault is not reported, the pool gives up after `HANG` and shows the stacks of the workers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FAR: Final = 600.0  # seconds of a timeout that must not be what ends a call
+HANG: Final = 240.0  # seconds until a worker counts as hanging: less than pytest's limit for a test, and than FAR
+FAR_OUTAGE: Final = {
+    "RINGFENCE_OUTAGE_TIMEOUT": f"{FAR:g}"
+}  # it also limits how long a worker that leaves drains its links
