@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,18 @@ import torch
 import torch.distributed as dist
 
 from ringfence.errors import RingfenceError
-from ringfence.runtime.engine import DRAIN_SECONDS
 from tests.integration.exit_script import LARGE
+from tests.limits import FAR, FAR_OUTAGE, HANG
 from tests.pool import ROOT, Pool
 
 SCRIPT = Path(__file__).with_name("exit_script.py")
 
 
 def run_scripts(tmp_path: Path, way: str, world: int) -> list[tuple[int, str]]:
-    """Return exit status and standard error of each rank."""
+    """Return exit status and standard error of each rank. A rank that drains its links until a timeout would hang."""
     environment = dict(
         os.environ,
+        **FAR_OUTAGE,
         OMP_NUM_THREADS="1",
         RINGFENCE_SECRET_FILE=str(Pool.new_secret(tmp_path / "secret")),
         RINGFENCE_RUN_ID=way.replace(" ", "-"),
@@ -42,7 +42,7 @@ def run_scripts(tmp_path: Path, way: str, world: int) -> list[tuple[int, str]]:
         for rank in range(world)
     ]
     try:
-        words = [process.communicate(timeout=60)[1] for process in processes]
+        words = [process.communicate(timeout=HANG)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -63,35 +63,33 @@ def test_a_script_with_outstanding_work_exits(tmp_path: Path) -> None:
         assert "Traceback" not in words
 
 
-def test_an_exception_during_a_collective_is_reported_at_once(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_an_exception_during_a_collective_is_reported(tmp_path: Path) -> None:
+    """The worker that raises does not wait until the other one reads."""
     (_, mine), (status, words) = run_scripts(tmp_path, "an exception with work under way", world=2)
-    assert time.monotonic() - began < DRAIN_SECONDS / 2
     assert "an error in the script" in mine and status == 1
     assert "worker 0 left the run" in words
 
 
-def abort() -> tuple[str, float]:
-    """Abort on worker 0 while worker 1 does not read; return the error of this worker and the duration of `abort`."""
+def abort() -> str:
+    """Abort on worker 0 while worker 1 does not read; return the error of this worker."""
     tensor = torch.ones(LARGE)
     dist.all_reduce(tensor[:10])
     if dist.get_rank() == 1:
         try:
             dist.recv(tensor, 0)
         except RingfenceError as error:
-            return str(error), 0.0
+            return str(error)
     work = dist.broadcast(tensor, 0, async_op=True)
     engine = dist.group.WORLD._loop.engine  # type: ignore[union-attr]
     while not engine.blocked:
         os.sched_yield()
-    began = time.monotonic()
     dist.group.WORLD.abort()  # type: ignore[union-attr]
-    return str(work.exception()), time.monotonic() - began
+    return str(work.exception())
 
 
 def test_abort_does_not_wait(pool: Pool) -> None:
-    (mine, seconds), (theirs, _) = pool.check(abort, 2, renew=True, timeout=90)
-    assert seconds < 10 and "left the run" in mine
+    mine, theirs = pool.check(abort, 2, seconds=FAR, env=FAR_OUTAGE, renew=True, timeout=HANG)
+    assert "left the run" in mine
     assert "worker 0 left the run" in theirs
 
 

@@ -26,6 +26,7 @@ from ringfence.settings import Settings
 from tests.integration.join_cluster import World
 from tests.integration.test_join_policy import Site, environments
 from tests.key_audit import CONTROL, keys_held
+from tests.limits import FAR, HANG
 from tests.pool import Pool
 
 WORLD = 3
@@ -120,9 +121,9 @@ def attaching() -> Iterator[threading.Event]:
 def fork_while_joining(environment: dict[str, str]) -> tuple[set[str], Counter[str], set[str], Counter[str], int]:
     """Join two of three workers in threads; return the keys here, those in a child, and the number of joining workers."""
     before = sockets()
-    with World(3) as world, listen(Settings()), attaching() as event:
+    with World(3, timeout=FAR) as world, listen(Settings()), attaching() as event:
         world.start([0, 1], {rank: Settings.from_environment(environment) for rank in (0, 1)})
-        assert event.wait(20)
+        assert event.wait(HANG)
         ours, theirs = (sockets(), keys_held()), in_a_child(lambda: (sockets(), keys_held()))
         world.start([2], {2: Settings.from_environment(environment)})
         joined = [outcome for outcome in world.finish().values() if isinstance(outcome, Membership)]
@@ -138,7 +139,8 @@ def test_a_child_forked_during_a_join_holds_nothing_of_it(pool: Pool, tmp_path: 
     for attempt in range(3):  # what another thread used at the moment of the fork may be left, seldom (limitations.md)
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        (found,) = pool.check(fork_while_joining, 1, backend=None, args=environments(Site(folder), kind)[:1])
+        args = environments(Site(folder), kind)[:1]
+        (found,) = pool.check(fork_while_joining, 1, backend=None, args=args, timeout=HANG)
         ours, our_keys, theirs, their_keys, joined = found
         if not their_keys:
             break
@@ -151,14 +153,17 @@ def test_a_child_forked_during_a_join_holds_nothing_of_it(pool: Pool, tmp_path: 
 
 def fail_to_join(environment: dict[str, str]) -> tuple[list[str], Counter[str]]:
     """Join two of three workers until the deadline; return their errors and the keys that the errors keep."""
-    settings = {rank: Settings.from_environment(environment) for rank in (0, 1)}
-    world = World(3, timeout=2.0)
-    with attaching() as event:
-        world.start([0, 1], settings)
-        assert event.wait(20)
-        ends = [world.error(rank) for rank in (0, 1)]
-    for each in settings.values():
-        each.forget()  # the caller's own
+    for deadline in (2.0, 20.0, 100.0):  # on a busy machine it may pass before the worker has been admitted
+        settings = {rank: Settings.from_environment(environment) for rank in (0, 1)}
+        world = World(3, timeout=deadline)
+        with attaching() as event:
+            world.start([0, 1], settings)
+            ends = [world.error(rank) for rank in (0, 1)]
+        for each in settings.values():
+            each.forget()  # the caller's own
+        if event.is_set():
+            break
+    assert event.is_set()
     return ends, keys_held()
 
 
@@ -177,7 +182,7 @@ def fail_to_make_a_group(environment: dict[str, str]) -> tuple[str, Counter[str]
 def test_the_error_of_a_failed_join_keeps_no_key(pool: Pool, tmp_path: Path) -> None:
     """The frames of its traceback would keep the credentials alive: here a secret and a certificate."""
     environment = environments(Site(tmp_path), "both")[:1]
-    ((ends, kept),) = pool.check(fail_to_join, 1, backend=None, args=environment)
+    ((ends, kept),) = pool.check(fail_to_join, 1, backend=None, args=environment, timeout=HANG)
     assert all("AdmissionError" in end for end in ends)
     assert not kept
     with Pool() as fresh:
@@ -275,7 +280,7 @@ def test_forks_do_not_disturb_the_parent(pool: Pool) -> None:
 def meet(path: str, rank: int) -> list[float]:
     """Create a group of two and return its sums, waited for in both ways."""
     store = dist.FileStore(path, 2)
-    dist.init_process_group("ringfence", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    dist.init_process_group("ringfence", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=FAR))
     tensors = [torch.ones(10), torch.ones(10)]
     dist.all_reduce(tensors[0])
     dist.all_reduce(tensors[1], async_op=True).get_future().wait()
@@ -328,5 +333,5 @@ def test_a_forked_child_can_destroy_the_groups_of_its_parent() -> None:
 
 def test_a_forked_child_can_join_another_run(tmp_path: Path) -> None:
     with Pool() as fresh:
-        ((mine, theirs),) = fresh.check(meet_a_child, 1, None, (str(tmp_path / "store"),))
+        ((mine, theirs),) = fresh.check(meet_a_child, 1, None, (str(tmp_path / "store"),), HANG)
     assert mine == theirs == [2.0, 2.0]
