@@ -12,13 +12,13 @@ from tests.attack.attacker import Attack, AttackPlan, Recording
 from tests.attack.attacks import ATTACKS, flip_a_bit
 from tests.attack.relay import Relay
 from tests.attack.relayed_worker import SECONDS, WorkerResult, probe, run_calls, train
+from tests.limits import FAR, FAR_OUTAGE, HANG
 from tests.pool import Pool, values
 
 TRIALS = len(ATTACKS)  # each once
 ALL_TRIALS = 300
 WORLDS = (2, 3)
 STEPS = 30  # of training
-GRACE = 5.0  # beyond an operation's timeout, for a busy machine
 
 
 class Trials:
@@ -41,15 +41,20 @@ class Trials:
         ), world
 
     def run(self, plan: AttackPlan, world: int, extra: dict[str, str]) -> tuple[Relay, list[WorkerResult], list[str]]:
-        """Return the relay, what each worker found, and the failure that each has learnt of in the end."""
+        """Return the relay, what each worker found, and the failure that each has learnt of in the end.
+
+        A request under attack may end by its own short timeout. Without an attack none is near, and no other timeout ends a
+        request: one that outlives its own hangs.
+        """
+        seconds = FAR if plan.attack is None or plan.attack.harmless else SECONDS
         with Relay(world, plan) as relay:
-            environments = [{**environment, **extra} for environment in relay.environments()]
-            values(self._pool.join("ringfence", world, seconds=30, env=environments, renew=True))
-            worker_results = values(self._pool.start(run_calls, world, (7,)).wait(timeout=60))
+            environments = [{**environment, **FAR_OUTAGE, **extra} for environment in relay.environments()]
+            values(self._pool.join("ringfence", world, seconds=FAR, env=environments, renew=True))
+            worker_results = values(self._pool.start(run_calls, world, (7, seconds)).wait(HANG))
             relay.stop_attacking()
             # What the attack left on a wire may be detected only now, and on one worker before the others.
-            values(self._pool.start(probe, world).wait(timeout=30))
-            return relay, worker_results, values(self._pool.start(probe, world).wait(timeout=30))
+            values(self._pool.start(probe, world).wait(HANG))
+            return relay, worker_results, values(self._pool.start(probe, world).wait(HANG))
 
     def _without_attack(self, world: int, extra: dict[str, str]) -> Recording:
         """The control: through the relay without an attack, every call succeeds."""
@@ -76,7 +81,6 @@ def test_no_attack_between_processes_gives_a_wrong_result_or_hangs(
         assert plan.attack is not None
         where = f"trial {number} in a world of {world}, {plan.attack.name}: {worker_results}, {aware}"
         assert not any(result.faults for result in worker_results), where
-        assert max(result.seconds for result in worker_results) < SECONDS + GRACE, where
         failed = [result.error for result in worker_results if result.error]
         assert not (failed and plan.attack.harmless), where
         assert all(aware) or not (failed or any(aware)), where
@@ -94,7 +98,8 @@ def test_no_attack_between_processes_gives_a_wrong_result_or_hangs(
 def trained(pool: Pool, plan: AttackPlan) -> tuple[int, list[tuple[int, str]]]:
     """Return how many messages a short training took, and how it ended on each worker."""
     with Relay(2, plan) as relay:
-        results = pool.check(train, 2, args=(STEPS,), env=relay.environments(), renew=True)
+        environments = [{**environment, **FAR_OUTAGE} for environment in relay.environments()]
+        results = pool.check(train, 2, args=(STEPS,), env=environments, seconds=FAR, timeout=HANG, renew=True)
     return relay.message_count, results
 
 
