@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import re
@@ -17,10 +18,12 @@ import torch
 import torch.distributed as dist
 
 from ringfence.errors import MismatchError, RingfenceError
+from ringfence.transport import alarm
 from tests.key_audit import CONTROL, fingerprints, keys_held
+from tests.limits import FAR, HANG
 from tests.pool import Failure, Pool, values
 
-AGE = 2  # seconds
+AGE = 600  # seconds: tests end a session by setting its timer
 POLICY = f'version = 1\nmax_session_age = "{AGE}s"\n\n[[admit]]\n[admit.secret]\n'
 
 
@@ -47,9 +50,26 @@ def all_reduce_for_ever() -> None:
         continue
 
 
+def reach_the_age() -> None:
+    """Let the timer of the session's age expire now, on one worker: it ends the session for all."""
+    if dist.get_rank() == 0:
+        timer = session()._age_limit._timer
+        now = alarm._Itimerspec(alarm._Timespec(0, 0), alarm._Timespec(0, 1))  # a nanosecond from now
+        assert alarm._libc.timerfd_settime(timer, 0, ctypes.byref(now), None) == 0
+
+
+def all_reduce_beyond_the_age() -> None:
+    all_reduce()
+    reach_the_age()
+    all_reduce_for_ever()
+
+
 def all_reduce_after_the_age() -> None:
-    session()._age_limit.join(60)
-    assert not session()._age_limit.is_alive()
+    all_reduce()
+    reach_the_age()
+    idle = threading.Event()
+    while session().engine.failure is None:
+        idle.wait(0.01)
     all_reduce()
 
 
@@ -57,7 +77,7 @@ def leave_and_look_for_threads() -> tuple[list[str], list[str]]:
     before = [thread.name for thread in threading.enumerate()]
     timer = session()._age_limit
     dist.destroy_process_group()
-    timer.join(60)
+    timer.join()
     return before, [thread.name for thread in threading.enumerate()]
 
 
@@ -77,9 +97,9 @@ def wait_for_the_death_of(rank: int) -> None:
 
 
 @pytest.mark.promise("A session that reaches `max_session_age` ends on every worker.")
-@pytest.mark.parametrize("work", [all_reduce_for_ever, all_reduce_after_the_age], ids=["busy", "idle"])
+@pytest.mark.parametrize("work", [all_reduce_beyond_the_age, all_reduce_after_the_age], ids=["busy", "idle"])
 def test_an_expired_session_ends_on_every_worker(pool: Pool, aged: dict[str, str], work: Any) -> None:
-    for result in pool.run(work, 3, env=aged, renew=True):
+    for result in pool.run(work, 3, env=aged, seconds=FAR, timeout=HANG, renew=True):
         assert isinstance(result, Failure), result
         assert result.type == "AbortedError", result
         assert f"this session has reached {AGE} s, the policy's max_session_age" in result.message
@@ -89,25 +109,27 @@ def test_an_expired_session_ends_on_every_worker(pool: Pool, aged: dict[str, str
 @pytest.mark.promise("A session that reaches `max_session_age` ends on every worker.")
 def test_the_session_age_advances_during_suspend(pool: Pool, aged: dict[str, str]) -> None:
     """Suspending a machine is not possible here, so the test reads from the kernel which clock each timer uses."""
-    for left in values(pool.run(boot_time_timers, 2, env=aged, renew=True)):
-        assert len(left) == 1 and 0 <= left[0] <= AGE
+    before = alarm.boot_seconds()
+    results = values(pool.run(boot_time_timers, 2, env=aged, renew=True))
+    for (end,) in results:
+        assert before + AGE <= end <= alarm.boot_seconds() + AGE
 
 
 def boot_time_timers() -> list[float]:
-    """Return the seconds left on this process's timers of CLOCK_BOOTTIME, as listed by the kernel."""
-    left = []
+    """Return when this process's timers of CLOCK_BOOTTIME expire, as listed by the kernel."""
+    ends = []
     for file in Path("/proc/self/fdinfo").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing
             fields = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
             if fields.get("clockid", "").strip() == str(time.CLOCK_BOOTTIME):
                 seconds, nanoseconds = map(int, re.findall(r"\d+", fields["it_value"]))
-                left.append(seconds + nanoseconds / 1e9)
-    return left
+                ends.append(alarm.boot_seconds() + seconds + nanoseconds / 1e9)
+    return ends
 
 
 def test_the_same_workers_form_a_new_session_after_expiry(pool: Pool, aged: dict[str, str]) -> None:
     old = values(pool.run(session_and_sum, 3, env=aged, renew=True))
-    assert all(isinstance(result, Failure) for result in pool.start(all_reduce_for_ever, 3).wait(60))
+    assert all(isinstance(result, Failure) for result in pool.start(all_reduce_beyond_the_age, 3).wait(HANG))
     new = values(pool.run(session_and_sum, 3, env=aged, renew=True))
     assert len(set(old)) == len(set(new)) == 1
     assert old[0][0] != new[0][0]
@@ -210,8 +232,8 @@ def test_a_failed_session_keeps_control_keys_only(pool: Pool) -> None:
 def test_a_change_of_membership_is_a_new_session(pool: Pool) -> None:
     """Of four workers one dies; three continue in the next generation, and four in the one after."""
     with pool.fresh() as own:
-        found = [values(own.run(session_and_sum, 4))]
-        for result in own.start(wait_for_the_death_of, 4, (3,)).wait(60):
+        found = [values(own.run(session_and_sum, 4, seconds=FAR))]
+        for result in own.start(wait_for_the_death_of, 4, (3,)).wait(HANG):
             assert isinstance(result, Failure)
         found += [values(own.run(session_and_sum, size)) for size in (3, 4)]
         for size, results in zip((4, 3, 4), found, strict=True):
