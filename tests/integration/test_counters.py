@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from ringfence.runtime.counters import Counters, PeerCounters
 from ringfence.runtime.staging_times import CALL_STAGES, PASS_STAGES
 from ringfence.settings import Settings
 from tests import device
-from tests.integration.test_profiler import LATE, come_late
+from tests.limits import FAR, HANG
 from tests.pool import IN_SHARED_MEMORY, Failure, Pool
 
 UNEQUAL = 66 * (CONFIRM_BYTES + 200)  # of all links: handshakes and goodbyes that one end counts and the other does not
@@ -85,42 +86,37 @@ def test_bytes_inside_a_machine_are_counted_apart(workers: Pool, way: str) -> No
             assert payload and total(result, f"local_{direction}") == (payload if way == IN_SHARED_MEMORY else 0)
 
 
-def late() -> list[tuple[int, float]]:
-    """Return how often and how long this worker has waited for the other one, which calls late."""
+def wait_for_the_late(seconds: float) -> list[tuple[int, float]]:
+    """Worker 1 calls once worker 0 has waited so long. Return how often and how long this worker has waited for the other."""
     dist.barrier()
     before = ringfence.counters()
-    if dist.get_rank() == 1:
-        come_late(LATE)
-    dist.all_reduce(torch.ones(10))
+    store, idle = dist.distributed_c10d._get_default_store(), threading.Event()
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(10), async_op=True)
+        while ringfence.counters().oldest_wait_seconds < seconds:
+            idle.wait(0.01)
+        store.set("late enough", "")
+        work.wait()
+    else:
+        store.wait(["late enough"], timedelta(seconds=HANG))
+        dist.all_reduce(torch.ones(10))
     after = ringfence.counters()
+    assert after.oldest_wait_seconds == 0
     pairs = zip(before.peers, after.peers, strict=True)
     return [(new.waits - old.waits, new.waited_seconds - old.waited_seconds) for old, new in pairs]
 
 
 def test_a_wait_is_attributed_to_the_late_worker(workers: Pool) -> None:
-    ((often, long),), ((_, short),) = workers.check(late, 2, renew=True)
-    assert often >= 1 and long > 0.9 * LATE > short
-
-
-def under_way() -> float:
-    """Return how long an operation has waited while the other worker does not call."""
-    dist.barrier()
-    seconds = 0.0
-    if dist.get_rank() == 0:
-        work = dist.all_reduce(torch.ones(1), async_op=True)
-        come_late(0.2)
-        seconds = ringfence.counters().oldest_wait_seconds
-        dist.distributed_c10d._get_default_store().set("seen", "")
-        work.wait()
-    else:
-        dist.distributed_c10d._get_default_store().get("seen")
-        dist.all_reduce(torch.ones(1))
-    assert ringfence.counters().oldest_wait_seconds == 0
-    return seconds
-
-
-def test_the_oldest_wait_is_that_of_an_unfinished_operation(workers: Pool) -> None:
-    assert workers.check(under_way, 2, renew=True)[0] > 0.15
+    """The late worker waits for as long as the machine is busy with other things, the other one longer than that."""
+    for late in (0.4, 4.0, 40.0):
+        args = (late,)
+        ((often, long),), ((_, short),) = workers.check(
+            wait_for_the_late, 2, args=args, seconds=FAR, timeout=HANG, renew=True
+        )
+        assert often >= 1 and long > 0.9 * late
+        if short < late / 2:
+            break
+    assert short < late / 2
 
 
 def stage_times() -> list[dict[str, float]]:
@@ -164,10 +160,9 @@ def written(directory: str) -> str:
     """Wait until the file contains what was done since it was created."""
     for _ in range(3):
         dist.all_reduce(torch.ones(1000))
-    path = Path(directory, f"run-{dist.get_rank()}.prom")
-    deadline = time.monotonic() + 20
-    while 'operation="all_reduce"} 3' not in path.read_text() and time.monotonic() < deadline:
-        come_late(0.05)
+    path, idle = Path(directory, f"run-{dist.get_rank()}.prom"), threading.Event()
+    while 'operation="all_reduce"} 3' not in path.read_text():
+        idle.wait(0.05)
     dist.barrier()
     return path.read_text()
 
@@ -187,7 +182,7 @@ def test_the_file_is_written_at_intervals_and_at_the_end(pool: Pool, tmp_path: P
     with pool.fresh() as fresh:
         fresh.check(write_often, 2, None)
         env = {"RINGFENCE_METRICS_FILE": str(tmp_path / "run-{rank}.prom")}
-        for rank, text in enumerate(fresh.check(written, 2, args=(str(tmp_path),), env=env)):
+        for rank, text in enumerate(fresh.check(written, 2, args=(str(tmp_path),), env=env, timeout=HANG)):
             found = {name: value for (name, _), value in samples(text).items()}
             assert found["ringfence_operations_total"] >= 1 and found["ringfence_payload_sent_bytes_total"] > 0
             labels = [dict(labels) for name, labels in samples(text) if name == "ringfence_admitted"]
