@@ -30,6 +30,7 @@ from tests.integration.admitted_worker import run_workers
 from tests.integration.join_cluster import World
 from tests.integration.test_join_policy import BY_CERTIFICATE
 from tests.integration.test_launch import Start, agent, joined
+from tests.limits import FAR, HANG
 from tests.pool import Failure, Pool, values
 from tests.unit import nvidia_mint, ocsp_mint
 from tests.unit.nvidia_mint import Device
@@ -38,7 +39,7 @@ __all__ = ["agent"]  # a fixture
 
 TODAY = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 LISTED = BY_CERTIFICATE + 'crl = "lists"\ncrl_max_age = "12h"\n'
-PATIENCE = 8.0  # seconds that rank 0 waits for a worker that it refuses; it tells the others why
+PATIENCE = (8.0, 40.0)  # seconds that rank 0 waits for a worker that it refuses; longer if the machine was too busy
 
 
 class Site:
@@ -99,15 +100,20 @@ def session(pool: Pool, site: Site) -> list[object]:
     return pool.join("ringfence", len(site.machines), env=site.environments(), renew=True)
 
 
-def refused_session(pool: Pool, site: Site) -> list[str]:
-    """Return the error of each worker."""
-    patience = {rank: PATIENCE if rank == 0 else 4 * PATIENCE for rank in site.machines}
-    environments = [
-        {**each, "RINGFENCE_JOIN_TIMEOUT": str(patience[rank])} for rank, each in enumerate(site.environments())
-    ]
-    results = pool.join("ringfence", len(environments), env=environments, renew=True)
-    assert all(isinstance(each, Failure) for each in results), results
-    return [each.message for each in results]
+def refused_session(pool: Pool, site: Site, reason: str = "") -> list[str]:
+    """Return the error of each worker; all of them have this reason in it."""
+    for patience in PATIENCE:
+        environments = [
+            {**each, "RINGFENCE_JOIN_TIMEOUT": str(4 * patience if rank else patience)}
+            for rank, each in enumerate(site.environments())
+        ]
+        results = pool.join("ringfence", len(environments), seconds=FAR, env=environments, renew=True, timeout=HANG)
+        assert all(isinstance(each, Failure) for each in results), results
+        errors = [each.message for each in results]
+        if all(reason in error for error in errors):
+            break
+    assert all(reason in error for error in errors), errors
+    return errors
 
 
 REVOKED = "spiffe://example.org/worker/w2 was revoked"
@@ -122,8 +128,7 @@ def test_the_next_session_refuses_a_revoked_worker_on_every_worker(pool: Pool, t
     values(session(pool, site))
     assert pool.check(total, 3, env=site.environments()) == [3.0] * 3
     site.publish(102, number=2, to=told)
-    for error in refused_session(pool, site):
-        assert REVOKED in error
+    refused_session(pool, site, REVOKED)
     site.publish(102, number=2)  # then the worker itself knows
     own = refused_session(pool, site)[2]
     assert f"this worker's own certificate would be refused: the certificate of {REVOKED}" in own
@@ -135,8 +140,7 @@ def test_a_revoked_parent_is_refused_by_its_children(pool: Pool, tmp_path: Path)
     site.publish(number=1, start=TODAY - HOUR)
     values(session(pool, site))
     site.publish(100, number=2, to=[1])
-    for error in refused_session(pool, site):
-        assert "worker/w0 was revoked" in error
+    refused_session(pool, site, "worker/w0 was revoked")
 
 
 @pytest.mark.promise("Of several lists of one issuer the newest decides, and an older one cannot replace it.")
@@ -145,8 +149,7 @@ def test_a_list_that_was_rolled_back_ends_the_next_session(pool: Pool, tmp_path:
     site.publish(number=2)
     values(session(pool, site))
     site.publish(number=1, start=TODAY - HOUR)
-    for error in refused_session(pool, site):
-        assert "was rolled back" in error
+    refused_session(pool, site, "was rolled back")
 
 
 def break_list(site: Site, how: str) -> None:
@@ -293,7 +296,7 @@ def test_a_worker_whose_gpu_is_revoked_is_refused(tmp_path: Path, how: str, says
         policy = Policy((NvidiaVerifier(rules, time.time, root=top.certificate),))
         admission[rank] = policy, NvidiaProver(partial(collect, device))
     assert admission[0][0].digest == admission[1][0].digest
-    with World(2, timeout=6.0) as world:
+    with World(2, timeout=FAR if how == "good" else 6.0) as world:
         world.start([0, 1], dict(enumerate(settings)), admission=admission)
         if how == "good":
             assert len(world.members()) == 2
