@@ -103,14 +103,14 @@ def every_view(world: int) -> list[Case]:
     ]
 
 
-def large_cases(world: int) -> list[Case]:
-    """64 MiB on each rank."""
-    part = LARGE // world
+def large_cases(world: int, elements: int = LARGE) -> list[Case]:
+    """64 MiB on each rank, or as many elements as given."""
+    part = elements // world
     return [
-        Case("all_reduce", "float32", "SUM", LARGE, "plain", world, "sync", "world"),
-        Case("broadcast", "float32", "", LARGE, "plain", world, "sync", "world"),
+        Case("all_reduce", "float32", "SUM", elements, "plain", world, "sync", "world"),
+        Case("broadcast", "float32", "", elements, "plain", world, "sync", "world"),
         Case("reduce_scatter_tensor", "float32", "SUM", part, "plain", world, "sync", "world"),
         Case("all_gather_into_tensor", "float32", "", part, "plain", world, "sync", "world"),
         Case("all_to_all_single", "float32", "", part, "plain", world, "sync", "world"),
-        Case("send_recv", "float32", "", LARGE, "plain", world, "sync", "world"),
+        Case("send_recv", "float32", "", elements, "plain", world, "sync", "world"),
     ]

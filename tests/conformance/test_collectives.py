@@ -22,6 +22,7 @@ from tests.conformance.cases import (
 )
 from tests.conformance.collectives import RIGHT, play
 from tests.conformance.gloo_differences import DIFFERENCES, Difference, difference
+from tests.limits import HANG
 from tests.pool import Pool
 
 Numbered = list[tuple[int, Case]]
@@ -136,9 +137,11 @@ def test_pairwise(pool: Pool, backend: str, world: int) -> None:
     assert not unexpected(outcomes(pool, backend, cases), backend)
 
 
+@pytest.mark.parametrize("mebibytes", [8, pytest.param(64, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("world", [2, 4])
-def test_large(pool: Pool, backend: str, world: int) -> None:
-    assert not unexpected(outcomes(pool, backend, list(enumerate(large_cases(world)))), backend)
+def test_large(pool: Pool, backend: str, world: int, mebibytes: int) -> None:
+    cases = list(enumerate(large_cases(world, mebibytes << 18)))  # elements of four bytes
+    assert not unexpected(outcomes(pool, backend, cases, HANG), backend)
 
 
 def test_undefined_reductions_are_refused_on_every_rank(pool: Pool, backend: str) -> None:

@@ -46,6 +46,7 @@ def test_all_examples_are_run() -> None:
     assert set(HALF) == set(ALL)
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_equals_an_undisturbed_one(name: str, tmp_path: Path) -> None:
     key = key_file(tmp_path)
     undisturbed = trained(name, tmp_path / "one", key)
@@ -69,6 +70,7 @@ def test_an_older_checkpoint_is_refused(tmp_path: Path) -> None:
     assert not losses(said)
 
 
+@pytest.mark.nightly
 def test_three_workers_go_on_where_two_ended(tmp_path: Path) -> None:
     key, folder = key_file(tmp_path), tmp_path / "run"
     undisturbed = trained("fsdp2", tmp_path / "one", key)

@@ -1,6 +1,6 @@
 """The examples for frameworks train over sealed links with the losses of Gloo; without ringfence they are refused.
 
-By default the two that need least are run; ``--full`` runs them all, and needs `scripts/install --frameworks`.
+The gate runs the cheapest, the nightly run one more; ``--full`` runs them all, and needs `scripts/install --frameworks`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ringfence.private_files import new_secret_file
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 ALL = sorted(file.stem.removeprefix("train_") for file in FOLDER.glob("train_*.py"))
 CHEAP = ["accelerate", "mesh"]
+GATE = {"accelerate"}
 NAMES = {"fabric", "lightning", "ray"}  # these take the backend's name; the others use the existing group
 NEEDS_A_GROUP = {"torchtitan"}  # would ask for NCCL
 SECONDS = 400  # of one run: DeepSpeed compiles an operator on first use
@@ -35,8 +36,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         full = metafunc.config.getoption("--full")
         refused = metafunc.function is test_example_without_ringfence_is_refused
         names = ALL if full else CHEAP[:1] if refused else CHEAP  # test_guard.py tests the refused mesh
-        cases = [(name, 4 if full and name == "mesh" else 2) for name in names]  # two of each dimension
-        metafunc.parametrize(("name", "workers"), cases, ids=names)
+        workers = [4 if full and name == "mesh" else 2 for name in names]  # two of each dimension
+        cases = [
+            pytest.param(name, count, id=name, marks=() if name in GATE else pytest.mark.nightly)
+            for name, count in zip(names, workers, strict=True)
+        ]
+        metafunc.parametrize(("name", "workers"), cases)
 
 
 def source_of(name: str) -> str:

@@ -26,6 +26,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
     return undisturbed(SHAPE, tmp_path_factory.mktemp("undisturbed"))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(480)  # the run itself is bounded, by more on a machine that has to share its processors
 def test_training_goes_on_after_kills_of_worker_agent_and_host(baseline: Baseline, tmp_path: Path) -> None:
     """All ranks go on after each kill, no process is left, and the weights are those of an undisturbed training."""

@@ -53,6 +53,7 @@ def test_the_other_worker_stays_when_one_is_killed(undisturbed: str, tmp_path: P
         assert nodes.left_over() == []
 
 
+@pytest.mark.nightly
 def test_four_workers_go_on_as_three_and_grow_to_four(tmp_path: Path) -> None:
     """A node is killed and comes back. The other three workers keep their processes and lose no step."""
     shape = Shape("ringfence", 4, 1, min_nodes=3, steps=4000, flags=("--rejoin",), script=SCRIPT)
@@ -75,6 +76,7 @@ def test_four_workers_go_on_as_three_and_grow_to_four(tmp_path: Path) -> None:
         assert of_rank_0 == list(range(len(of_rank_0)))
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_losses_leave_nothing_behind(tmp_path: Path) -> None:
     """Agents, and a worker that rejoins, hold as much at the end as at the beginning. CI: a minute."""
@@ -98,9 +100,9 @@ for _ in range(2):
 
 ONE_STAYS = """
 import os, signal, torch.distributed as dist, ringfence
-dist.init_process_group("gloo")
 count = os.environ["TORCHELASTIC_RESTART_COUNT"]
-os.write(1, f"{count}\\n".encode())
+os.write(1, f"{count}\\n".encode())  # before the group exists: no worker rejoins until both have
+dist.init_process_group("gloo")
 if count == "0":
     ringfence.rejoin() if os.environ["RANK"] == "0" else signal.pause()
 dist.destroy_process_group()
@@ -118,6 +120,7 @@ def run_script(text: str, folder: Path, *flags: str) -> subprocess.CompletedProc
     return ringfence("run", *flags, "script.py", folder=folder, RINGFENCE_SECRET_FILE="secret")
 
 
+@pytest.mark.nightly
 def test_rejoining_counts_as_a_restart(folder: Path) -> None:
     done = run_script(TWICE, folder, "--nproc-per-node", "2", "--rejoin", "--max-restarts", "1")
     assert done.returncode == 1
@@ -125,6 +128,7 @@ def test_rejoining_counts_as_a_restart(folder: Path) -> None:
     assert "this worker cannot rejoin: no restarts are left (--max-restarts)" in done.stderr
 
 
+@pytest.mark.nightly
 def test_without_the_flag_it_is_refused(folder: Path) -> None:
     done = run_script(TWICE, folder, "--nproc-per-node", "1")
     assert done.returncode == 1
