@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import select
 import socket
 import threading
@@ -31,7 +32,19 @@ from ringfence.join.provers import policy_of
 from ringfence.join.refusals import Refusals
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
-from tests.integration.join_cluster import OTHER_SECRET, SECRET, MemoryStore, Slow, World, slow_policy
+from tests.integration.join_cluster import (
+    HANG_SECONDS,
+    NEVER,
+    OTHER_SECRET,
+    SECRET,
+    Admissions,
+    Clock,
+    MemoryStore,
+    Slow,
+    Warnings,
+    World,
+    slow_policy,
+)
 from tests.unit.admission_samples import worker
 
 
@@ -67,7 +80,7 @@ def test_workers_of_a_machine_listen_there_before_anyone_dials(monkeypatch: pyte
     may_end, member_of = threading.Event(), JoinLoop._membership
 
     def late(loop: JoinLoop) -> Membership:
-        assert loop._entry.rank == 0 or may_end.wait(20)
+        assert loop._entry.rank == 0 or may_end.wait(HANG_SECONDS)
         return member_of(loop)
 
     monkeypatch.setattr(JoinLoop, "_membership", late)
@@ -89,10 +102,13 @@ def test_a_policy_that_seals_inside_a_machine_listens_nowhere() -> None:
             assert member.local is not None and not member.local.workers and member.local.listener is None
 
 
-def test_workers_that_seal_and_workers_that_do_not_form_no_run() -> None:
-    with World(2, timeout=3.0) as world:
+def test_workers_that_seal_and_workers_that_do_not_form_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with World(2) as world:
         world.start(range(2), {1: Settings(SECRET, same_host="sealed")})
-        assert "different policies" in world.error(1)
+        error = world.error(1)
+        assert "was not admitted by its parent, rank 0" in error and "different policies" in error
+        clock.advance(NEVER)  # rank 0 waits for its child
 
 
 @pytest.mark.promise("Every session draws fresh keys.")
@@ -131,7 +147,7 @@ def test_the_sessions_secret_is_drawn_and_not_derived() -> None:
             entry=entry,
             credentials=credentials,
             private_key=private_key,
-            deadline=Deadline(5.0, time.monotonic() + 5.0),
+            deadline=Deadline(NEVER, time.monotonic() + NEVER),
             table=b"table",
             admission=policy_of(settings),
         ).run()
@@ -167,7 +183,7 @@ def test_the_admission_listener_closes_when_the_session_begins() -> None:
         world.members()
         _, address = world.store.wait_for_address()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address, timeout=5)
+            socket.create_connection(address, timeout=HANG_SECONDS)
 
 
 # -- failures -------------------------------------------------------------------------------------------------------
@@ -176,40 +192,51 @@ def test_the_admission_listener_closes_when_the_session_begins() -> None:
 HINTS = "check that all workers run, have the same RINGFENCE_RUN_ID"
 
 
-def test_a_missing_rank_is_named_by_everyone_at_the_deadline() -> None:
-    world = World(7, timeout=3.0)
+def test_a_missing_rank_is_named_by_everyone_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, admissions = Clock(monkeypatch), Admissions(monkeypatch)
+    world = World(7)
     world.start([0, 1, 2, 3, 4, 5])
+    admissions.wait_for_pairs(5)
+    for _ in range(8):  # two levels up for what is listed, two down for rank 0's report: a turn of every join for each
+        clock.advance(1.0)
+    clock.advance(NEVER)
     world.finish()
     for rank in range(6):
         error = world.error(rank)
         assert error.startswith("AdmissionError")
-        assert "did not form within 3 s (the shorter of RINGFENCE_JOIN_TIMEOUT" in error
+        assert "did not form within 600 s (the shorter of RINGFENCE_JOIN_TIMEOUT" in error
         assert "1 of 7 workers are missing: rank 6" in error
         assert HINTS in error
 
 
-def test_a_worker_that_cannot_reach_its_parent_names_it() -> None:
-    world = World(2, timeout=0.5)
+def test_a_worker_that_cannot_reach_its_parent_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, world = Clock(monkeypatch), World(2)
     world.start([1])
+    world.store.wait_for_lookups(2)
+    clock.advance(NEVER)
     error = world.error(1)
     assert "rank 1 did not reach its parent, rank 0: it has not published an address" in error
 
 
-def test_a_waiting_worker_warns_what_it_waits_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_waiting_worker_warns_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two generations of one run: each looks for the other in a place of its own, until the deadline."""
-    monkeypatch.setattr(diagnostics, "FIRST_WARNING", 0.3)
-    monkeypatch.setattr(diagnostics, "NEXT_WARNING", 0.3)
-    world = World(2, timeout=1.0)
-    world.start([0, 1], {1: replace(Settings(SECRET), generation="1")})
-    errors = [world.error(rank) for rank in (0, 1)]
-    said = [each.getMessage() for each in caplog.records]
-    parent = [text for text in said if text.startswith("run 'none', generation 0, has not formed after 0 of 1 s; ")]
-    child = [text for text in said if text.startswith("run 'none', generation 1, has not formed after 0 of 1 s; ")]
-    assert len(parent) > 0
-    assert len(child) > 0
-    assert len(said) in (4, 5, 6), "it is said again, and not all the time"
+    monkeypatch.setattr(diagnostics, "FIRST_WARNING", NEVER)
+    monkeypatch.setattr(diagnostics, "NEXT_WARNING", 2 * NEVER)
+    clock, world = Clock(monkeypatch), World(2, timeout=4 * NEVER)
+    with Warnings() as logged:
+        world.start([0, 1], {1: replace(Settings(SECRET), generation="1")})
+        world.store.wait_for_lookups(2)
+        counts = []
+        for _ in range(3):
+            clock.advance(NEVER)
+            counts.append(len(logged.texts))
+        clock.advance(NEVER)
+        errors = [world.error(rank) for rank in (0, 1)]
+    said = logged.texts
+    assert counts == [2, 2, 4] and len(said) == 4, "it is said again, and not all the time"
+    after = r"run 'none', generation {}, has not formed after (6|18)\d\d of 2400 s; "
+    parent, child = ([text for text in said if re.match(after.format(generation), text)] for generation in (0, 1))
+    assert len(parent) == len(child) == 2
     _, (host, port) = world.store.wait_for_address()
     for text in (parent[0], errors[0]):
         assert "1 of 2 workers are missing: rank 1" in text
@@ -221,35 +248,40 @@ def test_a_waiting_worker_warns_what_it_waits_for(
         assert "RINGFENCE_RUN_ID and RINGFENCE_GENERATION" in text
 
 
-def test_a_worker_with_all_its_neighbours_does_not_warn(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(diagnostics, "FIRST_WARNING", 1.0)
-    with World(3, timeout=2.0) as world:
+def test_a_worker_with_all_its_neighbours_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnostics, "FIRST_WARNING", NEVER)
+    clock, admissions = Clock(monkeypatch), Admissions(monkeypatch)
+    with Warnings() as logged, World(3, timeout=2 * NEVER) as world:
         world.start([0, 1])
+        admissions.wait_for_pairs(1)
+        for _ in range(2):
+            clock.advance(NEVER)
         world.finish()
-    said = [each.getMessage() for each in caplog.records]
+    said = logged.texts
     assert len(said) == 1
     assert "1 of 3 workers are missing: rank 2" in said[0]
     assert "rank 0 itself is at" in said[0]
 
 
-def test_an_address_that_refuses_is_named_with_the_error() -> None:
-    store = MemoryStore()
-    with listen(Settings(SECRET)) as probe:
-        address = probe.getsockname()[:2]
-    AddressBook(store, worker(0, 2, run_id="none", generation="0").entry).publish(address)
-    world = World(2, timeout=0.5, store=store)
-    world.start([1])
+def test_an_address_that_refuses_is_named_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, world = Clock(monkeypatch), World(2)
+    with socket.socket() as deaf:  # bound, so that no other process can listen there
+        deaf.bind(("127.0.0.1", 0))
+        address = deaf.getsockname()
+        AddressBook(world.store, worker(0, 2, run_id="none", generation="0").entry).publish(address)
+        world.start([1])
+        world.store.wait_for_lookups(2)  # the first attempt has failed
+    clock.advance(NEVER)
     assert f"rank 1 did not reach its parent, rank 0: 127.0.0.1:{address[1]}: Connection refused" in world.error(1)
 
 
-def test_an_unreachable_address_is_named_with_the_error() -> None:
+def test_an_unreachable_address_is_named_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """TCP has none to a broadcast address: the kernel says so at once, sends nothing, and keeps no error in the socket."""
-    store = MemoryStore()
-    AddressBook(store, worker(0, 2, run_id="none", generation="0").entry).publish(("255.255.255.255", 4000))
-    world = World(2, timeout=0.5, store=store)
+    clock, world = Clock(monkeypatch), World(2)
+    AddressBook(world.store, worker(0, 2, run_id="none", generation="0").entry).publish(("255.255.255.255", 4000))
     world.start([1])
+    world.store.wait_for_lookups(2)
+    clock.advance(NEVER)
     assert "its parent, rank 0: 255.255.255.255:4000: Network is unreachable" in world.error(1)
 
 
@@ -266,37 +298,38 @@ def test_a_refusal_is_final_if_it_lasts_without_a_break() -> None:
         search.retry(13.0, "refused", refusal)
 
 
-def test_a_wrong_secret_is_refused_and_both_sides_report_it(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(2, timeout=6.0)
-    started = time.monotonic()
+def test_a_wrong_secret_is_refused_and_both_sides_report_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, world = Clock(monkeypatch), World(2)
     world.start([0, 1], {1: Settings(OTHER_SECRET)})
     refused = world.error(1)
-    assert time.monotonic() - started < 6
     assert "rank 1 was not admitted by its parent, rank 0" in refused
     assert "give every worker the same secret file" in refused
     assert "rank 1 does not have the shared secret" in caplog.text
+    clock.advance(NEVER)
     waited = world.error(0)
     assert "1 of 2 workers are missing: rank 1" in waited
     assert "rank 1 does not have the shared secret" in waited
     assert HINTS not in refused + waited, "the cause is known"
 
 
-def test_a_missing_worker_beside_a_refused_one_gets_hints() -> None:
-    world = World(3, timeout=2.0)
+def test_a_missing_worker_beside_a_refused_one_gets_hints(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, world = Clock(monkeypatch), World(3)
     world.start([0, 1], {1: Settings(OTHER_SECRET)})
+    world.error(1)  # it is refused
+    clock.advance(NEVER)
     waited = world.error(0)
     assert "rank 1 does not have the shared secret" in waited and HINTS in waited
 
 
 def test_a_join_ends_once_every_missing_child_has_refused() -> None:
     """Rank 0 verifies by the right secret and proves by another: rank 1 proves itself, and then refuses it."""
-    world = World(2, timeout=30.0)
-    started = time.monotonic()
+    world = World(2)
     wrong = (Policy((SharedSecret(SECRET, "none"),)), SharedSecret(OTHER_SECRET, "none"))
     world.start([0, 1], admission={0: wrong})
     assert "rank 0 was not admitted by its children, rank 1: refused by the worker at" in world.error(0)
     assert "rank 1 was not admitted by its parent, rank 0" in world.error(1)
-    assert time.monotonic() - started < 15
 
 
 def test_refusals_are_final_once_all_missing_children_stop_retrying() -> None:
@@ -316,21 +349,22 @@ def test_refusals_are_final_once_all_missing_children_stop_retrying() -> None:
 @pytest.mark.promise("A peer that has not proved its rank cannot end a join.")
 def test_a_worker_refused_for_good_does_not_end_the_join_of_others() -> None:
     """It has not proved its identity: any peer that reaches the port could end a run by claiming to be the missing rank."""
-    with World(2, timeout=20.0) as world:
+    with World(2) as world:
         world.start([0])
-        other = World(2, timeout=20.0, store=world.store)
+        other = World(2, store=world.store)
         other.start([1], {1: Settings(OTHER_SECRET)})
         assert "rank 1 was not admitted by its parent, rank 0" in other.error(1)
         world.start([1])
         assert [member.rank for member in world.members()] == [0, 1]
 
 
-def test_another_world_size_is_refused_and_both_are_named() -> None:
-    store = MemoryStore()
-    two, three = World(2, timeout=6.0, store=store), World(3, timeout=8.0, store=store)
+def test_another_world_size_is_refused_and_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, store = Clock(monkeypatch), MemoryStore()
+    two, three = World(2, store=store), World(3, store=store)
     two.start([0])
     three.start([1])
     assert "different world sizes: 3 and 2" in three.error(1)
+    clock.advance(NEVER)
     assert "different world sizes: 2 and 3" in two.error(0)
 
 
@@ -346,15 +380,16 @@ def test_two_workers_with_one_rank_end_the_session_for_all() -> None:
     assert any("rank 0 ended the join: two workers claim rank 1" in error for error in errors[1:])
 
 
-def test_a_failure_in_one_worker_reaches_the_others_at_once() -> None:
-    late, soon = World(6, timeout=60.0), World(6, timeout=1.0)
-    soon.store = late.store
-    started = time.monotonic()
+def test_a_failure_in_one_worker_reaches_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, admissions = Clock(monkeypatch), Admissions(monkeypatch)
+    late = World(6, timeout=2 * NEVER)
+    soon = World(6, store=late.store)
     late.start([0, 1, 2])
     soon.start([5])
+    admissions.wait_for_pairs(3)
+    clock.advance(NEVER)
     for rank in (0, 1, 2):
         assert "rank 5 ended the join" in late.error(rank)
-    assert time.monotonic() - started < 20
     soon.finish()
 
 
@@ -372,13 +407,13 @@ def test_a_store_that_fails_is_named() -> None:
 
 
 def test_listeners_keep_to_the_range_of_ports() -> None:
-    with listen(Settings(SECRET)) as probe:
-        port = probe.getsockname()[1]
-    narrow = replace(Settings(SECRET), ports=range(port, port + 1))
-    with listen(narrow) as one:
-        assert one.getsockname()[1] == port
-        with pytest.raises(ConfigurationError, match=rf"ports {port}-{port} of 127\.0\.0\.1.*RINGFENCE_PORTS"):
-            listen(narrow)
+    with listen(Settings(SECRET)) as other:  # no other process can take its port meanwhile, except at one address
+        port = other.getsockname()[1]
+        narrow = Settings(SECRET, host="127.0.0.2", ports=range(port, port + 1))
+        with listen(narrow) as one:
+            assert one.getsockname()[1] == port
+            with pytest.raises(ConfigurationError, match=rf"ports {port}-{port} of 127\.0\.0\.2.*RINGFENCE_PORTS"):
+                listen(narrow)
 
 
 def test_an_address_that_is_not_ours_cannot_be_bound() -> None:
@@ -398,7 +433,7 @@ def test_workers_join_over_ipv6() -> None:
 def _join_in_process(pipe: Connection, store_file: str, rank: int, size: int) -> None:
     from torch.distributed import FileStore
 
-    member = join(FileStore(store_file, size), rank, size, Settings(SECRET), ("127.0.0.1", 1), 30.0, b"")
+    member = join(FileStore(store_file, size), rank, size, Settings(SECRET), ("127.0.0.1", 1), NEVER, b"")
     pipe.send((member.roster.digest, keys.digest(b"test", member.session_key.reveal())))
     pipe.recv()
     for edge in member.edges:
@@ -417,12 +452,12 @@ def test_processes_join_through_a_store_of_torch(tmp_path: Path) -> None:
         workers.append(worker)
     results = set()
     for pipe in pipes:
-        assert pipe.poll(60), "a worker did not join"
+        assert pipe.poll(HANG_SECONDS), "a worker did not join"
         results.add(pipe.recv())
     assert len(results) == 1
     for pipe, worker in zip(pipes, workers, strict=True):
         pipe.send("done")
-        worker.join(30)
+        worker.join(HANG_SECONDS)
         assert worker.exitcode == 0
 
 
@@ -441,7 +476,7 @@ def next_message(member: Membership) -> object:
     edge = member.edges[0]
     found: list[object] = []
     while not found:
-        select.select([edge], [], [], 10)
+        select.select([edge], [], [], HANG_SECONDS)
         found += edge.receive()
     assert len(found) == 1, found
     return found[0]
@@ -469,7 +504,7 @@ def test_an_end_after_a_bye_differs_from_an_end_without() -> None:
     child.edges[0].close()
     found: list[object] = []
     while not any(isinstance(each, Closed) for each in found):
-        select.select([parent.edges[0]], [], [], 10)
+        select.select([parent.edges[0]], [], [], HANG_SECONDS)
         found += parent.edges[0].receive()
     assert found[0] == Bye(1)
     assert isinstance(found[-1], Closed)
@@ -532,11 +567,13 @@ class Moody:
 
     def __init__(self, times: int, error: Exception) -> None:
         self.left = times
+        self.asked = threading.Semaphore(0)
         self._error = error
         self._shared = SharedSecret(SECRET, "none")
 
     def prove(self, binding: Binding) -> bytes:
         self.left -= 1
+        self.asked.release()
         if self.left >= 0:
             raise self._error
         return self._shared.prove(binding)
@@ -557,20 +594,24 @@ def test_unavailable_evidence_is_requested_again(rank: int, error: Exception) ->
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
-def test_missing_evidence_is_reported_at_the_deadline(rank: int) -> None:
-    moody = Moody(1000, ConfigurationError("the service is down\x1b"))
-    with World(2, timeout=1.0) as world:
+def test_missing_evidence_is_reported_at_the_deadline(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, moody = Clock(monkeypatch), Moody(1000, ConfigurationError("the service is down\x1b"))
+    with World(2) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
+        for _ in range(2):  # the second time it is asked, its first answer has been recorded
+            assert moody.asked.acquire(timeout=HANG_SECONDS)
+        clock.advance(NEVER)
         assert f"rank {rank} could not collect a proof: the service is down\\x1b" in world.error(rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["parent", "child"])
 def test_missing_evidence_ends_the_join_before_the_deadline(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "EVIDENCE_SECONDS", 0.3)
-    moody = Moody(1000, ConfigurationError("the service is down"))
-    with World(2, timeout=2.0) as world:
+    clock, moody = Clock(monkeypatch), Moody(1000, ConfigurationError("the service is down"))
+    with World(2) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
         assert world.error(rank).startswith(f"EvidenceError: rank {rank} could not collect a proof for")
+        clock.advance(NEVER)  # the other one waits for it
 
 
 @pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
@@ -582,18 +623,19 @@ def test_a_worker_that_collects_serves_others_meanwhile() -> None:
         world.start([0], admission={0: (slow_policy(), slow)})
         world.start([1, 2], admission={rank: (slow_policy(), quick) for rank in (1, 2)})
         for _ in range(2):
-            assert slow.asked.acquire(timeout=10), "the second child waits for the first one's evidence"
+            assert slow.asked.acquire(timeout=HANG_SECONDS), "the second child waits for the first one's evidence"
         slow.may_answer.set()
         assert len(world.members()) == 3
 
 
-def test_an_unexpected_error_while_collecting_is_raised() -> None:
-    broken = Slow(RuntimeError("nobody foresaw this"))
+def test_an_unexpected_error_while_collecting_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, broken = Clock(monkeypatch), Slow(RuntimeError("nobody foresaw this"))
     broken.may_answer.set()
-    with World(2, timeout=2.0) as world:
+    with World(2) as world:
         world.start([1], admission={1: (slow_policy(), broken)})
         world.start([0], admission={0: (slow_policy(), Slow())})
         assert world.error(1) == "RuntimeError: nobody foresaw this"
+        clock.advance(NEVER)
 
 
 class Rude(SharedSecret):
@@ -603,13 +645,15 @@ class Rude(SharedSecret):
         raise AdmissionError("it says \x1b[2J\nrank 9: admitted")
 
 
-def test_text_of_an_unauthenticated_peer_is_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
-    rude = Rude(SECRET, "none")
-    with World(2, timeout=1.0) as world:
+def test_text_of_an_unauthenticated_peer_is_one_printable_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, rude = Clock(monkeypatch), Rude(SECRET, "none")
+    with Warnings() as logged, World(2) as world:
         world.start(range(2), admission={0: (Policy((rude,)), rude)})
+        logged.wait_for(lambda texts: sum("refused" in text for text in texts) == 2)  # each worker says it once
+        clock.advance(NEVER)
         errors = [world.error(rank) for rank in range(2)]
-    shown = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
-    assert shown
+    shown = [text for text in logged.texts if "refused" in text]
+    assert len(shown) == 2
     for text in (*shown, *errors):
         assert r"it says \x1b[2J\nrank 9: admitted" in text
         assert text.isprintable()
