@@ -9,7 +9,7 @@ import pytest
 from ringfence.join.parent import AddressBook
 from ringfence.members import Members
 from ringfence.settings import Settings
-from tests.integration.join_cluster import SECRET, World
+from tests.integration.join_cluster import NEVER, SECRET, Clock, World
 from tests.unit.admission_samples import worker
 
 MINE = Members((0, 1), "3")
@@ -26,13 +26,15 @@ def settings(name: str) -> Settings:
     [Members((0, 2), "3").run_name(RUN), Members((0, 1), "4").run_name(RUN), MINE.run_name("run-8"), RUN],
     ids=["other members", "another group", "another run", "the whole run"],
 )
-def test_a_store_cannot_mix_sessions_of_different_members(name: str) -> None:
-    elsewhere = World(2, timeout=3.0)
+def test_a_store_cannot_mix_sessions_of_different_members(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, elsewhere = Clock(monkeypatch), World(2)
     elsewhere.start([0], {0: settings(name)})
     _, address = elsewhere.store.wait_for_address()
-    world, own = World(2, timeout=2.0), MINE.run_name(RUN)
+    world, own = World(2), MINE.run_name(RUN)
     AddressBook(world.store, replace(worker(0, 2).entry, run_id=own)).publish(address)
     world.start([1], {1: settings(own)})
+    world.store.wait_for_lookups(2)  # the first attempt was refused
+    clock.advance(NEVER)
     error = world.error(1)
     assert f"run '{own}'" in error and f"run '{name}'" in error
     assert "did not form" in elsewhere.error(0)
