@@ -176,6 +176,7 @@ def program(folder: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.processes
 def test_verdicts_are_read_from_the_summary_in_the_order_of_the_queries(tmp_path: Path) -> None:
     texts = sources(model("origin"))
     ends = ["is false", "is true", "is true", "cannot be proved", "is true"]
@@ -185,6 +186,7 @@ def test_verdicts_are_read_from_the_summary_in_the_order_of_the_queries(tmp_path
     assert found == dict(zip(queries(texts), ["false", "true", "true", "unknown", "true"], strict=True))
 
 
+@pytest.mark.processes
 def test_a_prover_that_fails_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ProverError, match="0 verdicts for 5 queries"):
         run(program(tmp_path, "Error: Syntax error."), sources(model("origin")))

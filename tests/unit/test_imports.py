@@ -9,7 +9,7 @@ import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -124,14 +124,16 @@ def tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
-def imports_of(file: Path) -> Iterator[str]:
-    """Yield everything that a file imports, by full name, wherever the import statement is."""
+@functools.cache
+def imports_of(file: Path) -> tuple[str, ...]:
+    """Return everything that a file imports, by full name, wherever the import statement is."""
+    found: list[str] = []
     for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: relative imports hide the direction"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names]
+    return tuple(found)
 
 
 def parts_imported_by(file: Path) -> set[str]:
@@ -152,16 +154,48 @@ LAB_PROCESSES = {"unsealed", "variants", "worker", "training", "profile", "fixed
 LAB_PROCESSES |= {"tee_worker", "device_ring"}
 
 
-def name_of(file: Path) -> str:
-    return str(file.relative_to(PACKAGE))
+def violations(files: Iterable[Path], check: Callable[[Path], list[str]]) -> list[str]:
+    """Return what `check` finds in each of the files, with their names."""
+    return [f"{file.relative_to(PACKAGE)}: {text}" for file in files for text in check(file)]
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_imports_point_one_way(file: Path) -> None:
+def wrong_directions(file: Path) -> list[str]:
     part = part_of(file)
-    assert part in ALLOWED, f"{part} is new: add to ALLOWED what it may import"
-    wrong = parts_imported_by(file) - ALLOWED[part] - {part}
-    assert not wrong, f"{part} may not import {sorted(wrong)}"
+    if part not in ALLOWED:
+        return [f"{part} is new: add to ALLOWED what it may import"]
+    relative = [name for name in imports_of(file) if name.startswith(".")]
+    wrong = sorted(parts_imported_by(file) - ALLOWED[part] - {part})
+    return [f"relative imports hide the direction: {name}" for name in relative] + [
+        f"{part} may not import {each}" for each in wrong
+    ]
+
+
+def test_imports_point_one_way() -> None:
+    assert not violations(FILES, wrong_directions)
+
+
+def test_violations_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every check of single files finds what it is for."""
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    (tmp_path / "keys.py").write_text(
+        "import time\nfrom . import errors\nfrom ringfence.session import Session\nimport ringfence.lab.bench\n"
+        "value = cast(Session, 1)\nclass Large:\n    def __init__(self, a, b, c, d, e, f, g, h, i): ...\n"
+    )
+    (tmp_path / "session.py").write_text("class Session: ...\n")
+    (tmp_path / "lab").mkdir()
+    file = tmp_path / "keys.py"
+    assert wrong_directions(file) == [
+        "relative imports hide the direction: .None.errors",
+        "keys may not import lab",
+        "keys may not import session",
+    ]
+    assert imports_of_the_lab(file) == ["imports ringfence.lab.bench"]
+    assert faked_types(file, {"Session"}) == ["line 5: cast to Session"]
+    assert large_constructors(file) == ["line 7: 9 arguments; group them in a dataclass"]
+    assert imports_from_outside(file) == ["time, entropy and bytes are arguments here, not imports: time"]
+    assert violations([file, tmp_path / "session.py"], large_constructors) == [
+        "keys.py: line 7: 9 arguments; group them in a dataclass"
+    ]
 
 
 def test_the_table_lists_exactly_the_parts_of_the_package() -> None:
@@ -226,14 +260,16 @@ def test_a_cycle_is_found() -> None:
     assert cycle_in({"a": ["b", "c"], "b": ["c"], "c": []}) == []
 
 
-@pytest.mark.parametrize("file", PRODUCT, ids=name_of)
-def test_only_commands_import_the_lab(file: Path) -> None:
-    """Not even they import what runs in the benchmark's own processes, such as links without sealing."""
-    imported = {name for name in imports_of(file) if name.startswith("ringfence.lab")}
+def imports_of_the_lab(file: Path) -> list[str]:
+    imported = sorted({name for name in imports_of(file) if name.startswith("ringfence.lab")})
     if part_of(file) == "cli":
-        assert not {part for name in imported for part in name.split(".")} & LAB_PROCESSES
-    else:
-        assert not imported
+        imported = [name for name in imported if LAB_PROCESSES & set(name.split("."))]
+    return [f"imports {name}" for name in imported]
+
+
+def test_only_commands_import_the_lab() -> None:
+    """Not even they import what runs in the benchmark's own processes, such as links without sealing."""
+    assert not violations(PRODUCT, imports_of_the_lab)
 
 
 @functools.cache
@@ -241,34 +277,44 @@ def classes_of_the_package() -> set[str]:
     return {node.name for file in FILES for node in ast.walk(tree_of(file)) if isinstance(node, ast.ClassDef)}
 
 
-def faked_types(file: Path, classes: set[str]) -> Iterator[str]:
-    """Yield calls of `typing.cast` to a class of the package, unless the value is a module imported at run time."""
+def faked_types(file: Path, classes: set[str]) -> list[str]:
+    """Return calls of `typing.cast` to a class of the package, unless the value is a module imported at run time."""
+    found = []
     for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "cast":
             target, value = (ast.unparse(argument) for argument in node.args)
             if target.strip("'\"") in classes and not value.startswith("importlib.import_module("):
-                yield f"line {node.lineno}: cast to {target}"
+                found.append(f"line {node.lineno}: cast to {target}")
+    return found
 
 
-@pytest.mark.parametrize("file", PRODUCT, ids=name_of)
-def test_no_cast_fakes_a_type(file: Path) -> None:
+def test_no_cast_fakes_a_type() -> None:
     """An object that stands in for another one implements a protocol instead."""
-    assert not list(faked_types(file, classes_of_the_package()))
+    assert not violations(PRODUCT, lambda file: faked_types(file, classes_of_the_package()))
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_constructors_take_at_most_eight_arguments(file: Path) -> None:
+def large_constructors(file: Path) -> list[str]:
+    found = []
     for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             given = node.args
             count = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
-            assert count <= 8, f"line {node.lineno}: {count} arguments; group them in a dataclass"
+            if count > 8:
+                found.append(f"line {node.lineno}: {count} arguments; group them in a dataclass")
+    return found
 
 
-@pytest.mark.parametrize("file", PURE_FILES, ids=name_of)
-def test_pure_parts_import_nothing_outside(file: Path) -> None:
-    wrong = {name for name in imports_of(file) if name.split(".")[0] in OUTSIDE}
-    assert not wrong, f"time, entropy and bytes are arguments here, not imports: {sorted(wrong)}"
+def test_constructors_take_at_most_eight_arguments() -> None:
+    assert not violations(FILES, large_constructors)
+
+
+def imports_from_outside(file: Path) -> list[str]:
+    wrong = sorted({name for name in imports_of(file) if name.split(".")[0] in OUTSIDE})
+    return [f"time, entropy and bytes are arguments here, not imports: {name}" for name in wrong]
+
+
+def test_pure_parts_import_nothing_outside() -> None:
+    assert not violations(PURE_FILES, imports_from_outside)
 
 
 @pytest.mark.processes
