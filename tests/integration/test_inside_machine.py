@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -246,10 +245,9 @@ def never_comes() -> str:
 
 @pytest.mark.promise("The members of a group inside a machine decide together: all use the backend, or all are sealed.")
 def test_a_member_that_does_not_come_is_an_error_in_time(pool: Pool, env: dict[str, str]) -> None:
-    started = time.monotonic()
-    results = pool.check(never_comes, 3, env=env, renew=True)
-    assert results[1] == "" and set(results) <= {"", "CollectiveTimeoutError", "AbortedError"}
-    assert time.monotonic() - started < 30
+    """In the time of the group: that of the default group is longer than the pool waits."""
+    results = pool.check(never_comes, 3, env=env, renew=True, seconds=600)
+    assert results[1] == "" and {results[0], results[2]} <= {"CollectiveTimeoutError", "AbortedError"}
 
 
 def cannot_connect() -> str:
@@ -271,11 +269,9 @@ def cannot_connect() -> str:
 
 
 def test_a_backend_that_fails_to_connect_ends_the_session_on_all(pool: Pool, env: dict[str, str]) -> None:
-    started = time.monotonic()
-    results = pool.check(cannot_connect, 3, env=env, renew=True)
+    results = pool.check(cannot_connect, 3, env=env, renew=True, seconds=600)
     assert all("no loopback interface" in text for text in results), results
     assert results[1].startswith("OSError")
-    assert time.monotonic() - started < 30
 
 
 # -- the rendezvous ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -25,14 +24,14 @@ from ringfence.errors import AdmissionError
 from ringfence.join import diagnostics, join
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
-from tests.integration.join_cluster import SECRET, MemoryStore, World
+from tests.integration.join_cluster import HANG_SECONDS, NEVER, SECRET, Admissions, Clock, MemoryStore, World
 from tests.integration.test_admit_by_gpu_and_token import write_gpu_policy
 from tests.unit import nvidia_mint
 from tests.unit.admission_samples import worker
 from tests.unit.nvml_driver import Driver
 
 TIMEOUT = 2.0
-GRACE = 3.0  # for a machine that is busy
+STORE_TIMEOUT = timedelta(seconds=NEVER)  # of a call of the store: a join that waits for it hangs
 SERVER = """
 import sys
 from torch.distributed import TCPStore
@@ -47,7 +46,7 @@ from torch.distributed import TCPStore
 from ringfence.join import join
 from ringfence.settings import Settings
 from tests.integration.join_cluster import SECRET
-store = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+store = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, timeout=timedelta(seconds=600), wait_for_workers=False)
 print("ready", flush=True)
 sys.stdin.readline()
 try:
@@ -56,7 +55,7 @@ finally:
     print("over", flush=True)
 """
 ROOT = Path(__file__).parents[2]
-NAMESERVER = "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n"
+NAMESERVER = "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n"  # 150 s, the most that there is
 
 
 @pytest.fixture
@@ -72,18 +71,20 @@ def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 @pytest.mark.promise("A store or a resolver that does not answer holds no join beyond its timeout.")
-def test_a_join_with_a_silent_store_ends_at_its_deadline(server: tuple[subprocess.Popen[str], int]) -> None:
+def test_a_join_with_a_silent_store_ends_at_its_deadline(
+    server: tuple[subprocess.Popen[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     process, port = server
-    store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+    store = Listening(TCPStore("127.0.0.1", port, None, False, timeout=STORE_TIMEOUT, wait_for_workers=False))
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
-    world = World(2, timeout=TIMEOUT, store=cast(MemoryStore, store))
-    started = time.monotonic()
+    clock, world = Clock(monkeypatch, store_answers=False), World(2, store=cast(MemoryStore, store))
     world.start([1])
+    assert store.asked.wait(HANG_SECONDS)
+    clock.advance(NEVER)
     error = world.error(1)
-    assert time.monotonic() - started < TIMEOUT + GRACE
-    assert error.startswith("AdmissionError")
-    assert "rank 1 did not reach its parent, rank 0: the store has not answered for" in error
+    assert error.startswith("AdmissionError") and "did not form within 600 s" in error
+    assert "rank 1 did not reach its parent, rank 0: the store has not answered for 6" in error
     process.send_signal(signal.SIGCONT)
 
 
@@ -104,7 +105,7 @@ def test_a_store_that_ends_with_its_worker_does_not_hide_the_error(
         client.stdin.flush()
         assert client.stdout.readline() == "over\n"
         process.kill()
-        _, said = client.communicate(timeout=60)
+        _, said = client.communicate(timeout=HANG_SECONDS)
     assert "AdmissionError" in said
     assert client.returncode == 1
 
@@ -117,7 +118,7 @@ class Stuck(Driver):
         self.may_answer = threading.Event()
 
     def nvmlInitWithFlags(self, flags: int) -> int:
-        assert self.may_answer.wait(60)
+        assert self.may_answer.wait(2 * HANG_SECONDS)
         return super().nvmlInitWithFlags(flags)
 
 
@@ -132,26 +133,30 @@ def test_a_join_with_a_silent_driver_ends_at_its_deadline(
     monkeypatch.setattr(diagnostics, "FIRST_WARNING", TIMEOUT / 4)
     write_gpu_policy(tmp_path, top)
     world = World(2, timeout=TIMEOUT)
-    started = time.monotonic()
     world.start([0], {0: Settings.from_environment({"RINGFENCE_POLICY": str(tmp_path / "policy.toml")})})
-    error = world.error(0)
-    assert time.monotonic() - started < TIMEOUT + GRACE
+    error = world.error(0)  # a join that waits for its driver hangs
     driver.may_answer.set()
     silent = "rank 0 asked its own machine what evidence it can provide and got no answer: check its kernel"
     assert silent in error
     assert [silent in record.message for record in caplog.records] == [True]
 
 
-def test_a_worker_serves_its_children_while_the_store_is_silent(server: tuple[subprocess.Popen[str], int]) -> None:
+def test_a_worker_serves_its_children_while_the_store_is_silent(
+    server: tuple[subprocess.Popen[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 1 of six waits for a store that is stopped; its child is admitted, and hears at once what became of it."""
     process, port = server
-    store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+    store = Listening(TCPStore("127.0.0.1", port, None, False, timeout=STORE_TIMEOUT, wait_for_workers=False))
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
-    inner = World(6, timeout=TIMEOUT, store=cast(MemoryStore, Listening(store)))
+    clock, admissions = Clock(monkeypatch, store_answers=False), Admissions(monkeypatch)
+    inner = World(6, store=cast(MemoryStore, store))
     inner.start([1])
-    leaf = World(6, timeout=10 * TIMEOUT, store=cast(Listening, inner.store).published)
+    leaf = World(6, timeout=2 * NEVER, store=store.published)
     leaf.start([5])
+    assert store.asked.wait(HANG_SECONDS)
+    admissions.wait_for_pairs(1)
+    clock.advance(NEVER)
     assert "rank 1 ended the join" in leaf.error(5)
     assert "the store has not answered" in inner.error(1)
     process.send_signal(signal.SIGCONT)
@@ -163,6 +168,7 @@ class Listening:
     def __init__(self, store: TCPStore) -> None:
         self._store = store
         self.published = MemoryStore()
+        self.asked = threading.Event()  # for an address
 
     def set(self, key: str, value: str, /) -> None:
         self.published.set(key, value)
@@ -172,6 +178,7 @@ class Listening:
         return self._store.get(key)
 
     def check(self, keys: list[str], /) -> bool:
+        self.asked.set()
         return self._store.check(keys)
 
 
@@ -181,11 +188,10 @@ def ask_the_silent() -> None:
         nameserver.bind(("127.0.0.1", 53))
         store = MemoryStore()
         AddressBook(store, worker(0, 2).entry).publish(("parent.example", 4000))
-        started = time.monotonic()
         try:
             join(store, 1, 2, Settings(SECRET, "run-7", "3"), ("127.0.0.1", 1), TIMEOUT, b"")
         except AdmissionError as error:
-            print(time.monotonic() - started, error, sep="\n")
+            print(error)
 
 
 @pytest.mark.promise("A store or a resolver that does not answer holds no join beyond its timeout.")
@@ -195,11 +201,10 @@ def test_a_join_with_a_slow_resolver_ends_at_its_deadline(tmp_path: Path) -> Non
     script = 'ip link set lo up && mount --bind "$1/resolv.conf" /etc/resolv.conf && '
     script += 'mount --bind "$1/nsswitch.conf" /etc/nsswitch.conf && exec "$2" -m tests.integration.test_join_silence'
     command = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
-    started = time.monotonic()
-    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
-    assert time.monotonic() - started < 25, "the process waited for its resolver before it ended"
-    seconds, error = result.stdout.splitlines()
-    assert float(seconds) < TIMEOUT + GRACE
+    # A process that waits for its resolver before it ends takes longer than this.
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=HANG_SECONDS)
+    (error,) = result.stdout.splitlines()
+    assert "did not form within 2 s" in error
     assert "rank 0: the resolver, asked for parent.example, has not answered for" in error
 
 

@@ -6,7 +6,6 @@ import logging
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -67,14 +66,12 @@ def test_every_line_of_a_message_and_of_a_traceback_has_the_prefix() -> None:
     assert (last, done.stdout) == ("configured", "")
 
 
-@pytest.mark.parametrize(("seconds", "limit"), [(60, "1"), (1, "60")], ids=["its own", "torch's, which is shorter"])
+@pytest.mark.parametrize(("seconds", "limit"), [(600, "1"), (1, "600")], ids=["its own", "torch's, which is shorter"])
 def test_join_has_its_own_timeout(pool: Pool, seconds: float, limit: str) -> None:
     with pool.fresh() as pair:
         pair.check(start, 2, None)
-        began = time.monotonic()
         here = {"RINGFENCE_JOIN_TIMEOUT": limit}
         results = pair.join("ringfence", 2, seconds=seconds, env=[here, {**here, "RINGFENCE_RUN_ID": "another run"}])
-        assert time.monotonic() - began < 20
     for result in results:
         assert isinstance(result, Failure) and result.type == "AdmissionError"
         assert "did not form within 1 s (the shorter of RINGFENCE_JOIN_TIMEOUT" in result.message

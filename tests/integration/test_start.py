@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,7 +24,7 @@ from tests.integration.test_join_policy import Site, environments
 from tests.key_audit import keys_held
 from tests.pool import Pool
 
-SECONDS = 60.0  # upper bound for reporting a failure to the others
+SECONDS = 600.0  # longer than the pool waits: a worker that is not told of a failure hangs
 
 
 def begin(path: str, rank: int) -> None:
@@ -70,21 +69,21 @@ def no_timer() -> Iterator[None]:
 FAILURES = {"table": (another_table, 0), "network": (no_descriptors, 1), "timer": (no_timer, 1)}  # and at which rank
 
 
-def fail_to_start(path: str, kind: str) -> tuple[int, str, Counter[str], float]:
-    """Return this worker's rank, its error, the time until then, and the keys that the error still holds."""
+def fail_to_start(path: str, kind: str) -> tuple[int, str, Counter[str]]:
+    """Return this worker's rank, its error, and the keys that the error still holds."""
     rank = dist.FileStore(f"{path}-ranks", 2).add("next", 1) - 1
     prepare, where = FAILURES[kind]
-    began, kept = time.monotonic(), None
+    kept = None
     try:
         with prepare() if rank == where else nullcontext():
             begin(path, rank)
         dist.all_reduce(torch.ones(3))
     except Exception as error:
         kept = error
-    seconds, held = time.monotonic() - began, keys_held()
+    held = keys_held()
     if dist.is_initialized():
         dist.destroy_process_group()
-    return rank, f"{type(kept).__name__}: {kept}", held, seconds
+    return rank, f"{type(kept).__name__}: {kept}", held
 
 
 @pytest.mark.promise("The error of an initialisation that failed keeps no key.")
@@ -92,15 +91,18 @@ def fail_to_start(path: str, kind: str) -> tuple[int, str, Counter[str], float]:
 def test_failure_after_the_join_deletes_keys_and_is_reported(tmp_path: Path, kind: str) -> None:
     with Pool() as fresh:
         ends = fresh.check(fail_to_start, 2, backend=None, args=(str(tmp_path / "store"), kind))
-    errors = {rank: error for rank, error, _, _ in ends}
-    for rank, error, held, seconds in ends:
-        assert "Error: " in error and seconds < SECONDS / 2, f"rank {rank}: {error} after {seconds:.1f} s"
+    errors = {rank: error for rank, error, _ in ends}
+    for rank, error, held in ends:
         if rank == 1 or kind == "table":  # rank 0's group has formed otherwise, and has TLS keys until it is destroyed
             assert not held, f"rank {rank} keeps {held}: {error}"
-    if kind != "table":
-        assert "Too many open files" in errors[1]
+    if kind == "table":
+        assert all("ProtocolError: schedule table of version 9" in error for error in errors.values())
+    else:
+        assert "OSError: [Errno 24] Too many open files" in errors[1]
     if kind == "network":
-        assert "worker 1 reported" in errors[0] and "Too many open files" in errors[0]
+        assert errors[0].startswith("AbortedError: worker 1 reported") and "Too many open files" in errors[0]
+    if kind == "timer":
+        assert errors[0].startswith("PeerLostError: worker 1 left the run")
 
 
 # -- credentials that cannot be used -----------------------------------------------------------------------------------
