@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from tests.pool import IN_SHARED_MEMORY, ON_TWO_MACHINES, Pool
 
+pytest_plugins = ("tests.forked.plugin",)
 settings.register_profile("ringfence", deadline=None)  # a machine that others use too is not a finding
 settings.load_profile("ringfence")
 TESTS = Path(__file__).parent

@@ -20,8 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tests import pool_server
-from tests.pool_server import ForkedProcess
+from tests.forked.asking import Forked
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 4000
@@ -92,12 +91,10 @@ class Worker:
 
     def _started(
         self, prefix: Sequence[str], environment: dict[str, str], channel: socket.socket, log: IO[bytes]
-    ) -> ForkedProcess | subprocess.Popen[bytes]:
+    ) -> Forked:
         """In a session of its own: Ctrl-C reaches pytest only, and a kill reaches the worker's loader children too."""
-        if not prefix:
-            return pool_server.start([str(self.stacks)], environment, channel, log)
         arguments = [str(channel.fileno()), str(self.stacks), str(os.getpid())]
-        return subprocess.Popen(
+        return Forked(
             [*prefix, sys.executable, "-m", "tests.pool_worker", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -191,7 +188,8 @@ def _is_gone(result: Any) -> bool:
 class Pool:
     """Workers 0, 1, 2, ... that run module-level functions as the ranks of a process group.
 
-    `prefixes[rank]` is put before a worker's command line, for example `["ip", "netns", "exec", "rf0"]`.
+    `prefixes[rank]` is put before a worker's command line, for example `["ip", "netns", "exec", "rf0"]`. Workers are forked
+    from a process with torch, with this prefix and with `env` too; with other commands, their interpreters are started.
     """
 
     def __init__(self, prefixes: Sequence[Sequence[str]] = ()) -> None:

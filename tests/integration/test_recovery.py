@@ -13,6 +13,7 @@ from tests.integration.chaos import Baseline, Kill, Plan, Run, tails, undisturbe
 from tests.integration.chaos_elastic import shrink_and_grow
 from tests.integration.chaos_nodes import Shape
 
+pytestmark = pytest.mark.real_start  # processes are found by their command lines
 SHAPE = Shape("ringfence", nodes=2, workers=2)
 KILLS = (
     Kill("worker", node=1, worker=1, step=8, delay=0.03),

@@ -17,6 +17,7 @@ from tests.integration.chaos_nodes import Nodes, Shape, is_spare
 from tests.integration.rejoins import SCRIPT, Watched
 from tests.integration.soak import soak
 
+pytestmark = pytest.mark.real_start  # processes are found by their command lines
 FLAGS = ("--rejoin", "--rdzv-conf", "spares=0.1,last_call_timeout=1")
 
 

@@ -35,11 +35,13 @@ def started_by(torchrun: list[str], variables: dict[str, str], folder: Path) -> 
     return done.stderr
 
 
+@pytest.mark.real_start  # a worker reads the command line of its launcher
 def test_open_rendezvous_is_reported_on_every_worker(tmp_path: Path) -> None:
     """By torchrun's default, from the command line of the parent process; the table below has the other ways to it."""
     assert started_by([], {}, tmp_path).count(WARNING) == 2
 
 
+@pytest.mark.real_start  # a worker reads the command line of its launcher
 def test_static_rendezvous_is_not_reported(tmp_path: Path) -> None:
     static = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(ports.port())]
     assert WARNING not in started_by(static, {"PET_STANDALONE": "0", "PET_RDZV_BACKEND": "static"}, tmp_path)

@@ -1,0 +1,56 @@
+"""pytest's side: the option `--real-starts`, the marker `real_start`, and how many interpreters were forked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.forked import asking
+
+COUNTS = "forked_interpreters"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--real-starts", action="store_true", help="start each interpreter; none is forked from one with torch"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--real-starts"):
+        asking.install(asking.Zygote.of(os.environ))
+
+
+def pytest_unconfigure() -> None:
+    asking.uninstall()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """With the marker, the test and the fixtures that are set up for it start real interpreters."""
+    asking.state.real = item.get_closest_marker("real_start") is not None
+    try:
+        return (yield)
+    finally:
+        asking.state.real = False
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Give a controller of pytest-xdist the counts of this worker."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[COUNTS] = (asking.state.forked, asking.state.started)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    forked, started = getattr(node, "workeroutput", {}).get(COUNTS, (0, 0))
+    asking.state.forked += forked
+    asking.state.started += started
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if asking.state.forked or asking.state.started:
+        terminalreporter.line(f"Interpreters: {asking.state.forked} forked, {asking.state.started} started")
