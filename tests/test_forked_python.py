@@ -43,6 +43,16 @@ print(json.dumps({
     "no bytecode": sys.dont_write_bytecode,
 }, sort_keys=True))
 """
+# In a network namespace of its own, as `ringfence demo` starts its workers. A forked process has the zygote's command line.
+NESTED = """
+import ctypes, os, subprocess, sys
+if os.geteuid() == 0:
+    assert ctypes.CDLL(None).unshare(0x40000000) == 0
+inner = "import os; print(os.readlink('/proc/self/ns/net'), '.zy' + 'gote' in open('/proc/self/cmdline').read())"
+network, forked = subprocess.run([sys.executable, "-c", inner], stdout=subprocess.PIPE, text=True).stdout.split()
+assert network == os.readlink("/proc/self/ns/net")
+print("forked" if forked == "True" else "started", end="")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +224,11 @@ done = subprocess.run([sys.executable, "-c", inner], capture_output=True, text=T
 print(done.returncode, done.stdout.replace(str(os.getpid()), "the parent"), done.stderr)
 """
     assert same(both("-c", program))[1] == "7 the parent tensor([1.])\n \n"
+
+
+def test_what_a_forked_process_starts_is_forked(both: Both) -> None:
+    started, forked = (out for _, out, _ in both("-c", NESTED))
+    assert (started, forked) == ("started", "forked")
 
 
 def test_multiprocessing_spawns(both: Both, tmp_path: Path) -> None:

