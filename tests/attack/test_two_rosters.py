@@ -218,7 +218,7 @@ def hello(sender: int, receiver: int) -> Hello:
     return Hello(sender, receiver, Lane.COLLECTIVE, fixed_bytes("a group without the liar"), fixed_bytes("dialler"))
 
 
-@pytest.mark.promise("Two rosters end the join on every worker, by name, if every rule binds a certificate to a rank.")
+@pytest.mark.promise("Two rosters end the join on every worker, by name, if every name stands for one rank.")
 def test_two_rosters_under_certificates_for_ranks_are_refused() -> None:
     split = Split(certificates_for_ranks())
     assert {rank: tree.phase for rank, tree in split.trees.items()} == dict.fromkeys(split.trees, Phase.AGREE)

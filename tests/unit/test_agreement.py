@@ -111,7 +111,7 @@ def altered() -> Iterator[tuple[str, Callable[[tuple[bytes, ...]], tuple[bytes, 
     )
 
 
-@pytest.mark.promise("Two rosters end the join on every worker, by name, if every rule binds a certificate to a rank.")
+@pytest.mark.promise("Two rosters end the join on every worker, by name, if every name stands for one rank.")
 @pytest.mark.parametrize(("name", "change"), list(altered()), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_worker_whose_signature_does_not_verify_is_named(
     name: str, change: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]

@@ -184,7 +184,11 @@ def run_check(options: argparse.Namespace) -> int:
             f"rule {numbers} binds no name to a rank: two rosters are not detected (docs, Limitations)", "  ranks      "
         )
     else:
-        say("every rule binds a name to ranks: two rosters are detected", "  ranks      ")
+        say(
+            "every rule binds names to ranks: two rosters are detected only if each name stands for one rank, not if a "
+            "name stands for a range (docs, Limitations)",
+            "  ranks      ",
+        )
     print(f"  digest     {digest[:16]} {digest[16:]}")
     for status in statuses:
         say(str(status), "  list       ")

@@ -80,7 +80,7 @@ class Rules:
 
     @property
     def binds_ranks(self) -> bool:
-        """Whether a name that this rule admits is that of one rank, or of a range of ranks."""
+        """Whether this rule admits a name as one rank or as a range of ranks only. A range does not tell two workers apart."""
         return self.ranks is not None or all(map(identity.binds_rank, self.ids))
 
     def explain(self) -> list[str]:
@@ -98,7 +98,7 @@ class Rules:
         if self.ranks is not None:
             first, last = self.ranks
             return f"rank {first}" if first == last else f"any of the ranks {first} to {last}"
-        return "the rank that the name says" if self.binds_ranks else "any rank (a name is not bound to a rank)"
+        return "a rank that the name stands for" if self.binds_ranks else "any rank (a name is not bound to a rank)"
 
     def check_rank(self, name: str, rank: int | None) -> None:
         """Check that the rule admits this name, as this rank; None: as any rank. Raises AdmissionError."""

@@ -115,7 +115,8 @@ def digest_of(file: PolicyFile) -> bytes:
 def rules_for_any_rank(file: PolicyFile) -> list[int]:
     """Return the numbers of the rules, from 1, that bind no certificate name to a rank.
 
-    A worker that such a rule admits can be listed as any other, so its roster can be one of two (spec/admission.md).
+    A worker that such a rule admits can be listed as any other, so its roster can be one of two (spec/admission.md). The
+    other rules may still bind a name to a range of ranks: then the worker can be listed as any rank of that range.
     """
 
     def binds(rule: Rule) -> bool:
