@@ -25,6 +25,7 @@ PROFILES: Final = (
     *((operation, 25 << 20, 2) for operation in OTHERS),
 )
 CALLS: Final = "call-latency.json"
+TUNNELS: Final = "tunnels.json"
 MACHINES: Final = "machines"  # the folder of the study of machines x workers
 FULL_ROUNDS: Final = 15  # fewer are a trial: the page says so, and the README does not show them
 
@@ -41,6 +42,7 @@ class Edition:
     memory: list[memory.MemoryResult] = field(default_factory=list)
     lower_bounds: dict[tuple[str, int, int], float] = field(default_factory=dict)  # CPU seconds by call, size, workers
     calls: Mapping[str, Any] = field(default_factory=dict)  # what scripts/call_latency.py printed: single calls
+    tunnels: Mapping[str, Any] = field(default_factory=dict)  # what scripts/tunnels.py printed
     machines: Edition | None = None  # of the study of machines x workers, which has a machine and a date of its own
 
     def collective(
@@ -85,6 +87,8 @@ def read(folder: Path) -> Edition:
     edition = _read([folder / FILE])
     if (folder / CALLS).exists():
         edition.calls = json.loads((folder / CALLS).read_text())
+    if (folder / TUNNELS).exists():
+        edition.tunnels = json.loads((folder / TUNNELS).read_text())
     if cells := sorted((folder / MACHINES / "raw").glob("*.jsonl")):
         edition.machines = _read(cells)
     return edition

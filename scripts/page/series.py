@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.names import PROFILED
 from ringfence.lab.bench.results import Result
 from ringfence.lab.bench.units import size_text
 from ringfence.lab.report.digest import digest
-from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, SIZES, Edition
+from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, Edition
+from scripts.page.headline import median_calls, points
 from scripts.page.targets import SEALED, line_of, rate_text
 
 __all__ = ["SERIES", "digest"]
@@ -35,32 +37,41 @@ def _named(groups: dict[str, list[Point]]) -> dict[str, list[Point]]:
 
 
 def all_reduce(edition: Edition) -> dict[str, list[Point]]:
-    return _named(
-        {
-            f"{workers} workers": _joined(
-                _point(size_text(size), edition.collective("all_reduce", size, workers)) for size in SIZES
-            )
-            for workers in (2, 4, 8)
-        }
-    )
+    """Between two workers by median calls; with more, in batches of large calls."""
+    calls = [
+        {"label": size_text(size), "ratio": [round(call.ratio, _DIGITS)] * 3, "resolution": 0.0}
+        for size, call in median_calls(edition).items()
+    ]
+    batches = {
+        f"{workers} workers": _joined(
+            _point(size_text(size), edition.collective("all_reduce", size, workers)) for size in LARGE
+        )
+        for workers in (4, 8)
+    }
+    return _named({"2 workers, median call": calls, **batches})
 
 
 def variants(edition: Edition) -> dict[str, list[Point]]:
+    """Other ways to seal, and not to, over sealed ringfence in the same rounds."""
     names = {
-        SEALED: "ringfence, sealed",
         "ringfence-unsealed": "ringfence, unsealed",
         "hop-by-hop": "sealed hop by hop",
         "tls": "TLS 1.3 ring",
     }
-    return _named(
-        {
-            f"{workers} workers": _joined(
-                _point(title, edition.collective("all_reduce", 25 << 20, workers), name)
-                for name, title in names.items()
-            )
-            for workers in (2, 4)
-        }
-    )
+    found: dict[str, list[Point]] = {}
+    for workers in (2, 4):
+        result = edition.collective("all_reduce", 25 << 20, workers)
+        over = result.sealed_over if result else {}
+        found[f"{workers} workers"] = [
+            {"label": title, "ratio": _inverse(over[name]), "resolution": 0.0}
+            for name, title in names.items()
+            if name in over
+        ]
+    return _named(found)
+
+
+def _inverse(ratio: Interval) -> list[float]:
+    return [round(1 / value, _DIGITS) for value in (ratio.high, ratio.median, ratio.low)]
 
 
 def collectives(edition: Edition) -> dict[str, list[Point]]:
@@ -68,7 +79,7 @@ def collectives(edition: Edition) -> dict[str, list[Point]]:
         {
             f"{workers} workers": _joined(
                 _point(operation.replace("_", "-"), edition.collective(operation, 25 << 20, workers))
-                for operation in ("all_reduce", *OTHERS)
+                for operation in OTHERS
             )
             for workers in (2, 4)
         }
@@ -127,6 +138,7 @@ def buckets(edition: Edition) -> dict[str, list[Point]]:
 
 
 SERIES: Final[dict[str, Callable[[Edition], dict[str, Any]]]] = {
+    "headline": points,
     "all-reduce": all_reduce,
     "variants": variants,
     "collectives": collectives,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from ringfence.lab.bench.intervals import Interval
 from ringfence.lab.bench.names import PROFILED, necessary_bytes
-from ringfence.lab.bench.results import Result
 from ringfence.lab.bench.units import size_text, time_text
 from scripts.page import machines
-from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, SIZES, Edition
-from scripts.page.targets import SEALED, line_of, rate_text, targets
+from scripts.page.edition import LARGE, MODELS, OTHERS, PROFILES, RATES, Edition
+from scripts.page.headline import cpu, headline, median_calls
+from scripts.page.targets import SEALED, Target, line_of, rate_text, targets
 
 NOTHING: Final = "*Not measured yet.*"
 RIVALS: Final = {"ringfence-unsealed": "unsealed", "hop-by-hop": "hop by hop", "tls": "TLS 1.3"}
@@ -56,18 +56,17 @@ def commands(edition: Edition) -> str:
     return "\n".join(["```sh", *found, "```"]) if found else NOTHING
 
 
+def measured(target: Target) -> tuple[str, str]:
+    """A target's ratio and the resolution. Of median calls no interval was recorded."""
+    if target.resolution is None:
+        return f"{target.ratio.median:.2f}, median call", ""
+    return ratio_text(target.ratio), f"±{target.resolution:.2f}"
+
+
 def verdicts(edition: Edition) -> str:
     """Every target, met or not."""
     rows = [
-        (
-            each.what,
-            f"{each.limit:.2f}",
-            ratio_text(each.ratio),
-            f"±{each.resolution:.2f}",
-            str(each.rounds),
-            each.verdict,
-        )
-        for each in targets(edition)
+        (each.what, f"{each.limit:.2f}", *measured(each), str(each.rounds), each.verdict) for each in targets(edition)
     ]
     for one in edition.memory:
         if one.variant == SEALED:
@@ -77,12 +76,34 @@ def verdicts(edition: Edition) -> str:
     return markdown(("what", "at most", "measured", "Gloo / Gloo", "rounds", "met"), rows)
 
 
-def all_reduce(edition: Edition, workers: Sequence[int] = (2, 4, 8)) -> str:
-    cores = edition.facts.get("cores", max(workers))
-    titles = [f"{count} workers" + (f" on {cores} cores" if count > cores else "") for count in workers]
-    header = ["size", *(cell for title in titles for cell in (title, "Gloo / Gloo"))]
+def two_workers(edition: Edition) -> str:
+    """Median calls between two workers, the slowest in twenty, and the ratio of the medians."""
     rows = []
-    for size in SIZES:
+    for each in edition.calls.get("sizes", ()):
+        slowest = [time_text(each[name]["p95_after_barrier"]) for name in ("gloo", SEALED)]
+        call = median_calls(edition)[each["size"]]
+        medians = (time_text(call.gloo), time_text(call.sealed), f"{call.ratio:.2f}")
+        rows.append((size_text(call.size), *medians, *slowest))
+    header = (
+        "size",
+        "Gloo, median",
+        "ringfence, median",
+        "ratio",
+        "Gloo, 95th percentile",
+        "ringfence, 95th percentile",
+    )
+    if not rows:
+        return NOTHING
+    facts = edition.calls["machine"]
+    where = f"{facts['cores']} cores of {facts['cpu']}, {cpu(facts)}; source digest `{facts['source']}`"
+    return f"{markdown(header, rows)}\n\n`{edition.calls['command']}`, {edition.calls['date'][:10]}, {where}."
+
+
+def all_reduce(edition: Edition, workers: Sequence[int] = (4, 8)) -> str:
+    """More workers than cores, in batches of calls; small sizes would measure the scheduler."""
+    header = ["size", *(cell for count in workers for cell in (f"{count} workers", "Gloo / Gloo"))]
+    rows = []
+    for size in LARGE:
         found = [edition.collective("all_reduce", size, count) for count in workers]
         if any(found):
             cells = [size_text(size)]
@@ -94,40 +115,22 @@ def all_reduce(edition: Edition, workers: Sequence[int] = (2, 4, 8)) -> str:
 
 
 def times(edition: Edition) -> str:
-    """What the ratios are made of: wall and CPU time."""
+    """CPU time and bytes of large calls."""
     rows = []
     for workers in (2, 4, 8):
-        for size in SIZES:
+        for size in LARGE:
             result = edition.collective("all_reduce", size, workers)
             ours, gloo = line_of(result), line_of(result, "gloo-a")
             if ours and gloo:
-                cpu = [f"{line.cpu_ns_per_byte or 0:.2f}" for line in (gloo, ours)]
-                walls = [time_text(line.seconds) for line in (gloo, ours)]
-                rows.append(
-                    (
-                        str(workers),
-                        size_text(size),
-                        *walls,
-                        *cpu,
-                        size_text(gloo.wire_bytes),
-                        size_text(ours.wire_bytes),
-                    )
-                )
-    header = (
-        "workers",
-        "size",
-        "Gloo",
-        "ringfence",
-        "Gloo, CPU ns/B",
-        "ringfence, CPU ns/B",
-        "Gloo, sent",
-        "ringfence, sent",
-    )
+                cpu_times = [f"{line.cpu_ns_per_byte or 0:.2f}" for line in (gloo, ours)]
+                sent = [size_text(line.wire_bytes) for line in (gloo, ours)]
+                rows.append((str(workers), size_text(size), *cpu_times, *sent))
+    header = ("workers", "size", "Gloo, CPU ns/B", "ringfence, CPU ns/B", "Gloo, sent", "ringfence, sent")
     return markdown(header, rows)
 
 
 def costs(edition: Edition) -> str:
-    """Return the ratio of ringfence to each other variant, and of each other variant to Gloo."""
+    """Return the ratio of ringfence to each other variant."""
     rows = []
     for workers in (2, 4):
         for size in LARGE:
@@ -135,9 +138,8 @@ def costs(edition: Edition) -> str:
             for name, title in RIVALS.items():
                 line = line_of(result, name)
                 if result and line:
-                    over = result.sealed_over.get(name)
-                    rows.append((str(workers), size_text(size), title, ratio_text(over), ratio_text(line.ratio)))
-    return markdown(("workers", "size", "other variant", "ringfence over it", "it over Gloo"), rows)
+                    rows.append((str(workers), size_text(size), title, ratio_text(result.sealed_over.get(name))))
+    return markdown(("workers", "size", "other variant", "ringfence over it"), rows)
 
 
 def collectives(edition: Edition) -> str:
@@ -156,7 +158,7 @@ def collectives(edition: Edition) -> str:
 def busy(edition: Edition) -> str:
     rows = []
     for workers in (2, 4):
-        for size in SIZES:
+        for size in LARGE:
             result = edition.collective("all_reduce", size, workers, busy=True)
             ours, gloo = line_of(result), line_of(result, "gloo-a")
             if result and ours and gloo:
@@ -261,93 +263,20 @@ def _mib(size: float) -> str:
     return f"{size / (1 << 20):.1f} MiB"
 
 
-def headline(edition: Edition) -> str:
-    """The README's one figure, with its circumstances: the median call, or the ratio of the benchmark until that was timed."""
-    large = line_of(edition.collective("all_reduce", 25 << 20, 2))
-    if not large:
+def tunnels(edition: Edition) -> str:
+    """Plaintext Gloo through tunnels in user space."""
+    taken = edition.tunnels.get("median_seconds", {})
+    if not taken:
         return NOTHING
-    where = f"2 workers on {edition.facts['cores']} cores, loopback"
-    timed = {each["size"]: each for each in edition.calls.get("sizes", ())}
-    if {4 << 10, 25 << 20} <= timed.keys():
-        return _median_calls(timed[25 << 20], timed[4 << 10], where)
-    ratio = large.ratio
-    times = "as long" if ratio.low <= 1 <= ratio.high else f"{ratio.median:.2f} times as long"
-    return (
-        f"**A sealed 25 MiB all-reduce takes {times} as plaintext Gloo** ({where}; median ratio {ratio.median:.2f},\n"
-        f"95 % interval {ratio.low:.2f} to {ratio.high:.2f})."
+    sizes = list(next(iter(taken.values())))
+    rows = [(way, *(time_text(each[size]) for size in sizes)) for way, each in taken.items()]
+    facts = edition.tunnels["machine"]
+    where = f"{facts['cores']} cores" + (f" of {facts['cpu']}" if "cpu" in facts else "")
+    command = (
+        f"`{edition.tunnels['command']}`, {edition.tunnels['date'][:10]}, {where}; {edition.tunnels['rounds']} rounds"
     )
-
-
-def _median_calls(large: Mapping[str, Any], small: Mapping[str, Any], where: str) -> str:
-    """Both medians and, for small calls, both means: a few slow calls may dominate Gloo's."""
-
-    def times(each: Mapping[str, Any], figure: str) -> tuple[str, str]:
-        return time_text(each[SEALED][figure]), time_text(each["gloo"][figure])
-
-    (sealed, plain), (quick, gloo) = (times(each, "median_after_barrier") for each in (large, small))
-    mean, gloo_mean = times(small, "mean_back_to_back")
-    ratio = large[SEALED]["median_after_barrier"] / large["gloo"]["median_after_barrier"]
-    return (
-        f"**A sealed 25 MiB all-reduce takes {sealed}, with plaintext Gloo {plain}** ({ratio:.2f} times; median call,\n"
-        f"{where}). At 4 KiB the median call takes {quick}, with Gloo {gloo}; back to back the means are\n"
-        f"{mean} and {gloo_mean}."
-    )
-
-
-def calls(edition: Edition) -> str:
-    """Single calls: medians after a barrier, and means back to back."""
-    rows = [
-        (
-            size_text(each["size"]),
-            *(time_text(each[name]["median_after_barrier"]) for name in ("gloo", SEALED)),
-            *(time_text(each[name]["p95_after_barrier"]) for name in ("gloo", SEALED)),
-            *(time_text(each[name]["mean_back_to_back"]) for name in ("gloo", SEALED)),
-        )
-        for each in edition.calls.get("sizes", ())
-    ]
-    header = ("size", "Gloo, median", "ringfence, median", "Gloo, 95th percentile", "ringfence, 95th percentile")
-    table = markdown((*header, "Gloo, mean back to back", "ringfence, mean back to back"), rows)
-    return f"{table}\n\n`{edition.calls['command']}`, {edition.calls['date'][:10]}, 2 workers." if rows else table
-
-
-def readme(edition: Edition) -> str:
-    """The README's table, with where it comes from."""
-    facts = edition.facts
-    tls = [line_of(edition.collective("all_reduce", size, workers), "tls") for workers in (2, 4) for size in LARGE]
-    found = [line.ratio.median for line in tls if line]
-    torch = facts["versions"]["torch"].partition("+")[0]
-    cores, kernel = f"{facts['cores']} cores of {facts['cpu']}", facts["kernel"].partition("-")[0]
-    where = f"`ringfence bench collectives`, {edition.dates[-1]}, {cores}, {kernel}, torch {torch}, Python {facts['python']}."
-    if found:
-        where += (
-            f"\nA ring through TLS 1.3 takes {min(found):.1f} to {max(found):.1f} times Gloo's time at 25 and 100 MiB."
-        )
-    return "\n\n".join(part for part in (all_reduce(edition, (2, 4)), where, _slower(edition)) if part)
-
-
-def _slower(edition: Edition) -> str:
-    """Where ringfence is slower than Gloo, and where the network hides it, by the medians."""
-
-    def medians(results: Iterable[Result | None]) -> list[float]:
-        return [line.ratio.median for line in map(line_of, results) if line]
-
-    crowded = medians(edition.collective("all_reduce", size, workers) for workers in (4, 8) for size in LARGE)
-    others = medians(edition.collective(name, 25 << 20, workers) for name in OTHERS for workers in (2, 4))
-    slow_network = medians(
-        edition.collective("all_reduce", size, workers, rate=rate)
-        for rate in RATES[:2]
-        for workers in (2, 4)
-        for size in LARGE
-    )
-    if not (crowded and others and slow_network):
-        return ""
-    return (
-        "On loopback the same cores move and encrypt every byte. There, with more workers than cores, a large all-reduce "
-        f"takes up to\n{max(crowded):.1f} times as long as with Gloo; a collective of another kind takes {min(others):.1f} to "
-        f"{max(others):.1f} times as long. Between hosts with links of\n1 and 2.5 Gbit/s, "
-        f"the network hides it: {min(slow_network):.2f} to "
-        f"{max(slow_network):.2f} times."
-    )
+    note = f" {edition.tunnels['note']}" if "note" in edition.tunnels else ""
+    return f"{markdown(('tunnel', *(size_text(int(size)) for size in sizes)), rows)}\n\n{command}.{note}"
 
 
 def _headed(rows: Rows) -> tuple[Sequence[str], Rows]:
@@ -361,7 +290,8 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "verdicts": verdicts,
     "all-reduce": all_reduce,
     "times": times,
-    "calls": calls,
+    "two-workers": two_workers,
+    "tunnels": tunnels,
     "costs": costs,
     "collectives": collectives,
     "busy": busy,
@@ -376,5 +306,4 @@ TABLES: Final[dict[str, Callable[[Edition], str]]] = {
     "machines-between": lambda edition: markdown(*_headed(machines.between(edition))),
     "machines-counted": machines.counted,
     "headline": headline,
-    "readme": readme,
 }

@@ -105,6 +105,12 @@ def _empty(axis: Axes, across: list[Any], up: list[Any], points: list[dict[str, 
             )
 
 
+def _band(series: dict[str, Any]) -> list[Patch]:
+    """The legend of the bands, where any is drawn."""
+    drawn = any(point["resolution"] > 0 for points in series.values() for point in points)
+    return [band_patch()] if drawn else []
+
+
 def _hollow(series: dict[str, Any]) -> list[Line2D]:
     """The legend of hollow markers, where there are any."""
     if all(point.get("scored", True) for points in series.values() for point in points):
@@ -112,7 +118,7 @@ def _hollow(series: dict[str, Any]) -> list[Line2D]:
     return [Line2D([], [], marker="o", mfc="white", mec="black", ls="", label="hollow: shown, not counted")]
 
 
-def across(title: str, *, width: float = WIDTH) -> Chart:
+def across(title: str, *, width: float = WIDTH, under: str = _FASTER) -> Chart:
     """Points with intervals from left to right: one row for each label, with one line in it for each series."""
 
     def draw(series: dict[str, Any]) -> Figure:
@@ -138,9 +144,9 @@ def across(title: str, *, width: float = WIDTH) -> Chart:
         ratio_axis(axis.xaxis, low, high)
         axis.set_yticks(middles, labels)
         axis.set_ylim(height, 0)
-        axis.set_xlabel(_FASTER if width >= WIDTH else _FASTER.replace(" (", "\n("))
+        axis.set_xlabel(under if width >= WIDTH else under.replace(" (", "\n("))
         axis.set_title(title, fontsize=11, loc="left")
-        handles: list[Artist] = [*axis.get_legend_handles_labels()[0], band_patch(), *_hollow(series)]
+        handles: list[Artist] = [*axis.get_legend_handles_labels()[0], *_band(series), *_hollow(series)]
         ncols = len(handles) if len(handles) <= 3 else 2 if width < WIDTH else 4
         legend_below(figure, handles, ncols)
         return figure
