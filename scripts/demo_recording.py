@@ -2,7 +2,7 @@
 
     python -m scripts.demo_recording    # as root, so that Gloo's traffic can be recorded too
 
-Each line appears when the command printed it; pauses are shortened. A viewer that does not animate shows all lines.
+Each line lights up when the command printed it; pauses are shortened. A viewer that does not animate shows all lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST_PAUSE: Final = 1.2  # seconds
 STYLE: Final = """\
 text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #d6deeb; white-space: pre }
 .command, .heading { fill: #ffffff; font-weight: bold } .yes { fill: #7ee787 } .error { fill: #ff9f80 } .bytes { fill: #9fb3c8 }
-@keyframes appear { from { opacity: 0 } }
+@keyframes appear { from { opacity: 0.2 } }
 @media (prefers-reduced-motion: no-preference) { .line { animation: appear 0.01s backwards } }"""
 
 

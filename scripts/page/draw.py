@@ -10,7 +10,7 @@ from ringfence.lab.report.style import Chart, save
 
 PICTURES: Final[dict[str, Chart]] = {
     "all-reduce": panels("Sealed all-reduce, loopback; with 95 % intervals for 4 and 8 workers on 2 cores"),
-    "headline": across("Sealed: 25 MiB all-reduce, and training steps"),
+    "headline": across("Sealed: 25 MiB all-reduce, and DDP steps; machines x workers"),
     "variants": across(
         "All-reduce of 25 MiB, loopback: other ways",
         under="time over sealed ringfence (1: as fast; left of it: faster)",

@@ -79,17 +79,19 @@ def points(edition: Edition) -> dict[str, list[dict[str, Any]]]:
     for hosts, workers in ((2, 1), (2, 4)):
         cell = machines(edition, hosts, workers)
         if cell is not None and edition.machines is not None:
-            point = _point(f"all-reduce, {hosts} x {workers} workers", *cell)
+            point = _point(f"all-reduce, {hosts} machines x {workers}", *cell)
             found.setdefault(f"CPU {cpu(edition.machines.facts)}", []).append(point)
     call = median_calls(edition).get(SIZE)
     if call is not None:
-        point = {"label": "all-reduce, 2 x 1 workers", "ratio": [round(call.ratio, 4)] * 3, "resolution": 0.0}
+        point = {"label": "all-reduce, 2 machines x 1", "ratio": [round(call.ratio, 4)] * 3, "resolution": 0.0}
         found.setdefault(f"CPU {cpu(edition.calls['machine'])}", []).append(point)
     for model in MODELS:
         result = edition.training(model, "ddp", 2)
         for line in result.lines if result else ():
             if result and line.variant == SEALED:
-                found.setdefault(f"CPU {cpu(edition.facts)}", []).append(_point(f"{model}, DDP, 2 x 1", result, line))
+                found.setdefault(f"CPU {cpu(edition.facts)}", []).append(
+                    _point(f"{model} step, 2 machines x 1", result, line)
+                )
     return found
 
 

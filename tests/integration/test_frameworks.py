@@ -21,6 +21,7 @@ CHEAP = ["accelerate", "mesh"]
 GATE = {"accelerate"}
 NAMES = {"fabric", "lightning", "ray"}  # these take the backend's name; the others use the existing group
 NEEDS_A_GROUP = {"torchtitan"}  # would ask for NCCL
+UNCHANGED = ["accelerate", "hf_trainer", "lightning"]  # the guide says that they need no change under `ringfence run`
 SECONDS = 400  # of one run: DeepSpeed compiles an operator on first use
 
 # The namespace has only a loopback interface, so nothing is downloaded.
@@ -35,7 +36,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
         full = metafunc.config.getoption("--full")
         refused = metafunc.function is test_example_without_ringfence_is_refused
+        unchanged = metafunc.function is test_an_unchanged_script_runs_sealed_under_ringfence_run
         names = ALL if full else CHEAP[:1] if refused else CHEAP  # test_guard.py tests the refused mesh
+        if unchanged:
+            names = UNCHANGED if full else UNCHANGED[:1]
         workers = [4 if full and name == "mesh" else 2 for name in names]  # two of each dimension
         cases = [
             pytest.param(name, count, id=name, marks=() if name in GATE else pytest.mark.nightly)
@@ -58,9 +62,9 @@ def without_ringfence(name: str, group: str = "") -> str:
 
 
 def run(
-    name: str, workers: int, text: str, folder: Path, *arguments: str, **variables: str
+    name: str, workers: int, text: str, folder: Path, *arguments: str, sealed_launch: bool = False, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the script with its launcher in its own network namespace."""
+    """Run the script with its launcher, or with `ringfence run`, in its own network namespace."""
     script, secret = folder / f"train_{name}.py", folder / "secret"
     script.write_text(text)
     if not secret.exists():
@@ -77,6 +81,8 @@ def run(
     }
     torchrun = (str(PYTHON / "torchrun"), *LAUNCHER.split(), str(workers))
     launcher = (sys.executable,) if name == "ray" else torchrun
+    if sealed_launch:
+        launcher = (str(PYTHON / "ringfence"), "run", "--nproc-per-node", str(workers))
     return subprocess.run(
         [*ALONE, *launcher, str(script), *arguments],
         cwd=folder,
@@ -105,6 +111,15 @@ def test_example_trains_sealed_with_the_losses_of_gloo(name: str, workers: int, 
     assert "NOT protected, although RINGFENCE_SECRET_FILE is set" in gloo.stdout + gloo.stderr
     assert f" {workers} workers, run " not in gloo.stdout + gloo.stderr
     assert losses(sealed) == losses(gloo)
+
+
+def test_an_unchanged_script_runs_sealed_under_ringfence_run(name: str, workers: int, tmp_path: Path) -> None:
+    """With the losses that the example has, which calls ringfence itself."""
+    sealed = run(name, workers, source_of(name), tmp_path, RINGFENCE_REQUIRE="1")
+    text = without_ringfence(name, "pass").replace("import ringfence\n", "")
+    unchanged = run(name, workers, text, tmp_path, sealed_launch=True)
+    assert f" {workers} workers, run " in unchanged.stdout + unchanged.stderr, unchanged.stderr
+    assert losses(unchanged) == losses(sealed)
 
 
 @pytest.mark.promise("A framework that would make an unprotected group is refused under `RINGFENCE_REQUIRE=1`.")
