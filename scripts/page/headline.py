@@ -68,7 +68,8 @@ def headline(edition: Edition) -> str:
     return (
         f"**A sealed 25 MiB all-reduce takes {call.ratio:.2f} times as long as plaintext Gloo** between two workers with a "
         f"core\neach (median call, {took}, loopback, a CPU {cpu(edition.calls['machine'])}), and "
-        f"{few[1].ratio.median:.2f} times on a CPU {slow}.\nBetween two machines of four workers each it takes "
+        f"{few[1].ratio.median:.2f} times on a CPU {slow}.\nBetween two machines (network namespaces) of four workers each "
+        "it takes\n"
         f"**{many[1].ratio.median:.2f} times** as long, {slow}: only what leaves a machine is sealed."
     )
 

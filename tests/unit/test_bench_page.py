@@ -108,7 +108,7 @@ def test_the_headline_is_the_median_call_and_the_study_of_machines(tmp_path: Pat
     headline = " ".join(TABLES["headline"](edition).split())
     assert "all-reduce takes 1.10 times as long as plaintext Gloo** between two workers with a core each" in headline
     assert "(median call, 22.00 ms and 20.00 ms, loopback, a CPU (A CPU)), and 2.00 times on a CPU" in headline
-    assert "two machines of four workers each it takes **0.90 times** as long" in headline
+    assert "two machines (network namespaces) of four workers each it takes **0.90 times** as long" in headline
     assert "| 4 KiB | 400 µs | 300 µs | 0.75 | 1.60 ms | 100 µs |" in TABLES["two-workers"](edition)
 
 
@@ -171,7 +171,7 @@ def test_filling_replaces_what_stands_between_markers_and_nothing_else(tmp_path:
 
 
 def test_no_measured_figure_stands_outside_of_the_markers() -> None:
-    """The page says that none is typed by hand. What is not measured may be: a unit of the table, a protocol's version."""
+    """The page says that a script writes them. What is not measured may be: a unit of the table, a protocol's version."""
     prose = re.sub(r"<!-- figures: .*?<!-- end of figures -->", "", PAGE.read_text(), flags=re.DOTALL)
     assert len(prose) < len(PAGE.read_text()) / 2
     figures = r"\b\d+\.\d+|\d+ ?%|\d+ (?:s|ms|µs|ns|GB/s|times)\b|\ba (?:third|quarter|fifth|tenth)\b|\bhalf\b"
