@@ -12,7 +12,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ringfence import checkpoint
-from ringfence.checkpoint import key_wrap
+from ringfence.checkpoint import key_wrap, streams
+from ringfence.checkpoint.envelope import Kind, shard_data
+from ringfence.checkpoint.folder import INDEX_NAME, LocalStorage
+from ringfence.checkpoint.index import Chunk, Index, Place, Shard, TensorItem
+from ringfence.checkpoint.streams import SealingThreads, StreamWriter
+from ringfence.checkpoint.tensors import memory_of
 from ringfence.errors import CheckpointError, ConfigurationError
 from tests.attack import checkpoint_attacks
 from tests.unit.checkpoint_samples import empty_state, is_same, key_file, small_state
@@ -32,6 +37,44 @@ def test_changed_checkpoints_are_refused(tmp_path: Path, full: bool) -> None:
     refused = checkpoint_attacks.run(tmp_path / "attacks", count)
     assert set(refused) == {attack.__name__ for attack in checkpoint_attacks.ATTACKS}
     assert sum(refused.values()) > 0.97 * count  # the others changed nothing
+
+
+def save_of_two_ranks(path: Path, key: str) -> list[Path]:
+    """Save a tensor as two ranks do, a half of it in a shard each; return the files of the shards."""
+    storage, halves = LocalStorage(), (torch.full((4,), 1.0), torch.full((4,), 2.0))
+    data_key, header = key_wrap.new_data_key(key_wrap.wrapper_of(key), Kind.INDEX)
+    place = storage.begin(str(path))
+    shards = tuple(Shard(bytes([rank + 1]) * 16, half.nbytes) for rank, half in enumerate(halves))
+    with SealingThreads(1) as threads:
+        for shard, half in zip(shards, halves, strict=True):
+            output = storage.create(place, shard.name, streams.sealed_size(shard.size))
+            stream = StreamWriter(output, data_key, shard_data(header.id, shard.id), threads)
+            stream.write(memory_of(half))
+            stream.finish()
+    chunks = tuple(Chunk((4 * rank,), (4,), Place(rank, 0, shard.size)) for rank, shard in enumerate(shards))
+    index = Index(header.id, shards, (TensorItem(("weight",), "float32", (8,), chunks),))
+    content = header.encode() + streams.seal(data_key, header.associated_data, index.encode())
+    output = storage.create(place, INDEX_NAME, len(content))
+    output.write_at(memoryview(content), 0)
+    output.finish()
+    storage.publish(place, str(path))
+    return [path / shard.name for shard in shards]
+
+
+def test_shards_of_one_save_cannot_be_exchanged_or_repeated(tmp_path: Path, key: str) -> None:
+    """They have the same key and the same size."""
+    path, state = tmp_path / "checkpoint", {"weight": torch.zeros(8)}
+    first, second = save_of_two_ranks(path, key)
+    checkpoint.load(state, path, key=key)
+    assert state["weight"].tolist() == [1.0] * 4 + [2.0] * 4
+    one, two = first.read_bytes(), second.read_bytes()
+    for contents in ((two, one), (one, one)):
+        first.write_bytes(contents[0])
+        second.write_bytes(contents[1])
+        with pytest.raises(CheckpointError, match="does not authenticate"):
+            checkpoint.load({"weight": torch.zeros(8)}, path, key=key)
+        with pytest.raises(CheckpointError, match="does not authenticate"):
+            checkpoint.verify(path, key=key)
 
 
 @pytest.mark.promise("An older checkpoint in place of a newer one is refused, if the caller has its anchor.")
