@@ -34,7 +34,11 @@ from ringfence.runtime.engine import Engine
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.session import Session
 from ringfence.settings import Settings
-from tests.unit.test_imports import FILES, PACKAGE, imports_of, name_of
+from tests.unit.test_imports import FILES, PACKAGE, imports_of
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(PACKAGE))
 
 
 def is_lab_command(file: Path) -> bool:
