@@ -50,6 +50,9 @@ STRATEGIES: dict[Strategy, int] = {  # with the world size
     SHARDED.pipeline_1f1b: 4,
     SHARDED.pipeline_interleaved: 2,
 }
+MARKS = {
+    REPLICATED.ddp_compiled_by_inductor: pytest.mark.nightly
+}  # runs a C++ compiler; `ddp_compiled` traces the same
 TIMEOUT = 600  # a C++ compiler takes minutes on a machine with other work; none of these limits is the subject
 GROUP_TIMEOUT = 300  # one worker may wait for another's compiler
 RELATIVE = 1e-3  # the order of additions differs between backends, and training amplifies it
@@ -78,7 +81,10 @@ def gloo_losses() -> dict[Strategy, list[list[float]]]:
 
 
 @pytest.mark.promise("Beside a ringfence default group, a script that asks for a Gloo group gets a ringfence group.")
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(each, id=each.__name__, marks=MARKS.get(each, ())) for each in STRATEGIES],
+)
 def test_losses_equal_those_on_gloo(
     pool: Pool, backend: str, strategy: Strategy, gloo_losses: dict[Strategy, list[list[float]]]
 ) -> None:

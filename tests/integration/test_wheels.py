@@ -26,6 +26,8 @@ PURE = f"ringfence-{__version__}-py3-none-any.whl"
 ARCHIVE = f"ringfence-{__version__}.tar.gz"
 WHEELS = {"compiled": COMPILED, "pure": PURE}
 
+pytestmark = pytest.mark.nightly  # and when packaging changes: .ci/due
+
 
 def clean_environment(home: Path) -> dict[str, str]:
     """The environment of a user who has configured nothing."""
