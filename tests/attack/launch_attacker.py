@@ -14,6 +14,7 @@ import random
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -281,11 +282,14 @@ def main() -> int:
             problems.append(f"{type(error).__name__}: {error}")
 
     threads = [threading.Thread(target=attack, args=(number,)) for number in range(THREADS)]
+    first = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    json.dump({"sent": attacker.sent, "admitted": attacker.admitted, "problems": problems}, sys.stdout)
+    last = time.monotonic()
+    report = {"sent": attacker.sent, "admitted": attacker.admitted, "problems": problems, "first": first, "last": last}
+    json.dump(report, sys.stdout)
     return 0
 
 

@@ -127,6 +127,7 @@ class Caller:
         self._service = service
         self._count = 0
         self.times: list[float] = []
+        self.answered: list[float] = []  # when, by the monotonic clock of the machine
         self.wrong: list[str] = []
 
     def work(self) -> None:
@@ -141,6 +142,7 @@ class Caller:
         began = time.perf_counter()
         answer = self._service.client.ask(operation, parts, scope=self._service.generation, seconds=60.0)
         self.times.append(time.perf_counter() - began)
+        self.answered.append(time.monotonic())
         if answer.result is not Result.OK or answer.parts != expected:
             self.wrong.append(f"{operation.name}: {answer.result.name} {answer.parts!r}, not {expected!r}")
 
@@ -160,6 +162,7 @@ def descriptors() -> int:
 
 def attack(messages: int, seed: int) -> dict[str, Any]:
     """Send that many messages; return what happened."""
+    started = time.monotonic()
     admissions, unpickled, service = Admissions(), Unpickled(), Service()
     caller = Caller(service)
     end = time.monotonic() + ALONE_SECONDS
@@ -190,7 +193,9 @@ def attack(messages: int, seed: int) -> dict[str, Any]:
         "sent": report["sent"],
         "seconds": round(seconds, 1),
         "problems": [*report["problems"], *caller.wrong],
+        "seconds_in_all": time.monotonic() - started,
         "calls": len(during),
+        "calls_between_messages": sum(report["first"] < moment < report["last"] for moment in caller.answered),
         "median_ms": round(1000 * statistics.median(during), 2),
         "p99_ms": round(1000 * sorted(during)[len(during) * 99 // 100], 2),
         "worst_ms": round(1000 * max(during), 1),

@@ -27,7 +27,6 @@ from tests.integration.test_readme import environment
 ATTACK_SECONDS = 90.0  # for a launcher to start and to unpickle
 REFUSED_SECONDS = 3.0  # stock torchrun reads its state ten times in a second
 STORE_SECONDS = 20.0  # for a store to answer; ringfence closes the connection at once
-CALL_SECONDS = 10.0  # for a call of an admitted agent, also on a busy machine
 WORKER = "import sys; print('started', flush=True); sys.stdin.readline()"
 
 
@@ -172,6 +171,5 @@ def test_hostile_messages_disturb_no_admitted_agent(full: bool) -> None:
     assert found["unpickled"] == 0
     assert found["admitted"] == found["admitted_with_secret"], "the host admitted a peer that has no secret"
     assert found["descriptors_left"] == 0
-    assert 1 <= found["warnings"] <= 2 + found["seconds"] / 10, "refused peers flood the log"
-    assert found["calls"] > messages / 10
-    assert found["worst_ms"] <= 1000 * CALL_SECONDS, found
+    assert 1 <= found["warnings"] <= 1 + found["seconds_in_all"] / 10, "refused peers flood the log"
+    assert found["calls_between_messages"] >= 40, "an admitted agent waits until the attack has ended"
