@@ -28,6 +28,7 @@ from tests import device
 
 COUNT = 400_000  # float32: ten passes of small slots
 KERNEL = 0.03  # seconds
+SLOWER = 1.0  # times: kernels and copies that scenarios delay. `run` sets it
 
 Scenario = Callable[[torch.device, int], bool]
 
@@ -40,7 +41,7 @@ def producer(where: torch.device, rank: int) -> bool:
     """The kernel that produces the input still runs when the collective is called."""
     tensor = full(0.0, where)
     torch.accelerator.synchronize()
-    accelerator.sleep(KERNEL)
+    accelerator.sleep(KERNEL * SLOWER)
     tensor.add_(rank + 1)
     dist.all_reduce(tensor)
     return holds(tensor, 3.0)
@@ -51,7 +52,7 @@ def own_stream(where: torch.device, rank: int) -> bool:
     mine, tensor = torch.Stream(where), full(0.0, where)
     mine.wait_stream(torch.accelerator.current_stream())
     with mine:
-        accelerator.sleep(KERNEL)
+        accelerator.sleep(KERNEL * SLOWER)
         tensor.add_(rank + 1)
         pending = dist.all_reduce(tensor, async_op=True)
         pending.wait()
@@ -61,7 +62,7 @@ def own_stream(where: torch.device, rank: int) -> bool:
 
 def slow_copies_to_the_host(where: torch.device, rank: int) -> bool:
     tensor = full(rank + 1.0, where)
-    with device.behaviour(down=3e-3):
+    with device.behaviour(down=3e-3 * SLOWER):
         dist.all_reduce(tensor)
     return holds(tensor, 3.0)
 
@@ -69,7 +70,7 @@ def slow_copies_to_the_host(where: torch.device, rank: int) -> bool:
 def consumer(where: torch.device, rank: int) -> bool:
     """The copies to the device are slow, and the caller's next kernel follows wait() at once."""
     tensor, copy = full(rank + 1.0, where), full(0.0, where)
-    with device.behaviour(up=3e-3):
+    with device.behaviour(up=3e-3 * SLOWER):
         dist.all_reduce(tensor, async_op=True).wait()
         copy.add_(tensor)
     return holds(copy, 3.0)
@@ -93,7 +94,7 @@ def _output_in_use(
         return True
     out, copy = full(7.0, where), full(0.0, where)
     torch.accelerator.synchronize()
-    accelerator.sleep(KERNEL)
+    accelerator.sleep(KERNEL * SLOWER)
     copy.add_(out)
     receive(out)
     return holds(copy, 7.0) and holds(out, 1.0)
@@ -101,7 +102,7 @@ def _output_in_use(
 
 def empty_send(where: torch.device, rank: int) -> bool:
     """An empty tensor is sent while a kernel of the caller runs: the transfer ends before the kernel."""
-    accelerator.sleep(KERNEL)
+    accelerator.sleep(KERNEL * SLOWER)
     if rank:
         dist.send(full(1.0, where, 0), 0)
     else:
@@ -113,7 +114,7 @@ def reused_slots(where: torch.device, rank: int) -> bool:
     """Every element differs: a slot that is used again too early shows."""
     values = torch.arange(COUNT, dtype=torch.float32)
     tensor = (values * (rank + 1)).to(where)
-    with device.behaviour(up=5e-3):
+    with device.behaviour(up=5e-3 * SLOWER):
         dist.all_reduce(tensor)
     return holds(tensor, values * 3)
 
@@ -121,10 +122,10 @@ def reused_slots(where: torch.device, rank: int) -> bool:
 def lifetime(where: torch.device, rank: int) -> bool:
     """The caller drops the tensor and the Work; its memory is allocated again while the copies to the device run."""
     tensor = full(rank + 1.0, where)
-    with device.behaviour(up=3e-3):
+    with device.behaviour(up=3e-3 * SLOWER):
         pending = dist.all_reduce(tensor, async_op=True)
         (request,) = pending.requests
-        request.block(30.0)  # until the last copy has been issued; `pending.wait()` would order the stream after it
+        request.block(240.0)  # until the last copy has been issued; `pending.wait()` would order the stream after it
         del tensor, pending, request
         other = full(5.0, where)
     return holds(other, 5.0)
@@ -133,7 +134,7 @@ def lifetime(where: torch.device, rank: int) -> bool:
 def chained(where: torch.device, rank: int) -> bool:
     """Two calls on one tensor, without a wait between them. The first one leaves a slot free."""
     tensor = full(rank + 1.0, where, COUNT // 20)
-    with device.behaviour(up=5e-3):
+    with device.behaviour(up=5e-3 * SLOWER):
         first = dist.all_reduce(tensor, async_op=True)
         dist.all_reduce(tensor, async_op=True).wait()
     del first
@@ -143,7 +144,7 @@ def chained(where: torch.device, rank: int) -> bool:
 def callback(where: torch.device, rank: int) -> bool:
     """A callback of the future uses the result, and the caller uses what the callback computes."""
     tensor, copy, result = full(rank + 1.0, where), full(0.0, where), full(0.0, where)
-    with device.behaviour(up=5e-3, kernel=1e-3):
+    with device.behaviour(up=5e-3 * SLOWER, kernel=1e-3 * SLOWER):
         future = dist.all_reduce(tensor, async_op=True).get_future().then(lambda _: [copy.add_(tensor)])
         future.wait()
         result.add_(copy)
@@ -156,16 +157,16 @@ def strided_output(where: torch.device, rank: int) -> bool:
         dist.broadcast(full(4.0, where), 1)
         return True
     column = torch.zeros(COUNT, 2, device=where)[:, 0]
-    with device.behaviour(up=3e-3):
+    with device.behaviour(up=3e-3 * SLOWER):
         with thread_of(where).down:
-            accelerator.sleep(KERNEL / 2)
+            accelerator.sleep(KERNEL * SLOWER / 2)
         dist.broadcast(column, 1)
     return holds(column, 4.0)
 
 
 def empty_transfer(where: torch.device, rank: int) -> bool:
     """A transfer without elements completes before the caller's stream has reached it."""
-    accelerator.sleep(KERNEL)
+    accelerator.sleep(KERNEL * SLOWER)
     empty = torch.empty(0, device=where)
     if rank:
         dist.send(empty, 0)
@@ -281,12 +282,13 @@ def small_slots() -> Iterator[None]:
         yield
 
 
-def run(names: Sequence[str], fault: str | None, confidential: bool) -> list[str]:
+def run(names: Sequence[str], fault: str | None, confidential: bool, slower: float = 1.0) -> list[str]:
     """Run scenarios, with or without a fault; return the names of those whose numbers are wrong on this rank."""
     where, wrong = device.load(), []
     thread_of(where).slots = slots.SlotRing()
     with contextlib.ExitStack() as changes:
         changes.enter_context(small_slots())
+        changes.enter_context(mock.patch(f"{__name__}.SLOWER", slower))
         accelerator.confidential(confidential)
         if fault is not None:
             target, name, without, _ = FAULTS[fault]
