@@ -27,11 +27,11 @@ PINNED_LIMIT = 64 << 20  # bytes for each device
 LARGE = 512 << 20  # bytes
 WORLD = 4
 SEED = 14
-BOUNDED, FULL = 400, 2_000
+BOUNDED, FULL = 150, 2_000
 WINDOWS = 4  # the first one warms up; the second and the last are compared
 EVERY = 5  # calls between two readings
 RESIDENT_SLACK = 8 << 20  # bytes: the resident size of a worker of 320 MiB varies by 3 MiB
-SETTLE_SECONDS = 20.0
+SETTLE_SECONDS = 200.0  # until memory counts as lost
 M_MMAP_THRESHOLD = -3  # malloc.h
 
 
