@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from allpairspy import AllPairs
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -25,17 +26,23 @@ LEFT_OUT = {
     REPLICATED.ddp_compiled_by_inductor,  # torch's Inductor has no code generator for this device ("assert scheduling_ctor")
 }
 ON_DEVICE = {strategy: world for strategy, world in STRATEGIES.items() if strategy not in LEFT_OUT}
-CONFIDENTIAL = {
-    strategy: STRATEGIES[strategy]
-    for strategy in (
-        REPLICATED.ddp_several_buckets,
-        REPLICATED.ddp_python_hook,
-        REPLICATED.ddp_power_sgd,
-        SHARDED.fsdp2,
-        SHARDED.tensor_parallel,
-        SHARDED.pipeline_1f1b,
-    )
+MODES = ("normal", "confidential")
+FAMILIES: dict[str, tuple[Strategy, Strategy]] = {  # by how they call collectives: one of each for each mode
+    "buckets": (REPLICATED.ddp_bucket_view, REPLICATED.ddp_several_buckets),
+    "hooks": (REPLICATED.ddp_power_sgd, REPLICATED.ddp_python_hook),
+    "compiled": (REPLICATED.ddp_compiled, SHARDED.fsdp2_compiled),
+    "shards": (SHARDED.fsdp1, SHARDED.fsdp2),
+    "tensor parallel": (SHARDED.tensor_parallel_of_shards, SHARDED.tensor_parallel),
+    "meshes": (SHARDED.hsdp, SHARDED.mesh_of_data_and_tensor_parallel),
+    "pipelines": (SHARDED.pipeline_interleaved, SHARDED.pipeline_1f1b),
 }
+Cell = tuple[Strategy, str]
+GATE: list[Cell] = [(FAMILIES[name][MODES.index(mode)], mode) for name, mode in AllPairs([list(FAMILIES), MODES])]
+NIGHTLY: list[Cell] = [
+    cell
+    for cell in (*((strategy, "normal") for strategy in ON_DEVICE), (REPLICATED.ddp_power_sgd, "confidential"))
+    if cell not in GATE
+]
 
 
 def on_sim(confidential: bool, function: Callable[..., Any], *args: Any) -> Any:
@@ -59,14 +66,16 @@ def compare(pool: Pool, strategy: Strategy, world: int, confidential: bool) -> N
         assert losses == pytest.approx(expected, rel=RELATIVE)
 
 
-@pytest.mark.parametrize("strategy", ON_DEVICE, ids=lambda strategy: strategy.__name__)
-def test_losses_equal_those_on_the_cpu(devices: Pool, strategy: Strategy) -> None:
-    compare(devices, strategy, ON_DEVICE[strategy], confidential=False)
+def parameter(cell: Cell, *marks: pytest.MarkDecorator) -> Any:
+    strategy, mode = cell
+    return pytest.param(strategy, mode, id=f"{strategy.__name__}-{mode}", marks=marks)
 
 
-@pytest.mark.parametrize("strategy", CONFIDENTIAL, ids=lambda strategy: strategy.__name__)
-def test_losses_equal_those_on_the_cpu_in_confidential_mode(devices: Pool, strategy: Strategy) -> None:
-    compare(devices, strategy, CONFIDENTIAL[strategy], confidential=True)
+@pytest.mark.parametrize(
+    ("strategy", "mode"), [*map(parameter, GATE), *(parameter(cell, pytest.mark.nightly) for cell in NIGHTLY)]
+)
+def test_losses_equal_those_on_the_cpu(devices: Pool, strategy: Strategy, mode: str) -> None:
+    compare(devices, strategy, ON_DEVICE[strategy], confidential=mode == "confidential")
 
 
 def test_sparse_gradients_are_refused(devices: Pool) -> None:
