@@ -216,6 +216,17 @@ def test_passed_descriptors_have_their_numbers(both: Both) -> None:
             os.close(number)
 
 
+def test_every_number_can_be_passed(both: Both) -> None:
+    program = """
+import gc, os, subprocess, sys
+numbers = [os.dup(0) for _ in range(40)]
+inner = "import gc, os, sys; gc.collect(); print(*[os.fstat(int(each)).st_mode for each in sys.argv[1:]])"
+done = subprocess.run([sys.executable, "-c", inner, *map(str, numbers)], pass_fds=numbers, capture_output=True, text=True)
+print(numbers, done.returncode, done.stdout, done.stderr)
+"""
+    assert "[3, 4, 5" in same(both("-c", program))[1]
+
+
 def test_a_grandchild_is_forked_too_and_ends_with_its_code(both: Both) -> None:
     program = """
 import os, subprocess, sys

@@ -27,8 +27,14 @@ LONGEST = 100_000  # bytes of a request; a longer one is started
 MOST_PASSED = 200
 PROGRAM = "import sys; sys.path.append({root!r}); from tests.forked.zygote import main; sys.path.pop(); main({number})"
 
-real_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-real_spawn = multiprocessing.util.spawnv_passfds
+
+def unreplaced(function: Any) -> Any:
+    """Return what this stood for: in a forked process that imports this module too, it has been replaced already."""
+    return getattr(function, "unreplaced", function)
+
+
+real_execute_child = unreplaced(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+real_spawn = unreplaced(multiprocessing.util.spawnv_passfds)
 real_execve = os.execve
 parameters = inspect.signature(real_execute_child)
 
@@ -213,6 +219,10 @@ def spawn(path: Any, arguments: Sequence[Any], passed: Sequence[int]) -> int:
             return pid
     state.started += is_python(words)
     return int(real_spawn(path, arguments, passed))
+
+
+execute_child.unreplaced = real_execute_child  # type: ignore[attr-defined]
+spawn.unreplaced = real_spawn  # type: ignore[attr-defined]
 
 
 class Forked(subprocess.Popen):

@@ -11,6 +11,7 @@ import pytest
 from tests.forked import asking
 
 COUNTS = "forked_interpreters"
+IN_ONE_PROCESS = ("fuzz", "unit", "vectors")  # folders whose tests start so little that a zygote would take longer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--real-starts"):
         asking.install(asking.Zygote.of(os.environ))
+        asking.state.real = True  # outside tests: a worker of pytest-xdist is started
 
 
 def pytest_unconfigure() -> None:
@@ -31,11 +33,14 @@ def pytest_unconfigure() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """With the marker, the test and the fixtures that are set up for it start real interpreters."""
-    asking.state.real = item.get_closest_marker("real_start") is not None
+    folder = (
+        item.path.relative_to(asking.ROOT / "tests").parts[0] if item.path.is_relative_to(asking.ROOT / "tests") else ""
+    )
+    asking.state.real = item.get_closest_marker("real_start") is not None or folder in IN_ONE_PROCESS
     try:
         return (yield)
     finally:
-        asking.state.real = False
+        asking.state.real = True
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -63,6 +63,7 @@ def next_request(channel: socket.socket) -> tuple[dict[str, Any], int]:
             if os.fork():
                 os._exit(0)
             select.select([ends], [], [])  # the kernel gives this process its new parent before
+            channel.detach()  # not to close, later, what has its number then
             request = pickle.loads(message)
             status, *others = descriptors
             return request, attributes.arrange_descriptors(others, request["descriptors"], status)
