@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.integration.chaos import NEVER, POLL, tails
+from tests.integration.chaos import POLL, tails
 from tests.integration.chaos_nodes import Nodes
+from tests.limits import HANG
 
 SCRIPT = ("-m", "tests.integration.rejoin_training")
 
@@ -18,7 +19,7 @@ class Watched:
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
 
-    def wait(self, until: Callable[[], Any], seconds: float = NEVER) -> Any:
+    def wait(self, until: Callable[[], Any], seconds: float = HANG) -> Any:
         end = time.time() + seconds
         while not (found := until()) and time.time() < end:
             time.sleep(POLL)
@@ -29,7 +30,7 @@ class Watched:
     def steps(self, since: float = 0.0) -> list[dict[str, Any]]:
         return [each for each in self.nodes.events if each["event"] == "step" and each["time"] > since]
 
-    def all_step(self, since: float, world: int, seconds: float = NEVER) -> float:
+    def all_step(self, since: float, world: int, seconds: float = HANG) -> float:
         """Wait until every rank of a world of this size has taken a step; return when the last one did."""
 
         def first() -> list[float]:

@@ -12,10 +12,13 @@ import ringfence as ringfence_package
 from ringfence.errors import ConfigurationError
 from ringfence.private_files import new_secret_file
 from tests.cli.command import ringfence
-from tests.integration.chaos import BEGIN, NEVER, kill, tails
+from tests.integration.chaos import kill, tails
 from tests.integration.chaos_nodes import Nodes, Shape, is_spare
 from tests.integration.rejoins import SCRIPT, Watched
 from tests.integration.soak import soak
+from tests.limits import HANG
+
+pytestmark = pytest.mark.timeout(900)  # several waits, each with a limit of its own
 
 pytestmark = pytest.mark.real_start  # processes are found by their command lines
 FLAGS = ("--rejoin", "--rdzv-conf", "spares=0.1,last_call_timeout=1")
@@ -29,7 +32,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         run = Watched(nodes)
         for node in range(2):
             nodes.start(node)
-        return str(run.wait(nodes.digest, BEGIN + NEVER))
+        return str(run.wait(nodes.digest))
 
 
 def test_the_other_worker_stays_when_one_is_killed(undisturbed: str, tmp_path: Path) -> None:
@@ -38,7 +41,7 @@ def test_the_other_worker_stays_when_one_is_killed(undisturbed: str, tmp_path: P
         run = Watched(nodes)
         for node in range(2):
             nodes.start(node)
-        run.wait(lambda: nodes.last_step() >= 10, BEGIN)
+        run.wait(lambda: nodes.last_step() >= 10)
         stays, victim = nodes.workers(0)[0], nodes.workers(1)[0]
         run.wait(lambda: any(is_spare(pid) for pid, _ in nodes.processes(1)))
         killed = time.time()
@@ -46,7 +49,7 @@ def test_the_other_worker_stays_when_one_is_killed(undisturbed: str, tmp_path: P
         print(f"from the kill to the next step of both: {run.all_step(killed, 2) - killed:.2f} s")
         digest = run.wait(nodes.digest)
         for agent in nodes.agents.values():
-            assert agent.wait(NEVER) == 0, tails(tmp_path)
+            assert agent.wait(HANG) == 0, tails(tmp_path)
         of_rank_0 = [each for each in run.steps() if each["rank"] == 0]
         assert {each["pid"] for each in of_rank_0} == {stays}
         assert [each["step"] for each in of_rank_0] == list(range(40))
