@@ -198,5 +198,5 @@ def test_the_choice_of_the_data_plane_reaches_the_workers(tmp_path: Path, monkey
 
 
 def test_a_worker_that_ends_early_is_reported_with_its_last_line(tmp_path: Path) -> None:
-    with Workers("no-such-backend", tmp_path, [{}, {}]) as workers, pytest.raises(DemoError, match="no-such-backend"):
+    with Workers("no-such-backend", tmp_path, [{}]) as workers, pytest.raises(DemoError, match="no-such-backend"):
         workers.add_up()
