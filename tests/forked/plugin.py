@@ -20,6 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)  # other plugins set variables
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--real-starts"):
         asking.install(asking.Zygote.of(os.environ))
