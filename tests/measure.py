@@ -1,4 +1,4 @@
-"""Measurements of what the tests do not judge, because a busy machine changes it: they print figures and have no limits.
+"""Measurements that decide no test, because a busy machine changes them: they print figures and have no limits.
 
     python -m tests.measure --list
     python -m tests.measure speed crowd
