@@ -25,7 +25,6 @@ from tests.pool import Failure, Pool, values
 
 WORLD = 4
 DEEP = 7  # workers: the fewest with which two of them have a parent that is not worker 0
-SOON = 5.0  # seconds from a death to the last survivor's error
 
 
 def raised(results: list[Any], kinds: set[str]) -> list[Failure]:
