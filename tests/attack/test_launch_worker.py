@@ -161,6 +161,7 @@ print("imported")
 
 
 @pytest.mark.promise("If torch lacks a function that `ringfence run` replaces, `import torch` fails in its workers.")
+@pytest.mark.real_start  # the program changes torch while it is imported
 @pytest.mark.parametrize(
     ("module", "name"),
     [
