@@ -67,10 +67,10 @@ def headline(edition: Edition) -> str:
     slow, took = cpu(edition.machines.facts), f"{time_text(call.sealed)} and {time_text(call.gloo)}"
     return (
         f"**A sealed 25 MiB all-reduce takes {call.ratio:.2f} times as long as plaintext Gloo** between two workers with a "
-        f"core\neach (median call, {took}, loopback, a CPU {cpu(edition.calls['machine'])}), and "
-        f"{few[1].ratio.median:.2f} times on a CPU {slow}.\nBetween two machines (network namespaces) of four workers each "
-        "it takes\n"
-        f"**{many[1].ratio.median:.2f} times** as long, {slow}: only what leaves a machine is sealed."
+        f"core\neach (median call, {took}, loopback, a CPU {cpu(edition.calls['machine'])}). A study on a CPU {slow} (batches\n"
+        f"of calls, machines as network namespaces) has {few[1].ratio.median:.2f} times there, and "
+        f"**{many[1].ratio.median:.2f} times** between two machines\nof four workers each, which share memory, unsealed, "
+        "inside a machine."
     )
 
 

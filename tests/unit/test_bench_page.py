@@ -107,8 +107,8 @@ def test_the_headline_is_the_median_call_and_the_study_of_machines(tmp_path: Pat
     edition = read(tmp_path)
     headline = " ".join(TABLES["headline"](edition).split())
     assert "all-reduce takes 1.10 times as long as plaintext Gloo** between two workers with a core each" in headline
-    assert "(median call, 22.00 ms and 20.00 ms, loopback, a CPU (A CPU)), and 2.00 times on a CPU" in headline
-    assert "two machines (network namespaces) of four workers each it takes **0.90 times** as long" in headline
+    assert "(median call, 22.00 ms and 20.00 ms, loopback, a CPU (A CPU)). A study on a CPU (A CPU)" in headline
+    assert "has 2.00 times there, and **0.90 times** between two machines of four workers each" in headline
     assert "| 4 KiB | 400 µs | 300 µs | 0.75 | 1.60 ms | 100 µs |" in TABLES["two-workers"](edition)
 
 
