@@ -33,7 +33,7 @@ import torch.distributed as dist
 from ringfence import keys
 from ringfence.errors import RingfenceError
 from tests.integration.process_signal import ProcessSignal
-from tests.limits import FAR, FAR_OUTAGE, HANG
+from tests.limits import FAR, FAR_OUTAGE, HANG, no_early_blame
 from tests.pool import IN_SHARED_MEMORY, Pool, values
 
 WORLDS: Final = (2, 3, 4)
@@ -158,6 +158,7 @@ CALLS: tuple[Callable[[int, random.Random], None], ...] = (
 )
 
 
+@no_early_blame
 def work_until_a_worker_is_killed(seed: int, path: str, largest: int) -> Report:
     """Call collectives, in the same order on every worker, until one raises; then destroy the group."""
     session = dist.group.WORLD._session

@@ -20,7 +20,7 @@ from tests.integration import device_scenarios
 from tests.integration.device_scenarios import SCENARIOS
 from tests.integration.test_faults_fork import in_a_child, sockets
 from tests.key_audit import keys_held
-from tests.limits import FAR, FAR_OUTAGE, HANG
+from tests.limits import FAR, FAR_OUTAGE, HANG, no_early_blame
 from tests.pool import Failure, Pool, values
 
 pytestmark = pytest.mark.processes
@@ -253,6 +253,7 @@ def test_a_connection_that_ends_on_one_channel_fails_every_worker(pool: Pool, wo
     assert any(kind == "PeerLostError" for kind, _, _ in found)
 
 
+@no_early_blame
 def exit_in_the_middle() -> tuple[str, str]:
     tensor = torch.ones(4 * COUNT)
     dist.all_reduce(tensor)

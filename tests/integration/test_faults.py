@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ringfence.admission.tree import children_of
 from ringfence.errors import RingfenceError
 from tests.integration.process_signal import ProcessSignal
-from tests.limits import FAR, FAR_OUTAGE, HANG
+from tests.limits import FAR, FAR_OUTAGE, HANG, no_early_blame
 from tests.pool import Failure, Pool, values
 
 WORLD = 4
@@ -276,6 +276,7 @@ def loaders(wanted: bool) -> Any:
     return batches
 
 
+@no_early_blame
 def die_in_a_collective(victim: int, note: str, with_children: bool) -> tuple[str, str]:
     """Survivors are in an all-reduce that the victim never calls. The victim leaves a note: a process that outlives it."""
     batches = loaders(with_children and dist.get_rank() == victim)

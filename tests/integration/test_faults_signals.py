@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ringfence.errors import RingfenceError
-from tests.limits import FAR, FAR_OUTAGE, HANG
+from tests.limits import FAR, FAR_OUTAGE, HANG, no_early_blame
 from tests.pool import Pool
 
 WORLD = 3
@@ -46,6 +46,7 @@ def compute() -> NoReturn:
         torch.ones(100, 100).sum()
 
 
+@no_early_blame
 def in_a_collective(asynchronous: bool) -> End:
     """All workers wait for rank 0, which waits for the end of the session, while the victim is interrupted."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,6 +66,7 @@ def in_a_collective(asynchronous: bool) -> End:
     return End("", "")
 
 
+@no_early_blame
 def while_computing() -> End:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tensor = torch.ones(10)
