@@ -3,15 +3,19 @@
 A range begins when the collective is called and ends when its result is available, on any thread. The profiler records
 the threads it was started on, not the progress thread, so torch gets each range together with a future, which the
 progress thread completes. This code runs only while a profiler is active.
+
+A range that is open when its profile ends stays open: torch frees its event then, and would write to it at the range's end.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 from torch.futures import Future
 
 from ringfence.dataplane.request import Request
@@ -19,6 +23,10 @@ from ringfence.runtime import stages
 
 _log = logging.getLogger("ringfence")
 _broken = False
+_lock = threading.RLock()  # a range begins or ends either before its profile does, or after
+_open: set[Any] = set()  # the futures of ranges
+_left_open: list[Any] = []  # never deleted, which would end the range too
+_disable_profiler: Any = None  # torch's own, once it is wrapped
 
 
 def record(
@@ -41,16 +49,36 @@ def record(
 
 
 def _open_range(name: str, request: Request, inputs: Sequence[torch.Tensor]) -> None:
+    _watch_profiles()
     ended: Any = Future()
-    opened = torch._C._autograd._record_function_with_args_enter(f"ringfence:{name}", *inputs)
-    torch.ops.profiler._call_end_callbacks_on_jit_fut(opened, ended)
-    futures = [ended]
+    with _lock:
+        opened = torch._C._autograd._record_function_with_args_enter(f"ringfence:{name}", *inputs)
+        torch.ops.profiler._call_end_callbacks_on_jit_fut(opened, ended)
+        _open.add(ended)
 
     def end() -> None:  # completes the future once, although an interrupted end is repeated
-        if futures:
-            futures.pop().set_result(None)
+        with _lock:
+            if ended in _open:
+                _open.remove(ended)
+                ended.set_result(None)
 
     request.on_end = end
+
+
+def _watch_profiles() -> None:
+    """Wrap the function by which a profile ends, once."""
+    global _disable_profiler
+    with _lock:
+        if _disable_profiler is None:
+            _disable_profiler = profiler._disable_profiler
+            profiler._disable_profiler = _leave_ranges_open
+
+
+def _leave_ranges_open(*args: Any, **kwargs: Any) -> Any:
+    with _lock:
+        _left_open.extend(_open)
+        _open.clear()
+        return _disable_profiler(*args, **kwargs)
 
 
 def _about(
