@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import time
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import profile
+from torch.profiler import profile, record_function
 
 import ringfence
 from tests.pool import Pool
 
 STAGES = {"seal", "open", "lock", "reduce", "send", "receive", "wait"}
-LATE = 0.4  # seconds that one worker starts after the other
 
 
-def come_late(seconds: float) -> None:
-    """Let time pass, in a wait that times out."""
-    store = dist.distributed_c10d._get_default_store()
-    with pytest.raises(RuntimeError, match="Wait timeout"):
-        store.wait(["what nobody sets"], timedelta(seconds=seconds))
+def release(event: str) -> None:
+    """Let workers that wait for `event` go on."""
+    dist.distributed_c10d._get_default_store().set(event, "")
+
+
+def wait_for(event: str) -> None:
+    """Wait until another worker releases this one; the thread makes no progress with collectives meanwhile."""
+    dist.distributed_c10d._get_default_store().get(event)
 
 
 def trace_of(done: profile, path: Path) -> list[dict[str, Any]]:
@@ -83,24 +84,33 @@ def test_a_plain_profile_shows_every_collective(pool: Pool, tmp_path: Path, plan
         ]
 
 
-def not_waited_for_yet() -> tuple[float, float, bool]:
-    """Seconds of a call and of its range if the other worker is late; and whether torch marks it as asynchronous."""
-    dist.barrier()
+def not_waited_for_yet() -> list[str]:
+    """The order in which things happen if the other worker starts after the call has returned."""
     if dist.get_rank() == 1:
-        come_late(LATE)
+        wait_for("called")
+        dist.all_reduce(torch.ones(10))
+        release("reduced")
+        return []
     with profile() as done:
-        began = time.monotonic()
         work = dist.all_reduce(torch.ones(10), async_op=True)
-        called = time.monotonic() - began
-        come_late(LATE / 2)  # this thread makes no progress meanwhile
+        with record_function("release"):
+            release("called")  # a call that waits for the result does not get here
+        wait_for("reduced")
         work.wait()
-    (event,) = [event for event in done.events() if event.name == "ringfence:all_reduce"]
-    return called, event.time_range.elapsed_us() / 1e6, event.is_async
+        with record_function("waited"):
+            pass
+    times = {event.name: event.time_range for event in done.events()}
+    moments = {
+        "call": times["ringfence:all_reduce"].start,
+        "release": times["release"].start,
+        "result": times["ringfence:all_reduce"].end,
+        "waited": times["waited"].end,
+    }
+    return sorted(moments, key=lambda name: moments[name])
 
 
 def test_range_lasts_until_the_result_is_available(pool: Pool) -> None:
-    called, lasted, _ = pool.check(not_waited_for_yet, 2, renew=True)[0]
-    assert called < LATE / 2 and lasted > LATE * 0.9
+    assert pool.check(not_waited_for_yet, 2, renew=True)[0] == ["call", "release", "result", "waited"]
 
 
 def finished(directory: str) -> int:
@@ -137,23 +147,46 @@ def test_overlapping_ranges_are_summed(pool: Pool) -> None:
 
 
 def outlived() -> float:
-    """A collective that ends after its profile has ended and was deleted."""
-    tensor = torch.ones(10)
+    """Collectives that end after their profile has ended and was deleted. There are many: torch frees what it had on them."""
+    tensors = [torch.ones(10) for _ in range(50)]
     dist.barrier()
     if dist.get_rank() == 1:
-        come_late(LATE)
-        dist.all_reduce(tensor)
-        return float(tensor[0])
-    with profile() as done:
-        work = dist.all_reduce(tensor, async_op=True)
-    del done
-    gc.collect()
-    work.wait()
-    return float(tensor[0])
+        wait_for("profile is deleted")
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    else:
+        with profile() as done:
+            works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        del done
+        gc.collect()
+        release("profile is deleted")
+        for work in works:
+            work.wait()
+    return float(sum(tensor.sum() for tensor in tensors))
 
 
 def test_a_collective_may_end_after_its_profile(pool: Pool) -> None:
-    assert pool.check(outlived, 2) == [2.0, 2.0]
+    assert pool.check(outlived, 2) == [1000.0, 1000.0]
+
+
+def release_when_waiting(event: str) -> pytest.MonkeyPatch:
+    """Release the other worker when the loop of this one begins to wait, in a profile that starts after this."""
+    from ringfence.runtime import stages
+
+    timed, patch = stages._timed, pytest.MonkeyPatch()
+    released: list[str] = []
+
+    def telling(poll: Callable[[float], None]) -> Callable[[float], None]:
+        def tell_and_poll(seconds: float) -> None:
+            if seconds > 0 and not released:
+                released.append(event)
+                release(event)
+            poll(seconds)
+
+        return timed(tell_and_poll)
+
+    patch.setattr(stages, "_timed", telling)
+    return patch
 
 
 def train(directory: str, suffix: str) -> tuple[int, list[str], int]:
@@ -161,11 +194,14 @@ def train(directory: str, suffix: str) -> tuple[int, list[str], int]:
     model = DistributedDataParallel(
         torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]), bucket_cap_mb=1
     )
+    first, event = dist.get_rank() == 0, f"waiting {suffix}"
+    patch = release_when_waiting(event) if first else pytest.MonkeyPatch()
     with profile() as done:
-        if dist.get_rank() == 1:
-            come_late(LATE / 4)
+        if not first:
+            wait_for(event)
         for _ in range(3):
             model(torch.ones(8, 256)).sum().backward()
+    patch.undo()
     path = Path(directory, f"ddp{dist.get_rank()}{suffix}")
     ringfence.export_chrome_trace(done, path)
     text = path.read_bytes()
