@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import resource
 import subprocess
@@ -11,6 +13,9 @@ import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
+
+from ringfence.cli import main
 
 
 def ringfence(
@@ -41,6 +46,27 @@ def ringfence(
         timeout=timeout,
         preexec_fn=None if room is None else limit,  # with one, the interpreter cannot be forked
     )
+
+
+def ringfence_here(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same command in this process, for tests of what it prints: it starts no interpreter.
+
+    The command must not change signals, limits or modules. Every command also has a test that starts it as a user does.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RINGFENCE_")}
+    output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    with (
+        mock.patch.dict(os.environ, {**kept, **environment}, clear=True),
+        contextlib.chdir(folder or Path.cwd()),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            code = main(arguments)
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 0
+    said, complained = (stream.buffer.getvalue().decode() for stream in (output, errors))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(arguments, code, said, complained)
 
 
 def installation_without(folder: Path, *packages: str) -> str:

@@ -19,7 +19,7 @@ from ringfence.cli.templates import TABLES
 from ringfence.errors import PolicyError
 from ringfence.settings import load_policy
 from tests.certificates import HOUR, Authority
-from tests.cli.command import ringfence
+from tests.cli.command import ringfence, ringfence_here
 
 NOW = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
@@ -38,8 +38,8 @@ def test_there_is_a_template_for_every_kind_of_proof() -> None:
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_template_has_known_keys_and_must_be_filled_in(tmp_path: Path, kind: str) -> None:
-    assert ringfence("certificate", "new", ".", "a", folder=tmp_path).returncode == 0
-    assert ringfence("policy", "new", "policy.toml", "--admit", kind, folder=tmp_path).returncode == 0
+    assert ringfence_here("certificate", "new", ".", "a", folder=tmp_path).returncode == 0
+    assert ringfence_here("policy", "new", "policy.toml", "--admit", kind, folder=tmp_path).returncode == 0
     text = (tmp_path / "policy.toml").read_text()
     assert list(tomllib.loads(text)["admit"][0]) == [kind]
     if "FILL IN" not in text:
@@ -61,7 +61,7 @@ def test_rules_and_their_proofs_are_written_as_asked(tmp_path: Path) -> None:
         "--trust-domain",
         "x.org",
     )
-    assert ringfence("policy", "new", "policy.toml", *arguments, folder=tmp_path).returncode == 0
+    assert ringfence_here("policy", "new", "policy.toml", *arguments, folder=tmp_path).returncode == 0
     written = tomllib.loads((tmp_path / "policy.toml").read_text())
     assert [list(rule) for rule in written["admit"]] == [["certificate", "tdx"], ["secret"]]
     assert written["admit"][0]["certificate"]["ca"] == 'a "strange" name.pem'
@@ -70,7 +70,7 @@ def test_rules_and_their_proofs_are_written_as_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["sercet", "tdx+tdx", "", "tdx+"])
 def test_a_rule_of_unknown_kinds_writes_nothing(tmp_path: Path, rule: str) -> None:
-    done = ringfence("policy", "new", "policy.toml", "--admit", rule, folder=tmp_path)
+    done = ringfence_here("policy", "new", "policy.toml", "--admit", rule, folder=tmp_path)
     assert done.returncode == 2
     assert "join different kinds with +, from secret, certificate" in done.stderr
     assert not (tmp_path / "policy.toml").exists()
@@ -107,7 +107,7 @@ def test_check_prints_the_digest_that_workers_compare(tmp_path: Path) -> None:
 )
 def test_check_names_what_is_wrong_in_one_line(tmp_path: Path, text: str, says: str) -> None:
     write(tmp_path, text)
-    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    done = ringfence_here("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("ringfence: policy.toml")
     assert says in done.stderr
@@ -124,19 +124,19 @@ def test_check_tells_whether_names_are_bound_to_ranks(tmp_path: Path) -> None:
         (bound + "[[admit]]\n[admit.secret]\n", [2], "rule 2 binds no name to a rank"),
     ):
         write(tmp_path, text)
-        printed = ringfence("policy", "check", "policy.toml", folder=tmp_path).stdout
+        printed = ringfence_here("policy", "check", "policy.toml", folder=tmp_path).stdout
         assert says in " ".join(printed.split())
-        found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+        found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
         assert found["rules_for_any_rank"] == rules
 
 
 def test_check_finds_authorities_at_their_end(tmp_path: Path) -> None:
     write(tmp_path, CERTIFICATE, Authority(start=NOW - 2 * HOUR, end=NOW - HOUR))
-    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    done = ringfence_here("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 1
     assert "expired: authority 'CN=test authority'" in done.stdout
     write(tmp_path, CERTIFICATE, Authority(start=NOW - HOUR, end=NOW + HOUR))
-    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    done = ringfence_here("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 0
     assert "expires within 30 days: authority 'CN=test authority'" in done.stdout
 
@@ -148,10 +148,10 @@ def test_check_finds_collateral_at_its_end(tmp_path: Path) -> None:
     registers = "".join(f'rtmr{number} = "{"00" * 48}"\n' for number in range(4))
     table = f'[admit.tdx]\ncollateral = "collateral.json"\nmrtd = "{"00" * 48}"\n{registers}'
     write(tmp_path, "version = 1\n[[admit]]\n" + table)
-    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    done = ringfence_here("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "expired: TDX collateral for platforms " in done.stdout
-    explained = ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout
+    explained = ringfence_here("policy", "explain", "policy.toml", folder=tmp_path).stdout
     assert "If a rule also requires a certificate, a key that this policy admits signs each entry." in explained
 
 
@@ -177,10 +177,10 @@ def test_check_finds_revocation_lists_that_amd_did_not_sign(
     (tmp_path / "milan.crl").write_bytes(signed.public_bytes(Encoding.DER))
     table = f'[admit.snp]\nmeasurement = "{"00" * 48}"\ncrl = "milan.crl"\n'
     write(tmp_path, f"version = 1\n[[admit]]\n{table}[admit.snp.minimum_tcb.milan]\n" + TCB)
-    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    done = ringfence_here("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 1, done.stderr
     assert says in done.stdout and "is valid" not in done.stdout
-    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
     assert found["in_order"] is False and len(found["not_genuine"]) == 1
     assert len(found["expired"]) == (days[1] < 0) and len(found["expires_soon"]) == (days[1] == 5)
 
@@ -208,19 +208,19 @@ def test_explain_says_whom_it_admits(tmp_path: Path) -> None:
 
 def test_sealing_inside_a_machine_is_named(tmp_path: Path) -> None:
     write(tmp_path, 'version = 1\nsame_host = "sealed"\n[[admit]]\n[admit.secret]\n')
-    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
     assert found["same_host"] == "sealed"
-    said = " ".join(ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout.split())
+    said = " ".join(ringfence_here("policy", "explain", "policy.toml", folder=tmp_path).stdout.split())
     assert said.endswith("Workers on one machine seal what they exchange, as between machines (same_host).")
 
 
 def test_backends_inside_a_machine_are_named(tmp_path: Path) -> None:
     write(tmp_path, 'version = 1\ninside_machine = ["nccl", "gloo"]\n[[admit]]\n[admit.secret]\n')
-    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    done = ringfence_here("policy", "check", "policy.toml", folder=tmp_path)
     assert "  permits    nccl, gloo without sealing inside one machine" in done.stdout
-    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
     assert found["inside_machine"] == ["nccl", "gloo"]
-    said = " ".join(ringfence("policy", "explain", "policy.toml", folder=tmp_path).stdout.split())
+    said = " ".join(ringfence_here("policy", "explain", "policy.toml", folder=tmp_path).stdout.split())
     assert (
         "A group that asks for nccl or gloo uses it without sealing if all its members prove to be on one machine"
         in said
@@ -255,10 +255,10 @@ def test_check_prints_the_age_of_lists_and_finds_bad_ones(tmp_path: Path, how: s
     key = ec.generate_private_key(ec.SECP256R1()) if how == "forged" else None
     (tmp_path / "ca.crl").write_bytes(issuer.revoke(7, start=start, end=NOW + 48 * HOUR, key=key))
     write(tmp_path, LISTED, authority)
-    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    done = ringfence_here("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == (how != "current"), done.stderr
     assert says in " ".join(done.stdout.split())
-    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+    found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
     assert found["in_order"] is (how == "current")
     assert [len(found[name]) for name in ("expired", "not_genuine", "missing")] == [
         how == "stale",
@@ -271,9 +271,11 @@ def test_check_prints_the_age_of_lists_and_finds_bad_ones(tmp_path: Path, how: s
 def test_check_names_what_cannot_be_revoked(tmp_path: Path) -> None:
     snp = f'[[admit]]\n[admit.snp]\nmeasurement = "{"00" * 48}"\nvlek_providers = "aws"\n'
     write(tmp_path, f"{CERTIFICATE}[admit.secret]\n{snp}[admit.snp.minimum_tcb.milan]\n{TCB}")
-    done = ringfence("policy", "check", "policy.toml", folder=tmp_path)
+    done = ringfence_here("policy", "check", "policy.toml", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)["not_revocable"]
+    found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)[
+        "not_revocable"
+    ]
     assert [each.split(":")[0] for each in found] == [
         "a shared secret",
         "certificates",
@@ -292,5 +294,5 @@ def test_check_names_an_authority_of_another_rule_as_not_revocable(tmp_path: Pat
     other = CERTIFICATE.removeprefix("version = 1\n")
     for ca, count in (("ca.pem", 0), ("other.pem", 1)):
         write(tmp_path, LISTED + other.replace("ca.pem", ca), authority)
-        found = json.loads(ringfence("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
+        found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
         assert len(found["not_revocable"]) == count

@@ -21,6 +21,8 @@ from ringfence.lab.plan.validate import _halves, validate
 from ringfence.lab.plan.work import VARIANTS, stage_costs
 from tests.unit.plan_rows import INSIDE, TRUTH, cases, machine, machine_cases, machines, synthetic
 
+pytestmark = pytest.mark.slow  # each fits all costs of a machine to a study, or several times
+
 
 def test_a_known_machine_is_found_again() -> None:
     found = calibrate(synthetic(noise=0.0), cores=2)
@@ -124,7 +126,6 @@ def test_collectives_and_steps_are_verified_apart_and_beside_free_communication(
     assert "if_communication_were_free" not in shown["collectives"]
 
 
-@pytest.mark.slow
 def test_another_seed_deals_other_halves_and_the_same_seed_the_same() -> None:
     first, again, other = (validate(synthetic(), seed=seed) for seed in (1, 1, 3))
     assert first == again
