@@ -93,7 +93,7 @@ def test_a_policy_may_permit_a_classical_agreement() -> None:
 
 def test_a_worker_without_the_hybrid_group_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "HYBRID_GROUPS", ("a group that OpenSSL does not know",))
-    with World(2, timeout=5.0) as world:
+    with World(2) as world:
         world.start([0])
         assert "ConfigurationError: OpenSSL" in world.error(0)
         assert 'set key_agreement = "any" in the policy of every worker' in world.error(0)

@@ -13,7 +13,7 @@ import pytest
 from ringfence.private_files import load_secret
 from ringfence.settings import Settings
 from tests.cli.command import ringfence
-from tests.integration.join_cluster import World
+from tests.integration.join_cluster import NEVER, Clock, World
 
 
 def test_a_new_secret_is_64_hex_digits_that_only_the_owner_reads(tmp_path: Path) -> None:
@@ -129,14 +129,16 @@ def test_rotation_goes_through_a_symbolic_link_to_the_file(tmp_path: Path) -> No
 
 
 @pytest.mark.promise("Workers with the old and the new secret do not admit each other after a rotation.")
-def test_a_rotated_secret_and_the_old_one_refuse_each_other(tmp_path: Path) -> None:
+def test_a_rotated_secret_and_the_old_one_refuse_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the guide says of the time in between: workers with different files do not form a run, and are told why."""
     ringfence("secret", "new", "run.secret", folder=tmp_path)
     old = load_secret(tmp_path / "run.secret")
     ringfence("secret", "rotate", "run.secret", folder=tmp_path)
-    world = World(2, timeout=4.5)
+    clock, world = Clock(monkeypatch), World(2)
     world.start([0, 1], {0: Settings(old), 1: Settings(load_secret(tmp_path / "run.secret"))})
     assert "does not have the shared secret" in world.error(1)
+    clock.advance(NEVER)
+    assert "missing: rank 1" in world.error(0)
 
 
 def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from ringfence.evidence.tsm import KernelFiles
 from ringfence.join.provers import Machine, prover_of
 from ringfence.policy.policy_file import PolicyFile, Rule
 from ringfence.settings import Settings
-from tests.integration.join_cluster import World
+from tests.integration.join_cluster import NEVER, Clock, World
 from tests.unit import azure_mint, snp_mint, tdx_mint
 from tests.unit.admission_samples import worker
 from tests.unit.azure_mint import NONCE, certificate, hcl, td_report
@@ -383,12 +383,16 @@ def test_workers_in_vms_of_both_kinds_form_a_run(snp_vm: VirtualTpm, tdx_vm: Vir
     }
 
 
-def test_a_vm_that_booted_something_else_is_not_admitted(snp_vm: VirtualTpm, tmp_path: Path, service: Service) -> None:
+def test_a_vm_that_booted_something_else_is_not_admitted(
+    snp_vm: VirtualTpm, tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
     with azure_vm(tmp_path / "other", hcl_report.SNP) as other:
         other.extend(4, hashlib.sha256(b"another boot loader").digest())
         admissions = {0: admission(snp_vm, "azure_snp", service), 1: admission(other, "azure_snp", service)}
-        with World(2, timeout=10.0) as world:
+        with World(2) as world:
             world.start(range(2), admission=admissions)
             text = world.error(1)
+            clock.advance(NEVER)
             world.error(0)
     assert "SEV-SNP on Azure refuses rank 1: its PCR 4 is" in text

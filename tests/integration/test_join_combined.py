@@ -16,7 +16,7 @@ from ringfence.admission.proofs import bundle, certificate, nvidia, tdx
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
 from ringfence.settings import Settings
 from tests.certificates import HOUR, Authority, spiffe
-from tests.integration.join_cluster import World
+from tests.integration.join_cluster import NEVER, Clock, World
 from tests.unit import nvidia_mint, tdx_mint
 
 TODAY = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
@@ -121,11 +121,14 @@ def with_a_certificate_alone() -> Prover:
         (with_a_certificate_alone, "rank 1 presents a proof of kind 2", "; this worker's policy accepts: " + BY_ALL),
     ],
 )
-def test_a_worker_that_lacks_one_of_them_is_refused(show: Callable[[], Prover], heard: str, logged: str) -> None:
+def test_a_worker_that_lacks_one_of_them_is_refused(
+    show: Callable[[], Prover], heard: str, logged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one that is refused hears what is about itself; what the policy asks for stays with its verifier."""
-    world = World(2, timeout=6.0)
+    clock, world = Clock(monkeypatch), World(2)
     good = bundle.prover_for(proofs("0"))
     world.start([0, 1], dict.fromkeys((0, 1), Settings()), {0: (policy(), good), 1: (policy(), show())})
     assert heard in world.error(1)
     assert not logged or logged not in world.error(1)
+    clock.advance(NEVER)
     assert heard + logged in world.error(0)

@@ -27,7 +27,7 @@ from ringfence.settings import Settings, load_credential, load_policy
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import run_workers
-from tests.integration.join_cluster import World
+from tests.integration.join_cluster import NEVER, Clock, World
 
 TODAY = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
@@ -137,14 +137,15 @@ def settings_of(*parts: Mapping[str, str]) -> Settings:
 
 
 @pytest.mark.promise("Workers with different policies do not form a session, and the error names both policies.")
-def test_different_policies_are_refused_and_both_sides_are_named(site: Site) -> None:
+def test_different_policies_are_refused_and_both_sides_are_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     one = settings_of(site.policy(BY_CERTIFICATE, "one.toml"), site.certificate("w0"))
     two = settings_of(site.policy(BY_CERTIFICATE.replace("worker/*", "worker/**"), "two.toml"), site.certificate("w1"))
     digests = [policy_of(each)[0].digest[:8].hex() for each in (one, two)]
-    world = World(2, timeout=6.0)
+    clock, world = Clock(monkeypatch), World(2)
     world.start([0, 1], {0: one, 1: two})
-    for rank in (0, 1):
+    for rank in (1, 0):
         error = world.error(rank)
+        clock.advance(NEVER)  # rank 0 waits for rank 1, which gives up
         assert "have different policies" in error
         assert all(digest in error for digest in digests)
 
@@ -189,7 +190,9 @@ def test_a_rule_without_a_credential_is_skipped_silently(site: Site, caplog: pyt
 
 
 @pytest.mark.parametrize("wrong", ["foreign authority", "expired"])
-def test_a_worker_that_dials_with_a_bad_certificate_is_refused(site: Site, wrong: str) -> None:
+def test_a_worker_that_dials_with_a_bad_certificate_is_refused(
+    site: Site, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own verifier is more lenient than its policy: a malicious worker. The parent's verification decides."""
     good = settings_of(site.policy(BY_CERTIFICATE), site.certificate("w0"))
     if wrong == "expired":
@@ -200,9 +203,10 @@ def test_a_worker_that_dials_with_a_bad_certificate_is_refused(site: Site, wrong
         says = "not issued under an authority of the policy"
     policy, _ = policy_of(good)
     assert bad.certificate is not None
-    world = World(2, timeout=6.0)
+    clock, world = Clock(monkeypatch), World(2)
     world.start([0, 1], {0: good, 1: bad}, admission={1: (policy, CertificateProver(bad.certificate))})
     assert says in world.error(1)
+    clock.advance(NEVER)
     assert "1 of 2 workers are missing: rank 1" in world.error(0)
     assert says in world.error(0)
 
