@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -127,8 +128,23 @@ def lifetime(where: torch.device, rank: int) -> bool:
         (request,) = pending.requests
         request.block(240.0)  # until the last copy has been issued; `pending.wait()` would order the stream after it
         del tensor, pending, request
+        finish_task(where)  # in which the last copy was issued: it holds references too
         other = full(5.0, where)
     return holds(other, 5.0)
+
+
+class Raises:
+    """The owner of a task of a device's thread that does not fail."""
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
+def finish_task(where: torch.device) -> None:
+    """Wait until the device's thread has finished its current task."""
+    finished = threading.Event()
+    thread_of(where).submit(Raises(), finished.set)
+    finished.wait()
 
 
 def chained(where: torch.device, rank: int) -> bool:
