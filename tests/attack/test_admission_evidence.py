@@ -23,7 +23,8 @@ from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.attack.test_admission_states import GARBAGE, disconnects, is_closed
 from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of, with_key
-from tests.integration.join_cluster import HANG_SECONDS, NEVER, SECRET, Clock, Slow, SlowlyShown, World, slow_policy
+from tests.integration.join_cluster import SECRET, Clock, Slow, SlowlyShown, World, slow_policy
+from tests.limits import FAR, HANG
 from tests.unit.admission_samples import SUITES, worker
 
 RUN = "run-7"
@@ -36,7 +37,7 @@ class Child:
 
     def __init__(self, address: tuple[str, int], source: str = "127.0.0.1") -> None:
         credentials, policy = Credentials(), slow_policy(RUN)
-        self.connection = socket.create_connection(address, timeout=HANG_SECONDS, source_address=(source, 0))
+        self.connection = socket.create_connection(address, timeout=HANG, source_address=(source, 0))
         self.peer = UnauthenticatedPeer(self.connection, credentials, server=False)
         entry = worker(1, SIZE, tls_key_digest=credentials.key_digest).entry
         hello = Hello(entry, policy.digest, SUITES, policy.kinds)
@@ -75,18 +76,18 @@ def test_a_peer_with_a_valid_hello_has_limited_time_to_collect(monkeypatch: pyte
         assert not is_closed(child.connection), "it had no time to collect its evidence"
         clock.skip_waiting(keys.EVIDENCE_SECONDS - 2 * keys.ADMISSION_SECONDS)
         assert disconnects(child.connection)
-        clock.advance(NEVER)
+        clock.advance(FAR)
         assert "missing: rank 1" in world.error(0)
 
 
 def test_a_silent_peer_gets_no_time_to_collect(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, world = Clock(monkeypatch), World(SIZE)
     with parent(world, Slow(run_id=RUN)) as address:
-        silent = socket.create_connection(address, timeout=HANG_SECONDS)
+        silent = socket.create_connection(address, timeout=HANG)
         clock.skip_waiting(0.0)  # the parent has accepted it
         clock.skip_waiting(keys.ADMISSION_SECONDS)
         assert disconnects(silent)
-        clock.advance(NEVER)
+        clock.advance(FAR)
         assert "missing: rank 1" in world.error(0)
 
 
@@ -98,10 +99,10 @@ def test_a_worker_whose_device_never_answers_reports_it(monkeypatch: pytest.Monk
         child = Child(address)
         child.send_hello()
         child.send_proof()
-        assert stuck.asked.acquire(timeout=HANG_SECONDS)
+        assert stuck.asked.acquire(timeout=HANG)
         clock.skip_waiting(queue)
         assert disconnects(child.connection)
-        clock.advance(NEVER)
+        clock.advance(FAR)
         assert f"this machine gave no evidence within {queue:.0f} s" in world.error(0)
     stuck.may_answer.set()
 
@@ -112,13 +113,13 @@ def test_a_worker_whose_device_never_answers_reports_it(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("garbage", GARBAGE, ids=["zeros", "ones", "no hello", "a long admit", "unknown"])
 def test_garbage_during_collection_ends_only_the_connection(garbage: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("ADMISSION_SECONDS", "EVIDENCE_SECONDS"):
-        monkeypatch.setattr(keys, limit, NEVER)  # it is not dropped for its silence
+        monkeypatch.setattr(keys, limit, FAR)  # it is not dropped for its silence
     world, slow = World(SIZE), Slow(run_id=RUN)
     with parent(world, slow) as address:
         child = Child(address)
         child.send_hello()
         child.send_proof()
-        assert slow.asked.acquire(timeout=HANG_SECONDS)  # the parent has verified the child, and collects
+        assert slow.asked.acquire(timeout=HANG)  # the parent has verified the child, and collects
         child.peer.send_bytes(garbage)
         assert disconnects(child.connection)
         slow.may_answer.set()
@@ -131,14 +132,14 @@ def test_garbage_during_collection_ends_only_the_connection(garbage: bytes, monk
 def test_a_flood_does_not_displace_a_peer_that_collects(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that has sent a valid hello collects for seconds. A flood from its own address displaces itself."""
     for limit in ("ADMISSION_SECONDS", "EVIDENCE_SECONDS"):
-        monkeypatch.setattr(keys, limit, NEVER)
+        monkeypatch.setattr(keys, limit, FAR)
     world, child, quick = World(SIZE), Slow(run_id=RUN), Slow(run_id=RUN)
     quick.may_answer.set()
     with parent(world, quick) as address, contextlib.ExitStack() as connections:
         world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), child)})
-        assert child.asked.acquire(timeout=HANG_SECONDS)
+        assert child.asked.acquire(timeout=HANG)
         silent = [
-            connections.enter_context(socket.create_connection(address, timeout=HANG_SECONDS))
+            connections.enter_context(socket.create_connection(address, timeout=HANG))
             for _ in range(3 * keys.ADMISSION_PENDING_PER_ADDRESS)
         ]
         assert disconnects(silent[0]), "the flood has not reached its limit"
@@ -171,11 +172,11 @@ def test_a_flood_with_valid_hellos_spares_peers_that_are_not_drawn(monkeypatch: 
     quick.may_answer.set()
     with parent(world, quick) as address:
         world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), child)})
-        assert child.asked.acquire(timeout=HANG_SECONDS) and hello_received.acquire(timeout=HANG_SECONDS)
+        assert child.asked.acquire(timeout=HANG) and hello_received.acquire(timeout=HANG)
         flood = [Child(address)]
         for _ in range(keys.ADMISSION_PENDING + 2):
             flood[-1].send_hello()
-            assert hello_received.acquire(timeout=HANG_SECONDS)
+            assert hello_received.acquire(timeout=HANG)
             flood.append(Child(address))
         assert drawn == [keys.ADMISSION_PENDING + 1] * 3
         for each in flood:
@@ -194,7 +195,7 @@ def test_the_address_with_the_most_valid_hellos_loses_connections(monkeypatch: p
     quick.may_answer.set()
     with parent(world, quick) as address:
         world.start([1], {1: ONE_RUN}, {1: (slow_policy(RUN), child)})
-        assert child.asked.acquire(timeout=HANG_SECONDS)
+        assert child.asked.acquire(timeout=HANG)
         flood = []
         for _ in range(3 * keys.ADMISSION_PENDING):
             flood.append(Child(address, "127.0.0.2"))
@@ -225,7 +226,7 @@ def test_the_number_of_concurrent_collections_is_limited(monkeypatch: pytest.Mon
             impostor.send(hello)
             assert isinstance(impostor.receive(), Hello)
             if attempt < 2:
-                assert child.asked.acquire(timeout=HANG_SECONDS)
+                assert child.asked.acquire(timeout=HANG)
             else:
                 assert impostor.receive() is None, "it collects for a third"
             impostor.close()

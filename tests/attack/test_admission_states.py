@@ -35,7 +35,8 @@ from ringfence.runtime.aborts import ABORT_CODES
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of
-from tests.integration.join_cluster import HANG_SECONDS, NEVER, SECRET, Clock, World
+from tests.integration.join_cluster import SECRET, Clock, World
+from tests.limits import FAR, HANG
 from tests.unit.admission_samples import SUITES, Worker, worker
 
 ONE_RUN = Settings(SECRET, run_id="run-7", generation="3")
@@ -102,12 +103,12 @@ def victim(rank: int) -> Iterator[tuple[World, Callable[[], socket.socket]]]:
     if rank == 0:
         world.start([0], {0: ONE_RUN})
         _, address = world.store.wait_for_address()
-        yield world, lambda: socket.create_connection(address, timeout=HANG_SECONDS)
+        yield world, lambda: socket.create_connection(address, timeout=HANG)
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
         AddressBook(world.store, worker(0, SIZE).entry).publish(listener.getsockname())
         world.start([1], {1: ONE_RUN})
-        listener.settimeout(HANG_SECONDS)
+        listener.settimeout(HANG)
 
         def accept() -> socket.socket:
             with listener:  # the worker's next attempt is refused; it would wait for an answer otherwise
@@ -118,7 +119,7 @@ def victim(rank: int) -> Iterator[tuple[World, Callable[[], socket.socket]]]:
 
 def disconnects(connection: socket.socket) -> bool:
     """Return whether the worker at the other end closes this connection."""
-    connection.settimeout(HANG_SECONDS)
+    connection.settimeout(HANG)
     return is_closed(connection)
 
 
@@ -166,7 +167,7 @@ def test_an_unauthenticated_peer_that_stalls_is_dropped_in_every_state(
         clock.skip_waiting(keys.ADMISSION_SECONDS)
         assert disconnects(connection), f"it still waits for a peer in state {state}"
         connection.close()
-        clock.advance(NEVER)
+        clock.advance(FAR)
         error = world.error(rank)
     assert "did not form within 600 s" in error
     assert ("missing: rank 1" if rank == 0 else "did not reach its parent, rank 0") in error
@@ -191,7 +192,7 @@ def test_an_admitted_worker_that_stalls_ends_the_join_at_its_deadline(
     with victim(rank) as (world, connect):
         connection = connect_and_advance(phase, rank, connect)
         clock.advance(1.0)  # the victim has read what the liar sent
-        clock.advance(NEVER)
+        clock.advance(FAR)
         error = world.error(rank)
         assert disconnects(connection)
     assert "did not form within 600 s" in error and reason in error
@@ -208,7 +209,7 @@ def test_a_late_worker_that_stalls_is_not_reported_missing(monkeypatch: pytest.M
         assert peer.receive() == Waiting(1, (1,))
         peer.send(Entries((liar.tree._listings[1],)))
         clock.advance(1.0)  # rank 0 has read them
-        clock.advance(NEVER)
+        clock.advance(FAR)
         error = world.error(0)
         connection.close()
     assert "; rank 0 waits for rank 1 to acknowledge the roster" in error
@@ -228,7 +229,7 @@ def test_a_worker_that_fails_before_go_informs_those_that_have_begun() -> None:
         (edge,) = member.edges
         found: list[ControlMessage] = []
         while not any(isinstance(each, Closed) for each in found):
-            select.select([edge], [], [], HANG_SECONDS)
+            select.select([edge], [], [], HANG)
             found += edge.receive()
         assert found[0] == Abort(1, -1, ABORT_CODES.index(AdmissionError), "", "its join ended: KeyboardInterrupt")
         assert len(found) == 2
@@ -249,7 +250,7 @@ def test_garbage_in_any_state_ends_only_the_connection(
     state: State, rank: int, garbage: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inside TLS, in `state`: the worker closes the connection at once and admits the right peer."""
-    monkeypatch.setattr(keys, "ADMISSION_SECONDS", NEVER)  # it is not dropped for its silence
+    monkeypatch.setattr(keys, "ADMISSION_SECONDS", FAR)  # it is not dropped for its silence
     with victim(rank) as (world, connect):
         credentials = Credentials()
         connection = connect()
@@ -290,7 +291,7 @@ def test_the_liar_joins_if_it_does_not_stop() -> None:
         liar = Liar(1, lambda: UnauthenticatedPeer(connection, credentials, server=False), credentials)
         done = threading.Thread(target=lambda: liar.advance_to(Phase.ACKED), daemon=True)
         done.start()
-        done.join(HANG_SECONDS)
+        done.join(HANG)
         assert liar.tree.phase is Phase.ACKED
         assert liar.tree.session is not None
         peer = liar.connection

@@ -23,7 +23,8 @@ from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials, TlsStream, _self_signed
 from tests.attack.unauthenticated_peer import UnauthenticatedPeer, channel_of, with_key
-from tests.integration.join_cluster import HANG_SECONDS, NEVER, SECRET, Clock, MemoryStore, World
+from tests.integration.join_cluster import SECRET, Clock, MemoryStore, World
+from tests.limits import FAR, HANG
 from tests.unit.admission_samples import Worker, worker
 
 ONE_RUN = Settings(SECRET, run_id="run-7", generation="3")
@@ -61,7 +62,7 @@ def credentials_of(rank: int) -> tuple[Credentials, Worker]:
 )
 def test_garbage_does_not_stop_a_join(garbage: bytes) -> None:
     world, address = waiting_root()
-    peers = [socket.create_connection(address, timeout=HANG_SECONDS) for _ in range(5)]
+    peers = [socket.create_connection(address, timeout=HANG) for _ in range(5)]
     for peer in peers:
         with contextlib.suppress(ConnectionError):
             peer.sendall(garbage)
@@ -74,19 +75,19 @@ def test_garbage_does_not_stop_a_join(garbage: bytes) -> None:
 @pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
 def test_a_flood_of_silent_peers_does_not_stop_a_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one address may have, and from the child's own address."""
-    monkeypatch.setattr(keys, "ADMISSION_SECONDS", NEVER)  # the child cannot wait for other peers to expire
+    monkeypatch.setattr(keys, "ADMISSION_SECONDS", FAR)  # the child cannot wait for other peers to expire
     world, address = waiting_root()
-    peers = [socket.create_connection(address, timeout=HANG_SECONDS) for _ in range(100)]
+    peers = [socket.create_connection(address, timeout=HANG) for _ in range(100)]
     finish(world)
     for peer in peers:
         peer.close()
 
 
 def test_connections_from_one_address_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "ADMISSION_SECONDS", NEVER)  # they are not dropped for their silence
+    monkeypatch.setattr(keys, "ADMISSION_SECONDS", FAR)  # they are not dropped for their silence
     world, address = waiting_root()
     peers_of_one_address = [
-        socket.create_connection(address, timeout=HANG_SECONDS) for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS + 1)
+        socket.create_connection(address, timeout=HANG) for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS + 1)
     ]
     assert peers_of_one_address[0].recv(1) == b""
     peers_of_one_address[1].setblocking(False)
@@ -99,12 +100,12 @@ def test_connections_from_one_address_are_limited(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
 def test_connections_from_many_addresses_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "ADMISSION_SECONDS", NEVER)
+    monkeypatch.setattr(keys, "ADMISSION_SECONDS", FAR)
     world, address = waiting_root()
     peers = []
     for last in range(2, 10):
         for _ in range(keys.ADMISSION_PENDING_PER_ADDRESS):
-            peer = socket.create_connection(address, timeout=HANG_SECONDS, source_address=(f"127.0.0.{last}", 0))
+            peer = socket.create_connection(address, timeout=HANG, source_address=(f"127.0.0.{last}", 0))
             peers.append(peer)
     # 128 have connected, 64 may stay: the oldest are dropped.
     assert peers[0].recv(1) == b""
@@ -116,7 +117,7 @@ def test_connections_from_many_addresses_are_limited(monkeypatch: pytest.MonkeyP
 def test_a_silent_peer_is_dropped_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     world, address = waiting_root()
-    with socket.create_connection(address, timeout=HANG_SECONDS) as silent:
+    with socket.create_connection(address, timeout=HANG) as silent:
         clock.skip_waiting(0.0)  # it is accepted
         clock.skip_waiting(keys.ADMISSION_SECONDS)
         assert silent.recv(1) == b""
@@ -144,7 +145,7 @@ class Blocked(Background):
     def verify(self, evidence: Evidence) -> None:
         self.ranks.append(evidence.entry.rank)
         self.asked.release()
-        assert self.may_answer.wait(HANG_SECONDS)
+        assert self.may_answer.wait(HANG)
         super().verify(evidence)
 
 
@@ -170,7 +171,7 @@ def test_the_proof_of_a_peer_that_has_hung_up_is_not_verified(monkeypatch: pytes
     world.start([0], {0: ONE_RUN}, {0: (Policy((shared,)), shared)})
     _, address = world.store.wait_for_address()
     first = dial_and_prove(address, 1)
-    assert shared.asked.acquire(timeout=HANG_SECONDS)
+    assert shared.asked.acquire(timeout=HANG)
     dial_and_prove(address, 2).close()
     third = dial_and_prove(address, 3)  # its hello is read after the end of the second connection
     shared.may_answer.set()
@@ -178,7 +179,7 @@ def test_the_proof_of_a_peer_that_has_hung_up_is_not_verified(monkeypatch: pytes
         assert isinstance(caller.receive(), Proof)
         caller.close()
     assert shared.ranks == [1, 3]
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert "3 of 4 workers are missing" in world.error(0)
 
 
@@ -200,7 +201,7 @@ def test_a_workers_own_delay_does_not_count_against_peers(monkeypatch: pytest.Mo
         callers.append((caller, child.hello, *handshake.receive(hello)))
     for caller, *messages in callers:
         caller.send(*messages)
-    assert shared.asked.acquire(timeout=HANG_SECONDS)
+    assert shared.asked.acquire(timeout=HANG)
     clock.skip_waiting(0.0)  # both proofs have arrived; one is being verified
     clock.skip_waiting(2 * keys.ADMISSION_SECONDS)
     shared.may_answer.set()
@@ -208,13 +209,13 @@ def test_a_workers_own_delay_does_not_count_against_peers(monkeypatch: pytest.Mo
         assert isinstance(caller.receive(), Proof)
         assert isinstance(caller.receive(), Admit)
         caller.close()
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert "2 of 3 workers are missing" in world.error(0)
 
 
 @pytest.mark.promise("Garbage, silence and floods of unauthenticated peers do not stop a run from forming.")
 def test_a_peer_that_sends_too_much_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "ADMISSION_SECONDS", NEVER)  # it is not dropped for its silence
+    monkeypatch.setattr(keys, "ADMISSION_SECONDS", FAR)  # it is not dropped for its silence
     world, address = waiting_root()
     caller = UnauthenticatedPeer.dial(address)
     assert isinstance(caller.receive(), Hello)
@@ -402,7 +403,7 @@ def test_a_store_cannot_splice_two_runs(monkeypatch: pytest.MonkeyPatch) -> None
     plant(world.store, address)
     world.start([1], {1: ONE_RUN})
     world.store.wait_for_lookups(2)  # the first attempt was refused
-    clock.advance(NEVER)
+    clock.advance(FAR)
     error = world.error(1)
     assert "run 'run-7'" in error
     assert "run 'run-8'" in error
@@ -448,7 +449,7 @@ def test_a_certificate_only_openssl_can_read_does_not_stop_a_join() -> None:
     context = SSL.Context(SSL.TLS_METHOD)
     context.use_privatekey(key)
     context.use_certificate(crypto.load_certificate(crypto.FILETYPE_ASN1, strange))
-    with socket.create_connection(address, timeout=HANG_SECONDS) as peer:
+    with socket.create_connection(address, timeout=HANG) as peer:
         peer.settimeout(None)
         connection = SSL.Connection(context, peer)
         connection.set_connect_state()

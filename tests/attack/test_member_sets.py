@@ -9,7 +9,8 @@ import pytest
 from ringfence.join.parent import AddressBook
 from ringfence.members import Members
 from ringfence.settings import Settings
-from tests.integration.join_cluster import NEVER, SECRET, Clock, World
+from tests.integration.join_cluster import SECRET, Clock, World
+from tests.limits import FAR
 from tests.unit.admission_samples import worker
 
 MINE = Members((0, 1), "3")
@@ -34,7 +35,7 @@ def test_a_store_cannot_mix_sessions_of_different_members(name: str, monkeypatch
     AddressBook(world.store, replace(worker(0, 2).entry, run_id=own)).publish(address)
     world.start([1], {1: settings(own)})
     world.store.wait_for_lookups(2)  # the first attempt was refused
-    clock.advance(NEVER)
+    clock.advance(FAR)
     error = world.error(1)
     assert f"run '{own}'" in error and f"run '{name}'" in error
     assert "did not form" in elsewhere.error(0)

@@ -6,7 +6,8 @@ import pytest
 
 from ringfence.admission.proofs import kinds
 from ringfence.settings import Settings
-from tests.integration.join_cluster import NEVER, SECRET, Clock, MemoryStore, World
+from tests.integration.join_cluster import SECRET, Clock, MemoryStore, World
+from tests.limits import FAR
 
 ONE_RUN = {"run_id": "run-7", "generation": "3"}
 
@@ -65,5 +66,5 @@ def test_workers_with_different_minimums_are_refused(monkeypatch: pytest.MonkeyP
     world.start([1], {1: settings(2)})
     error = world.error(1)
     assert "rank 1 was not admitted by its parent, rank 0" in error and "have different policies" in error
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert "have different policies" in world.error(0)

@@ -12,7 +12,7 @@ from ringfence.admission.entry import Entry
 from ringfence.admission.messages import HANDSHAKE, Frames, Message, encode
 from ringfence.errors import ProtocolError
 from ringfence.transport.tls import Credentials, Tls
-from tests.integration.join_cluster import HANG_SECONDS
+from tests.limits import HANG
 
 
 def channel_of(tls: Tls) -> Channel:
@@ -35,7 +35,7 @@ class UnauthenticatedPeer:
         self.tls = Tls(credentials, server=server)
         self._socket = connection
         self._frames = Frames(HANDSHAKE, keys.ADMISSION_BYTES)
-        connection.settimeout(HANG_SECONDS)
+        connection.settimeout(HANG)
         while not self.tls.established:
             assert self._exchange(), "the worker closed the connection during the TLS handshake"
         self._flush()
@@ -48,7 +48,7 @@ class UnauthenticatedPeer:
     @classmethod
     def accept(cls, listener: socket.socket, credentials: Credentials) -> UnauthenticatedPeer:
         """Accept a worker that takes this peer for its parent."""
-        listener.settimeout(HANG_SECONDS)
+        listener.settimeout(HANG)
         return cls(listener.accept()[0], credentials, server=True)
 
     def send(self, *messages: Message) -> None:

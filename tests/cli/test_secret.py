@@ -13,7 +13,8 @@ import pytest
 from ringfence.private_files import load_secret
 from ringfence.settings import Settings
 from tests.cli.command import ringfence
-from tests.integration.join_cluster import NEVER, Clock, World
+from tests.integration.join_cluster import Clock, World
+from tests.limits import FAR
 
 
 def test_a_new_secret_is_64_hex_digits_that_only_the_owner_reads(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_a_rotated_secret_and_the_old_one_refuse_each_other(tmp_path: Path, monk
     clock, world = Clock(monkeypatch), World(2)
     world.start([0, 1], {0: Settings(old), 1: Settings(load_secret(tmp_path / "run.secret"))})
     assert "does not have the shared secret" in world.error(1)
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert "missing: rank 1" in world.error(0)
 
 

@@ -20,11 +20,10 @@ from ringfence.join.connections import Connections
 from ringfence.join.loop import JoinLoop
 from ringfence.join.peer import Peer
 from ringfence.settings import Settings
+from tests.limits import FAR, HANG
 
 SECRET = keys.Secret(bytes(range(100, 132)))
 OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
-NEVER = 600.0  # seconds: the timeout of a join that must end, or form, for another reason
-HANG_SECONDS = 120.0  # for what takes no time of its own: less than pytest's limit, so that the message says what hangs
 
 
 class MemoryStore:
@@ -53,7 +52,7 @@ class MemoryStore:
     def wait_for_address(self) -> tuple[str, tuple[str, int]]:
         """The first key and address that a worker publishes."""
         with self._changed:
-            assert self._changed.wait_for(lambda: bool(self._values), HANG_SECONDS)
+            assert self._changed.wait_for(lambda: bool(self._values), HANG)
             key, value = next(iter(self._values.items()))
         host, _, port = value.decode().rpartition(":")
         return key, (host, int(port))
@@ -61,7 +60,7 @@ class MemoryStore:
     def wait_for_lookups(self, count: int) -> None:
         """Wait until workers have looked up an address `count` times."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.lookups >= count, HANG_SECONDS)
+            assert self._changed.wait_for(lambda: self.lookups >= count, HANG)
 
 
 class Clock:
@@ -107,7 +106,7 @@ class Clock:
 
     def _wait_for_all(self) -> None:
         """Wait until every join has waited for events three times: the second began after the change."""
-        before, end = dict(self._reads), time.monotonic() + HANG_SECONDS
+        before, end = dict(self._reads), time.monotonic() + HANG
         while any(thread.is_alive() and self._reads[thread] < count + 3 for thread, count in before.items()):
             assert time.monotonic() < end, "a join does not look at its clock"
             self._read.wait(0.1)  # a join that ends does not notify
@@ -138,7 +137,7 @@ class Admissions:
 
     def wait_for_pairs(self, count: int) -> None:
         for _ in range(2 * count):
-            assert self._admitted.acquire(timeout=HANG_SECONDS), "two workers have not admitted each other"
+            assert self._admitted.acquire(timeout=HANG), "two workers have not admitted each other"
 
 
 class Warnings(logging.Handler):
@@ -156,7 +155,7 @@ class Warnings(logging.Handler):
 
     def wait_for(self, condition: Callable[[list[str]], bool]) -> None:
         with self._logged:
-            assert self._logged.wait_for(lambda: condition(self.texts), HANG_SECONDS), self.texts
+            assert self._logged.wait_for(lambda: condition(self.texts), HANG), self.texts
 
     def __enter__(self) -> Self:
         logging.getLogger("ringfence").addHandler(self)
@@ -187,7 +186,7 @@ class Slow(SlowlyShown):
 
     def prove(self, binding: Binding) -> bytes:
         self.asked.release()
-        assert self.may_answer.wait(HANG_SECONDS)
+        assert self.may_answer.wait(HANG)
         if self._error is not None:
             raise self._error
         return super().prove(binding)
@@ -196,7 +195,7 @@ class Slow(SlowlyShown):
 class World:
     """Workers that join together; each ends with a Membership or with the exception that its join raised."""
 
-    def __init__(self, size: int, timeout: float = NEVER, store: MemoryStore | None = None) -> None:
+    def __init__(self, size: int, timeout: float = FAR, store: MemoryStore | None = None) -> None:
         self.size = size
         self.timeout = timeout
         self.store = store or MemoryStore()
@@ -226,7 +225,7 @@ class World:
     def _wait_for(self, rank: int) -> Membership | BaseException:
         """Return the outcome of a join that ends by itself."""
         thread = self._threads[rank]
-        thread.join(0 if self._hangs else HANG_SECONDS)
+        thread.join(0 if self._hangs else HANG)
         self._hangs = thread.is_alive()
         assert not self._hangs, f"rank {rank} hangs"
         return self.outcomes[rank]

@@ -33,7 +33,8 @@ from ringfence.evidence.tsm import KernelFiles
 from ringfence.join.provers import Machine, prover_of
 from ringfence.policy.policy_file import PolicyFile, Rule
 from ringfence.settings import Settings
-from tests.integration.join_cluster import NEVER, Clock, World
+from tests.integration.join_cluster import Clock, World
+from tests.limits import FAR
 from tests.unit import azure_mint, snp_mint, tdx_mint
 from tests.unit.admission_samples import worker
 from tests.unit.azure_mint import NONCE, certificate, hcl, td_report
@@ -393,6 +394,6 @@ def test_a_vm_that_booted_something_else_is_not_admitted(
         with World(2) as world:
             world.start(range(2), admission=admissions)
             text = world.error(1)
-            clock.advance(NEVER)
+            clock.advance(FAR)
             world.error(0)
     assert "SEV-SNP on Azure refuses rank 1: its PCR 4 is" in text

@@ -33,8 +33,6 @@ from ringfence.join.refusals import Refusals
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 from tests.integration.join_cluster import (
-    HANG_SECONDS,
-    NEVER,
     OTHER_SECRET,
     SECRET,
     Admissions,
@@ -45,6 +43,7 @@ from tests.integration.join_cluster import (
     World,
     slow_policy,
 )
+from tests.limits import FAR, HANG
 from tests.unit.admission_samples import worker
 
 
@@ -80,7 +79,7 @@ def test_workers_of_a_machine_listen_there_before_anyone_dials(monkeypatch: pyte
     may_end, member_of = threading.Event(), JoinLoop._membership
 
     def late(loop: JoinLoop) -> Membership:
-        assert loop._entry.rank == 0 or may_end.wait(HANG_SECONDS)
+        assert loop._entry.rank == 0 or may_end.wait(HANG)
         return member_of(loop)
 
     monkeypatch.setattr(JoinLoop, "_membership", late)
@@ -108,7 +107,7 @@ def test_workers_that_seal_and_workers_that_do_not_form_no_run(monkeypatch: pyte
         world.start(range(2), {1: Settings(SECRET, same_host="sealed")})
         error = world.error(1)
         assert "was not admitted by its parent, rank 0" in error and "different policies" in error
-        clock.advance(NEVER)  # rank 0 waits for its child
+        clock.advance(FAR)  # rank 0 waits for its child
 
 
 @pytest.mark.promise("Every session draws fresh keys.")
@@ -147,7 +146,7 @@ def test_the_sessions_secret_is_drawn_and_not_derived() -> None:
             entry=entry,
             credentials=credentials,
             private_key=private_key,
-            deadline=Deadline(NEVER, time.monotonic() + NEVER),
+            deadline=Deadline(FAR, time.monotonic() + FAR),
             table=b"table",
             admission=policy_of(settings),
         ).run()
@@ -183,7 +182,7 @@ def test_the_admission_listener_closes_when_the_session_begins() -> None:
         world.members()
         _, address = world.store.wait_for_address()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address, timeout=HANG_SECONDS)
+            socket.create_connection(address, timeout=HANG)
 
 
 # -- failures -------------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ def test_a_missing_rank_is_named_by_everyone_at_the_deadline(monkeypatch: pytest
     admissions.wait_for_pairs(5)
     for _ in range(8):  # two levels up for what is listed, two down for rank 0's report: a turn of every join for each
         clock.advance(1.0)
-    clock.advance(NEVER)
+    clock.advance(FAR)
     world.finish()
     for rank in range(6):
         error = world.error(rank)
@@ -213,24 +212,24 @@ def test_a_worker_that_cannot_reach_its_parent_names_it(monkeypatch: pytest.Monk
     clock, world = Clock(monkeypatch), World(2)
     world.start([1])
     world.store.wait_for_lookups(2)
-    clock.advance(NEVER)
+    clock.advance(FAR)
     error = world.error(1)
     assert "rank 1 did not reach its parent, rank 0: it has not published an address" in error
 
 
 def test_a_waiting_worker_warns_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two generations of one run: each looks for the other in a place of its own, until the deadline."""
-    monkeypatch.setattr(diagnostics, "FIRST_WARNING", NEVER)
-    monkeypatch.setattr(diagnostics, "NEXT_WARNING", 2 * NEVER)
-    clock, world = Clock(monkeypatch), World(2, timeout=4 * NEVER)
+    monkeypatch.setattr(diagnostics, "FIRST_WARNING", FAR)
+    monkeypatch.setattr(diagnostics, "NEXT_WARNING", 2 * FAR)
+    clock, world = Clock(monkeypatch), World(2, timeout=4 * FAR)
     with Warnings() as logged:
         world.start([0, 1], {1: replace(Settings(SECRET), generation="1")})
         world.store.wait_for_lookups(2)
         counts = []
         for _ in range(3):
-            clock.advance(NEVER)
+            clock.advance(FAR)
             counts.append(len(logged.texts))
-        clock.advance(NEVER)
+        clock.advance(FAR)
         errors = [world.error(rank) for rank in (0, 1)]
     said = logged.texts
     assert counts == [2, 2, 4] and len(said) == 4, "it is said again, and not all the time"
@@ -249,13 +248,13 @@ def test_a_waiting_worker_warns_what_it_waits_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_worker_with_all_its_neighbours_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnostics, "FIRST_WARNING", NEVER)
+    monkeypatch.setattr(diagnostics, "FIRST_WARNING", FAR)
     clock, admissions = Clock(monkeypatch), Admissions(monkeypatch)
-    with Warnings() as logged, World(3, timeout=2 * NEVER) as world:
+    with Warnings() as logged, World(3, timeout=2 * FAR) as world:
         world.start([0, 1])
         admissions.wait_for_pairs(1)
         for _ in range(2):
-            clock.advance(NEVER)
+            clock.advance(FAR)
         world.finish()
     said = logged.texts
     assert len(said) == 1
@@ -271,7 +270,7 @@ def test_an_address_that_refuses_is_named_with_the_error(monkeypatch: pytest.Mon
         AddressBook(world.store, worker(0, 2, run_id="none", generation="0").entry).publish(address)
         world.start([1])
         world.store.wait_for_lookups(2)  # the first attempt has failed
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert f"rank 1 did not reach its parent, rank 0: 127.0.0.1:{address[1]}: Connection refused" in world.error(1)
 
 
@@ -281,7 +280,7 @@ def test_an_unreachable_address_is_named_with_the_error(monkeypatch: pytest.Monk
     AddressBook(world.store, worker(0, 2, run_id="none", generation="0").entry).publish(("255.255.255.255", 4000))
     world.start([1])
     world.store.wait_for_lookups(2)
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert "its parent, rank 0: 255.255.255.255:4000: Network is unreachable" in world.error(1)
 
 
@@ -307,7 +306,7 @@ def test_a_wrong_secret_is_refused_and_both_sides_report_it(
     assert "rank 1 was not admitted by its parent, rank 0" in refused
     assert "give every worker the same secret file" in refused
     assert "rank 1 does not have the shared secret" in caplog.text
-    clock.advance(NEVER)
+    clock.advance(FAR)
     waited = world.error(0)
     assert "1 of 2 workers are missing: rank 1" in waited
     assert "rank 1 does not have the shared secret" in waited
@@ -318,7 +317,7 @@ def test_a_missing_worker_beside_a_refused_one_gets_hints(monkeypatch: pytest.Mo
     clock, world = Clock(monkeypatch), World(3)
     world.start([0, 1], {1: Settings(OTHER_SECRET)})
     world.error(1)  # it is refused
-    clock.advance(NEVER)
+    clock.advance(FAR)
     waited = world.error(0)
     assert "rank 1 does not have the shared secret" in waited and HINTS in waited
 
@@ -364,7 +363,7 @@ def test_another_world_size_is_refused_and_both_are_named(monkeypatch: pytest.Mo
     two.start([0])
     three.start([1])
     assert "different world sizes: 3 and 2" in three.error(1)
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert "different world sizes: 2 and 3" in two.error(0)
 
 
@@ -382,12 +381,12 @@ def test_two_workers_with_one_rank_end_the_session_for_all() -> None:
 
 def test_a_failure_in_one_worker_reaches_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, admissions = Clock(monkeypatch), Admissions(monkeypatch)
-    late = World(6, timeout=2 * NEVER)
+    late = World(6, timeout=2 * FAR)
     soon = World(6, store=late.store)
     late.start([0, 1, 2])
     soon.start([5])
     admissions.wait_for_pairs(3)
-    clock.advance(NEVER)
+    clock.advance(FAR)
     for rank in (0, 1, 2):
         assert "rank 5 ended the join" in late.error(rank)
     soon.finish()
@@ -433,7 +432,7 @@ def test_workers_join_over_ipv6() -> None:
 def _join_in_process(pipe: Connection, store_file: str, rank: int, size: int) -> None:
     from torch.distributed import FileStore
 
-    member = join(FileStore(store_file, size), rank, size, Settings(SECRET), ("127.0.0.1", 1), NEVER, b"")
+    member = join(FileStore(store_file, size), rank, size, Settings(SECRET), ("127.0.0.1", 1), FAR, b"")
     pipe.send((member.roster.digest, keys.digest(b"test", member.session_key.reveal())))
     pipe.recv()
     for edge in member.edges:
@@ -452,12 +451,12 @@ def test_processes_join_through_a_store_of_torch(tmp_path: Path) -> None:
         workers.append(worker)
     results = set()
     for pipe in pipes:
-        assert pipe.poll(HANG_SECONDS), "a worker did not join"
+        assert pipe.poll(HANG), "a worker did not join"
         results.add(pipe.recv())
     assert len(results) == 1
     for pipe, worker in zip(pipes, workers, strict=True):
         pipe.send("done")
-        worker.join(HANG_SECONDS)
+        worker.join(HANG)
         assert worker.exitcode == 0
 
 
@@ -476,7 +475,7 @@ def next_message(member: Membership) -> object:
     edge = member.edges[0]
     found: list[object] = []
     while not found:
-        select.select([edge], [], [], HANG_SECONDS)
+        select.select([edge], [], [], HANG)
         found += edge.receive()
     assert len(found) == 1, found
     return found[0]
@@ -504,7 +503,7 @@ def test_an_end_after_a_bye_differs_from_an_end_without() -> None:
     child.edges[0].close()
     found: list[object] = []
     while not any(isinstance(each, Closed) for each in found):
-        select.select([parent.edges[0]], [], [], HANG_SECONDS)
+        select.select([parent.edges[0]], [], [], HANG)
         found += parent.edges[0].receive()
     assert found[0] == Bye(1)
     assert isinstance(found[-1], Closed)
@@ -599,8 +598,8 @@ def test_missing_evidence_is_reported_at_the_deadline(rank: int, monkeypatch: py
     with World(2) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
         for _ in range(2):  # the second time it is asked, its first answer has been recorded
-            assert moody.asked.acquire(timeout=HANG_SECONDS)
-        clock.advance(NEVER)
+            assert moody.asked.acquire(timeout=HANG)
+        clock.advance(FAR)
         assert f"rank {rank} could not collect a proof: the service is down\\x1b" in world.error(rank)
 
 
@@ -611,7 +610,7 @@ def test_missing_evidence_ends_the_join_before_the_deadline(rank: int, monkeypat
     with World(2) as world:
         world.start(range(2), admission={rank: (Policy((SharedSecret(SECRET, "none"),)), moody)})
         assert world.error(rank).startswith(f"EvidenceError: rank {rank} could not collect a proof for")
-        clock.advance(NEVER)  # the other one waits for it
+        clock.advance(FAR)  # the other one waits for it
 
 
 @pytest.mark.promise("Evidence that takes long to collect does not stop a run, and collections are limited.")
@@ -623,7 +622,7 @@ def test_a_worker_that_collects_serves_others_meanwhile() -> None:
         world.start([0], admission={0: (slow_policy(), slow)})
         world.start([1, 2], admission={rank: (slow_policy(), quick) for rank in (1, 2)})
         for _ in range(2):
-            assert slow.asked.acquire(timeout=HANG_SECONDS), "the second child waits for the first one's evidence"
+            assert slow.asked.acquire(timeout=HANG), "the second child waits for the first one's evidence"
         slow.may_answer.set()
         assert len(world.members()) == 3
 
@@ -635,7 +634,7 @@ def test_an_unexpected_error_while_collecting_is_raised(monkeypatch: pytest.Monk
         world.start([1], admission={1: (slow_policy(), broken)})
         world.start([0], admission={0: (slow_policy(), Slow())})
         assert world.error(1) == "RuntimeError: nobody foresaw this"
-        clock.advance(NEVER)
+        clock.advance(FAR)
 
 
 class Rude(SharedSecret):
@@ -650,7 +649,7 @@ def test_text_of_an_unauthenticated_peer_is_one_printable_line(monkeypatch: pyte
     with Warnings() as logged, World(2) as world:
         world.start(range(2), admission={0: (Policy((rude,)), rude)})
         logged.wait_for(lambda texts: sum("refused" in text for text in texts) == 2)  # each worker says it once
-        clock.advance(NEVER)
+        clock.advance(FAR)
         errors = [world.error(rank) for rank in range(2)]
     shown = [text for text in logged.texts if "refused" in text]
     assert len(shown) == 2

@@ -16,7 +16,8 @@ from ringfence.admission.proofs import bundle, certificate, nvidia, tdx
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
 from ringfence.settings import Settings
 from tests.certificates import HOUR, Authority, spiffe
-from tests.integration.join_cluster import NEVER, Clock, World
+from tests.integration.join_cluster import Clock, World
+from tests.limits import FAR
 from tests.unit import nvidia_mint, tdx_mint
 
 TODAY = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
@@ -130,5 +131,5 @@ def test_a_worker_that_lacks_one_of_them_is_refused(
     world.start([0, 1], dict.fromkeys((0, 1), Settings()), {0: (policy(), good), 1: (policy(), show())})
     assert heard in world.error(1)
     assert not logged or logged not in world.error(1)
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert heard + logged in world.error(0)

@@ -27,7 +27,8 @@ from ringfence.settings import Settings, load_credential, load_policy
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import run_workers
-from tests.integration.join_cluster import NEVER, Clock, World
+from tests.integration.join_cluster import Clock, World
+from tests.limits import FAR
 
 TODAY = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
@@ -145,7 +146,7 @@ def test_different_policies_are_refused_and_both_sides_are_named(site: Site, mon
     world.start([0, 1], {0: one, 1: two})
     for rank in (1, 0):
         error = world.error(rank)
-        clock.advance(NEVER)  # rank 0 waits for rank 1, which gives up
+        clock.advance(FAR)  # rank 0 waits for rank 1, which gives up
         assert "have different policies" in error
         assert all(digest in error for digest in digests)
 
@@ -206,7 +207,7 @@ def test_a_worker_that_dials_with_a_bad_certificate_is_refused(
     clock, world = Clock(monkeypatch), World(2)
     world.start([0, 1], {0: good, 1: bad}, admission={1: (policy, CertificateProver(bad.certificate))})
     assert says in world.error(1)
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert "1 of 2 workers are missing: rank 1" in world.error(0)
     assert says in world.error(0)
 

@@ -24,14 +24,15 @@ from ringfence.errors import AdmissionError
 from ringfence.join import diagnostics, join
 from ringfence.join.parent import AddressBook
 from ringfence.settings import Settings
-from tests.integration.join_cluster import HANG_SECONDS, NEVER, SECRET, Admissions, Clock, MemoryStore, World
+from tests.integration.join_cluster import SECRET, Admissions, Clock, MemoryStore, World
 from tests.integration.test_admit_by_gpu_and_token import write_gpu_policy
+from tests.limits import FAR, HANG
 from tests.unit import nvidia_mint
 from tests.unit.admission_samples import worker
 from tests.unit.nvml_driver import Driver
 
 TIMEOUT = 2.0
-STORE_TIMEOUT = timedelta(seconds=NEVER)  # of a call of the store: a join that waits for it hangs
+STORE_TIMEOUT = timedelta(seconds=FAR)  # of a call of the store: a join that waits for it hangs
 SERVER = """
 import sys
 from torch.distributed import TCPStore
@@ -80,8 +81,8 @@ def test_a_join_with_a_silent_store_ends_at_its_deadline(
     os.waitpid(process.pid, os.WUNTRACED)
     clock, world = Clock(monkeypatch, store_answers=False), World(2, store=cast(MemoryStore, store))
     world.start([1])
-    assert store.asked.wait(HANG_SECONDS)
-    clock.advance(NEVER)
+    assert store.asked.wait(HANG)
+    clock.advance(FAR)
     error = world.error(1)
     assert error.startswith("AdmissionError") and "did not form within 600 s" in error
     assert "rank 1 did not reach its parent, rank 0: the store has not answered for 6" in error
@@ -105,7 +106,7 @@ def test_a_store_that_ends_with_its_worker_does_not_hide_the_error(
         client.stdin.flush()
         assert client.stdout.readline() == "over\n"
         process.kill()
-        _, said = client.communicate(timeout=HANG_SECONDS)
+        _, said = client.communicate(timeout=HANG)
     assert "AdmissionError" in said
     assert client.returncode == 1
 
@@ -118,7 +119,7 @@ class Stuck(Driver):
         self.may_answer = threading.Event()
 
     def nvmlInitWithFlags(self, flags: int) -> int:
-        assert self.may_answer.wait(2 * HANG_SECONDS)
+        assert self.may_answer.wait(2 * HANG)
         return super().nvmlInitWithFlags(flags)
 
 
@@ -152,11 +153,11 @@ def test_a_worker_serves_its_children_while_the_store_is_silent(
     clock, admissions = Clock(monkeypatch, store_answers=False), Admissions(monkeypatch)
     inner = World(6, store=cast(MemoryStore, store))
     inner.start([1])
-    leaf = World(6, timeout=2 * NEVER, store=store.published)
+    leaf = World(6, timeout=2 * FAR, store=store.published)
     leaf.start([5])
-    assert store.asked.wait(HANG_SECONDS)
+    assert store.asked.wait(HANG)
     admissions.wait_for_pairs(1)
-    clock.advance(NEVER)
+    clock.advance(FAR)
     assert "rank 1 ended the join" in leaf.error(5)
     assert "the store has not answered" in inner.error(1)
     process.send_signal(signal.SIGCONT)
@@ -202,7 +203,7 @@ def test_a_join_with_a_slow_resolver_ends_at_its_deadline(tmp_path: Path) -> Non
     script += 'mount --bind "$1/nsswitch.conf" /etc/nsswitch.conf && exec "$2" -m tests.integration.test_join_silence'
     command = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
     # A process that waits for its resolver before it ends takes longer than this.
-    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=HANG_SECONDS)
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=HANG)
     (error,) = result.stdout.splitlines()
     assert "did not form within 2 s" in error
     assert "rank 0: the resolver, asked for parent.example, has not answered for" in error

@@ -20,6 +20,7 @@ from ringfence.runtime.communicator import group_digest
 from ringfence.runtime.link_keys import LinkKeys
 from ringfence.runtime.same_machine import MachineProof, place
 from ringfence.transport.unix import identifies
+from tests.limits import FAR, HANG
 
 MEMBERS = (0, 2, 5)
 DIGEST = group_digest("7", MEMBERS)
@@ -41,11 +42,7 @@ class Session:
         return MachineProof(self.keys(rank), rank, members, digest)
 
 
-LONG = 600.0  # seconds: a proof that waits for its limit hangs
-HANG_SECONDS = 120.0  # for what takes no time of its own
-
-
-def run(*proofs: MachineProof, seconds: float = LONG) -> list[set[int]]:
+def run(*proofs: MachineProof, seconds: float = FAR) -> list[set[int]]:
     """Run proofs at the same time; return whom each has proved."""
     found: dict[MachineProof, set[int]] = {}
 
@@ -56,7 +53,7 @@ def run(*proofs: MachineProof, seconds: float = LONG) -> list[set[int]]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(HANG_SECONDS)
+        thread.join(HANG)
         assert not thread.is_alive(), "a proof waits for its limit"
     for proof in proofs:
         proof.close()
@@ -66,7 +63,7 @@ def run(*proofs: MachineProof, seconds: float = LONG) -> list[set[int]]:
 def connect(session: Session, rank: int) -> socket.socket:
     """Connect to a worker's socket as any process of this user can that has read its name in /proc/net/unix."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    stream.settimeout(HANG_SECONDS)
+    stream.settimeout(HANG)
     stream.connect(session.keys(rank).machine_socket(DIGEST, rank))
     return stream
 
@@ -165,7 +162,7 @@ def test_an_unauthenticated_peer_gets_no_answer() -> None:
 def test_pending_connections_are_limited() -> None:
     session = Session()
     proofs = [session.proof(rank) for rank in MEMBERS]
-    background = threading.Thread(target=proofs[0].run, args=(LONG,), daemon=True)
+    background = threading.Thread(target=proofs[0].run, args=(FAR,), daemon=True)
     background.start()
     peers = []
     for _ in range(3 * same_machine._PENDING):
@@ -174,7 +171,7 @@ def test_pending_connections_are_limited() -> None:
         peers.append(peer)
     assert len(proofs[0]._pending) <= same_machine._PENDING + 2
     assert run(*proofs[1:]) == [{0, 5}, {0, 2}]
-    background.join(HANG_SECONDS)
+    background.join(HANG)
     assert set(proofs[0].proved) == {2, 5}
     proofs[0].close()
     for peer in peers:
@@ -216,14 +213,14 @@ def test_a_replayed_hello_proves_nothing() -> None:
     proof = session.proof(0)
     with connect(session, 0) as peer:
         peer.send(hello_of(session))
-        background = threading.Thread(target=proof.run, args=(LONG,), daemon=True)
+        background = threading.Thread(target=proof.run, args=(FAR,), daemon=True)
         background.start()
         assert len(peer.recv(2 * REPLY_BYTES)) == REPLY_BYTES
         peer.send(os.urandom(CONFIRM_BYTES))
         assert peer.recv(100) == b""
         assert not proof.proved
     run(session.proof(2), session.proof(5))  # ends the wait for both
-    background.join(HANG_SECONDS)
+    background.join(HANG)
     assert set(proof.proved) == {2, 5}
     proof.close()
 
@@ -246,15 +243,15 @@ def test_workers_of_two_sessions_do_not_find_each_other() -> None:
 def test_a_second_connection_of_a_proved_worker_is_refused() -> None:
     session = Session()
     proofs = [session.proof(0), session.proof(2, (0, 2))]  # worker 5, for which worker 0 waits, runs at the end
-    background = threading.Thread(target=proofs[0].run, args=(LONG,), daemon=True)
+    background = threading.Thread(target=proofs[0].run, args=(FAR,), daemon=True)
     background.start()
-    assert proofs[1].run(LONG) == {0}
+    assert proofs[1].run(FAR) == {0}
     with connect(session, 0) as peer:
         peer.send(hello_of(session))
         assert peer.recv(100) == b""
     assert set(proofs[0].proved) == {2}
     assert run(session.proof(5, (0, 5))) == [{0}]
-    background.join(HANG_SECONDS)
+    background.join(HANG)
     for proof in proofs:
         proof.close()
 
