@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ringfence import own_process
 from ringfence.admission.proofs import der
 from ringfence.admission.proofs.certificate import Credential, read_credential
 from ringfence.errors import ConfigurationError
@@ -132,7 +133,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 def _run_child(path: str, seconds: float) -> bytes:
     """Run the separate process and return the first response. Raises ConfigurationError."""
-    command = [sys.executable, "-m", "ringfence.workload_api", path, str(seconds)]
+    command = own_process.command("ringfence.workload_api", path, str(seconds))
     try:
         done = subprocess.run(  # noqa: S603 (our own interpreter and module)
             command,

@@ -40,7 +40,7 @@ def test_a_torch_that_forms_no_group_is_not_ready(tmp_path: Path) -> None:
         "type 0 for Process Group with name ringfence.\n"
     ) in done.stdout
     assert done.stdout.endswith(
-        "Not ready. To repair:\n  see the whole error with: python -m ringfence.cli.one_worker\n"
+        "Not ready. To repair:\n  see the whole error with: python -P -m ringfence.cli.one_worker\n"
     )
 
 

@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "keys": {"errors"},
     "machines": set(),
+    "own_process": set(),
     "torch_versions": set(),
     "log": set(),
     "members": GROUND,
@@ -29,10 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "collectives": GROUND | {"machines"},
     "policy": GROUND,
     "admission": GROUND | {"policy"},
-    "evidence": GROUND | {"admission"},
+    "evidence": GROUND | {"admission", "own_process"},
     "interfaces": {"errors"},
     "private_files": GROUND,
-    "workload_api": {"admission", "errors"},
+    "workload_api": {"admission", "errors", "own_process"},
     "settings": GROUND | {"admission", "interfaces", "policy", "private_files", "workload_api"},
     "settings_reference": set(),
     "transport": GROUND | {"machines"},
@@ -73,7 +74,16 @@ ALLOWED: dict[str, set[str]] = {
     },
     "guard": {"errors"},
     "launch": GROUND
-    | {"admission", "guard", "interfaces", "join", "log", "settings", "transport"},  # torchrun's process, and workers
+    | {
+        "admission",
+        "guard",
+        "interfaces",
+        "join",
+        "log",
+        "own_process",
+        "settings",
+        "transport",
+    },  # torchrun's process, and workers
     "autoload": {"backend", "errors", "guard", "launch", "log"},
     "groups": {"autoload", "backend", "errors"},
     "checkpoint": GROUND | {"admission", "dataplane", "groups", "private_files"},
@@ -93,10 +103,10 @@ ALLOWED: dict[str, set[str]] = {
         "session",
         "staging",
     }
-    | {"private_files", "settings", "transport"},
+    | {"own_process", "private_files", "settings", "transport"},
     "cli": GROUND
     | {"__init__", "admission", "checkpoint", "dataplane", "evidence", "guard", "join", "lab", "policy"}
-    | {"private_files"}
+    | {"own_process", "private_files"}
     | {"runtime", "settings", "torch_versions", "transport"}
     | {"staging"},  # the self-test keeps the streams busy that copy
 }

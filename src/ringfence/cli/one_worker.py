@@ -1,6 +1,6 @@
 """Forms a group of one worker on the loopback interface, as a training script does. `ringfence doctor` runs this as a process.
 
-`python -m ringfence.cli.one_worker` prints the whole traceback of a failure, and its last lines on standard output.
+`python -P -m ringfence.cli.one_worker` prints the whole traceback of a failure, and its last lines on standard output.
 """
 
 from __future__ import annotations

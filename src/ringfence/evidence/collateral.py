@@ -14,6 +14,7 @@ import subprocess
 import sys
 from typing import Any, Final
 
+from ringfence import own_process
 from ringfence.admission.proofs.tdx import load_library
 from ringfence.admission.proofs.tdx_collateral import KEYS, Collateral
 from ringfence.errors import ConfigurationError
@@ -61,7 +62,7 @@ def check_refresh(found: Collateral, content: bytes, name: str) -> None:
 def _run_child(quote: bytes, service: str, seconds: float) -> str:
     """Run the separate process and return its collateral. Raises ValueError, which says why there is none."""
     done = subprocess.run(  # noqa: S603 (our own interpreter and module)
-        [sys.executable, "-m", "ringfence.evidence.collateral", service],
+        own_process.command("ringfence.evidence.collateral", service),
         input=quote,
         capture_output=True,
         timeout=seconds,

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ringfence import own_process
 from ringfence.launch.tied import tied
 
 # What differs between the rounds of one worker. Other changes of the environment may matter to an import.
@@ -82,7 +83,7 @@ class _Spare:
         reader, self._order = os.pipe()
         try:
             self.process = subprocess.Popen(  # noqa: S603
-                tied([sys.executable, "-u", "-m", __name__, str(reader)]),
+                tied(own_process.command(__name__, str(reader), unbuffered=True)),
                 env=dict(environ),
                 pass_fds=(reader,),
                 start_new_session=True,  # as torchrun's agent starts its workers
@@ -127,11 +128,11 @@ def main(descriptor: int) -> None:
     arguments = order["arguments"]
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
-        sys.path[0] = os.getcwd()
+        sys.path.insert(0, os.getcwd())  # as the interpreter does for a script that it is given
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
-        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+        sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

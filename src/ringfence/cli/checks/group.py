@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Final
 
-from ringfence import torch_versions
+from ringfence import own_process, torch_versions
 from ringfence.cli.checks.check import Check, bad
 
-COMMAND: Final = ("-m", "ringfence.cli.one_worker")
+MODULE: Final = "ringfence.cli.one_worker"
 SECONDS: Final = 60.0  # importing torch alone may take ten on a busy machine
 NAME: Final = "group"
 
@@ -27,7 +26,7 @@ def group(environ: Mapping[str, str], before: Sequence[Check], seconds: float = 
     with tempfile.TemporaryDirectory(prefix="ringfence-doctor-") as folder:
         try:
             done = subprocess.run(  # noqa: S603 (our own interpreter and module)
-                [sys.executable, *COMMAND],
+                own_process.command(MODULE),
                 env={**environ, "TMPDIR": folder},  # its files go with the folder, even if it is killed
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -52,7 +51,7 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _failed(text: str) -> Check:
-    fix = f"see the whole error with: python {' '.join(COMMAND)}"
+    fix = f"see the whole error with: python -P -m {MODULE}"
     if torch_versions.untested(metadata.version("torch")):
         fix = f"{fix}, or install a torch that ringfence is tested with: {torch_versions.INSTALL}"
     return Check(NAME, text, False, False, fix)

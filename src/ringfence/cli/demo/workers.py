@@ -8,13 +8,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from ringfence import own_process
 from ringfence.errors import RingfenceError
 
 SENTENCE: Final = b"These are weights that nobody but us should read. "  # what the tensor's bytes spell
@@ -65,7 +65,7 @@ class Workers:
 
         ours, theirs = socket.socketpair()
         ours.settimeout(ANSWER_SECONDS)
-        command = [sys.executable, "-m", "ringfence.cli.demo.worker", backend, str(rank), str(store)]
+        command = own_process.command("ringfence.cli.demo.worker", backend, str(rank), str(store))
         with theirs:
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 [*command, str(theirs.fileno())],

@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,10 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
+from ringfence import own_process
 from ringfence.cli.demo.workers import uninterrupted
 from ringfence.cli.selftest.outcome import LOST, Outcome
 
-COMMAND: Final = (sys.executable, "-m", "ringfence.cli.selftest.worker")
+COMMAND: Final = tuple(own_process.command("ringfence.cli.selftest.worker"))
 LOOPBACK: Final = "127.0.0.1"
 LEAVING_SECONDS: Final = 5.0
 AFTER_LOSS_SECONDS: Final = 35.0  # for the others to notice, at the latest by the timeout of their collective

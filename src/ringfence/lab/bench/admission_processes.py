@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from ringfence import own_process
 from ringfence.lab.bench.channel import Channel, Message
 from ringfence.lab.bench.worker_pool import BenchError
 from ringfence.private_files import new_secret_file
@@ -97,7 +97,7 @@ class _Processes:
         )
         with theirs, self._log(rank).open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                [sys.executable, "-m", "ringfence.lab.bench.admission_worker", json.dumps(config)],
+                own_process.command("ringfence.lab.bench.admission_worker", json.dumps(config)),
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -8,13 +8,13 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from ringfence import own_process
 from ringfence.errors import RingfenceError
 from ringfence.lab.bench.certificate import write_certificate
 from ringfence.lab.bench.channel import Channel, Message
@@ -98,7 +98,7 @@ class WorkerPool:
         with theirs, self._log(rank).open("wb") as log:
             # A session of its own: Ctrl-C reaches the benchmark only, which then ends its workers.
             process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                [*placement.prefix, sys.executable, "-m", _RINGS if self._devices else _WORKER, json.dumps(config)],
+                [*placement.prefix, *own_process.command(_RINGS if self._devices else _WORKER, json.dumps(config))],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
