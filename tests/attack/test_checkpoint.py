@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from ringfence import checkpoint
 from ringfence.checkpoint import key_wrap, streams
 from ringfence.checkpoint.envelope import Kind, shard_data
-from ringfence.checkpoint.folder import INDEX_NAME, LocalStorage
+from ringfence.checkpoint.folder import INDEX_NAME, Input, LocalStorage
 from ringfence.checkpoint.index import Chunk, Index, Place, Shard, TensorItem
 from ringfence.checkpoint.streams import SealingThreads, StreamWriter
 from ringfence.checkpoint.tensors import memory_of
@@ -145,6 +145,46 @@ def test_a_plain_checkpoint_is_refused(tmp_path: Path, key: str) -> None:
     dcp.save({"weight": torch.ones(3)}, checkpoint_id=tmp_path / "plain", no_dist=True)
     with pytest.raises(CheckpointError, match="not a sealed checkpoint"):
         checkpoint.load({"weight": torch.zeros(3)}, tmp_path / "plain", key=key)
+
+
+@pytest.mark.promise("No change to a sealed checkpoint on storage loads a wrong number.")
+def test_a_fifo_in_place_of_any_file_is_refused(tmp_path: Path, key: str) -> None:
+    """It must not wait for a writer either: pytest's limit would end it."""
+    path = tmp_path / "saved"
+    checkpoint.save(small_state(), path, key=key)
+    for file in sorted(path.iterdir()):
+        content = file.read_bytes()
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(
+            CheckpointError, match=rf"{file.name}.* not a (regular file|sealed checkpoint)|no checkpoint"
+        ):
+            checkpoint.load(empty_state(), path, key=key)
+        file.unlink()
+        file.write_bytes(content)
+    checkpoint.load(empty_state(), path, key=key)
+
+
+class Swapping(LocalStorage):
+    """Shows a forged checkpoint from the second time on that an index is opened."""
+
+    def __init__(self, forged: Path) -> None:
+        self._forged = forged
+        self._opened = 0
+
+    def open(self, path: str, name: str) -> Input:
+        self._opened += name == INDEX_NAME
+        return super().open(path if self._opened <= 1 else str(self._forged), name)
+
+
+@pytest.mark.promise("An older checkpoint in place of a newer one is refused, if the caller has its anchor.")
+def test_rewrap_writes_the_index_that_it_verified(tmp_path: Path, key: str) -> None:
+    """The attacker has the old key, which is why it is replaced, and swaps the folder after the anchor was compared."""
+    path, forged, new = tmp_path / "saved", tmp_path / "forged", key_file(tmp_path, "new")
+    anchor = checkpoint.save(small_state(1.0), path, key=key, step=7)
+    checkpoint.save(small_state(666.0), forged, key=key, step=7)
+    checkpoint.rewrap(path, key=key, new_key=new, anchor=anchor, storage=Swapping(forged))
+    assert checkpoint.inspect(path, key=new).info.anchor == anchor
 
 
 @pytest.mark.promise("A checkpoint opens only with the key that wraps its data key.")

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ringfence import checkpoint
+from ringfence.checkpoint import LocalStorage
 from ringfence.cli import main
 from ringfence.cli.terminal import Progress
 from tests.unit.checkpoint_samples import is_same, key_file, small_state
@@ -112,7 +114,7 @@ def test_verify_refuses_a_changed_byte(command: Command, folder: Path) -> None:
         (("convert", "run", "key", "--to", "torch", "--key", "key"), 2, "key exists, and is not overwritten"),
         (("convert", "run", "run", "--to", "sealed", "--key", "key"), 1, "exists and is a checkpoint"),
         (("convert", "run", "no/folder/x", "--to", "torch", "--key", "key"), 2, "cannot write no/folder/x"),
-        (("convert", "key", "new", "--to", "sealed", "--key", "key"), 1, "key is no file of torch.save"),
+        (("convert", "key", "new", "--to", "sealed", "--new-key", "key"), 1, "key is no file of torch.save"),
         (("convert", "run", "s3://a/b", "--to", "torch", "--key", "key"), 2, "written to local paths only"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -227,6 +229,21 @@ def test_rewrap_replaces_the_key_and_keeps_the_anchor(command: Command) -> None:
     assert command("verify", "run", "--key", "key")[0] == 1
 
 
+def test_rewrap_opens_the_checkpoint_once_before_it_writes(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared with the anchor is what is written: see tests/attack/test_checkpoint.py."""
+    calls: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (calls.append(name), function(*arguments))[1]
+
+    for name in ("open", "replace"):
+        monkeypatch.setattr(LocalStorage, name, noted(name, getattr(LocalStorage, name)))
+    anchor = checkpoint.inspect("run", key="key").info.anchor
+    calls.clear()
+    assert command("rewrap", "run", "--key", "key", "--new-key", "other", "--anchor", anchor)[0] == 0
+    assert calls == ["open", "replace", "open"], "the last one verifies the result"
+
+
 def test_rewrap_to_a_key_of_a_module(command: Command, folder: Path) -> None:
     (folder / "my_kms.py").write_text("from ringfence.checkpoint import KeyFile\ndef key(): return KeyFile('other')\n")
     code, out, _ = command("rewrap", "run", "--key", "key", "--new-key", "python:my_kms:key")
@@ -241,7 +258,7 @@ def test_rewrap_to_a_key_of_a_module(command: Command, folder: Path) -> None:
 
 def test_torch_save_to_sealed_and_back(command: Command) -> None:
     torch.save(small_state(2.0), "model.pt")
-    code, out, _ = command("convert", "model.pt", "new", "--to", "sealed", "--key", "key", "--step", "7", "--json")
+    code, out, _ = command("convert", "model.pt", "new", "--to", "sealed", "--new-key", "key", "--step", "7", "--json")
     done = json.loads(out)
     assert (code, done["from"], done["to"]) == (0, "torch.save", "sealed")
     assert checkpoint.verify("new", key="key", anchor=done["anchor"]).step == 7
@@ -259,7 +276,7 @@ def test_integer_keys_and_empty_dicts_survive(command: Command) -> None:
     optimizer.step()
     state = {"optimizer": optimizer.state_dict(), "empty": {}, "nested": {7: {8: {}, "9": [{10: 1}]}}}
     torch.save(state, "model.pt")
-    assert command("convert", "model.pt", "new", "--to", "sealed", "--key", "key")[0] == 0
+    assert command("convert", "model.pt", "new", "--to", "sealed", "--new-key", "key")[0] == 0
     assert command("convert", "new", "again", "--to", "sealed", "--key", "key")[0] == 0
     assert command("convert", "again", "back.pt", "--to", "torch", "--key", "key")[0] == 0
     assert is_same(torch.load("back.pt", weights_only=True), state)
@@ -268,13 +285,13 @@ def test_integer_keys_and_empty_dicts_survive(command: Command) -> None:
 @pytest.mark.parametrize("bad", [{1: 2, "1": 3}, {0.5: 1}, {(1, 2): torch.ones(2)}], ids=str)
 def test_keys_that_cannot_be_kept_are_refused(command: Command, bad: dict[Any, Any]) -> None:
     torch.save({"weights": torch.ones(2), "bad": bad}, "model.pt")
-    code, _, err = command("convert", "model.pt", "new", "--to", "sealed", "--key", "key")
+    code, _, err = command("convert", "model.pt", "new", "--to", "sealed", "--new-key", "key")
     assert (code, "bad has " in err) == (1, True)
 
 
 def test_plain_dcp_to_sealed_and_back(command: Command) -> None:
     dcp.save(small_state(2.0), checkpoint_id="plain", no_dist=True)
-    assert command("convert", "plain", "new", "--to", "sealed", "--key", "key", "--trust-pickle")[0] == 0
+    assert command("convert", "plain", "new", "--to", "sealed", "--new-key", "key", "--trust-pickle")[0] == 0
     assert is_same(checkpoint.load_all("new", key="key")[0], small_state(2.0))
     assert command("convert", "new", "back", "--to", "dcp", "--key", "key")[0] == 0
     assert stat.S_IMODE(os.stat("back").st_mode) == 0o700
@@ -300,11 +317,26 @@ def test_convert_refuses_a_damaged_source_and_writes_nothing(command: Command, f
         assert not [name for name in os.listdir() if name.startswith("new")]
 
 
+@pytest.mark.promise("`ringfence checkpoint convert --key` takes a sealed checkpoint and nothing else.")
+@pytest.mark.parametrize("form", ["torch", "dcp"])
+@pytest.mark.parametrize("to", ["sealed", "torch"])
+def test_a_plain_source_in_place_of_a_sealed_one_is_refused(command: Command, folder: Path, form: str, to: str) -> None:
+    """Otherwise the storage's owner would have its own weights sealed with the victim's key."""
+    shutil.rmtree("run")
+    state = {"weight": torch.full((4,), 666.0)}
+    torch.save(state, "run") if form == "torch" else dcp.save(state, checkpoint_id="run", no_dist=True)
+    code, out, err = command(
+        "convert", "run", "new", "--to", to, "--key", "key", "--new-key", "other", "--trust-pickle"
+    )
+    assert (code, out, "and not sealed, as --key says" in err) == (1, "", True), err
+    assert not Path("new").exists()
+
+
 def test_a_file_that_torch_did_not_write_is_refused(command: Command, folder: Path) -> None:
     """The unpickler raises many types of exceptions for these."""
     for first in "0123456789abcdef(]}.\0\x80\xff":
         (folder / "file").write_text(first + "0a1c" * 16, encoding="latin-1")
-        code, out, err = command("convert", "file", "new", "--to", "sealed", "--key", "key")
+        code, out, err = command("convert", "file", "new", "--to", "sealed", "--new-key", "key")
         assert (code, out, "file is no file of torch.save" in err) == (1, "", True), err
 
 
@@ -320,7 +352,7 @@ class Evil:
 def test_a_torch_file_runs_no_code_even_if_pickle_is_trusted(command: Command, folder: Path, trusts: bool) -> None:
     torch.save({"weights": torch.ones(3), "evil": Evil()}, "model.pt")
     flags = ["--trust-pickle"] if trusts else []
-    code, _, err = command("convert", "model.pt", "new", "--to", "sealed", "--key", "key", *flags)
+    code, _, err = command("convert", "model.pt", "new", "--to", "sealed", "--new-key", "key", *flags)
     assert (code, "nothing else is read" in err) == (1, True)
     assert not Path("ran").exists() and not Path("new").exists()
 
@@ -331,7 +363,7 @@ def test_plain_dcp_runs_no_code_unless_pickle_is_trusted(command: Command, folde
     dcp.save({"weights": torch.ones(3), "n": Evil() if place == "item" else 1}, checkpoint_id="plain", no_dist=True)
     if place == "metadata":
         (folder / "plain" / ".metadata").write_bytes(pickle.dumps(Evil()))
-    arguments = ("convert", "plain", "new", "--to", "sealed", "--key", "key")
+    arguments = ("convert", "plain", "new", "--to", "sealed", "--new-key", "key")
     code, _, err = command(*arguments)
     assert (code, "reading it runs whatever code is in it. Give --trust-pickle" in err) == (2, True)
     assert not Path("ran").exists()

@@ -137,6 +137,16 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, key: str, target: 
         saved_and_loaded(tmp_path, key, {"weight": torch.ones(3), "number": 1}, target)
 
 
+def test_a_save_removes_only_what_a_killed_save_left(tmp_path: Path, key: str) -> None:
+    left, others = "saved.partial-0123456789abcdef", ("saved.partial-results", "saved.partial-0123456789abcdef.bak")
+    for name in (left, *others):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").write_text("mine")
+    checkpoint.save(small_state(), tmp_path / "saved", key=key)
+    assert not (tmp_path / left).exists()
+    assert all((tmp_path / name / "data").read_text() == "mine" for name in others)
+
+
 def test_a_partial_load_leaves_the_rest(tmp_path: Path, key: str) -> None:
     checkpoint.save({"weight": torch.ones(3)}, tmp_path / "saved", key=key)
     target = {"weight": torch.zeros(3, dtype=torch.float16), "other": torch.zeros(2)}

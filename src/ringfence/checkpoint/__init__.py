@@ -82,10 +82,19 @@ def verify(
     return found.info
 
 
-def rewrap(path: str | os.PathLike[str], *, key: Key, new_key: Key, storage: Storage | None = None) -> str:
+def rewrap(
+    path: str | os.PathLike[str],
+    *,
+    key: Key,
+    new_key: Key,
+    anchor: Anchor | None = None,
+    storage: Storage | None = None,
+) -> str:
     """Wrap the data key of a checkpoint with another key-encryption key, and replace the index.
 
     Shards and anchor stay the same, so it takes milliseconds. The old key still opens copies of the old index: if it leaked,
-    save again. Returns the name of the new key. Raises CheckpointError, or ConfigurationError if a key file is wrong.
+    save again. The index that is verified, against `anchor` if one is given, is the one that is written.
+
+    Returns the name of the new key. Raises CheckpointError, or ConfigurationError if a key file is wrong.
     """
-    return rewrap_index(inspect(path, key=key, storage=storage), new_key)
+    return rewrap_index(inspect(path, key=key, anchor=anchor, storage=storage), new_key)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Final
@@ -15,6 +17,8 @@ from ringfence.errors import CheckpointError, ConfigurationError
 
 INDEX_NAME: Final = "index"
 _PARTIAL: Final = ".partial-"
+_RANDOM_BYTES: Final = 8
+_RANDOM: Final = re.compile(rf"[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
 
 
 class Output(abc.ABC):
@@ -119,8 +123,12 @@ class LocalOutput(Output):
 class LocalInput(Input):
     def __init__(self, path: str) -> None:
         self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._descriptor).st_size
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for a writer
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            self.close()
+            raise CheckpointError(f"{path} is not a regular file, so this is not a checkpoint that was saved here")
+        self.size = found.st_size
 
     def read_at(self, target: memoryview, offset: int) -> None:
         while target:
@@ -154,9 +162,9 @@ class LocalStorage(Storage):
                 os.makedirs(parent, exist_ok=True)
                 sync_folder(os.path.dirname(parent))
             for entry in os.listdir(parent):
-                if entry.startswith(name + _PARTIAL):
+                if entry.startswith(name + _PARTIAL) and _RANDOM.fullmatch(entry, len(name + _PARTIAL)):
                     shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)
-            place = f"{path}{_PARTIAL}{secrets.token_hex(8)}"
+            place = f"{path}{_PARTIAL}{secrets.token_hex(_RANDOM_BYTES)}"
             os.mkdir(place)
         return place
 

@@ -69,7 +69,8 @@ CONVERT = """\
 Convert a checkpoint between three forms: sealed, plain DCP (torch.distributed.checkpoint) and one file of torch.save.
 It needs torch, and host memory for the whole state.
 
-What SOURCE is, the command finds out. DESTINATION must not exist. Only a sealed checkpoint has a step and metadata.
+--key opens SOURCE, which must then be sealed; --new-key seals DESTINATION (default: --key). Without --key the command
+finds out which plain form SOURCE has. DESTINATION must not exist. Only a sealed checkpoint has a step and metadata.
 Plain ones are written for their owner only (mode 0600 and 0700) and are not protected in any way.
 
 A file of torch.save is read with weights_only=True. To read plain DCP means to run code: its .metadata and all its
@@ -88,9 +89,9 @@ examples:
   ringfence checkpoint show run/step-100
   ringfence checkpoint show s3://bucket/run/step-100 --key ck.key
   ringfence checkpoint rewrap run/step-100 --key ck.key --new-key new.key
-  ringfence checkpoint convert model.pt run/step-0 --to sealed --key ck.key
+  ringfence checkpoint convert model.pt run/step-0 --to sealed --new-key ck.key
   ringfence checkpoint convert run/step-100 model.pt --to torch --key ck.key
-  ringfence checkpoint convert old-dcp new --to sealed --key ck.key --trust-pickle
+  ringfence checkpoint convert old-dcp new --to sealed --new-key ck.key --trust-pickle
 """
 
 KEY = "a key file (`ringfence secret new FILE`), or python:MODULE:NAME, a function that returns a KeyWrapper"
@@ -113,7 +114,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     for parser in (verify, show, rewrap, convert):
         parser.add_argument("--key", required=parser in (verify, rewrap), metavar="KEY", help=KEY)
     for parser in (rewrap, convert):
-        what = "the key to wrap with" if parser is rewrap else "the key of DESTINATION, if both are sealed"
+        what = "the key to wrap with" if parser is rewrap else "the key of DESTINATION (default: --key)"
         parser.add_argument("--new-key", required=parser is rewrap, metavar="KEY", help=what)
     for parser in (verify, show, rewrap, convert):
         parser.add_argument(
@@ -186,10 +187,11 @@ def run_show(options: argparse.Namespace) -> int:
 def run_rewrap(options: argparse.Namespace) -> int:
     """Replace the index by one that the new key opens."""
     from ringfence import checkpoint
+    from ringfence.checkpoint.opening import rewrap_index
 
     key, new_key = _key(options.key), _key(options.new_key)
-    before = checkpoint.inspect(options.path, key=key, anchor=options.anchor).info
-    name = checkpoint.rewrap(options.path, key=key, new_key=new_key)
+    found = checkpoint.inspect(options.path, key=key, anchor=options.anchor)  # opened once: what is verified is written
+    before, name = found.info, rewrap_index(found, new_key)
     after = checkpoint.inspect(options.path, key=new_key, anchor=before.anchor).info
     if options.json:
         print(json.dumps({"path": after.path, "key": name, "replaced": before.key_name, "anchor": after.anchor}))

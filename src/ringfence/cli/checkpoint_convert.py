@@ -76,9 +76,14 @@ def _check(wanted: Conversion, form: Form) -> None:
     """Refuse what cannot work before anything is read."""
     if form == "sealed" and wanted.key is None:
         raise ConfigurationError(f"{wanted.source} is sealed: give its key with --key")
+    if form != "sealed" and wanted.key is not None:  # whoever can write to the storage may have put it there
+        raise CheckpointError(
+            f"{wanted.source} is {_TITLES[form]} and not sealed, as --key says; to seal a plain checkpoint, give "
+            "--new-key and no --key"
+        )
     if wanted.form == "sealed" and wanted.new_key is None:
         raise ConfigurationError(
-            "--to sealed needs a key: give it with --key, and make one with `ringfence secret new`"
+            "--to sealed needs a key: give it with --new-key, and make one with `ringfence secret new`"
         )
     if form != "sealed" and wanted.anchor is not None:
         raise ConfigurationError(f"--anchor applies to a sealed source, and {wanted.source} is {_TITLES[form]}")
