@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ringfence.admission.policy import Policy
-from ringfence.admission.proofs import nvidia, reference_values
+from ringfence.admission.proofs import certificate, nvidia, reference_values
 from ringfence.admission.proofs.nvidia import NvidiaProver, NvidiaVerifier
 from ringfence.errors import AdmissionError
 from ringfence.join.credentials import JoinCredentials
@@ -309,13 +309,15 @@ def test_a_worker_whose_gpu_is_revoked_is_refused(tmp_path: Path, how: str, says
 # -- the policy of an agent -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def agents_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Site, CurrentPolicy, Policy]:
-    """A policy that an agent has read, and reads again whenever it is asked."""
+@pytest.fixture(params=["shared", "sealed"])
+def agents_policy(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Site, CurrentPolicy, Policy]:
+    """A policy that an agent has read, and reads again whenever it is asked; with a setting that makes it stricter, too."""
     monkeypatch.setattr(current_policy, "_SECONDS", 0.0)
-    site = Site(tmp_path, 1)
+    site = Site(tmp_path, 2)
     site.publish()
-    own = JoinCredentials(Settings.from_environment(site.environment(0)))
+    own = JoinCredentials(Settings.from_environment({**site.environment(0), "RINGFENCE_SAME_HOST": request.param}))
     policy, _ = own.admission(timeout=30.0, warn_after=30.0, warn=lambda: None)
     assert own.reads_lists
     return site, CurrentPolicy(own, policy), policy
@@ -345,6 +347,45 @@ def test_an_agent_refuses_peers_while_its_policy_cannot_be_read(
     assert caught.value.to_peer == "the other agent cannot read its policy"
     site.publish()
     current()
+
+
+@pytest.mark.promise("A revoked certificate admits to no further session.")
+def test_a_revoked_agent_that_tries_again_stays_refused(agents_policy: tuple[Site, CurrentPolicy, Policy]) -> None:
+    site, current, _ = agents_policy
+    home = site.folder / "1"
+    revoked = certificate.read_credential((home / "own.pem").read_bytes(), (home / "own.key").read_bytes())
+
+    def verified() -> certificate.Claims:
+        (verifier,) = current().verifiers
+        assert isinstance(verifier, certificate.CertificateVerifier)
+        return certificate.verify_chain(verifier._rules, revoked.chain, time.time())[0]
+
+    assert verified().id.endswith("/worker/w1")
+    site.publish(101, number=2)
+    for _ in range(3):
+        with pytest.raises(AdmissionError, match="revoked"):
+            verified()
+
+
+def test_an_agent_whose_policy_was_edited_refuses_every_later_peer(
+    agents_policy: tuple[Site, CurrentPolicy, Policy],
+) -> None:
+    """Not only the first: the policy of before says nothing about who was revoked in the same edit."""
+    site, current, _ = agents_policy
     (site.folder / "0" / "policy.toml").write_text(LISTED.replace("12h", "13h"))
-    with pytest.raises(AdmissionError, match="was changed while this agent ran: start the run again"):
+    for _ in range(3):
+        with pytest.raises(AdmissionError, match="was changed while this agent ran: start the run again"):
+            current()
+
+
+def test_a_policy_that_cannot_be_read_is_not_read_for_every_peer(
+    agents_policy: tuple[Site, CurrentPolicy, Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, current, _ = agents_policy
+    (site.folder / "0" / "lists" / "ca.crl").unlink()
+    with pytest.raises(AdmissionError):
+        current()
+    monkeypatch.setattr(current_policy, "_SECONDS", 60.0)
+    site.publish()
+    with pytest.raises(AdmissionError, match="cannot be read again"):
         current()

@@ -10,7 +10,7 @@ from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.join.background import run_with_timeout
-from ringfence.join.provers import Machine, admission_of, shared_of
+from ringfence.join.provers import Machine, admission_of, effective_policy, shared_of
 from ringfence.settings import Settings
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
 
@@ -43,12 +43,17 @@ class JoinCredentials:
         return self.settings.policy is not None and kinds.reads_lists(self.settings.policy)
 
     def read_policy_again(self, policy: Policy) -> Policy:
-        """Return the policy with the files of now; `policy` itself if none has changed. Raises PolicyError."""
+        """Return the policy with the files of now; `policy` itself if none has changed. Raises PolicyError.
+
+        If the result has another digest, it is not the policy of this run, and must not be used.
+        """
         file = self.settings.read_policy_again()
         if file is None or file == self.settings.policy:
             return policy
-        self.settings = replace(self.settings, policy=file)
-        return kinds.policy_of(file, Machine().clock, self._shared)
+        found = effective_policy(self.settings, file, self._shared, Machine())
+        if found.digest == policy.digest:
+            self.settings = replace(self.settings, policy=file)
+        return found
 
     def close(self) -> None:
         """Wipe the derived key at the end of the join, even if an exception's frames or a thread still refer to it.

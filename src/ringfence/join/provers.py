@@ -58,13 +58,17 @@ def shared_of(settings: Settings) -> SharedSecret | None:
 def admission_of(settings: Settings, shared: SharedSecret | None, machine: Machine) -> tuple[Policy, Prover]:
     """Like `policy_of`, with the result of `shared_of`: derives no further key. Kernel and drivers may be slow."""
     if settings.policy is not None:
-        policy = kinds.policy_of(settings.policy, machine.clock, shared)
-        if settings.same_host != SAME_HOST[0]:
-            policy = replace(policy, same_host=settings.same_host)
+        policy = effective_policy(settings, settings.policy, shared, machine)
         return policy, prover_of(settings, shared, settings.policy, machine)
     if shared is None:
         raise ConfigurationError("neither a policy nor a secret: set RINGFENCE_POLICY or RINGFENCE_SECRET_FILE")
     return Policy((shared,), same_host=settings.same_host), shared
+
+
+def effective_policy(settings: Settings, file: PolicyFile, shared: SharedSecret | None, machine: Machine) -> Policy:
+    """Return the policy of a file, made stricter by the settings."""
+    policy = kinds.policy_of(file, machine.clock, shared)
+    return policy if settings.same_host == SAME_HOST[0] else replace(policy, same_host=settings.same_host)
 
 
 def prover_of(settings: Settings, shared: SharedSecret | None, policy: PolicyFile, machine: Machine) -> Prover:

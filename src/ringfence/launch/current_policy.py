@@ -20,24 +20,31 @@ class CurrentPolicy:
         self._policy = policy
         self._digest = policy.digest
         self._read_at = time.monotonic()
+        self._refusal: tuple[str, str] | None = None  # why peers are refused: for this agent's log, and for the peer
+        self._is_changed = False  # the policy itself, not only the lists; that is final
 
     def __call__(self) -> Policy:
-        """Return the policy. Raises AdmissionError if it cannot be read, or admits other workers than it did."""
+        """Return the policy. Raises AdmissionError if it cannot be read, or has once been another."""
         now = time.monotonic()
-        if now - self._read_at < _SECONDS:
-            return self._policy
+        if now - self._read_at >= _SECONDS and not self._is_changed:
+            self._read_at = now
+            self._refusal = self._read_again()
+        if self._refusal is not None:
+            text, to_peer = self._refusal
+            raise AdmissionError(text, to_peer=to_peer)
+        return self._policy
+
+    def _read_again(self) -> tuple[str, str] | None:
         try:
             policy = self._credentials.read_policy_again(self._policy)
         except PolicyError as error:
-            raise AdmissionError(
-                f"the policy cannot be read again: {error}", to_peer="the other agent cannot read its policy"
-            ) from error
+            return f"the policy cannot be read again: {error}", "the other agent cannot read its policy"
         if policy.digest != self._digest:
-            raise AdmissionError(
+            self._is_changed = True
+            return (
                 "the policy file was changed while this agent ran: start the run again",
-                to_peer="the policy of the other agent was changed while it ran",
+                "the policy of the other agent was changed while it ran",
             )
         if policy is not self._policy:
             self._policy = policy.for_agents()
-        self._read_at = now
-        return self._policy
+        return None
