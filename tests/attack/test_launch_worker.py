@@ -10,6 +10,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from ringfence.errors import ConfigurationError, PeerLostError
+from ringfence.launch import worker
 from ringfence.launch.agent_client import AgentClient
 from ringfence.launch.agent_loop import AgentLoop
 from ringfence.launch.host import OWN, Host
@@ -85,6 +88,43 @@ def test_another_user_is_refused_whatever_the_modes_of_files(
         assert result_as_other_user(agent.path) in ("received b''", "ConnectionResetError")
     assert f"refused a process of user {OTHER_USER}" in caplog.text
     assert AgentClient(agent.path).ask(Operation.STATUS).result is Result.OK
+
+
+def serve_as_other_user(pipe: Connection, path: str) -> None:
+    """Listen at a path as another user, until the pipe is closed."""
+    os.setgid(OTHER_USER)
+    os.setuid(OTHER_USER)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        os.chmod(path, 0o777)
+        listener.listen()
+        pipe.send("listening")
+        pipe.poll(None)
+
+
+@pytest.fixture
+def impostor() -> Iterator[str]:
+    """The path of a socket at which another user listens in the place of this user's agent."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        path = f"{folder}/agent"
+        pipe, theirs = multiprocessing.get_context("fork").Pipe()
+        child = multiprocessing.get_context("fork").Process(target=serve_as_other_user, args=(theirs, path))
+        child.start()
+        assert pipe.recv() == "listening"
+        yield path
+        pipe.close()
+        child.kill()
+        child.join()
+
+
+@pytest.mark.promise("A worker calls no agent of another user.")
+def test_a_worker_refuses_an_agent_of_another_user(impostor: str) -> None:
+    """It would believe its store's values, among them the addresses of other workers."""
+    with pytest.raises(PeerLostError, match=f"user {OTHER_USER} listens there"):
+        AgentClient(impostor).ask(Operation.STATUS)
+    with pytest.raises(ConfigurationError, match=f"user {OTHER_USER} listens there"):
+        worker._end_with_agent(impostor)
 
 
 # -- a worker's torch -------------------------------------------------------------------------------------------------

@@ -379,6 +379,8 @@ def test_a_table_has_the_keys_of_snp_and_those_of_the_vtpm() -> None:
         ('pcrs = { 24 = "00" }\n', "at least one of 0 to 23"),
         (f'pcrs = {{ 4 = "{"00" * 32}", 24 = "00" }}\n', "unknown key '24'"),
         ('pcrs = { 4 = "00" }\n', "64 hexadecimal digits"),
+        (f'pcrs = {{ 23 = "{"00" * 32}" }}\n', "pins only 16 and 23, which any software in the guest can reset"),
+        (f'pcrs = {{ 16 = "{"00" * 32}", 23 = "{"00" * 32}" }}\n', "pins only 16 and 23"),
         (f'pcrs = {{ 4 = "{"00" * 32}" }}\nnothing = 1\n', "unknown key 'nothing'"),
     ],
 )

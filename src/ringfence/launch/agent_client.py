@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
 import time
 from typing import Final
@@ -13,6 +12,7 @@ from ringfence.admission.messages import Frames, encode
 from ringfence.errors import PeerLostError, ProtocolError
 from ringfence.launch.messages import FROM_HOST, Answer, Call, Operation
 from ringfence.transport.fork import register_fork_cleanup
+from ringfence.transport.unix import connected_to_own
 
 _READ_BYTES: Final = 1 << 16
 _GRACE_SECONDS: Final = 30.0  # for an answer, after the host should have given one
@@ -54,11 +54,9 @@ class AgentClient:
 
 class _Connection:
     def __init__(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.connect(path)
+            self._socket = connected_to_own(path)
         except OSError as error:
-            self._socket.close()
             raise PeerLostError(f"the agent of this machine is gone ({path}: {error.strerror})") from error
         self._frames = Frames(FROM_HOST, keys.CALL_BYTES)
         self._numbers = itertools.count(1)

@@ -22,7 +22,7 @@ from ringfence.guard import AGENT, OURS
 from ringfence.launch.agent_client import AgentClient
 from ringfence.launch.tied import end_with
 from ringfence.log import announce
-from ringfence.transport.unix import peer_process
+from ringfence.transport.unix import connected_to_own, peer_process
 
 _KEPT: Final = frozenset({OURS, "fake"})  # the fake backend sends nothing
 _STORE_ARGUMENTS: Final = ("hostname", "port", "rank", "world_size", "timeout")
@@ -129,12 +129,10 @@ def _end_with_agent(path: str) -> None:
 
     Raises ConfigurationError if the agent is gone.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(path)
+        connection = connected_to_own(path)
         agent = peer_process(connection).pid
     except OSError as error:
-        connection.close()
         raise ConfigurationError(
             f"the agent that started this process is gone ({path}: {error.strerror}). Unset {AGENT} to run without it"
         ) from error

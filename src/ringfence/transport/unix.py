@@ -40,6 +40,20 @@ def identifies(uid: int) -> bool:
     return uid not in overflow
 
 
+def connected_to_own(path: str) -> socket.socket:
+    """Connect to a process of this user. Raises OSError, also if another user's process listens there."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connection.connect(path)
+        user = peer_process(connection).uid
+        if user != os.geteuid():
+            raise PermissionError(errno.EPERM, f"user {user} listens there, and this process is of user {os.geteuid()}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def unix_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 

@@ -30,6 +30,7 @@ SNP_KIND: Final = 8
 TDX_KIND: Final = 9
 SNP_NAME: Final = "SEV-SNP on Azure"
 TDX_NAME: Final = "TDX on Azure"
+RESETTABLE: Final = frozenset({16, 23})  # at locality 0, which is that of the guest's software (TCG PC Client profile)
 MEASURE: Final = "`ringfence evidence measure` prints the values for a policy"
 
 
@@ -91,6 +92,8 @@ def read_keys(table: Table, hardware: snp.Rules | tdx.Rules) -> Rules:
     pcrs = tuple((int(name), inner.hexes(name, PCR_BYTES)) for name in indices if name in inner.names)
     if not pcrs:
         raise table.error(f"pcrs must have a value for at least one of 0 to {PCRS - 1}; {MEASURE}")
+    if all(index in RESETTABLE for index, _ in pcrs):
+        raise table.error(f"pcrs pins only 16 and 23, which any software in the guest can reset; {MEASURE}")
     return Rules(
         hardware=hardware,
         pcrs=pcrs,
