@@ -268,7 +268,7 @@ def exit_in_the_middle() -> tuple[str, str]:
 def test_a_killed_worker_is_named(pool: Pool) -> None:
     with pool.fresh() as fresh:
         found = failing(fresh, exit_in_the_middle, 3)
-    for kind, message in found[:2]:
+    for kind, message in values(found[:2]):
         assert kind in ("PeerLostError", "AbortedError") and "worker 2" in message
 
 
