@@ -76,7 +76,7 @@ def _check(wanted: Conversion, form: Form) -> None:
     """Refuse what cannot work before anything is read."""
     if form == "sealed" and wanted.key is None:
         raise ConfigurationError(f"{wanted.source} is sealed: give its key with --key")
-    if form != "sealed" and wanted.key is not None:  # whoever can write to the storage may have put it there
+    if form != "sealed" and wanted.key is not None:  # the owner of the storage may have put it there
         raise CheckpointError(
             f"{wanted.source} is {_TITLES[form]} and not sealed, as --key says; to seal a plain checkpoint, give "
             "--new-key and no --key"
