@@ -271,7 +271,7 @@ class Pool:
         """
         each = [env] * world if isinstance(env, Mapping) else list(env) or [{}] * world
         group = Group(backend, world, seconds, tuple(tuple(sorted(one.items())) for one in each))
-        if self._group == group and not renew:
+        if self._group == group and not renew and self._are_members(world):
             return [None] * world
         self.leave()
         self._start(world)
@@ -290,6 +290,12 @@ class Pool:
             name = "ringfence" if backend in (IN_SHARED_MEMORY, ON_TWO_MACHINES) else backend
             self.workers[rank].send(("join", name, rank, world, str(store), seconds, variables))
         return Call(self, world).wait(timeout)
+
+    def _are_members(self, world: int) -> bool:
+        """Return whether no worker has left the group by itself, as a test may have made it do."""
+        for rank in range(world):
+            self.workers[rank].send(("is_member",))
+        return all(each is True for each in Call(self, world).wait(60))
 
     def leave(self, timeout: float = 30) -> None:
         """Make every worker destroy its group; a worker that cannot is replaced."""

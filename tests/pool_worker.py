@@ -55,7 +55,12 @@ def run(path: list[str], module: str, qualname: str, args: tuple[Any, ...]) -> A
     return resolve(module, qualname)(*args)
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {"join": join, "leave": leave, "run": run}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "join": join,
+    "leave": leave,
+    "is_member": dist.is_initialized,
+    "run": run,
+}
 
 
 def perform(command: tuple[Any, ...]) -> bytes:

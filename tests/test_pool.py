@@ -64,6 +64,12 @@ def test_the_same_workers_join_a_group_of_another_size(pool: Pool) -> None:
     assert [pid for _, pid, _ in two] == [pid for _, pid, _ in three[:2]]
 
 
+def test_workers_that_left_their_group_join_again(pool: Pool) -> None:
+    """A test may destroy the group of its workers; the next one asks for the same."""
+    pool.check(dist.destroy_process_group, 2, "gloo")
+    assert pool.check(dist.get_world_size, 2, "gloo") == [2, 2]
+
+
 def test_an_exception_is_returned_as_a_failure(pool: Pool) -> None:
     results = pool.run(fail_on, world=2, backend="gloo", args=(1,))
     assert results[0] == "well"

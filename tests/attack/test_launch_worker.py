@@ -111,6 +111,7 @@ def impostor() -> Iterator[str]:
         pipe, theirs = multiprocessing.get_context("fork").Pipe()
         child = multiprocessing.get_context("fork").Process(target=serve_as_other_user, args=(theirs, path))
         child.start()
+        theirs.close()
         assert pipe.recv() == "listening"
         yield path
         pipe.close()
