@@ -48,6 +48,13 @@ def test_pairwise(devices: Pool, world: int, way: str) -> None:
     assert not unexpected(devices, cases, 1e-4, backend=way)
 
 
-@pytest.mark.parametrize(("world", "way"), [(2, "ringfence"), (4, "ringfence"), (4, IN_SHARED_MEMORY)])
+@pytest.mark.parametrize(
+    ("world", "way"),
+    [
+        (2, "ringfence"),
+        pytest.param(4, "ringfence", marks=pytest.mark.nightly),
+        pytest.param(4, IN_SHARED_MEMORY, marks=pytest.mark.nightly),
+    ],
+)
 def test_large(devices: Pool, world: int, way: str) -> None:
     assert not unexpected(devices, list(enumerate(large_cases(world))), backend=way)

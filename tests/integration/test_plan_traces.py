@@ -35,6 +35,7 @@ def test_a_recorded_job_is_predicted_and_measured(tmp_path: Path) -> None:
     assert json.loads(json.dumps(check_json(machine(), [found])))["cases"][0]["workers"] == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_the_check_of_two_jobs_as_a_command(tmp_path: Path) -> None:
     profile = tmp_path / "here.toml"

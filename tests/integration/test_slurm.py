@@ -115,6 +115,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.command("scancel", "--quiet", "--signal=KILL", "--full", "--user=root")  # if a test failed
 
 
+@pytest.mark.nightly
 def test_the_script_forms_one_run_over_all_nodes(cluster: Cluster) -> None:
     secret = cluster.folder / ".config/ringfence/train.secret"
     secret.parent.mkdir(parents=True)

@@ -250,6 +250,7 @@ def peak_of(rows: int) -> dict[str, Any]:
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_rows(full: bool) -> None:
     """The raw samples of the larger study take 25 MB more, or 350."""
