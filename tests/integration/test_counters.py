@@ -120,14 +120,20 @@ def test_a_wait_is_attributed_to_the_late_worker(workers: Pool) -> None:
 
 
 def stage_times() -> list[dict[str, float]]:
-    dist.all_reduce(torch.ones(1_000_000))
-    return [peer.stage_seconds for peer in ringfence.counters().peers]
+    """Return the times once every worker has spent some in each stage: a lock that is free takes none."""
+    found, complete = [], torch.zeros(1)
+    while not complete.item():
+        dist.all_reduce(torch.ones(1_000_000))
+        found = [peer.stage_seconds for peer in ringfence.counters().peers]
+        complete.fill_(all(all(stages.values()) for stages in found))
+        dist.all_reduce(complete, dist.ReduceOp.MIN)
+    return found
 
 
 def test_stages_are_timed_if_enabled(pool: Pool) -> None:
     with pool.fresh() as fresh:
         assert fresh.check(stage_times, 2) == [[{}], [{}]]
-        for (stages,) in fresh.check(stage_times, 2, env={"RINGFENCE_STAGE_TIMES": "1"}):
+        for (stages,) in fresh.check(stage_times, 2, env={"RINGFENCE_STAGE_TIMES": "1"}, timeout=HANG):
             assert set(stages) == {"seal", "open", "reduce", "send", "receive", "lock"} and min(stages.values()) > 0
 
 
