@@ -62,9 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(
-        config, "workerinput"
-    ):  # workers of pytest-xdist have the environment of the process that starts them
+    # Workers of pytest-xdist have the environment of the process that starts them.
+    if not hasattr(config, "workerinput"):
         # A worker that is killed while it compiles leaves an empty library, which no later run may load.
         cache = tempfile.TemporaryDirectory(prefix="ringfence-inductor-")
         config.add_cleanup(cache.cleanup)
