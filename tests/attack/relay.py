@@ -26,6 +26,7 @@ class Relay(Attacker):
         self._lock = threading.Lock()  # one message at a time
         self._targets = [ports.block() for _ in range(world)]  # a worker's link listener takes the first of its ports
         self._sinks: dict[int, socket.socket] = {}
+        self._sending: dict[int, threading.Lock] = {}  # for each wire: one message at a time, whole
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._trouble: list[str] = []  # errors of the relay itself, which make a trial invalid
@@ -68,7 +69,7 @@ class Relay(Attacker):
 
     def inject(self, wire: Wire, data: bytes) -> None:
         with contextlib.suppress(OSError):
-            self._sinks[id(wire)].sendall(data)
+            self._send(wire, data)
 
     def cut(self, wire: Wire) -> None:
         with contextlib.suppress(OSError):
@@ -110,6 +111,7 @@ class Relay(Attacker):
                 source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.wires.append(wire)
                 self._sinks[id(wire)] = sink
+                self._sending[id(wire)] = threading.Lock()
         for source, _, wire in pairs:
             self._spawn(self._pump, source, wire)
 
@@ -119,6 +121,10 @@ class Relay(Attacker):
                 for message in wire.splitter.feed(chunk):
                     with self._lock:
                         out = self.forward(wire, message)
-                    self._sinks[id(wire)].sendall(out)
-            self._sinks[id(wire)].sendall(wire.splitter.remainder())
+                    self._send(wire, out)
+            self._send(wire, wire.splitter.remainder())
         self.cut(wire)
+
+    def _send(self, wire: Wire, data: bytes) -> None:
+        with self._sending[id(wire)]:
+            self._sinks[id(wire)].sendall(data)

@@ -111,6 +111,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         daemons.enter_context(daemon("slurmctld", "-D", env=made.env))
         for name in (made.host, f"{made.host}-2"):
             daemons.enter_context(daemon("slurmd", "-D", "-N", name, env=made.env))
+        ready = made.command("srun", "--nodes=2", "true")  # returns when both nodes have registered
+        assert ready.returncode == 0, ready.stderr + made.logs()
         yield made
         made.command("scancel", "--quiet", "--signal=KILL", "--full", "--user=root")  # if a test failed
 
