@@ -94,6 +94,7 @@ def is_fast(item: pytest.Item) -> bool:
     return has_fast_tests(item.path) and not any(item.get_closest_marker(name) for name in NOT_FAST)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
