@@ -92,19 +92,22 @@ class Requests(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         credentials = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         process, user, _ = struct.unpack("3i", credentials)
-        status, answer = self._answer(user)
+        length = int(self.headers.get("Content-Length", 0))
+        content = (
+            self.rfile.read(length) if 0 < length <= LIMIT else b""
+        )  # also of a user who is refused, who then reads why
+        status, answer = self._answer(user, content)
         print(f"{self.path[1:]} for user {user}, process {process}: {status}", flush=True)
         self.send_response(status)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
 
-    def _answer(self, user: int) -> tuple[int, bytes]:
+    def _answer(self, user: int, content: bytes) -> tuple[int, bytes]:
         if user not in self.server.users:
             return 403, b"this user may not use the key"
         try:
-            length = int(self.headers["Content-Length"])
-            request = json.loads(self.rfile.read(length)) if 0 < length <= LIMIT else {}
+            request = json.loads(content or "{}")
             fields = {name: base64.b64decode(request[name], validate=True) for name in request if name != "key"}
             if request["key"] != NAME:
                 return 404, b"no key of this name"

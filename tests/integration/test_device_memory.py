@@ -94,9 +94,11 @@ def run_large(name: str) -> tuple[bool, int]:
 
 @pytest.mark.parametrize("name", [call.__name__ for call in LARGE_CALLS])
 def test_pinned_memory_is_bounded_for_large_tensors(devices: Pool, name: str) -> None:
+    """An uneven all-to-all is one pass, in pageable memory: no rank knows the sizes of all others."""
     for right, pinned in devices.check(run_large, 2, "ringfence", (name,), 120):
         assert right
-        assert 0 < pinned <= PINNED_LIMIT
+        assert pinned <= PINNED_LIMIT
+        assert pinned or name == uneven_all_to_all.__name__
 
 
 # -- many calls ------------------------------------------------------------------------------------------------------
