@@ -19,7 +19,7 @@ from ringfence.admission.entry import Entry, Listing
 from ringfence.admission.messages import Acknowledge, Entries, Go, Message, Welcome
 from ringfence.admission.peer_verification import PeerVerifier, Presentation
 from ringfence.admission.policy import Policy, Prover, sign_roster
-from ringfence.admission.proofs import certificate
+from ringfence.admission.proofs import certificate, identity
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier, Rules
 from ringfence.admission.roster import Roster
 from ringfence.admission.tree import CHECKING, Outgoing, Phase, Terms, Tree
@@ -86,15 +86,28 @@ def a_secret() -> Means:
     return Means(Policy((shared,)), [shared] * SIZE)
 
 
-def certificates(pattern: str = "*") -> Means:
+def certificates(pattern: str = "*", ranks: tuple[int, int] | None = None, ranks_of_a_name: int = 1) -> Means:
     authority = Authority()
-    rules = Rules((authority.der,), (f"spiffe://example.org/worker/{pattern}",), "example.org")
-    provers = [CertificateProver(authority.issue(spiffe(f"worker/{rank}"))) for rank in range(SIZE)]
-    return Means(Policy((CertificateVerifier(rules, now),)), provers, bound=rules.binds_ranks)
+    rules = Rules((authority.der,), (f"spiffe://example.org/worker/{pattern}",), "example.org", ranks)
+    names = [f"worker/{rank // ranks_of_a_name}" for rank in range(SIZE)]
+    provers = [CertificateProver(authority.issue(spiffe(name))) for name in names]
+    return Means(Policy((CertificateVerifier(rules, now),)), provers, bound=identity.stand_for_one_rank(rules.ids))
 
 
 def certificates_for_ranks() -> Means:
     return certificates("{rank}")
+
+
+def certificates_for_a_range() -> Means:
+    return certificates(ranks=(0, SIZE - 1))
+
+
+def certificates_for_one_machine() -> Means:
+    return certificates("{rank/8}", ranks_of_a_name=8)
+
+
+def certificates_for_machines() -> Means:
+    return certificates("{rank/2}", ranks_of_a_name=2)
 
 
 def evidence_alone() -> Means:
@@ -102,7 +115,11 @@ def evidence_alone() -> Means:
     return Means(technology.policy, [Hardware(technology)] * SIZE, technology)
 
 
-ALL = pytest.mark.parametrize("means", [a_secret, certificates, evidence_alone], ids=lambda each: each.__name__)
+ALL = pytest.mark.parametrize(
+    "means",
+    [a_secret, certificates, certificates_for_a_range, certificates_for_one_machine, evidence_alone],
+    ids=lambda each: each.__name__,
+)
 
 
 def public(key: X25519PrivateKey) -> bytes:
@@ -236,12 +253,15 @@ def test_two_rosters_under_certificates_for_ranks_are_refused() -> None:
 
 
 @pytest.mark.promise("A certificate that a rule binds to a rank is rejected for any other rank.")
-def test_a_liar_cannot_list_others_under_its_own_name() -> None:
-    means = certificates_for_ranks()
+@pytest.mark.parametrize(
+    ("means", "name"), [(certificates_for_ranks, "worker/1"), (certificates_for_machines, "worker/0")]
+)
+def test_a_liar_cannot_list_others_under_its_own_name(means: Callable[[], Means], name: str) -> None:
+    """Neither other ranks, nor those of another machine."""
     with pytest.raises(
-        AdmissionError, match=r"rank 5: the certificate is for .*worker/1, presented as rank 5; the policy"
+        AdmissionError, match=f"rank 5: the certificate is for .*{name}, presented as rank 5; the policy"
     ):
-        Split(replace(means, bound=False))
+        Split(replace(means(), bound=False))
 
 
 def test_the_attack_is_found_if_nobody_verifies_the_signatures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,18 +116,20 @@ def test_check_names_what_is_wrong_in_one_line(tmp_path: Path, text: str, says: 
 
 def test_check_tells_whether_names_are_bound_to_ranks(tmp_path: Path) -> None:
     bound = CERTIFICATE.replace("*.nodes", "{rank}.nodes")
-    one_rank = "two rosters are detected only if each name stands for one rank, not if a name stands for a range"
+    several = "a name can stand for several ranks: two rosters are not detected"
     for text, rules, says in (
         (CERTIFICATE, [1], "rule 1 binds no name to a rank: two rosters are not detected"),
-        (bound, [], f"every rule binds names to ranks: {one_rank}"),
-        (CERTIFICATE + 'ranks = "0-7"\n', [], f"every rule binds names to ranks: {one_rank}"),
-        (bound + "[[admit]]\n[admit.secret]\n", [2], "rule 2 binds no name to a rank"),
+        (bound, [], "each name stands for one rank: two rosters are detected"),
+        (bound.replace("{rank}", "{rank/8}"), [], several),
+        (CERTIFICATE + 'ranks = "0-7"\n', [], several),
+        (bound + "[[admit]]\n[admit.secret]\n", [2], "rule 2 binds no name to a rank: two rosters are not detected"),
     ):
         write(tmp_path, text)
         printed = ringfence_here("policy", "check", "policy.toml", folder=tmp_path).stdout
         assert says in " ".join(printed.split())
         found = json.loads(ringfence_here("policy", "check", "policy.toml", "--json", folder=tmp_path).stdout)
         assert found["rules_for_any_rank"] == rules
+        assert found["two_rosters_are_detected"] is says.endswith("are detected")
 
 
 def test_check_finds_authorities_at_their_end(tmp_path: Path) -> None:

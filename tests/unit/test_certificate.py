@@ -481,6 +481,24 @@ def test_a_pattern_with_a_rank_matches_the_name_of_that_rank(pattern: str, name:
     assert identity.matches(name, [pattern]) == bool(ranks), "an agent has no rank, and a name of some worker"
 
 
+@pytest.mark.parametrize(
+    ("patterns", "one"),
+    [
+        (["n{rank}.example"], True),
+        (["n{rank}.example", "n{rank}.other"], True),
+        (["a/{rank}", "b/{rank}"], True),
+        (["n{rank/1}.example"], False),  # would do, and is not recognised
+        (["n{rank/8}.example"], False),
+        (["n1.example"], False),
+        (["a/{rank}/*"], False),
+        (["a/{rank}", "a/*"], False),
+        (["a/{rank}/b/3", "a/7/b/{rank}"], False),  # a/7/b/3 stands for 7 and 3
+    ],
+)
+def test_names_that_stand_for_one_rank_are_recognised(patterns: list[str], one: bool) -> None:
+    assert identity.stand_for_one_rank(patterns) == one
+
+
 @pytest.mark.promise("A certificate that a rule binds to a rank is rejected for any other rank.")
 @pytest.mark.parametrize(
     ("table", "admitted"),

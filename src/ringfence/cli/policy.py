@@ -137,12 +137,12 @@ def _trust_domain(ca: Path) -> str:
 
 def run_check(options: argparse.Namespace) -> int:
     """Read the policy as a worker does, and print its digest and what is wrong with it."""
-    from ringfence.admission.proofs.kinds import digest_of, rules_for_any_rank
+    from ringfence.admission.proofs.kinds import digest_of, names_stand_for_one_rank, rules_for_any_rank
     from ringfence.cli import revocation_views
     from ringfence.settings import load_policy
 
     policy = load_policy(options.file)
-    any_rank = rules_for_any_rank(policy)
+    any_rank, one_rank = rules_for_any_rank(policy), names_stand_for_one_rank(policy)
     digest = digest_of(policy).hex()
     expired, soon = _ending(policy, time.time())
     wrong = _not_genuine(policy, time.time())
@@ -161,6 +161,7 @@ def run_check(options: argparse.Namespace) -> int:
             "inside_machine": list(policy.inside_machine),
             "same_host": policy.same_host,
             "rules_for_any_rank": any_rank,
+            "two_rosters_are_detected": one_rank,
         }
         revocation = {"missing": missing, "lists": [each._asdict() for each in statuses], "not_revocable": open_ends}
         print(json.dumps({**found, "in_order": in_order, **limits, **revocation}))
@@ -178,17 +179,13 @@ def run_check(options: argparse.Namespace) -> int:
     say(", or by ".join(" and ".join(rule) for rule in rules), "  admits by  ")
     if policy.inside_machine:
         say(f"{', '.join(policy.inside_machine)} without sealing inside one machine", "  permits    ")
-    if any_rank:
-        numbers = ", ".join(map(str, any_rank))
-        say(
-            f"rule {numbers} binds no name to a rank: two rosters are not detected (docs, Limitations)", "  ranks      "
-        )
+    if one_rank:
+        ranks = "each name stands for one rank: two rosters are detected"
+    elif any_rank:
+        ranks = f"rule {', '.join(map(str, any_rank))} binds no name to a rank: two rosters are not detected"
     else:
-        say(
-            "every rule binds names to ranks: two rosters are detected only if each name stands for one rank, not if a "
-            "name stands for a range (docs, Limitations)",
-            "  ranks      ",
-        )
+        ranks = "a name can stand for several ranks: two rosters are not detected"
+    say(f"{ranks} (docs, Limitations)", "  ranks      ")
     print(f"  digest     {digest[:16]} {digest[16:]}")
     for status in statuses:
         say(str(status), "  list       ")

@@ -97,8 +97,14 @@ class Rules:
     def _explain_ranks(self) -> str:
         if self.ranks is not None:
             first, last = self.ranks
-            return f"rank {first}" if first == last else f"any of the ranks {first} to {last}"
-        return "a rank that the name stands for" if self.binds_ranks else "any rank (a name is not bound to a rank)"
+            return (
+                f"rank {first}" if first == last else f"any of the ranks {first} to {last}, and listed as one another"
+            )
+        if identity.stand_for_one_rank(self.ids):
+            return "the rank in its name"
+        if self.binds_ranks:
+            return "any rank that its name stands for: workers with such names can be listed as one another"
+        return "any rank (a name is not bound to a rank)"
 
     def check_rank(self, name: str, rank: int | None) -> None:
         """Check that the rule admits this name, as this rank; None: as any rank. Raises AdmissionError."""

@@ -87,6 +87,18 @@ def binds_rank(pattern: str) -> bool:
     return _RANK.search(pattern) is not None
 
 
+def stand_for_one_rank(patterns: Iterable[str]) -> bool:
+    """Return whether no name stands for two ranks: each pattern has `{rank}` and no `*`, and a name that fits two patterns has
+    its rank in the same place of both. So some policies are not recognised that would do."""
+    starts = set()
+    for pattern in patterns:
+        start, rank, _ = pattern.partition("{rank}")
+        if not rank or "*" in pattern:
+            return False
+        starts.add(start)
+    return not any(one != two and one.startswith(two) for one in starts for two in starts)
+
+
 def pattern_error(pattern: str, trust_domain: str | None) -> str | None:
     """Return what is wrong with a pattern of the policy, or None."""
     bare = _RANK.sub("0", pattern, count=1)

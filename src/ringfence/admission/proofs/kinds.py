@@ -16,6 +16,7 @@ from ringfence.admission.proofs import (
     bundle,
     certificate,
     crl,
+    identity,
     nvidia,
     ocsp_status,
     secret,
@@ -115,14 +116,25 @@ def digest_of(file: PolicyFile) -> bytes:
 def rules_for_any_rank(file: PolicyFile) -> list[int]:
     """Return the numbers of the rules, from 1, that bind no certificate name to a rank.
 
-    A worker that such a rule admits can be listed as any other, so its roster can be one of two (spec/admission.md). The
-    other rules may still bind a name to a range of ranks: then the worker can be listed as any rank of that range.
+    A worker that such a rule admits can be listed as any other, so its roster can be one of two (spec/admission.md).
     """
 
     def binds(rule: Rule) -> bool:
         return any(isinstance(rules, certificate.Rules) and rules.binds_ranks for _, rules in rule.proofs)
 
     return [number for number, rule in enumerate(file.rules, 1) if not binds(rule)]
+
+
+def names_stand_for_one_rank(file: PolicyFile) -> bool:
+    """Return whether no certificate name can stand for two ranks, under whichever rule. Only then are two rosters detected: a
+    worker can be listed as any rank that its name stands for."""
+    patterns: list[str] = []
+    for rule in file.rules:
+        found = [rules.ids for _, rules in rule.proofs if isinstance(rules, certificate.Rules)]
+        if not found:
+            return False
+        patterns += found[0]
+    return identity.stand_for_one_rank(patterns)
 
 
 def policy_of(file: PolicyFile, clock: Clock, shared: SharedSecret | None) -> Policy:
