@@ -30,8 +30,9 @@ import ipaddress
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -102,6 +103,7 @@ class Settings:
     policy: PolicyFile | None = None  # None: every worker with the secret is admitted
     policy_path: str | None = None
     certificate: Credential | None = None
+    certificate_source: Callable[[], Credential] | None = field(default=None, repr=False)  # reads it as it is now
     vcek: bytes | None = field(default=None, repr=False)  # the content of the file
     token_command: tuple[str, ...] = ()
     metrics_file: str = ""  # with {rank} in it
@@ -117,12 +119,14 @@ class Settings:
         """
         settings = cls.without_credentials(environ, store_host)
         policy = _policy(environ)
+        source = _certificate_source(environ, policy)
         return replace(
             settings,
             secret=_secret(environ, policy),
             policy=policy,
             policy_path=environ.get("RINGFENCE_POLICY"),
-            certificate=_certificate(environ, policy),
+            certificate=None if source is None else source(),
+            certificate_source=source,
             vcek=_vcek(environ, policy),
             token_command=_token_command(environ, policy),
         )
@@ -269,7 +273,7 @@ def _secret(environ: Mapping[str, str], policy: PolicyFile | None) -> keys.Secre
     return load_secret(path)
 
 
-def _certificate(environ: Mapping[str, str], policy: PolicyFile | None) -> Credential | None:
+def _certificate_source(environ: Mapping[str, str], policy: PolicyFile | None) -> Callable[[], Credential] | None:
     certificate, key = environ.get("RINGFENCE_CERTIFICATE_FILE"), environ.get("RINGFENCE_KEY_FILE")
     if socket := environ.get("RINGFENCE_SPIFFE_SOCKET"):
         _check_used(("certificate",), policy, "RINGFENCE_SPIFFE_SOCKET", "certificates")
@@ -278,13 +282,13 @@ def _certificate(environ: Mapping[str, str], policy: PolicyFile | None) -> Crede
                 "RINGFENCE_SPIFFE_SOCKET and RINGFENCE_CERTIFICATE_FILE or RINGFENCE_KEY_FILE are both set: a worker has one "
                 "certificate, so unset the one or the others"
             )
-        return workload_api.fetch(socket)  # anew for each session: SVIDs are short-lived
+        return partial(workload_api.fetch, socket)
     if not certificate and not key:
         return None
     _check_used(("certificate",), policy, "RINGFENCE_CERTIFICATE_FILE or RINGFENCE_KEY_FILE", "certificates")
     if not certificate or not key:
         raise ConfigurationError("RINGFENCE_CERTIFICATE_FILE and RINGFENCE_KEY_FILE go together: set both")
-    return load_credential(certificate, key)
+    return partial(load_credential, certificate, key)
 
 
 def _check_used(kinds: Collection[str], policy: PolicyFile | None, name: str, what: str) -> None:

@@ -1,13 +1,15 @@
-"""`ringfence certificate new` and `revoke`: one authority, certificates that are never overwritten, and its list."""
+"""`ringfence certificate`: one authority, certificates that are never overwritten, their renewal, and the list."""
 
 from __future__ import annotations
 
 import json
 import stat
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from ringfence.admission.proofs import certificate
 from ringfence.errors import AdmissionError
@@ -120,33 +122,83 @@ def test_if_one_certificate_cannot_be_written_none_is(tmp_path: Path) -> None:
     assert ringfence("certificate", "new", "site", "b", "c" * 63, folder=tmp_path).returncode == 0
 
 
-def test_revoke_writes_a_list_that_a_policy_uses(tmp_path: Path) -> None:
-    assert ringfence("certificate", "new", "site", "a", "b", folder=tmp_path).returncode == 0
-    first = json.loads(ringfence("certificate", "revoke", "site", "--json", folder=tmp_path).stdout)
-    assert first == {"file": str(tmp_path / "site" / "ca.crl"), "serials": []}
+def site_with_a_list(folder: Path) -> None:
+    """Make an authority, certificates for a and b, an empty list of revoked ones, and a policy."""
+    assert ringfence("certificate", "new", "site", "a", "b", folder=folder).returncode == 0
+    first = json.loads(ringfence("certificate", "revoke", "site", "--json", folder=folder).stdout)
+    assert first == {"file": str(folder / "site" / "ca.crl"), "serials": []}
     table = 'version = 1\n[[admit]]\n[admit.certificate]\nca = "ca.pem"\nids = "spiffe://ringfence.internal/worker/*"\n'
     table += 'trust_domain = "ringfence.internal"\ncrl = "ca.crl"\ncrl_max_age = "1d"\n'
-    (tmp_path / "site" / "policy.toml").write_text(table)
-    assert ringfence("policy", "check", "site/policy.toml", folder=tmp_path).returncode == 0
+    (folder / "site" / "policy.toml").write_text(table)
+    assert ringfence("policy", "check", "site/policy.toml", folder=folder).returncode == 0
+
+
+def refusal_of(site: Path, chain: Path, key: Path) -> str | None:
+    """Why the policy of a site refuses a certificate, or None."""
+    rules = load_policy(site / "policy.toml").rules[0].proofs[0][1]
+    assert isinstance(rules, certificate.Rules)
+    try:
+        certificate.verify_chain(rules, load_credential(chain, key).chain, time.time())
+    except AdmissionError as error:
+        return str(error)
+    return None
+
+
+def test_renew_changes_the_dates_and_nothing_else(tmp_path: Path) -> None:
+    site_with_a_list(tmp_path)
+    site = tmp_path / "site"
+    old = tmp_path / "old.pem"
+    old.write_bytes((site / "a.pem").read_bytes())
+    untouched = {name: (site / name).read_bytes() for name in ("a.key", "b.pem", "b.key", "ca.pem", "ca.key")}
+    done = ringfence("certificate", "renew", "site", "a", "--days", "60", folder=tmp_path)
+    assert done.returncode == 0 and "Renewed the certificate of spiffe://ringfence.internal/worker/a" in done.stdout
+    assert {name: (site / name).read_bytes() for name in untouched} == untouched
+    before, after = (x509.load_pem_x509_certificate(path.read_bytes()) for path in (old, site / "a.pem"))
+    assert after.public_key() == before.public_key() and after.serial_number != before.serial_number
+    assert after.not_valid_after_utc - before.not_valid_after_utc > timedelta(days=29)
+    names = [each.extensions.get_extension_for_class(x509.SubjectAlternativeName) for each in (before, after)]
+    assert names[0] == names[1]
+    assert refusal_of(site, site / "a.pem", site / "a.key") is None
+    again = json.loads(ringfence("certificate", "renew", "site", "a", "b", "--json", folder=tmp_path).stdout)
+    assert [each["certificate"] for each in again["certificates"]] == [str(site / "a.pem"), str(site / "b.pem")]
+
+
+@pytest.mark.promise("A revoked certificate admits to no further session.")
+def test_revoking_a_renewed_certificate_revokes_those_before_it(tmp_path: Path) -> None:
+    """They have the same key, and have not expired. And what was revoked is not renewed."""
+    site_with_a_list(tmp_path)
+    site = tmp_path / "site"
+    chains = []
+    for number in range(3):
+        chains.append(tmp_path / f"{number}.pem")
+        chains[-1].write_bytes((site / "a.pem").read_bytes())
+        assert ringfence("certificate", "renew", "site", "a", folder=tmp_path).returncode == 0
+    done = ringfence("certificate", "revoke", "site", "a", folder=tmp_path)
+    assert done.returncode == 0 and "4 revoked certificates" in done.stdout
+    for chain in (*chains, site / "a.pem"):
+        assert "worker/a was revoked" in str(refusal_of(site, chain, site / "a.key"))
+    assert refusal_of(site, site / "b.pem", site / "b.key") is None
+    before = (site / "a.pem").read_bytes(), (site / "b.pem").read_bytes()
+    done = ringfence("certificate", "renew", "site", "b", "a", folder=tmp_path)
+    assert done.returncode == 2 and "the certificate of a was revoked" in " ".join(done.stderr.split())
+    assert ((site / "a.pem").read_bytes(), (site / "b.pem").read_bytes()) == before
+
+
+def test_revoke_writes_a_list_that_a_policy_uses(tmp_path: Path) -> None:
+    site_with_a_list(tmp_path)
+    site = tmp_path / "site"
 
     def refused(name: str) -> str | None:
-        rules = load_policy(tmp_path / "site" / "policy.toml").rules[0].proofs[0][1]
-        assert isinstance(rules, certificate.Rules)
-        folder = tmp_path / "site"
-        chain = load_credential(folder / f"{name}.pem", folder / f"{name}.key").chain
-        try:
-            certificate.verify_chain(rules, chain, time.time())
-        except AdmissionError as error:
-            return str(error)
-        return None
+        return refusal_of(site, site / f"{name}.pem", site / f"{name}.key")
 
     assert refused("a") is None and refused("b") is None
     done = ringfence("certificate", "revoke", "site", "b", folder=tmp_path)
     assert done.returncode == 0 and "1 revoked certificates, valid for 7 days" in done.stdout
+    assert 'crl_max_age = "7d"' in done.stdout  # as long as the list itself
     assert refused("a") is None and "worker/b was revoked" in str(refused("b"))
     assert ringfence("certificate", "revoke", "site", "a", "b", "--days", "1", folder=tmp_path).returncode == 0
     assert "worker/a was revoked" in str(refused("a")) and "worker/b was revoked" in str(refused("b"))
-    for name, says in (("c", "cannot read the certificate to revoke"), ("ca", "cannot name a worker")):
+    for name, says in (("c", "cannot read the certificate of c"), ("ca", "cannot name a worker")):
         done = ringfence("certificate", "revoke", "site", name, folder=tmp_path)
         assert done.returncode == 2 and says in " ".join(done.stderr.split())
     (tmp_path / "site" / "ca.crl").write_bytes(b"x")

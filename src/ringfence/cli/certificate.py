@@ -1,4 +1,4 @@
-"""`ringfence certificate new | revoke FOLDER NAME ...`: a small certificate authority, certificates, and their revocation."""
+"""`ringfence certificate new | renew | revoke FOLDER NAME ...`: a small certificate authority and its certificates."""
 
 from __future__ import annotations
 
@@ -33,11 +33,25 @@ examples:
   ringfence policy new site/policy.toml --admit certificate
 """
 
+RENEW = """\
+Issue the certificates of the NAMEs anew: same authority, same name, same key, new dates.
+
+Copy FOLDER/NAME.pem to its machine, over the file there (write a new file and rename it). Nothing needs to be started
+again: workers read it when a session begins, agents of `ringfence run` when they connect. A certificate that was revoked is
+not renewed.
+"""
+
+RENEW_EXAMPLES = """\
+examples:
+  ringfence certificate renew site node-0 node-1
+  ringfence certificate renew site node-0 --days 7
+"""
+
 REVOKE = """\
 Add the certificates of the NAMEs to the authority's list of revoked certificates, FOLDER/ca.crl, and sign it anew.
 
 Copy the list to every machine, to where `crl` in its policy points: the next session refuses these workers. Without a NAME, the
-list has the same entries and a new date. Do this more often than `crl_max_age` in the policy and --days allow.
+list has the same entries and a new date. Do this before --days are over, and before `crl_max_age` in the policy is.
 """
 
 REVOKE_EXAMPLES = """\
@@ -51,7 +65,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,62}")
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `certificate new` and `certificate revoke` to the command line."""
+    """Add the actions of `certificate` to the command line."""
     certificate = commands.add_parser("certificate", help="issue certificates for workers")
     actions = certificate.add_subparsers(title="actions", metavar="ACTION", required=True)
     new = actions.add_parser(
@@ -67,9 +81,21 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="NAME",
         help=f"trust domain of a new authority (default: {TRUST_DOMAIN})",
     )
-    new.add_argument("--days", type=int, default=30, metavar="N", help="lifetime of the certificates (default: 30)")
-    new.add_argument("--json", action="store_true", help="print the result as JSON")
     new.set_defaults(run=run)
+    renew = actions.add_parser(
+        "renew",
+        help="issue certificates anew, with new dates",
+        description=RENEW,
+        epilog=RENEW_EXAMPLES,
+    )
+    renew.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the authority")
+    renew.add_argument("names", nargs="+", metavar="NAME", help="a worker or machine whose certificate is renewed")
+    renew.set_defaults(run=run_renew)
+    for action in (new, renew):
+        action.add_argument(
+            "--days", type=int, default=30, metavar="N", help="lifetime of the certificates (default: 30)"
+        )
+        action.add_argument("--json", action="store_true", help="print the result as JSON")
     revoke = actions.add_parser(
         "revoke",
         help="revoke certificates; writes the list of revoked ones",
@@ -88,8 +114,6 @@ def run(options: argparse.Namespace) -> int:
     from ringfence.cli.dev_ca import Authority  # imported here, so that `doctor` starts without cryptography
 
     names = _names(options)
-    if not 1 <= options.days <= 825:
-        raise ConfigurationError("--days must be 1 to 825")
     authority = Authority.open_or_make(options.folder, options.trust_domain, TRUST_DOMAIN)
     made = authority.issue(names, options.days)
     if options.json:
@@ -116,23 +140,38 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_renew(options: argparse.Namespace) -> int:
+    """Replace the certificates and print what to do with them."""
+    from ringfence.cli.dev_ca import Authority
+
+    made = Authority.open(options.folder).renew(_names(options), options.days)
+    if options.json:
+        print(json.dumps({"certificates": made}))
+        return 0
+    for each in made:
+        say(f"Renewed the certificate of {each['id']}, valid for {options.days} days:")
+        print(f"  {each['certificate']}")
+    say("Copy each to its machine, over the file there. Its key stays the same, and nothing needs to be started again.")
+    return 0
+
+
 def run_revoke(options: argparse.Namespace) -> int:
     """Write the list and print what to do with it."""
     from ringfence.cli.dev_ca import Authority
 
-    if not 1 <= options.days <= 825:
-        raise ConfigurationError("--days must be 1 to 825")
     path, serials = Authority.open(options.folder).revoke(_names(options), options.days)
     if options.json:
         print(json.dumps({"file": str(path.absolute()), "serials": [f"{each:x}" for each in serials]}))
         return 0
     say(f"Wrote {path}: {len(serials)} revoked certificates, valid for {options.days} days.")
     say("Copy it to every machine. A policy names it in [admit.certificate]:")
-    print('  crl = "ca.crl"\n  crl_max_age = "2d"')
+    print(f'  crl = "ca.crl"\n  crl_max_age = "{options.days}d"')
     return 0
 
 
 def _names(options: argparse.Namespace) -> list[str]:
+    if not 1 <= options.days <= 825:
+        raise ConfigurationError("--days must be 1 to 825")
     names = list(dict.fromkeys(options.names))
     for name in names:
         if not _NAME.fullmatch(name) or name == "ca":

@@ -94,13 +94,38 @@ class Authority:
         _write_all(self.folder, files)
         return made
 
+    def renew(self, names: Sequence[str], days: int) -> list[dict[str, str]]:
+        """Replace the certificate of each name by one with the same key and new dates; the older ones stay beside it.
+
+        Returns the identity and the path of each. Raises ConfigurationError, and then every certificate is as before.
+        """
+        known = self._known_list(self.folder / "ca.crl")
+        files, made = [], []
+        for name in names:
+            certificates = self._certificates(name)
+            for each in certificates:
+                if known is not None and known.get_revoked_certificate_by_serial_number(each.serial_number) is not None:
+                    raise ConfigurationError(f"the certificate of {name} was revoked: issue one under another name")
+            key = certificates[0].public_key()
+            assert isinstance(key, ec.EllipticCurvePublicKey)
+            identity, certificate = self._sign(name, key, days)
+            now = datetime.datetime.now(datetime.UTC)
+            older = [each for each in certificates if each.not_valid_after_utc > now]
+            chain = _paths(self.folder, name)[0]
+            files += [(_older(chain), b"".join(map(_pem, older))), (chain, _pem(certificate))]
+            made.append({"id": identity, "certificate": str(chain.absolute())})
+        for path, content in files:
+            replace_file(path, content, 0o644)
+        return made
+
     def revoke(self, names: Sequence[str], days: int) -> tuple[Path, list[int]]:
         """Write the list of revoked certificates: those of before, and those of `names`. It is valid for `days`.
 
         Returns its path and the serial numbers in it. Raises ConfigurationError, and then the list is unchanged.
         """
         path = self.folder / "ca.crl"
-        known, serials = self._known_list(path), [self._serial(name) for name in names]
+        known = self._known_list(path)
+        serials = [each.serial_number for name in names for each in self._certificates(name)]
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         entries = {} if known is None else {each.serial_number: each.revocation_date_utc for each in known}
         entries = {**dict.fromkeys(serials, now), **entries}
@@ -131,23 +156,29 @@ class Authority:
             raise ConfigurationError(f"{path} is not a list of this authority: restore it, or move it away")
         return found
 
-    def _serial(self, name: str) -> int:
+    def _certificates(self, name: str) -> list[x509.Certificate]:
+        """The certificate of a name, and those before it that have not expired: revoking one means all of them."""
         path = _paths(self.folder, name)[0]
+        older = _older(path)
         try:
-            certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            certificate.verify_directly_issued_by(self._certificate)
+            found = x509.load_pem_x509_certificates(path.read_bytes() + (older.read_bytes() if older.exists() else b""))
+            for each in found:
+                each.verify_directly_issued_by(self._certificate)
         except OSError as error:
-            raise ConfigurationError(f"cannot read the certificate to revoke, {path}: {error.strerror}") from error
+            raise ConfigurationError(f"cannot read the certificate of {name}, {path}: {error.strerror}") from error
         except (ValueError, TypeError, InvalidSignature) as error:
             raise ConfigurationError(f"{path} is not a certificate of this authority") from error
-        return certificate.serial_number
+        return found
 
     def _issue(self, name: str, days: int) -> tuple[str, x509.Certificate, ec.EllipticCurvePrivateKey]:
         key = ec.generate_private_key(ec.SECP256R1())
+        return *self._sign(name, key.public_key(), days), key
+
+    def _sign(self, name: str, key: ec.EllipticCurvePublicKey, days: int) -> tuple[str, x509.Certificate]:
         identity = f"spiffe://{self.trust_domain}/worker/{name}"
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         issuer = self._certificate.subject
-        builder = _builder(subject, issuer, key.public_key(), self._key.public_key(), identity, days)
+        builder = _builder(subject, issuer, key, self._key.public_key(), identity, days)
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         certificate = (
             builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -155,7 +186,7 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
             .sign(self._key, hashes.SHA384())
         )
-        return identity, certificate, key
+        return identity, certificate
 
 
 def trust_domain_of(certificate: x509.Certificate) -> str | None:
@@ -210,11 +241,20 @@ def _paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.pem", folder / f"{name}.key"
 
 
+def _older(chain: Path) -> Path:
+    """Where the certificates are that were renewed and have not expired."""
+    return chain.with_suffix(".older.pem")
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
 def _files(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> list[_File]:
     chain, secret = _paths(folder, name)
     return [
         (secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600, "a key"),
-        (chain, certificate.public_bytes(Encoding.PEM), 0o644, "a certificate"),
+        (chain, _pem(certificate), 0o644, "a certificate"),
     ]
 
 

@@ -10,7 +10,7 @@ from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.join.background import run_with_timeout
-from ringfence.join.provers import Machine, admission_of, effective_policy, shared_of
+from ringfence.join.provers import Machine, admission_of, effective_policy, prover_of, shared_of
 from ringfence.settings import Settings
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
 
@@ -54,6 +54,20 @@ class JoinCredentials:
         if found.digest == policy.digest:
             self.settings = replace(self.settings, policy=file)
         return found
+
+    def read_certificate_again(self) -> Prover | None:
+        """Return the prover with the certificate of now, or None if it has not changed. Raises ConfigurationError."""
+        before = self.settings
+        if before.certificate is None or before.certificate_source is None or before.policy is None:
+            return None
+        certificate = before.certificate_source()
+        if certificate.chain == before.certificate.chain:
+            return None
+        settings = replace(before, certificate=certificate)
+        prover = prover_of(settings, self._shared, before.policy, Machine())
+        self.settings = settings
+        before.certificate.forget()
+        return prover
 
     def close(self) -> None:
         """Wipe the derived key at the end of the join, even if an exception's frames or a thread still refer to it.

@@ -9,7 +9,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ringfence.admission.policy import Clock, Policy, Prover
-from ringfence.admission.proofs import azure, bundle, certificate, hcl_report, kinds, nvidia, snp, tdx, token
+from ringfence.admission.proofs import (
+    authorities,
+    azure,
+    bundle,
+    certificate,
+    hcl_report,
+    kinds,
+    nvidia,
+    snp,
+    tdx,
+    token,
+)
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.evidence import guest, nvml, tpm, tsm
@@ -105,7 +116,11 @@ def _certificate(settings: Settings, shared: SharedSecret | None, rules: certifi
     try:
         certificate.verify_chain(rules, settings.certificate.chain, machine.clock())
     except AdmissionError as error:
-        raise _Unusable(f"this worker's own certificate would be refused: {error}") from error
+        trusted = " or ".join(map(authorities.describe, rules.authorities))
+        own = authorities.describe_issued(settings.certificate.chain[0])
+        raise _Unusable(
+            f"this worker's own certificate would be refused: {error}. It is {own}; the policy trusts {trusted}"
+        ) from error
     return certificate.CertificateProver(settings.certificate)
 
 

@@ -13,6 +13,7 @@ from ringfence.join.connections import Connections
 from ringfence.join.credentials import JoinCredentials
 from ringfence.join.handshakes import HandshakeEvents, Handshakes
 from ringfence.launch.current_policy import CurrentPolicy
+from ringfence.launch.current_prover import CurrentProver
 from ringfence.settings import Settings
 from ringfence.transport.tls import Credentials
 
@@ -57,7 +58,8 @@ class AgentAdmission:
             port=endpoint[1],
         )
         hello = Hello(entry=entry, policy_digest=policy.digest, suites=_SUITES, kinds=policy.kinds)
-        return cls(hello, credentials, policy, prover, CurrentPolicy(own, policy) if own.reads_lists else None)
+        current = CurrentPolicy(own, policy) if own.reads_lists else None
+        return cls(hello, credentials, policy, CurrentProver(own, prover), current)
 
     def handshakes(self, connections: Connections, events: HandshakeEvents) -> Handshakes:
         return Handshakes(self.hello, self.credentials, self.policy, self.prover, connections, events, self.current)

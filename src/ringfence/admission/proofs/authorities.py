@@ -47,6 +47,13 @@ def describe(authority: bytes) -> str:
     return f"{subject!a} until {end}, SHA-256 {hashlib.sha256(authority).hexdigest()}"
 
 
+def describe_issued(certificate: bytes) -> str:
+    """Describe a certificate of this worker: whom it names, who issued it, and until when it is valid."""
+    found = x509.load_der_x509_certificate(certificate)
+    issuer, end = found.issuer.rfc4514_string(), f"{found.not_valid_after_utc:%Y-%m-%d %H:%M}"
+    return f"{found.subject.rfc4514_string()!a}, issued by {issuer!a} and valid until {end} UTC"
+
+
 def expiry(authority: bytes) -> float:
     """Return when an authority expires, in seconds since 1970."""
     return x509.load_der_x509_certificate(authority).not_valid_after_utc.timestamp()

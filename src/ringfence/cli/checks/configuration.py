@@ -61,14 +61,21 @@ def admission(environ: Mapping[str, str]) -> Check:
     except EvidenceError as error:
         return Check("policy", str(error), None, False, "set RINGFENCE_TOKEN_COMMAND to a command that can be run")
     except RingfenceError as error:
-        fix = f"ringfence policy check {path}" if path else "set RINGFENCE_POLICY to the policy file, or unset it"
-        return Check("policy", str(error), None, False, fix)
+        return Check("policy", str(error), None, False, _fix(path, environ))
     inside = _inside_machine(policy.inside_machine)
     if not inside.good:
         return inside
     shown = next(each.name for each in policy.verifiers if each.kind == prover.kind)
     digest = policy.digest[:8].hex()
     return Check("policy", f"{path} (digest {digest}): this worker presents {shown}{inside.text}", digest, True)
+
+
+def _fix(path: str, environ: Mapping[str, str]) -> str:
+    if not path:
+        return "set RINGFENCE_POLICY to the policy file, or unset it"
+    check = f"ringfence policy check {path}"
+    file = environ.get("RINGFENCE_CERTIFICATE_FILE")
+    return check if not file else f"if {file} is at fault, get one of the policy's authority; otherwise: {check}"
 
 
 def _inside_machine(backends: Sequence[str]) -> Check:
