@@ -101,7 +101,7 @@ class Service:
                 attachment={"agent": "agent", "rank": 1},
                 connections=connections,
                 deliver=deliver,
-                lost_after=limits.lost_after,
+                outage=keys.OUTAGE_SECONDS,
             )
         )
         self.client = AgentClient(self._agent.path)

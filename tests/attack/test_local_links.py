@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -24,6 +25,8 @@ from ringfence.join import listener
 from ringfence.link.hello import CONFIRM_BYTES, HELLO_BYTES, REPLY_BYTES, Hello, Lane, write_hello
 from ringfence.link.seal import Opener, Sealer
 from ringfence.link.unsealed import LocalOpener, LocalSealer
+from ringfence.transport import tcp
+from ringfence.transport.tcp import TcpNetwork
 from ringfence.transport.unix import LocalNetwork
 from tests.attack.test_shared_memory import ELEMENTS, SIDES, newly_shared, shared_files, use_memory
 from tests.integration.netns import ADDRESSES, Hosts
@@ -44,6 +47,37 @@ def memfd(size: int = keys.SEGMENT_BYTES) -> int:
     descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size)
     return descriptor
+
+
+# -- other users -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("Another user of the machine has few of its connections looked at, and delays no other for long.")
+def test_connections_of_another_user_are_accepted_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 at once, and then none for a while: a flood costs little, and a worker in the queue comes to its turn."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(tcp, "time", clock)
+    local = LocalNetwork(abstract, 0, ((0, 1),))
+    seen: list[bool] = []
+    own = [False] * 100 + [True]
+    monkeypatch.setattr(LocalNetwork, "_is_this_user", lambda *_: seen.append(own[len(seen)]) or seen[-1])
+    accepted: list[socket.socket] = []
+    network = TcpNetwork(None, (), local=local)
+    network.serve(lambda stream, host, is_local: accepted.append(stream), lambda error: pytest.fail(str(error)))
+    with contextlib.ExitStack() as stack:
+        stack.callback(network.close)
+        for _ in own:
+            stack.enter_context(dialled := socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            dialled.connect(abstract(0))
+        found = []
+        for _ in range(4):
+            for _ in range(3):
+                network.poll(0)
+            found.append((len(seen), len(accepted)))
+            clock.now += tcp._LOCAL_PAUSE
+        assert found == [(32, 0), (64, 0), (96, 0), (101, 1)]
+        accepted[0].close()
 
 
 # -- names of sockets --------------------------------------------------------------------------------------------------

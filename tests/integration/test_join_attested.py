@@ -85,7 +85,7 @@ def test_a_guest_with_another_measurement_is_refused(tmp_path: Path) -> None:
     chips = [tdx_chip(), tdx_chip(changes={376: bytes(48)}), snp_chip()]
     said = run(tmp_path / "store", plans, chips, timeout=8.0)
     assert [each[0] for each in said] == ["error"] * 3, "a session is complete or it is nothing"
-    assert "rank 1 was not admitted by its parent, rank 0" in str(said[1][1])
+    assert "rank 1 did not reach its parent, rank 0" in str(said[1][1])
     assert "TDX refuses rank 1: its rtmr1 is 0000" in str(said[1][1])
     assert "1 of 3 workers are missing: rank 1" in str(said[2][1])
 

@@ -15,7 +15,6 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
-    RendezvousConnectionError,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousTimeoutError,
@@ -29,6 +28,8 @@ from ringfence.launch.messages import Call, Operation
 from ringfence.private_files import new_secret_file
 from tests import ports
 from tests.cli.command import ringfence
+from tests.integration.join_cluster import Warnings
+from tests.limits import FAR
 
 SET_BY_AGENTS = ("RINGFENCE_GENERATION", "RINGFENCE_RUN_ID", "RINGFENCE_AGENT", "RINGFENCE_REQUIRE")
 
@@ -47,7 +48,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     def start(port: int, rank: int | None, nodes: int | tuple[int, int] = 2, **config: object) -> SealedRendezvous:
         low, high = (nodes, nodes) if isinstance(nodes, int) else nodes
-        given = {"join_timeout": 30, "last_call_timeout": 0.2, **config, **({} if rank is None else {"rank": rank})}
+        given = {"join_timeout": FAR, "last_call_timeout": 0.2, **config, **({} if rank is None else {"rank": rank})}
         found = create(RendezvousParameters("ringfence", f"127.0.0.1:{port}", "job", low, high, None, **given))
         started.append(found)
         return found
@@ -139,15 +140,19 @@ def test_a_value_beyond_the_limit_is_refused_with_its_size(agent: Start) -> None
     assert store.get("key") == b"small"
 
 
-def test_an_agent_with_another_secret_is_refused_by_name(
-    agent: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port = ports.port()
-    agent(port, 0)
+@pytest.mark.promise("A peer that has not proved its rank cannot end a join.")
+def test_an_impostor_of_the_host_ends_no_agent(agent: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has another secret and refuses the agent. The agent says so, and joins once the host is there."""
+    port, secret = ports.port(), os.environ["RINGFENCE_SECRET_FILE"]
     new_secret_file(tmp_path / "other")
     monkeypatch.setenv("RINGFENCE_SECRET_FILE", str(tmp_path / "other"))
-    with pytest.raises(RendezvousConnectionError, match="secret"):
-        agent(port, 1).next_rendezvous()
+    impostor = agent(port, 0)
+    monkeypatch.setenv("RINGFENCE_SECRET_FILE", secret)
+    with Warnings() as warnings:
+        one = agent(port, 1)
+        warnings.wait_for(lambda texts: any("secret" in text and "keeps trying" in text for text in texts))
+        impostor._loop.stop()
+    assert [each.rank for each in joined(agent(port, 0), one)] == [0, 1]
 
 
 def test_a_host_that_is_not_there_is_named(agent: Start) -> None:
@@ -187,7 +192,7 @@ def test_nodes_come_and_go_within_the_limits(agent: Start) -> None:
     [
         (2, 2, {}, "node rank 2"),
         (0, 2, {"read_timeout": 5}, "read_timeout"),
-        (0, 2, {"lost_after": "soon"}, "lost_after=soon"),
+        (0, 2, {"join_timeout": "soon"}, "join_timeout=soon"),
     ],
 )
 def test_wrong_options_are_named(agent: Start, rank: int, nodes: int, config: dict[str, object], text: str) -> None:

@@ -94,7 +94,7 @@ def watch_connections(folder: str) -> None:
     def noted() -> Any:
         nonlocal longest
         found, overdue = connections(), False
-        for _, stream in found:
+        for _, _, stream in found:
             with contextlib.suppress(OSError):  # closed meanwhile
                 state = TcpState.of(stream)
                 overdue |= state.unanswered

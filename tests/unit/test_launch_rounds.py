@@ -247,6 +247,13 @@ def test_an_agent_that_failed_for_good_closes_the_run() -> None:
     assert (later.result, later.text) == (Result.CLOSED, "the workers of node 1 failed for good")
 
 
+def test_a_node_that_was_silent_for_too_long_is_given_up_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = formed()
+    nodes._take(nodes.state.disconnect(nodes.clients["node2"], nodes.now, "10.0.0.2: no answer for 300 s", lost=True))
+    assert nodes.notices[nodes.clients["node0"]].ended
+    assert caplog.messages == ["node 2 is given up: 10.0.0.2: no answer for 300 s"]
+
+
 def test_the_host_stays_until_others_have_left_or_are_lost() -> None:
     nodes = formed()
     rounds = nodes.state.rounds

@@ -42,17 +42,12 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a handshake failed.
-
-    `same_run`: the peer claimed this run, this generation and an expected rank. `proven`: the peer refused after its own proof
-    was verified, so it is the worker that it claims to be.
-    """
+    """How a handshake failed. `same_run`: the peer claimed this run, this generation and an expected rank."""
 
     reason: Reason
     text: str
     by_peer: bool
     same_run: bool
-    proven: bool = False
 
 
 class Handshake:
@@ -173,8 +168,7 @@ class Handshake:
 
     def _on_refuse(self, message: Message) -> list[Message]:
         assert isinstance(message, Refuse)
-        proven = self.admitted is not None
-        self._end(Refusal(message.reason, message.text, by_peer=True, same_run=self._same_run(), proven=proven))
+        self._end(Refusal(message.reason, message.text, by_peer=True, same_run=self._same_run()))
         return []
 
     # -- parts ------------------------------------------------------------------------------------------------------

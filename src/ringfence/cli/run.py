@@ -32,8 +32,7 @@ examples:
   ringfence run --rejoin ...                 none where the script can rejoin
 
 --rdzv-conf: join_timeout=600 seconds until enough nodes must have come;
-last_call_timeout=30 to wait for more than the smallest number; lost_after=30
-until a node without a connection is lost.
+last_call_timeout=30 to wait for more than the smallest number.
 """
 
 

@@ -69,10 +69,10 @@ class Dialler:
         return peer is self._peer
 
     def on_dropped(self, peer: Peer, reason: str, refusal: Refusal | None) -> None:
-        """Schedule the next attempt if the connection to the parent was dropped. Raises AdmissionError if that was final."""
+        """Schedule the next attempt if the connection to the parent was dropped."""
         if peer is self._peer and self.search is not None:
             self._peer = None
-            self.search.retry(time.monotonic(), reason if refusal else f"{peer.address}: {reason}", refusal)
+            self.search.retry(time.monotonic(), reason if refusal else f"{peer.address}: {reason}")
 
     def on_admitted(self) -> None:
         """The parent and this worker have admitted each other."""

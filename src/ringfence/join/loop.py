@@ -35,9 +35,8 @@ from ringfence.join.dialler import Dialler
 from ringfence.join.handshakes import Handshakes
 from ringfence.join.listener import Acceptor, listen_locally
 from ringfence.join.membership import Membership
-from ringfence.join.parent import FINAL_REASONS, AddressBook, ParentSearch, Store
+from ringfence.join.parent import AddressBook, ParentSearch, Store
 from ringfence.join.peer import Peer
-from ringfence.join.refusals import Refusals
 from ringfence.settings import Settings
 from ringfence.transport.alarm import boot_seconds
 from ringfence.transport.fork import register_fork_cleanup, unregister_fork_cleanup
@@ -161,13 +160,12 @@ class JoinLoop:
         hello = Hello(entry=entry, policy_digest=self._policy.digest, suites=_SUITES, kinds=self._policy.kinds)
         self._handshakes = Handshakes(hello, credentials, self._policy, prover, self._connections, events=self)
         book, parent = AddressBook(store, entry), parent_of(entry.rank)
-        search = None if parent is None else ParentSearch(book, own=entry.rank, parent=parent, now=now)
+        search = None if parent is None else ParentSearch(book, parent, now)
         self._dialler = Dialler(book, search, self._handshakes)
         self._connections.add_source(self._dialler)
         self._acceptor: Acceptor | None = None
         self._local: LocalNetwork | None = None  # once there is a session key
         self._diagnostics = Diagnostics(entry, self._tree, deadline, now)
-        self._refusals = Refusals()
         self._report_at = now + _REPORT_SECONDS
         self._failure: Failure | None = None  # reported by a neighbour
         self._verified_at: float | None = None  # the first neighbour
@@ -201,7 +199,6 @@ class JoinLoop:
             self._dialler.dial_if_due(now)
             self._report_if_due(now)
             self._diagnostics.warn_if_due(now, self._dialler.search, complete=self._has_all_neighbours())
-            self._refusals.check(self._entry.rank, self._children - self._connections.neighbours.keys(), now)
             if self._check_once_sent():
                 continue
             self._connections.watch(reading=self.is_reading())
@@ -315,7 +312,6 @@ class JoinLoop:
         peer.become_neighbour(entry.rank, entry.world_size, self._settings.outage)
         self._connections.pending.remove(peer)
         self._connections.neighbours[entry.rank] = peer
-        self._refusals.remove(entry.rank)
         with self._lost_on_error(peer):
             if handshake.role is Role.CHILD:
                 self._dialler.on_admitted()
@@ -327,10 +323,7 @@ class JoinLoop:
         text = f"{action} at {peer.address}: {encoding.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
         claimed = peer.handshake.peer
         if claimed is not None and (refusal.same_run or self._dialler.is_dialled(peer)):
-            rank = claimed.entry.rank
-            self._diagnostics.record_refusal(rank, text)
-            if refusal.proven and refusal.reason in FINAL_REASONS and rank in self._children:
-                self._refusals.add(rank, time.monotonic(), text)
+            self._diagnostics.record_refusal(claimed.entry.rank, text)
         return text
 
     def on_dropped(self, peer: Peer, reason: str, refusal: Refusal | None) -> None:

@@ -1,4 +1,4 @@
-"""Where the parent is, when to dial it again, and when its refusal is final."""
+"""Where the parent is, and when to dial it again."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ringfence import keys
 from ringfence.admission.entry import Entry, format_address
-from ringfence.admission.handshake import Refusal
-from ringfence.admission.messages import Reason
 from ringfence.errors import AdmissionError, ConfigurationError, PeerLostError
 from ringfence.settings import parse_address
 from ringfence.transport.tcp import resolve
 
 _FIRST_RETRY: Final = 0.02  # seconds; doubles up to
 _LAST_RETRY: Final = 1.0
-# A worker of this run that refuses this one will refuse it again, but the address in the store may be stale and about to be
-# replaced. So the worker retries for a short time before it gives up.
-REFUSAL_RETRY_SECONDS: Final = 3.0
-FINAL_REASONS: Final = frozenset({Reason.WORLD_SIZE, Reason.POLICY, Reason.SUITE, Reason.PROOF})
 _SLOW_ANSWER_SECONDS: Final = 1.0  # a store or resolver that takes longer is named in messages
 
 
@@ -75,16 +69,14 @@ class DialTarget(NamedTuple):
 
 
 class ParentSearch:
-    """The attempts of rank `own` to reach its parent."""
+    """The attempts to reach the parent."""
 
-    def __init__(self, book: AddressBook, *, own: int, parent: int, now: float) -> None:
+    def __init__(self, book: AddressBook, parent: int, now: float) -> None:
         self.next_at = now
         self.parent = parent
         self._book = book
-        self._own = own
         self._problem = "it has not published an address"  # of the last attempt, for messages
         self._pause = _FIRST_RETRY
-        self._refused_since: float | None = None
         self._asked_at: float | None = None
         self._asked = ""  # the service that has to answer
 
@@ -117,19 +109,11 @@ class ParentSearch:
             return f"{self._asked} has not answered for {now - self._asked_at:.0f} s"
         return self._problem
 
-    def retry(self, now: float, problem: str, refusal: Refusal | None = None) -> None:
+    def retry(self, now: float, problem: str) -> None:
         """Record a failed attempt and schedule the next one.
 
-        Raises AdmissionError once a worker of this run has refused for `REFUSAL_RETRY_SECONDS` without a break. Other refusals
-        come from a stale address or an unknown peer. The peer at the stored address may be an impostor, so a hostile store
-        can keep this worker from joining.
+        No refusal is final: the peer at the stored address has not proved that it is the parent.
         """
         self._problem = problem
         self.next_at = now + self._pause
         self._pause = min(2 * self._pause, _LAST_RETRY)
-        if refusal is None or not refusal.same_run or refusal.reason not in FINAL_REASONS:
-            self._refused_since = None
-        elif self._refused_since is None:
-            self._refused_since = now
-        elif now >= self._refused_since + REFUSAL_RETRY_SECONDS:
-            raise AdmissionError(f"rank {self._own} was not admitted by its parent, rank {self.parent}: {problem}")

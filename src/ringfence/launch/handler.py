@@ -49,20 +49,21 @@ from ringfence.transport.tcp import raise_limit_of_files, resolve
 NAME: Final = "ringfence"
 DEFAULT_PORT: Final = 29400
 # Torch's names for what its own rendezvous has too.
-_OPTIONS: Final = ("join_timeout", "last_call_timeout", "lost_after", "rank", "rejoin", "spares")
+_OPTIONS: Final = ("join_timeout", "last_call_timeout", "rank", "rejoin", "spares")
 _UNUSED: Final = "timeout"  # torchrun always passes it, for its static rendezvous
 _NO_PORT: Final = 1  # MASTER_PORT where nothing listens: only a worker without the hooks of `worker.py` would dial it
 _LEAVE_SECONDS: Final = 5.0
-_LINGER_SECONDS: Final = 5.0  # of the host, beyond the time after which a silent agent is lost
+_LINGER_SECONDS: Final = 5.0  # of the host, beyond the outage timeout
 _MACHINE_SECONDS: Final = 60.0  # for this machine to tell what evidence it can provide
 
 
 class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is untyped here
     """One agent's view of the rounds. Its methods are those that torchrun calls."""
 
-    def __init__(self, loop: AgentLoop, options: Options) -> None:
+    def __init__(self, loop: AgentLoop, options: Options, outage: float) -> None:
         self._loop = loop
         self._options = options
+        self._outage = outage  # seconds after which a silent agent is lost
         self._client = AgentClient(loop.path)
         self._generation = ""
         self._over_since: float | None = None  # when this agent saw that its round is over
@@ -183,7 +184,7 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
             finished = self.is_finished
             reason = b"" if finished else f"the workers of node {self._options.name} failed for good".encode()
             self._ask(Operation.LEAVE if finished else Operation.CLOSE, _LEAVE_SECONDS, reason)
-            self._loop.stop(self._options.limits.lost_after + _LINGER_SECONDS)
+            self._loop.stop(self._outage + _LINGER_SECONDS)
         return True
 
     def _notice(self) -> Notice | None:
@@ -209,7 +210,6 @@ class Options:
             params.min_nodes,
             params.max_nodes,
             _seconds(params, "last_call_timeout", keys.LAST_CALL_SECONDS),
-            _seconds(params, "lost_after", keys.AGENT_LOST_SECONDS),
         )
         self.join_timeout = _seconds(params, "join_timeout", keys.ROUND_SECONDS)
         self.spares_after = _seconds(params, "spares", 0.0) if "spares" in params.config else None
@@ -242,7 +242,7 @@ def create(params: RendezvousParameters) -> SealedRendezvous:
     options.run_id = settings.run_id
     use_sealed_agent()
     raise_limit_of_files()
-    return SealedRendezvous(AgentLoop(_upstream(options, settings)), options)
+    return SealedRendezvous(AgentLoop(_upstream(options, settings)), options, settings.outage)
 
 
 def _upstream(
@@ -274,12 +274,12 @@ def _upstream(
                 attachment={"agent": agent, "rank": options.rank},
                 connections=connections,
                 deliver=deliver,
-                lost_after=options.limits.lost_after,
+                outage=settings.outage,
             )
         state = StoreState(secrets.token_hex(8), options.limits, dist.HashStore, node_0=OWN)
         state.rounds.attach(OWN, agent, 0)
         listener = None if options.is_alone else _listen(options.endpoint)
-        return Host(state, connections, deliver, admission, listener)
+        return Host(state, connections, deliver, admission, listener, settings.outage)
 
     return new
 

@@ -20,6 +20,7 @@ from ringfence.join.peer import Peer
 from ringfence.launch.agent_admission import AgentAdmission
 from ringfence.launch.messages import TO_HOST, Answer, Call, Notice
 from ringfence.launch.store_state import Outgoing, StoreState
+from ringfence.transport.outage import CHECK_SECONDS, OutageWatch
 from ringfence.transport.tcp import EXHAUSTED
 from ringfence.transport.tcp import refusal as refusal_text
 
@@ -40,8 +41,15 @@ class Host:
         deliver: Callable[[Answer | Notice], None],
         admission: AgentAdmission | None = None,
         listener: socket.socket | None = None,
+        outage: float = keys.OUTAGE_SECONDS,
     ) -> None:
+        """`outage`: seconds without an answer until an agent is lost."""
         self.state = state
+        self._outage = outage
+        self._outages = OutageWatch(
+            outage, self._agents, self._on_outage, lambda _: None, self._on_silence, self._name_of
+        )
+        self._check_at = 0.0
         self._connections = connections
         self._deliver = deliver
         self._peers: dict[int, Peer] = {}
@@ -88,6 +96,9 @@ class Host:
         """Do what is due."""
         if now >= self.state.next_at():
             self._send_all(self.state.tick(now))
+        if self._peers and now >= self._check_at:
+            self._check_at = now + CHECK_SECONDS
+            self._outages.check()
         if now >= self._accept_at and self._listener is not None:
             self._accept_at = float("inf")
             self._connections.set_events(self._listener, selectors.EVENT_READ)
@@ -95,7 +106,8 @@ class Host:
     def next_at(self, now: float) -> float:
         """Return when `settle` or `serve_pending` has something to do."""
         pending = [] if self._handshakes is None else self._handshakes.seconds_left()
-        return min([self.state.next_at(), self._accept_at, *(now + left for left in pending)])
+        check = self._check_at if self._peers else float("inf")
+        return min([self.state.next_at(), self._accept_at, check, *(now + left for left in pending)])
 
     @property
     def is_left(self) -> bool:
@@ -147,14 +159,31 @@ class Host:
             write = selectors.EVENT_WRITE if peer.stream.wants_write else 0
             self._connections.set_events(peer, selectors.EVENT_READ | write)
 
-    def _disconnect(self, peer: Peer, reason: str) -> None:
+    def _disconnect(self, peer: Peer, reason: str, *, lost: bool = False) -> None:
         assert peer.rank is not None
         if self._peers.pop(peer.rank, None) is None:
             return
         _log.info("the agent at %s disconnected: %s", peer.address, reason)
         self._connections.set_events(peer, 0)
         peer.stream.close()
-        self._send_all(self.state.disconnect(peer.rank, time.monotonic()))
+        self._send_all(self.state.disconnect(peer.rank, time.monotonic(), f"{peer.address}: {reason}", lost=lost))
+
+    # -- outages ----------------------------------------------------------------------------------------------------
+
+    def _agents(self) -> list[tuple[int, Peer, socket.socket]]:
+        return [(client, peer, peer.stream.socket) for client, peer in self._peers.items()]
+
+    def _name_of(self, client: int) -> str:
+        return f"node {self.state.rounds.rank_of(client)} at {self._peers[client].address}"
+
+    def _on_outage(self, peer: Peer) -> None:
+        """Send something: the kernel repeats it until there is an answer, so both sides know when the outage is over."""
+        peer.send([self.state.rounds.notice])
+        self._watch(peer)
+
+    def _on_silence(self, client: int) -> None:
+        text = f"no answer for {self._outage:g} s (RINGFENCE_OUTAGE_TIMEOUT)"
+        self._disconnect(self._peers[client], text, lost=True)
 
     # -- unauthenticated peers --------------------------------------------------------------------------------------
 
@@ -186,7 +215,7 @@ class Host:
         self._connections.unwatch(peer)
         self._connections.pending.remove(peer)
         self._last += 1
-        peer.admit(self._last, TO_HOST, keys.CALL_BYTES, self.state.rounds.limits.lost_after)
+        peer.admit(self._last, TO_HOST, keys.CALL_BYTES, self._outage)
         self._peers[self._last] = peer
         _log.info("admitted the agent at %s", peer.address)
         try:

@@ -16,11 +16,10 @@ from ringfence.admission.handshake import Refusal
 from ringfence.errors import EvidenceError, PeerLostError, ProtocolError
 from ringfence.join.background import Background
 from ringfence.join.connections import Connections
-from ringfence.join.parent import FINAL_REASONS, REFUSAL_RETRY_SECONDS
 from ringfence.join.peer import Peer
 from ringfence.launch.agent_admission import AgentAdmission
 from ringfence.launch.messages import FROM_HOST, Answer, Call, Notice, Operation, Result, refused, to_json
-from ringfence.transport.outage import dial_briefly
+from ringfence.transport.outage import CHECK_SECONDS, OutageWatch, dial_briefly
 from ringfence.transport.tcp import connect, resolve
 
 _log = logging.getLogger(__name__)
@@ -46,13 +45,17 @@ class HostLink:
         attachment: dict[str, Any],
         connections: Connections,
         deliver: Callable[[Answer | Notice], None],
-        lost_after: float,
+        outage: float,
     ) -> None:
         self._endpoint = endpoint
         self._attachment = attachment
         self._connections = connections
         self._deliver = deliver
-        self._lost_after = lost_after
+        self._outage = outage
+        self._outages = OutageWatch(
+            outage, self._host, lambda _: None, lambda _: None, self._on_silence, lambda _: self._host_name()
+        )
+        self._check_at = 0.0
         self._handshakes = admission.handshakes(connections, self)
         self._background: Background[tuple[int, Any] | str] = Background()
         connections.add_source(self._background)
@@ -63,7 +66,6 @@ class HostLink:
         self._dial_at, self._pause = 0.0, _FIRST_RETRY
         self._down_since = time.monotonic()
         self._warned = False
-        self._refused_since: float | None = None
         self._problem = "it was not dialled yet"
         self._final = ""  # why this agent will not be admitted
 
@@ -110,9 +112,11 @@ class HostLink:
         if self._peer is None and now >= self._dial_at and not self._final:
             self._dial_at = float("inf")
             self._background.start("ringfence resolves", self._resolve)
-        if self._peer is None and not self._warned and now >= self._down_since + _SILENT_DIAL:
-            self._warned = True
-            _log.warning("%s; this agent keeps trying", self._unreachable())
+        if self._peer is None and now >= self._down_since + _SILENT_DIAL:
+            self._warn()
+        if self._peer is not None and now >= self._check_at:
+            self._check_at = now + CHECK_SECONDS
+            self._outages.check()
 
     def next_at(self, now: float) -> float:
         moments = [until for _, until in self._waiting.values()]
@@ -120,6 +124,8 @@ class HostLink:
             moments.append(self._dial_at)
             if not self._warned:
                 moments.append(self._down_since + _SILENT_DIAL)
+        if self._peer is not None:
+            moments.append(self._check_at)
         return min([float("inf"), *moments, *(now + left for left in self._handshakes.seconds_left())])
 
     is_left = True  # nobody needs this agent to stay
@@ -130,10 +136,17 @@ class HostLink:
         self._handshakes.close()
         self._background.close()
 
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("%s; this agent keeps trying", self._unreachable())
+
     def _unreachable(self) -> str:
-        host, port = self._endpoint
-        text = f"the host of the store, node 0 at {host}:{port}, is not reached: {self._problem}"
+        text = f"the host of the store, {self._host_name()}, is not reached: {self._problem}"
         return encoding.escape(text, keys.REFUSAL_TEXT_BYTES)
+
+    def _host_name(self) -> str:
+        return f"node 0 at {self._endpoint[0]}:{self._endpoint[1]}"
 
     # -- dialling ---------------------------------------------------------------------------------------------------
 
@@ -235,6 +248,14 @@ class HostLink:
         for number in sent:
             self._deliver(Answer(number, Result.LOST))
 
+    # -- outages ----------------------------------------------------------------------------------------------------
+
+    def _host(self) -> list[tuple[int, Peer, socket.socket]]:
+        return [] if self._peer is None else [(0, self._peer, self._peer.stream.socket)]
+
+    def _on_silence(self, _: int) -> None:
+        self._disconnect(f"no answer for {self._outage:g} s (RINGFENCE_OUTAGE_TIMEOUT)")
+
     # -- events of the handshake ------------------------------------------------------------------------------------
 
     def is_reading(self) -> bool:
@@ -243,8 +264,8 @@ class HostLink:
     def on_admitted(self, peer: Peer) -> None:
         self._connections.unwatch(peer)
         self._connections.pending.remove(peer)
-        peer.admit(0, FROM_HOST, keys.CALL_BYTES, self._lost_after)
-        self._peer, self._refused_since = peer, None
+        peer.admit(0, FROM_HOST, keys.CALL_BYTES, self._outage)
+        self._peer = peer
         peer.send([Call(_ATTACH, Operation.ATTACH, parts=(to_json(self._attachment),))])
         try:
             self._receive()
@@ -257,15 +278,10 @@ class HostLink:
         return f"{action} it: {encoding.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
 
     def on_dropped(self, peer: Peer, reason: str, refusal: Refusal | None) -> None:
-        now = time.monotonic()
-        if refusal is None or not refusal.same_run or refusal.reason not in FINAL_REASONS:
-            self._refused_since = None
-        elif self._refused_since is None:
-            self._refused_since = now
-        elif now >= self._refused_since + REFUSAL_RETRY_SECONDS:
-            self._problem = reason
-            self._fail(self._unreachable())
+        """Dial again, whatever was refused: this peer has not proved that it is the host."""
         self._retry(reason)
+        if refusal is not None:
+            self._warn()
 
     def on_no_proof(self, error: Exception) -> None:
         _log.warning("this agent could not collect a proof: %s", error)

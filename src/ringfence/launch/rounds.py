@@ -1,19 +1,21 @@
 """Which agents form which round. Without I/O: the host passes its own clock, so that no agent's clock matters.
 
 A round is one start of the workers on all nodes; its generation is the host's random incarnation and the round's number.
-It ends for all as soon as one member joins again, leaves, or is lost. An agent is lost if its connection has been closed for
-`lost_after` seconds; until then it may come back. A closed connection alone ends nothing: if the machine is down, workers on
-other machines raise, and their agents join again.
+It ends for all as soon as one member joins again, leaves, or is lost. An agent is lost if it has not answered for the outage
+timeout, or if its connection has been closed for `lost_after` seconds; until then it may come back.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Final
 
 from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.launch.messages import Answer, Notice, Result, refused, to_json
+
+_log = logging.getLogger(__name__)
 
 _NEVER: Final = float("inf")
 
@@ -25,7 +27,7 @@ class RoundLimits:
     min_nodes: int
     max_nodes: int
     last_call: float = keys.LAST_CALL_SECONDS  # once `min_nodes` wait, until a round forms without the others
-    lost_after: float = keys.AGENT_LOST_SECONDS
+    lost_after: float = keys.AGENT_LOST_SECONDS  # after its connection was closed, an agent is lost
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Member:
     given: bool
     client: int | None
     lost_at: float = _NEVER
+    lost_because: str = ""
     joins: int = 0  # the number of its call that waits for the next round, if it does
     joins_until: float = _NEVER
     left: bool = False
@@ -84,6 +87,11 @@ class Rounds:
     def members(self) -> list[int]:
         """Return the clients of the newest round."""
         return [each.client for each in self._current.values() if each.client is not None]
+
+    def rank_of(self, client: int) -> int | None:
+        """Return the rank of a client's node, once it has attached."""
+        member = self._by_client.get(client)
+        return None if member is None else member.rank
 
     @property
     def is_left(self) -> bool:
@@ -141,11 +149,12 @@ class Rounds:
         if member is not None:
             self._remove(member)
 
-    def disconnect(self, client: int, now: float) -> None:
-        """The connection of an agent is closed."""
+    def disconnect(self, client: int, now: float, reason: str = "", *, lost: bool = False) -> None:
+        """The connection of an agent is closed. `lost`: it was silent for so long that it is not expected back."""
         member = self._by_client.pop(client, None)
         if member is not None:
-            member.client, member.lost_at = None, now + self.limits.lost_after
+            patience = 0.0 if lost else self.limits.lost_after
+            member.client, member.lost_at, member.lost_because = None, now + patience, reason
             self._joins.pop(member.agent, None)
             self._gone[member.agent] = member
             if member.left:
@@ -156,6 +165,8 @@ class Rounds:
     def tick(self, now: float) -> list[tuple[int, Answer]]:
         """Remove lost agents, end waits, and form a round if it can be formed."""
         for member in [each for each in self._gone.values() if each.lost_at <= now]:
+            if not self._finished:
+                _log.warning("node %d is given up: %s", member.rank, member.lost_because or "its agent is gone")
             self._remove(member)
         return self._end_waits(now) + self._form(now)
 

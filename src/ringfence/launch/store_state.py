@@ -90,11 +90,11 @@ class StoreState:
         notices.append((client, self.rounds.notice))
         return Answer(call.number, Result.OK), notices
 
-    def disconnect(self, client: int, now: float) -> list[Outgoing]:
-        """Forget a connection that was closed."""
+    def disconnect(self, client: int, now: float, reason: str = "", *, lost: bool = False) -> list[Outgoing]:
+        """Forget a connection that was closed. `lost`: its agent is not expected back."""
         if self._store is not None:
             self._store.disconnect(client)
-        self.rounds.disconnect(client, now)
+        self.rounds.disconnect(client, now, reason, lost=lost)
         return self.tick(now)
 
     def tick(self, now: float) -> list[Outgoing]:

@@ -119,7 +119,12 @@ class ProgressLoop:
         self._stopping = False
         self._thread = threading.Thread(target=self._background, name=_thread_name(engine.channel), daemon=True)
         self._outages = OutageWatch(
-            engine.outage, network.connections, self._on_outage, self._on_unanswered, self._on_silence
+            engine.outage,
+            network.connections,
+            self._on_outage,
+            self._on_unanswered,
+            self._on_silence,
+            None if engine.channel else engine.requests.name_of,
         )
         register_fork_cleanup(self)
         self._thread.start()
@@ -334,8 +339,7 @@ class ProgressLoop:
         self.wake()
         if threading.current_thread() is not self._thread and not interrupting:
             self._thread.join(timeout=5)
-            if self._outages.is_alive():
-                self._outages.join(timeout=5)
+            self._outages.join(timeout=5)
         self._gil_switch.close()  # the background thread may have ended before it was woken
         unregister_fork_cleanup(self)  # its descriptor numbers will be reused
         for edge in self._edges:

@@ -105,9 +105,9 @@ class Requests:
         name, _, details = request.describe().partition(" (")
         late = sorted({link.worker for link in communicator.waiting_for()})
         return (
-            f"{name} has waited {waited:.0f} s for {', '.join(map(self._name_of, late)) or 'earlier calls'} in group "
+            f"{name} has waited {waited:.0f} s for {', '.join(map(self.name_of, late)) or 'earlier calls'} in group "
             f"{communicator.name!r} ({details}; it fails after {request.timeout:.0f} s"
         )
 
-    def _name_of(self, worker: int) -> str:
+    def name_of(self, worker: int) -> str:
         return f"worker {worker} ({self.worker_names[worker]})" if self.worker_names else f"worker {worker}"

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import socket
 import struct
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 UNANSWERED: Final = frozenset(
     {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
@@ -26,7 +32,9 @@ UNANSWERED: Final = frozenset(
 _TCP_RTO_MAX_MS: Final = 44
 _PAUSE_MS: Final = 1000  # between retransmissions, so that a run resumes quickly; the kernel's minimum
 _ENDLESS_MS: Final = 1 << 30  # of TCP_USER_TIMEOUT: 12 days
-_CHECK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
+_ANNOUNCED_SECONDS: Final = 5.0  # without an answer, until an outage is logged
+_NAMED: Final = 16  # peers in a message
 _LATE_SECONDS: Final = 1.5  # without an answer to data that was sent
 _QUICK_PROBES: Final = 2  # this fraction is sent quickly; the others are spread over the outage timeout
 _QUICK_KEEPALIVE: Final = 1  # seconds between keepalives on an idle connection
@@ -104,61 +112,83 @@ def dial_briefly(stream: socket.socket) -> None:
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _DIALS)
 
 
-class OutageWatch(threading.Thread):
-    """Checks each connection every second and sets the options that let TCP survive an outage and resume quickly.
+class OutageWatch(Generic[T]):
+    """Checks connections and sets the options that let TCP survive an outage and resume quickly. Call `check` every second, or
+    `start` a thread that does. An outage of some seconds is logged, and so is its end.
 
-    `on_outage` is called for a connection without data in flight when the peer does not answer a keepalive, so that the
-    engine sends a frame: otherwise a sender that missed a window update resumes only with its next, rare probe.
-    `on_unanswered` is called with the ranks of the workers that owe an answer on every connection, when they change, and
-    `on_silence` with the rank of a worker that has not answered on any connection for the outage timeout.
+    Args:
+        seconds: without an answer, after which a peer is lost.
+        connections: returns every connection: a number that stands for the peer, what it belongs to, and its socket.
+        on_outage: called for a connection without data in flight when the peer does not answer a keepalive, to send a message:
+            otherwise a sender that missed a window update resumes only with its next, rare probe.
+        on_unanswered: called with the peers that owe an answer on every connection, when they change.
+        on_silence: called with a peer that has not answered on any connection for `seconds`.
+        name_of: names a peer in messages; None: nothing is logged.
     """
 
     def __init__(
         self,
         seconds: float,
-        connections: Callable[[], list[tuple[Handler, socket.socket]]],
-        on_outage: Callable[[Handler], None],
+        connections: Callable[[], list[tuple[int, T, socket.socket]]],
+        on_outage: Callable[[T], None],
         on_unanswered: Callable[[frozenset[int]], None],
         on_silence: Callable[[int], None],
+        name_of: Callable[[int], str] | None,
     ) -> None:
-        super().__init__(name="ringfence outage watch", daemon=True)
         self._seconds = seconds
         self._connections = connections
         self._on_outage = on_outage
         self._on_unanswered = on_unanswered
         self._on_silence = on_silence
         self._unanswered: frozenset[int] = frozenset()
+        self._announcements = None if name_of is None else _Announcements(seconds, name_of)
         self._retries = _retries()
         self._has_pause = True  # whether the kernel supports TCP_RTO_MAX_MS
         self._known: dict[socket.socket, _Options] = {}  # options set so far
         self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    def run(self) -> None:
-        while not self._stopped.wait(_CHECK_SECONDS):
-            known: dict[socket.socket, _Options] = {}
-            silent: dict[int, float] = {}  # by worker: an answer on any connection counts
-            unanswered: dict[int, bool] = {}
-            for handler, stream in self._connections():
-                with contextlib.suppress(OSError):  # the connection was closed meanwhile
-                    state = TcpState.of(stream)
-                    if state.state == _ESTABLISHED:
-                        known[stream] = self._check(handler, stream, state)
-                        silent[handler.worker] = min(state.silent, silent.get(handler.worker, state.silent))
-                        unanswered[handler.worker] = state.unanswered and unanswered.get(handler.worker, True)
-            self._known = known
-            found = frozenset(worker for worker, owes in unanswered.items() if owes)
-            if found != self._unanswered:
-                self._unanswered = found
-                self._on_unanswered(found)
-            for worker in [worker for worker, seconds in silent.items() if seconds >= self._seconds]:
-                self._on_silence(worker)
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="ringfence outage watch", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def _check(self, handler: Handler, stream: socket.socket, state: TcpState) -> _Options:
+    def join(self, timeout: float) -> None:
+        """Wait until the thread, if there is one, has ended."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(CHECK_SECONDS):
+            self.check()
+
+    def check(self) -> None:
+        """Look at every connection once."""
+        known: dict[socket.socket, _Options] = {}
+        silent: dict[int, float] = {}  # by peer: an answer on any connection counts
+        unanswered: dict[int, bool] = {}
+        for peer, owner, stream in self._connections():
+            with contextlib.suppress(OSError):  # the connection was closed meanwhile
+                state = TcpState.of(stream)
+                if state.state == _ESTABLISHED:
+                    known[stream] = self._check(owner, stream, state)
+                    silent[peer] = min(state.silent, silent.get(peer, state.silent))
+                    unanswered[peer] = state.unanswered and unanswered.get(peer, True)
+        self._known = known
+        found = frozenset(peer for peer, owes in unanswered.items() if owes)
+        if found != self._unanswered:
+            self._unanswered = found
+            self._on_unanswered(found)
+        if self._announcements is not None:
+            self._announcements.update(silent, found)
+        for peer in [peer for peer, seconds in silent.items() if seconds >= self._seconds]:
+            self._on_silence(peer)
+
+    def _check(self, owner: T, stream: socket.socket, state: TcpState) -> _Options:
         if state.probes and not state.in_flight and not state.unsent:
-            self._on_outage(handler)
+            self._on_outage(owner)
         quick = state.probes < self._retries // _QUICK_PROBES
         options = _Options(
             user_timeout=round(2000 * self._seconds),  # fallback if this thread does not close it
@@ -189,6 +219,37 @@ class OutageWatch(threading.Thread):
                 if error.errno != errno.ENOPROTOOPT:
                     raise
                 self._has_pause = False
+
+
+class _Announcements:
+    """Logs that peers do not answer, and that they answer again."""
+
+    def __init__(self, seconds: float, name_of: Callable[[int], str]) -> None:
+        self._seconds = seconds
+        self._name_of = name_of
+        self._since: dict[int, float] = {}  # when a peer whose outage was announced answered last
+
+    def update(self, silent: Mapping[int, float], unanswered: Set[int]) -> None:
+        """`silent`: seconds since each peer answered. `unanswered`: those that owe an answer."""
+        now = time.monotonic()
+        new = sorted(peer for peer in unanswered - self._since.keys() if silent[peer] >= _ANNOUNCED_SECONDS)
+        over = sorted(peer for peer in self._since if peer in silent and peer not in unanswered)
+        if new:
+            _log.warning(
+                "no answer from %s for %.0f s: a machine or the network is down. Waiting for up to %g s "
+                "(RINGFENCE_OUTAGE_TIMEOUT)",
+                self._names(new),
+                max(silent[peer] for peer in new),
+                self._seconds,
+            )
+        if over:
+            length = max(now - silent[peer] - self._since[peer] for peer in over)
+            _log.warning("%s answered again after %.0f s", self._names(over), length)
+        kept = {peer: since for peer, since in self._since.items() if peer in silent and peer not in over}
+        self._since = kept | {peer: now - silent[peer] for peer in new}
+
+    def _names(self, peers: list[int]) -> str:
+        return ", ".join(map(self._name_of, peers[:_NAMED])) + (", ..." if len(peers) > _NAMED else "")
 
 
 def _retries() -> int:

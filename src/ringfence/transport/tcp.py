@@ -8,6 +8,7 @@ import os
 import resource
 import select
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from ringfence.transport.outage import Handler, dial_briefly, tolerate
 from ringfence.transport.unix import LocalNetwork
 
 _ACCEPTS = 32
+_LOCAL_PAUSE = (
+    0.05  # seconds without local connections after one of another user: a flood must not keep this worker busy
+)
 _OPEN_FILES = 1 << 16  # enough for a large world; the default of many systems is 1024
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # retrying would fail again
 _EDGES = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
@@ -90,6 +94,7 @@ class TcpNetwork:
         self._homes: dict[int, select.epoll] = {}
         self._accept: Callable[[socket.socket, str, bool], None] | None = None
         self._exhausted: Callable[[OSError], None] | None = None
+        self._local_resumes: float | None = None  # when local connections are accepted again
 
     def serve(self, accept: Callable[[socket.socket, str, bool], None], exhausted: Callable[[OSError], None]) -> None:
         """Call `accept` with every incoming connection, its address and whether it is of this machine, and `exhausted` if this
@@ -166,18 +171,25 @@ class TcpNetwork:
             self._homes.pop(descriptor).unregister(descriptor)
             self._streams.pop(descriptor, None)
 
-    def connections(self) -> list[tuple[Handler, socket.socket]]:
-        """Every connection whose peer is known, with its handler. Thread-safe."""
+    def connections(self) -> list[tuple[int, Handler, socket.socket]]:
+        """Every connection whose peer is known: its rank, its handler and its socket. Thread-safe."""
         streams = list(self._streams.copy().items())  # `copy` is atomic; a garbage collection may interrupt `list`
         known = [(self._handlers.get(descriptor), stream) for descriptor, stream in streams]
-        return [(handler, stream) for handler, stream in known if handler is not None and handler.worker >= 0]
+        return [
+            (handler.worker, handler, stream)
+            for handler, stream in known
+            if handler is not None and handler.worker >= 0
+        ]
 
     def sleep(self) -> None:
-        """Wait until a descriptor of `_service` has an event; `poll` handles it."""
-        self._idle.poll()
+        """Wait until a descriptor of `_service` has an event, or something is due; `poll` handles it."""
+        resumes = self._local_resumes
+        self._idle.poll(None if resumes is None else max(0.0, resumes - time.monotonic()))
 
     def poll(self, seconds: float) -> None:
         """Wait for changes and notify the handlers."""
+        if self._local_resumes is not None:
+            seconds = self._resume_local(self._local_resumes, seconds)
         service = self._service.fileno()
         for descriptor, events in self._all.poll(seconds if seconds < 86400 else -1):
             if descriptor == service:
@@ -218,14 +230,31 @@ class TcpNetwork:
             self._accept(stream, address[0], False)
 
     def _accept_local(self, local: LocalNetwork) -> None:
-        assert self._accept is not None
+        assert self._accept is not None and local.listener is not None
+        pause = False
         for _ in range(_ACCEPTS):
             try:
                 stream = local.accept()
-            except OSError:  # none is left, or this process has no descriptors: the dialler waits in the queue
-                return
-            if stream is not None:
+            except OSError as error:
+                pause |= error.errno in EXHAUSTED  # the dialler waits in the queue
+                break
+            if stream is None:
+                pause = True
+            else:
                 self._accept(stream, "", True)
+        if pause:
+            self._service.unregister(local.listener.fileno())
+            self._local_resumes = time.monotonic() + _LOCAL_PAUSE
+
+    def _resume_local(self, at: float, seconds: float) -> float:
+        """Accept local connections again if that is due. Return how long to wait, of `seconds`."""
+        left = at - time.monotonic()
+        if left > 0:
+            return min(left, seconds)
+        assert self._local is not None and self._local.listener is not None
+        self._service.register(self._local.listener.fileno(), select.EPOLLIN)
+        self._local_resumes = None
+        return seconds
 
     def _tune(self, stream: socket.socket) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

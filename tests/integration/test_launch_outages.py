@@ -1,0 +1,124 @@
+"""`ringfence run` on two machines, as network namespaces, through an interruption of the network between them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.private_files import new_secret_file
+from tests.integration.netns import ADDRESSES, Hosts
+from tests.integration.test_readme import environment
+from tests.limits import HANG
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = Path(__file__).with_name("launch_outage_script.py")
+ENDPOINT = f"{ADDRESSES['near']}:29400"
+SILENT = re.compile(r"no answer from (\w+) .* for \d+ s: a machine or the network is down\. Waiting for up to 300 s")
+BACK = re.compile(r"(node|worker) .* answered again after (\d+) s")
+
+
+class Node:
+    """The agent of a machine and its workers: what they print, line by line."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines: list[str] = []
+        self.looked_at = 0  # lines that `matches` passes over
+        self._printed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._printed:
+                self.lines.append(line.rstrip())
+                self._printed.notify_all()
+
+    def matches(self, pattern: re.Pattern[str] | str) -> list[re.Match[str]]:
+        return [found for line in self.lines[self.looked_at :] if (found := re.search(pattern, line))]
+
+    def wait_for(self, pattern: re.Pattern[str] | str, *kinds: str) -> None:
+        """Wait for a line that matches; with kinds, for one of each in its first group."""
+
+        def is_there() -> bool:
+            found = self.matches(pattern)
+            return bool(found) and {*kinds} <= {each[1] for each in found if kinds}
+
+        with self._printed:
+            assert self._printed.wait_for(is_there, HANG), "\n".join(self.lines)
+
+    def end(self) -> int:
+        self._thread.join(HANG)
+        return self._process.wait(HANG)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def started(hosts: Hosts, folder: Path, workers: int, steps: int) -> Iterator[list[Node]]:
+    """Start the script on both machines."""
+    env = {**environment(folder), "RINGFENCE_SECRET_FILE": str(folder / "secret")}
+    run = [sys.executable, "-m", "ringfence.cli", "run", "--nnodes", "2", "--rdzv-endpoint", ENDPOINT]
+    run += ["--rdzv-id", "outages", "--nproc-per-node", str(workers)]
+    script = [str(SCRIPT), str(folder / "stop"), str(steps)]
+    nodes: list[Node] = []
+    try:
+        for rank, side in enumerate(ADDRESSES):
+            nodes.append(Node([*hosts.prefix(side), *run, "--node-rank", str(rank), *script], env))
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_goes_on_after_an_outage_and_both_sides_say_so(tmp_path: Path, workers: int, full: bool) -> None:
+    """Until both sides have announced it; in the long form outages of 20, 80 and 200 s."""
+    new_secret_file(tmp_path / "secret")
+    with Hosts() as hosts:
+        with started(hosts, tmp_path, workers, 0) as nodes:
+            for node in nodes:
+                node.wait_for("^training$")
+            for seconds in (20, 80, 200) if full else (0,):
+                end = hosts.cut("switch") + seconds
+                for node in nodes:
+                    node.wait_for(SILENT, "node", "worker")
+                time.sleep(max(0.0, end - time.monotonic()))
+                hosts.restore("switch")
+                for node in nodes:
+                    node.wait_for(BACK, "node", "worker")
+                    print("\n".join(found.string for found in (*node.matches(SILENT), *node.matches(BACK))))
+                    assert all(int(found[2]) >= max(5, seconds) for found in node.matches(BACK))
+                    node.looked_at = len(node.lines)
+            (tmp_path / "stop").touch()
+            assert [node.end() for node in nodes] == [0, 0]
+        for node in nodes:
+            node.looked_at = 0
+        disturbed = results(nodes)
+        assert sum(len(node.matches(r"workers, run outages, ")) for node in nodes) == 1, "one session"
+        (tmp_path / "stop").unlink()
+        with started(hosts, tmp_path, workers, disturbed[0]) as nodes:
+            assert [node.end() for node in nodes] == [0, 0]
+        assert results(nodes) == disturbed
+
+
+def results(nodes: list[Node]) -> tuple[int, list[str]]:
+    """The number of steps, and what each rank says of its losses."""
+    found = sorted(match[0] for node in nodes for match in node.matches(r"^rank \d+: (\d+) steps, losses \w+$"))
+    return int(found[0].split()[2]), found
