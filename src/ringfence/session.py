@@ -158,7 +158,7 @@ class Session:
             announce(
                 f"{size} worker{'s' if size > 1 else ''}{who}, run {settings.run_id}, generation "
                 f"{settings.generation}, session {member.roster.digest[:4].hex()}, {keys.SUITE_NAMES[member.suite]}, "
-                f"{_how_admitted(member)}{slow}"
+                f"{_how_admitted(member)}{_where_sealed(member)}{slow}"
             )
         # In full: an attacker that gives two workers different rosters can make a few digits of their digests agree.
         _log.info("worker %d of %d holds the roster %s", member.rank, size, member.roster.digest.hex())
@@ -295,6 +295,15 @@ def _how_admitted(member: Membership) -> str:
         return f"{member.key_agreement}, admitted by {next(iter(counts))}"
     each = ", ".join(f"{count} by {how}" for how, count in sorted(counts.items()))
     return f"{member.key_agreement}, admitted {each}"
+
+
+def _where_sealed(member: Membership) -> str:
+    """Return what is sealed, and what workers of one machine exchange without sealing."""
+    if member.world_size == 1:
+        return ""
+    shares = member.local is not None and any(len(workers) > 1 for workers in member.local.machines)
+    inside = [*(["shared memory"] if shares else []), *member.inside_machine]
+    return f"; sealed between machines, {' or '.join(inside)} inside one" if inside else "; all traffic is sealed"
 
 
 def _warn_of_default_run_id(run_id: str, hosts: set[str]) -> None:

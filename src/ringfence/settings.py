@@ -41,7 +41,7 @@ from ringfence.admission.encoding import is_printable
 from ringfence.admission.entry import GENERATION_BYTES, HOST_BYTES, RUN_ID_BYTES
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.certificate import Credential, read_credential
-from ringfence.errors import ConfigurationError, PolicyError
+from ringfence.errors import PAGES, ConfigurationError, PolicyError
 from ringfence.interfaces import LOOPBACK, address_of_interface, address_towards
 from ringfence.policy.policy_file import PolicyFile
 from ringfence.policy.toml_table import POLICY_BYTES
@@ -190,7 +190,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     if unknown:
         raise ConfigurationError(
             f"{unknown[0]} is set, and ringfence has no such setting: did you mean {_nearest(unknown[0])}? "
-            f"Unset {unknown[0]}; docs/reference/settings.md lists all settings"
+            f"Unset {unknown[0]}; {PAGES}/reference/settings.html lists all settings"
         )
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ringfence.private_files import new_secret_file
+from tests.integration.launched_node import Node
 from tests.integration.netns import ADDRESSES, Hosts
 from tests.integration.test_readme import environment
-from tests.limits import HANG
 
 pytestmark = pytest.mark.processes
 
@@ -24,48 +22,6 @@ SCRIPT = Path(__file__).with_name("launch_outage_script.py")
 ENDPOINT = f"{ADDRESSES['near']}:29400"
 SILENT = re.compile(r"no answer from (\w+) .* for \d+ s: a machine or the network is down\. Waiting for up to 300 s")
 BACK = re.compile(r"(node|worker) .* answered again after (\d+) s")
-
-
-class Node:
-    """The agent of a machine and its workers: what they print, line by line."""
-
-    def __init__(self, command: list[str], env: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.lines: list[str] = []
-        self.looked_at = 0  # lines that `matches` passes over
-        self._printed = threading.Condition()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._printed:
-                self.lines.append(line.rstrip())
-                self._printed.notify_all()
-
-    def matches(self, pattern: re.Pattern[str] | str) -> list[re.Match[str]]:
-        return [found for line in self.lines[self.looked_at :] if (found := re.search(pattern, line))]
-
-    def wait_for(self, pattern: re.Pattern[str] | str, *kinds: str) -> None:
-        """Wait for a line that matches; with kinds, for one of each in its first group."""
-
-        def is_there() -> bool:
-            found = self.matches(pattern)
-            return bool(found) and {*kinds} <= {each[1] for each in found if kinds}
-
-        with self._printed:
-            assert self._printed.wait_for(is_there, HANG), "\n".join(self.lines)
-
-    def end(self) -> int:
-        self._thread.join(HANG)
-        return self._process.wait(HANG)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 @contextlib.contextmanager

@@ -241,10 +241,21 @@ def test_a_node_lost_after_its_success_starts_all_again() -> None:
 def test_an_agent_that_failed_for_good_closes_the_run() -> None:
     nodes = formed()
     waiting = nodes.join("node0")
-    nodes.call("node1", Operation.CLOSE, b"the workers of node 1 failed for good")
+    nodes.call("node1", Operation.CLOSE, b"rank 3 ended with SIGKILL", b"the workers of node 1 failed for good")
+    assert nodes.notices[nodes.clients["node0"]].cause == "rank 3 ended with SIGKILL"
     assert nodes.answer(waiting).result is Result.CLOSED
     later = nodes.answer(nodes.join("node2"))
     assert (later.result, later.text) == (Result.CLOSED, "the workers of node 1 failed for good")
+
+
+def test_the_first_cause_that_an_agent_names_reaches_all_until_the_next_round() -> None:
+    nodes = formed()
+    nodes.join("node0")  # its workers have failed because another's did
+    assert nodes.notices[nodes.clients["node1"]].cause == ""
+    nodes.call("node2", Operation.JOIN, b"rank 5 ended with SIGSEGV\n")
+    assert nodes.notices[nodes.clients["node1"]].cause == "rank 5 ended with SIGSEGV\\n"
+    nodes.call("node1", Operation.JOIN, b"rank 2 ended with exit code 1")
+    assert nodes.notices[nodes.clients["node0"]].cause == "", "the next round has formed"
 
 
 def test_a_node_that_was_silent_for_too_long_is_given_up_by_name(caplog: pytest.LogCaptureFixture) -> None:

@@ -225,6 +225,7 @@ def test_a_session_uses_the_sealing_engine_whatever_its_settings() -> None:
         "policy",
         "policy_path",
         "certificate",
+        "certificate_source",
         "vcek",
         "token_command",
     }

@@ -44,6 +44,7 @@ def by_the_text(name: str) -> bytes:
                     "waiting": message.waiting,
                     "finished": message.finished,
                     "closed": message.closed,
+                    "cause": message.cause,
                     "replaced": message.replaced,
                 },
                 separators=(",", ":"),

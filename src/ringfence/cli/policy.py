@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.cli.templates import HEAD, RULE, TABLES
 from ringfence.cli.terminal import layout_lines, say
-from ringfence.errors import ConfigurationError
+from ringfence.errors import PAGES, ConfigurationError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -185,7 +185,7 @@ def run_check(options: argparse.Namespace) -> int:
         ranks = f"rule {', '.join(map(str, any_rank))} binds no name to a rank: two rosters are not detected"
     else:
         ranks = "a name can stand for several ranks: two rosters are not detected"
-    say(f"{ranks} (docs, Limitations)", "  ranks      ")
+    say(f"{ranks} ({PAGES}/security/limitations.html)", "  ranks      ")
     print(f"  digest     {digest[:16]} {digest[16:]}")
     for status in statuses:
         say(str(status), "  list       ")

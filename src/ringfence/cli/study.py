@@ -42,7 +42,7 @@ examples:
   ringfence study --list                                    what would be measured, and for how long
   ringfence study                                           half an hour on two cores; without root, no limited links
   ringfence study --quick                                   all kinds of cells in a minute
-  ringfence study --grid mine.toml --results mine           a grid of your own (docs/guides/study.md)
+  ringfence study --grid mine.toml --results mine           a grid of your own
   ringfence study --grid machines --results machines        machines x workers, shared memory inside; needs root
   ringfence study --grid gpu-tee --results tee              what GPU TEEs cost, on simulated ones; about 20 minutes
   ringfence study query --model gpt2 --workers 2            rows of the summary

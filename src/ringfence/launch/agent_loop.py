@@ -266,6 +266,8 @@ class AgentLoop:
     def _on_message(self, message: Answer | Notice) -> None:
         """Take what the upstream has for this machine."""
         if isinstance(message, Notice):
+            if message.cause and (self._notice is None or message.cause != self._notice.cause):
+                _log.warning("a worker has failed: %s", message.cause)
             self._notice = message
             return
         client, number = self._calls.pop(message.number, (None, 0))

@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.launcher import api
 
-from ringfence.errors import ConfigurationError
+from ringfence.errors import AbortedError, ConfigurationError, PeerLostError
 from ringfence.launch.spares import Spares
 from ringfence.launch.store import HostLostError, RoundEndedError
 from ringfence.launch.tied import tied
+
+_TEXT: Final = 200  # characters of an exception that other nodes are told
+_CONSEQUENCES: Final = (PeerLostError.__name__, AbortedError.__name__)  # of another worker's failure
 
 
 def use_sealed_agent() -> None:
@@ -44,6 +48,21 @@ def _tied_workers(spares: Spares | None) -> Iterator[None]:
         yield
     finally:
         SubprocessHandler._popen = original
+
+
+def cause_of(failures: Mapping[int, ProcessFailure]) -> str:
+    """Return what failed first on this node: its rank, and its signal or its exception.
+
+    "" if workers failed only because another node's did.
+    """
+    causes = []
+    for rank, failure in sorted(failures.items(), key=lambda each: (each[1].timestamp, each[0])):
+        said = failure.message.get("message", "") if isinstance(failure.message, dict) else ""
+        if said.startswith(_CONSEQUENCES):
+            continue
+        what = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+        causes.append(f"rank {rank} ended with {what}" + (f": {' '.join(said.split())[:_TEXT]}" if said else ""))
+    return causes[0] if causes else ""
 
 
 def _refuse_rejoins(rendezvous: Any, waiting: Iterable[int], reason: str) -> WorkerState:
@@ -108,6 +127,7 @@ class SealedAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is untyped 
             if result.state is WorkerState.HEALTHY:
                 return RunResult(state=self._let_rejoin(worker_group))
             if result.state is not WorkerState.SUCCEEDED:
+                worker_group.spec.rdzv_handler.failure = cause_of(result.failures)
                 return result
             self._succeeded = result
             worker_group.spec.rdzv_handler.workers_run = False

@@ -53,6 +53,7 @@ _OPTIONS: Final = ("join_timeout", "last_call_timeout", "rank", "rejoin", "spare
 _UNUSED: Final = "timeout"  # torchrun always passes it, for its static rendezvous
 _NO_PORT: Final = 1  # MASTER_PORT where nothing listens: only a worker without the hooks of `worker.py` would dial it
 _LEAVE_SECONDS: Final = 5.0
+_CAUSE_SECONDS: Final = 3.0  # for the node on which something failed to say so
 _LINGER_SECONDS: Final = 5.0  # of the host, beyond the outage timeout
 _MACHINE_SECONDS: Final = 60.0  # for this machine to tell what evidence it can provide
 
@@ -67,6 +68,7 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
         self._client = AgentClient(loop.path)
         self._generation = ""
         self._over_since: float | None = None  # when this agent saw that its round is over
+        self.failure = ""  # what failed on this node in the round before
         self.workers_run = True  # whether workers of this node can still call `ringfence.rejoin()`
 
     def get_backend(self) -> str:
@@ -98,9 +100,9 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round. What is put into the environment here reaches the workers."""
         end = time.monotonic() + self._options.join_timeout
-        answer = self._ask(Operation.JOIN, self._options.join_timeout)
+        answer = self._ask(Operation.JOIN, self._options.join_timeout, self._cause())
         while answer.result is Result.LOST and time.monotonic() < end:
-            answer = self._ask(Operation.JOIN, max(0.001, end - time.monotonic()))
+            answer = self._ask(Operation.JOIN, max(0.001, end - time.monotonic()), self._cause())
         if answer.result is Result.CLOSED and not answer.text:
             raise RendezvousGracefulExitError("the run has finished")
         if answer.result is Result.CLOSED:
@@ -114,7 +116,7 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
             raise RendezvousConnectionError(answer.text)
         found = from_json(answer.parts[0])
         self._generation = text_of(found, "generation", GENERATION_BYTES)
-        self._over_since = None
+        self._over_since, self.failure = None, ""
         os.environ.update(
             {
                 "RINGFENCE_GENERATION": self._generation,
@@ -135,7 +137,7 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
         return notice is not None and bool(notice.closed)
 
     def set_closed(self) -> None:
-        self._ask(Operation.CLOSE, _LEAVE_SECONDS, b"an agent has closed the rendezvous")
+        self._ask(Operation.CLOSE, _LEAVE_SECONDS, b"", b"an agent has closed the rendezvous")
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if the workers have to be started again for the next round, otherwise 0. Never waits for the network."""
@@ -181,11 +183,27 @@ class SealedRendezvous(RendezvousHandler):  # type: ignore[misc]  # torch is unt
     def shutdown(self) -> bool:
         """Leave. If the run has not finished, no further round forms: this node will not come back by itself."""
         if self._loop.is_alive:
-            finished = self.is_finished
-            reason = b"" if finished else f"the workers of node {self._options.name} failed for good".encode()
-            self._ask(Operation.LEAVE if finished else Operation.CLOSE, _LEAVE_SECONDS, reason)
+            if self.is_finished:
+                self._ask(Operation.LEAVE, _LEAVE_SECONDS)
+            else:
+                reason = f"the workers of node {self._options.name} failed for good"
+                self._ask(Operation.CLOSE, _LEAVE_SECONDS, self._cause(), reason.encode())
+                self._wait_for_cause()
             self._loop.stop(self._outage + _LINGER_SECONDS)
         return True
+
+    def _cause(self) -> bytes:
+        """What failed on this node, as the others are told."""
+        return f"{self.failure}, on {socket.gethostname()}".encode() if self.failure else b""
+
+    def _wait_for_cause(self) -> None:
+        """Workers of this node have failed because others did: wait a moment until another agent says why. It is logged."""
+        end = time.monotonic() + _CAUSE_SECONDS
+        while not self.failure and time.monotonic() < end:
+            notice = self._notice()
+            if notice is None or notice.cause:
+                return
+            time.sleep(_CAUSE_SECONDS / 100)
 
     def _notice(self) -> Notice | None:
         answer = self._ask(Operation.STATUS, 0.0)

@@ -130,6 +130,7 @@ class Notice:
     waiting: bool = False  # agents wait for the next round, and there is room for them
     finished: bool = False  # the workers of all members have succeeded
     closed: str = ""  #     why there will be no further round
+    cause: str = ""  #      why the round has ended, as far as an agent has said
     replaced: bool = False  # another agent has taken the place of this one
 
     def ends(self, generation: str) -> bool:
@@ -144,6 +145,7 @@ class Notice:
                 "waiting": self.waiting,
                 "finished": self.finished,
                 "closed": self.closed,
+                "cause": self.cause,
                 "replaced": self.replaced,
             }
         )
@@ -155,6 +157,7 @@ class Notice:
         return cls(
             generation=text_of(found, "generation", GENERATION_BYTES),
             closed=text_of(found, "closed", keys.REFUSAL_TEXT_BYTES),
+            cause=text_of(found, "cause", keys.REFUSAL_TEXT_BYTES),
             **{name: flag_of(found, name) for name in names},
         )
 

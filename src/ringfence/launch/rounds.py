@@ -53,6 +53,7 @@ class Rounds:
         self._incarnation = incarnation
         self._number = 0
         self._ended = True  # there is no round yet
+        self._cause = ""  # why it has ended
         self._finished = False
         self._closed = ""
         self._members: dict[str, Member] = {}
@@ -82,6 +83,7 @@ class Rounds:
             waiting=bool(self._joins) and (self._ended or len(self._current) < self.limits.max_nodes),
             finished=self._finished,
             closed=self._closed,
+            cause=self._cause,
         )
 
     def members(self) -> list[int]:
@@ -118,8 +120,8 @@ class Rounds:
         self._by_client[client] = member
         return "", replaced
 
-    def join(self, client: int, number: int, until: float) -> Answer | None:
-        """Let an agent wait for the next round. Returns an answer if it need not wait."""
+    def join(self, client: int, number: int, until: float, cause: str = "") -> Answer | None:
+        """Let an agent wait for the next round. `cause`: what failed on its node. Returns an answer if it need not wait."""
         member = self._by_client.get(client)
         if member is None:
             return refused(number, "attach first")
@@ -129,6 +131,7 @@ class Rounds:
             return self._closing(number)
         if member.agent in self._current:
             self._ended = True
+            self._cause = self._cause or _text(cause)
         member.joins, member.joins_until = number, until
         self._joins[member.agent] = member
         self._joins_until = min(self._joins_until, until)
@@ -141,11 +144,12 @@ class Rounds:
             self._undone.discard(member.agent)
             self._finished = not self._undone
 
-    def leave(self, client: int, closed: str = "") -> None:
-        """An agent ends; with a reason, no further round forms."""
+    def leave(self, client: int, closed: str = "", cause: str = "") -> None:
+        """An agent ends; with a reason, no further round forms. `cause`: what failed on its node."""
         member = self._by_client.get(client)
         if closed and not self._finished:
-            self._closed = encoding.escape(closed, keys.REFUSAL_TEXT_BYTES)
+            self._closed = self._closed or _text(closed)
+            self._cause = self._cause or _text(cause)
         if member is not None:
             self._remove(member)
 
@@ -216,7 +220,7 @@ class Rounds:
 
     def _start(self, chosen: list[Member]) -> list[tuple[int, Answer]]:
         self._number += 1
-        self._ended, self._call_at = False, None
+        self._ended, self._cause, self._call_at = False, "", None
         self._current = {each.agent: each for each in chosen}
         self._undone = set(self._current)
         answers = []
@@ -261,3 +265,8 @@ class Rounds:
 
     def _free_rank(self) -> int:
         return next(rank for rank in range(len(self._by_rank) + 1) if rank not in self._by_rank)
+
+
+def _text(said: str) -> str:
+    """What an agent said, as a notice may repeat it."""
+    return encoding.escape(said, keys.REFUSAL_TEXT_BYTES)

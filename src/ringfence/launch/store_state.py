@@ -59,14 +59,13 @@ class StoreState:
             case Operation.ATTACH:
                 answer, outgoing = self._attach(client, call)
             case Operation.JOIN:
-                answer = self.rounds.join(client, call.number, now + call.milliseconds / 1000)
+                answer = self.rounds.join(client, call.number, now + call.milliseconds / 1000, _text(call))
             case Operation.DONE:
                 self.rounds.done(client)
             case Operation.LEAVE:
                 self.rounds.leave(client)
             case Operation.CLOSE:
-                reason = call.parts[0].decode("ascii", "replace") if call.parts else ""
-                self.rounds.leave(client, reason or "an agent has failed")
+                self.rounds.leave(client, _text(call, 1) or "an agent has failed", _text(call))
             case _:
                 raise ProtocolError(f"the host does not answer {call.operation.name}")
         if answer is not None:
@@ -117,3 +116,7 @@ class StoreState:
     def next_at(self) -> float:
         """Return when `tick` has something to do."""
         return min(self.rounds.next_at(), float("inf") if self._store is None else self._store.next_at())
+
+
+def _text(call: Call, part: int = 0) -> str:
+    return call.parts[part].decode("ascii", "replace") if part < len(call.parts) else ""

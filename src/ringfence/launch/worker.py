@@ -15,9 +15,10 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, Final
 
-from ringfence.errors import ConfigurationError
+from ringfence.errors import PAGES, ConfigurationError
 from ringfence.guard import AGENT, OURS
 from ringfence.launch.agent_client import AgentClient
 from ringfence.launch.tied import end_with
@@ -44,13 +45,28 @@ def install() -> None:
     rendezvous._create_c10d_store = _create_store
     distributed_c10d._new_process_group_helper = _substituting(distributed_c10d)
     _refuse_listening_stores()
+    _record_exceptions()
+
+
+def _record_exceptions() -> None:
+    """Let the agent know an exception that ends this process, as torch's `@record` does for a function."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    original = sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        original(kind, error, traceback)
+        if isinstance(error, Exception) and "TORCHELASTIC_ERROR_FILE" in os.environ:
+            get_error_handler().record_exception(error)
+
+    sys.excepthook = report
 
 
 def _check_arguments(function: Any, names: tuple[str, ...]) -> None:
     if function is None or not set(names) <= set(inspect.signature(function).parameters):
         raise ConfigurationError(
             "this version of torch creates stores or process groups in a way that ringfence run does not support: use a "
-            "version that docs/reference/compatibility.md lists"
+            f"version that {PAGES}/reference/compatibility.html lists"
         )
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from ringfence.cli.checks.check import Check
 from ringfence.cli.checks.software import install_missing
-from ringfence.errors import EvidenceError, RingfenceError
+from ringfence.errors import PAGES, EvidenceError, RingfenceError
 
 if TYPE_CHECKING:
     from ringfence.settings import Settings
 
-AS_IT_SAYS: Final = "change the environment as `settings` says; docs/reference/settings.md lists every variable"
+AS_IT_SAYS: Final = f"change the environment as `settings` says; every variable: {PAGES}/reference/settings.html"
 
 
 def checks(environ: Mapping[str, str]) -> list[Check]:
