@@ -94,14 +94,11 @@ def is_fast(item: pytest.Item) -> bool:
     return has_fast_tests(item.path) and not any(item.get_closest_marker(name) for name in NOT_FAST)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         if "exhaustive" in getattr(item, "fixturenames", ()):
             item.add_marker("exhaustive")
-        # `--dist loadgroup` runs a group in one process: a file's tests share its fixtures.
-        item.add_marker(pytest.mark.xdist_group("alone" if item.get_closest_marker("alone") else item.path.stem))
     for option, wanted in (("--fast", True), ("--rest", False)):
         if config.getoption(option):
             config.hook.pytest_deselected(items=[item for item in items if is_fast(item) is not wanted])
@@ -117,9 +114,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def failure_of(report: pytest.TestReport) -> dict[str, str]:
-    groups = ("@alone", f"@{Path(report.location[0]).stem}")  # appended by `--dist loadgroup`
-    test = next((report.nodeid.removesuffix(group) for group in groups if report.nodeid.endswith(group)), report.nodeid)
-    return {"test": test, "text": report.longreprtext}
+    return {"test": report.nodeid, "text": report.longreprtext}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -50,6 +50,8 @@ class SealedCheckpoints(TrainerCallback):
         optimizer = parts["optimizer"].optimizer
         set_state_dict(model, optimizer, model_state_dict=whole["model"], optim_state_dict=whole["optimizer"])
         parts["lr_scheduler"].load_state_dict(whole["scheduler"])
+        if state.is_world_process_zero:
+            print(f"resumed after step {state.global_step}", flush=True)
 
     def resume(self, trainer: Trainer) -> str | None:
         """Return a folder for `Trainer.train(resume_from_checkpoint=...)`, or None if there is nothing to go on from.

@@ -23,8 +23,7 @@ from ringfence.errors import (
     UnsupportedError,
 )
 from ringfence.groups import assert_sealed, init
-
-__version__ = "0.1.0"
+from ringfence.release import RELEASE as __version__
 
 __all__ = [
     "AbortedError",

@@ -20,10 +20,6 @@ All derive from RuntimeError, which torch.distributed raises, so existing handle
 
 from __future__ import annotations
 
-from typing import Final
-
-PAGES: Final = "https://ringfence.github.io/ringfence"  # the documentation, for messages
-
 
 class RingfenceError(RuntimeError):
     """Base class of all exceptions of ringfence."""

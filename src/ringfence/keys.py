@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 VERSION: Final = 1
+RELEASE_BYTES: Final = 64  # of the text that names a release
 SUITE_AES_256_GCM: Final = 1
 SUITE_NAMES: Final = {SUITE_AES_256_GCM: "AES-256-GCM"}
 

@@ -41,7 +41,7 @@ from ringfence.admission.encoding import is_printable
 from ringfence.admission.entry import GENERATION_BYTES, HOST_BYTES, RUN_ID_BYTES
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.certificate import Credential, read_credential
-from ringfence.errors import PAGES, ConfigurationError, PolicyError
+from ringfence.errors import ConfigurationError, PolicyError
 from ringfence.interfaces import LOOPBACK, address_of_interface, address_towards
 from ringfence.policy.policy_file import PolicyFile
 from ringfence.policy.toml_table import POLICY_BYTES
@@ -54,6 +54,7 @@ from ringfence.private_files import (
     read_private,
     read_unshared,
 )
+from ringfence.release import PAGES
 
 PREFIX: Final = "RINGFENCE_"
 _NEAR: Final = 0.88  # likeness of a misspelt prefix: one letter is wrong, missing or too many

@@ -74,6 +74,7 @@ def test_the_capture_shows_nothing_of_the_sealed_store(sealed: Run) -> None:
 
 
 @pytest.mark.promise("Under `ringfence run`, tensors, objects, the store and the rendezvous are not sent in plaintext.")
+@pytest.mark.nightly
 @pytest.mark.real_start  # forked agents of stock torchrun do not end: so are all tests that start them
 @pytest.mark.parametrize("kind", SECRETS)
 def test_the_same_search_finds_all_under_torchrun(stock: Run, kind: str) -> None:
@@ -91,12 +92,14 @@ def test_no_listener_answers_an_unauthenticated_client(sealed: Run) -> None:
 
 
 @pytest.mark.promise("Under `ringfence run`, no listener answers an unauthenticated client, and none is a TCPStore.")
+@pytest.mark.nightly
 @pytest.mark.real_start
 def test_the_store_of_torchrun_answers_the_same_query(stock: Run) -> None:
     assert any(not says_nothing(listener.to_query) for listener in stock.listeners)
 
 
 @pytest.mark.promise("An unmodified script trains under `ringfence run` to the weights of torchrun with Gloo.")
+@pytest.mark.nightly
 @pytest.mark.real_start
 def test_the_weights_are_those_of_torchrun(sealed: Run, stock: Run) -> None:
     """But for rounding: Gloo adds the gradients of four workers in another order."""

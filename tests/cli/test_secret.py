@@ -13,7 +13,7 @@ import pytest
 from ringfence.private_files import load_secret
 from ringfence.settings import Settings
 from tests.cli.command import ringfence
-from tests.integration.join_cluster import Clock, World
+from tests.integration.join_cluster import Clock, Warnings, World
 from tests.limits import FAR
 
 
@@ -136,9 +136,11 @@ def test_a_rotated_secret_and_the_old_one_refuse_each_other(tmp_path: Path, monk
     old = load_secret(tmp_path / "run.secret")
     ringfence("secret", "rotate", "run.secret", folder=tmp_path)
     clock, world = Clock(monkeypatch), World(2)
-    world.start([0, 1], {0: Settings(old), 1: Settings(load_secret(tmp_path / "run.secret"))})
-    assert "does not have the shared secret" in world.error(1)
+    with Warnings() as warnings:
+        world.start([0, 1], {0: Settings(old), 1: Settings(load_secret(tmp_path / "run.secret"))})
+        warnings.wait_for(lambda texts: sum("shared secret" in text for text in texts) == 2)
     clock.advance(FAR)
+    assert "does not have the shared secret" in world.error(1)
     assert "missing: rank 1" in world.error(0)
 
 

@@ -98,6 +98,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     assert f"{24 - sum(map(len, kept.values()))} rounds of" in done.stderr
     assert "all_reduce 4 KiB, 2 workers, loopback" in done.stdout
+    assert f"`ringfence report --study {folder / 'results'}` read them" in done.stdout
     assert re.search(r"^  ringfence +[\d.]+ (µs|ms) +[\d.]+ \[[\d.]+, [\d.]+\]", done.stdout, re.M)
     assert sorted(rounds_in(folder / "results").values()) == [list(range(8))] * 3
     return folder

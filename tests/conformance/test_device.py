@@ -52,9 +52,10 @@ def test_pairwise(devices: Pool, world: int, way: str) -> None:
     ("world", "way"),
     [
         (2, "ringfence"),
-        pytest.param(4, "ringfence", marks=pytest.mark.nightly),
-        pytest.param(4, IN_SHARED_MEMORY, marks=pytest.mark.nightly),
+        (4, "ringfence"),
+        (4, IN_SHARED_MEMORY),
     ],
 )
+@pytest.mark.nightly
 def test_large(devices: Pool, world: int, way: str) -> None:
     assert not unexpected(devices, list(enumerate(large_cases(world))), backend=way)

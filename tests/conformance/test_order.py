@@ -127,7 +127,7 @@ def many_outstanding(count: int) -> None:
         assert tensor.tolist() == [number * world, ranks, world]
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_ten_thousand_operations_are_outstanding(pool: Pool, backend: str, world: int) -> None:
     count = 10_000 if backend == "ringfence" else 1_000  # Gloo, the reference, takes ten times as long
     pool.check(many_outstanding, world, backend, (count,), timeout=120)

@@ -50,6 +50,7 @@ def play_and_weigh(cases: list[tuple[int, Case]]) -> tuple[list[tuple[int, str]]
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_random_collectives_are_correct_without_memory_growth(pool: Pool, backend: str, full: bool) -> None:
     count = FULL if full else BOUNDED
     chance = random.Random(SEED)

@@ -33,7 +33,7 @@ from ringfence.evidence.tsm import KernelFiles
 from ringfence.join.provers import Machine, prover_of
 from ringfence.policy.policy_file import PolicyFile, Rule
 from ringfence.settings import Settings
-from tests.integration.join_cluster import Clock, World
+from tests.integration.join_cluster import Clock, Warnings, World
 from tests.limits import FAR
 from tests.unit import azure_mint, snp_mint, tdx_mint
 from tests.unit.admission_samples import worker
@@ -391,9 +391,10 @@ def test_a_vm_that_booted_something_else_is_not_admitted(
     with azure_vm(tmp_path / "other", hcl_report.SNP) as other:
         other.extend(4, hashlib.sha256(b"another boot loader").digest())
         admissions = {0: admission(snp_vm, "azure_snp", service), 1: admission(other, "azure_snp", service)}
-        with World(2) as world:
+        with World(2) as world, Warnings() as warnings:
             world.start(range(2), admission=admissions)
-            text = world.error(1)
+            warnings.wait_for(lambda texts: sum("refuses rank 1" in text for text in texts) == 2)
             clock.advance(FAR)
+            text = world.error(1)
             world.error(0)
     assert "SEV-SNP on Azure refuses rank 1: its PCR 4 is" in text

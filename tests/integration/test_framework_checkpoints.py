@@ -58,6 +58,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(name: str, tmp_path: Path) -> N
     assert re.findall("weights: .*", second) == re.findall("weights: .*", undisturbed)
 
 
+@pytest.mark.nightly
 def test_an_older_checkpoint_is_refused(tmp_path: Path) -> None:
     """The folder of step 8 is replaced by that of step 4, which is authentic."""
     key, folder = key_file(tmp_path), tmp_path / "run"

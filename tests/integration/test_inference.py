@@ -28,7 +28,8 @@ def tokens_of_one_process() -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("kind", ["cpu", pytest.param("sim", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["cpu", "sim"])
 def test_two_workers_generate_the_tokens_of_one_process(
     tokens_of_one_process: list[int], device_library: Path, kind: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -18,11 +19,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ringfence import keys
 from ringfence.admission.binding import Binding
 from ringfence.admission.entry import Entry
+from ringfence.admission.messages import Hello
 from ringfence.admission.policy import Evidence, Policy
 from ringfence.admission.proofs.secret import SharedSecret
 from ringfence.control import Abort, Bye, Closed
 from ringfence.errors import AdmissionError, ConfigurationError
-from ringfence.join import Membership, diagnostics, join, listen
+from ringfence.join import Membership, diagnostics, join, listen, loop
 from ringfence.join.diagnostics import Deadline
 from ringfence.join.loop import JoinLoop
 from ringfence.join.parent import AddressBook
@@ -98,12 +100,9 @@ def test_a_policy_that_seals_inside_a_machine_listens_nowhere() -> None:
             assert member.local is not None and not member.local.workers and member.local.listener is None
 
 
-def test_workers_that_seal_and_workers_that_do_not_form_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, world = Clock(monkeypatch), World(2)
-    with Warnings() as warnings:
-        world.start(range(2), {1: Settings(SECRET, same_host="sealed")})
-        warnings.wait_for(lambda texts: sum("different policies" in text for text in texts) == 2)
-    clock.advance(FAR)
+def test_workers_that_seal_and_workers_that_do_not_form_no_run() -> None:
+    world = World(2)
+    world.start(range(2), {1: Settings(SECRET, same_host="sealed")})
     for rank in range(2):
         assert "different policies" in world.error(rank)
 
@@ -286,11 +285,10 @@ def test_a_wrong_secret_is_refused_and_both_sides_report_it(monkeypatch: pytest.
     clock, world = Clock(monkeypatch), World(2)
     with Warnings() as warnings:
         world.start([0, 1], {1: Settings(OTHER_SECRET)})
-        warnings.wait_for(lambda texts: any("give every worker the same secret file" in text for text in texts))
-        warnings.wait_for(lambda texts: any("rank 1 does not have the shared secret" in text for text in texts))
+        warnings.wait_for(lambda texts: sum("give every worker the same secret file" in text for text in texts) == 2)
     clock.advance(FAR)
     refused, waited = world.error(1), world.error(0)
-    assert "rank 1 did not reach its parent, rank 0: refused by the worker at" in refused
+    assert "rank 1 did not reach its parent, rank 0" in refused and "rank 1 refused by the worker at" in refused
     assert "give every worker the same secret file" in refused
     assert "1 of 2 workers are missing: rank 1" in waited
     assert "rank 1 does not have the shared secret" in waited
@@ -324,16 +322,31 @@ def test_an_impostor_does_not_end_the_join_of_others(monkeypatch: pytest.MonkeyP
         assert [member.rank for member in world.members()] == [0, 1]
 
 
-def test_another_world_size_is_refused_and_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, store = Clock(monkeypatch), MemoryStore()
-    two, three = World(2, store=store), World(3, store=store)
-    with Warnings() as warnings:
-        two.start([0])
-        three.start([1])
-        warnings.wait_for(lambda texts: sum("different world sizes" in text for text in texts) == 2)
-    clock.advance(FAR)
+@pytest.mark.promise(
+    "Workers of different versions or policies that prove themselves end the join at once, on both sides."
+)
+def test_another_world_size_ends_both_joins() -> None:
+    two = World(2)
+    three = World(3, store=two.store)
+    two.start([0])
+    three.start([1])
     assert "different world sizes: 3 and 2" in three.error(1)
     assert "different world sizes: 2 and 3" in two.error(0)
+
+
+@pytest.mark.promise(
+    "Workers of different versions or policies that prove themselves end the join at once, on both sides."
+)
+@pytest.mark.parametrize("newer", range(2))
+def test_another_version_ends_both_joins(monkeypatch: pytest.MonkeyPatch, newer: int) -> None:
+    def hello(**fields: Any) -> Hello:
+        return Hello(**fields, version=2, release="0.9.3") if fields["entry"].rank == newer else Hello(**fields)
+
+    monkeypatch.setattr(loop, "Hello", hello)
+    world = World(2)
+    world.start(range(2))
+    for rank in range(2):
+        assert "install one release on all machines, such as 0.9.3" in world.error(rank)
 
 
 @pytest.mark.promise("Two workers that claim one rank end the session, and the error names both.")

@@ -16,7 +16,7 @@ from ringfence.admission.proofs import bundle, certificate, nvidia, tdx
 from ringfence.admission.proofs.certificate import CertificateProver, CertificateVerifier
 from ringfence.settings import Settings
 from tests.certificates import HOUR, Authority, spiffe
-from tests.integration.join_cluster import Clock, World
+from tests.integration.join_cluster import Clock, Warnings, World
 from tests.limits import FAR
 from tests.unit import nvidia_mint, tdx_mint
 
@@ -128,8 +128,10 @@ def test_a_worker_that_lacks_one_of_them_is_refused(
     """The one that is refused hears what is about itself; what the policy asks for stays with its verifier."""
     clock, world = Clock(monkeypatch), World(2)
     good = bundle.prover_for(proofs("0"))
-    world.start([0, 1], dict.fromkeys((0, 1), Settings()), {0: (policy(), good), 1: (policy(), show())})
+    with Warnings() as warnings:
+        world.start([0, 1], dict.fromkeys((0, 1), Settings()), {0: (policy(), good), 1: (policy(), show())})
+        warnings.wait_for(lambda texts: sum(heard in text for text in texts) == 2)
+    clock.advance(FAR)
     assert heard in world.error(1)
     assert not logged or logged not in world.error(1)
-    clock.advance(FAR)
     assert heard + logged in world.error(0)

@@ -27,7 +27,7 @@ from ringfence.settings import Settings, load_credential, load_policy
 from tests.certificates import HOUR, Authority, private_pem, spiffe
 from tests.fake_tsm import Kernel
 from tests.integration.admitted_worker import run_workers
-from tests.integration.join_cluster import Clock, World
+from tests.integration.join_cluster import Clock, Warnings, World
 from tests.limits import FAR
 
 TODAY = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
@@ -205,9 +205,11 @@ def test_a_worker_that_dials_with_a_bad_certificate_is_refused(
     policy, _ = policy_of(good)
     assert bad.certificate is not None
     clock, world = Clock(monkeypatch), World(2)
-    world.start([0, 1], {0: good, 1: bad}, admission={1: (policy, CertificateProver(bad.certificate))})
-    assert says in world.error(1)
+    with Warnings() as warnings:
+        world.start([0, 1], {0: good, 1: bad}, admission={1: (policy, CertificateProver(bad.certificate))})
+        warnings.wait_for(lambda texts: sum(says in text for text in texts) == 2)
     clock.advance(FAR)
+    assert says in world.error(1)
     assert "1 of 2 workers are missing: rank 1" in world.error(0)
     assert says in world.error(0)
 

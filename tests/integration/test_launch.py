@@ -10,19 +10,23 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousTimeoutError,
 )
 
+from ringfence.admission.messages import Hello
 from ringfence.cli import main
 from ringfence.errors import ConfigurationError
 from ringfence.keys import CALL_BYTES
+from ringfence.launch import agent_admission
 from ringfence.launch.handler import SealedRendezvous, create
 from ringfence.launch.messages import Call, Operation
 from ringfence.private_files import new_secret_file
@@ -153,6 +157,22 @@ def test_an_impostor_of_the_host_ends_no_agent(agent: Start, tmp_path: Path, mon
         warnings.wait_for(lambda texts: any("secret" in text and "keeps trying" in text for text in texts))
         impostor._loop.stop()
     assert [each.rank for each in joined(agent(port, 0), one)] == [0, 1]
+
+
+@pytest.mark.promise(
+    "Workers of different versions or policies that prove themselves end the join at once, on both sides."
+)
+@pytest.mark.parametrize("newer", range(2))
+def test_agents_of_different_versions_end_at_once(agent: Start, monkeypatch: pytest.MonkeyPatch, newer: int) -> None:
+    def hello(**fields: Any) -> Hello:
+        return Hello(**fields, version=2, release="0.9.3") if fields["entry"].rank == newer else Hello(**fields)
+
+    monkeypatch.setattr(agent_admission, "Hello", hello)
+    port = ports.port()
+    zero, one = agent(port, 0), agent(port, 1)
+    for each, kind in ((one, RendezvousConnectionError), (zero, RendezvousClosedError)):
+        with pytest.raises(kind, match=r"install one release on all machines, such as 0\.9\.3"):
+            each.next_rendezvous()
 
 
 def test_a_host_that_is_not_there_is_named(agent: Start) -> None:

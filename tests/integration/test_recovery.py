@@ -37,6 +37,7 @@ def test_training_goes_on_after_kills_of_worker_agent_and_host(baseline: Baselin
     assert outcome.passed, f"{outcome}\n{tails(tmp_path)}"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # three waits, each with a limit of its own
 def test_training_goes_on_with_fewer_nodes_and_grows_again(tmp_path: Path) -> None:
     outcome = shrink_and_grow(Shape("ringfence", nodes=2, workers=1, min_nodes=1, steps=2000), tmp_path)

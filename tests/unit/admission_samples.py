@@ -47,7 +47,7 @@ class Worker:
 
     @property
     def hello(self) -> Hello:
-        return Hello(self.entry, self.policy.digest, SUITES, self.policy.kinds)
+        return Hello(self.entry, self.policy.digest, SUITES, self.policy.kinds, release="0.1.0")
 
     def handshake(self, role: Role, hello: Hello | None = None) -> Handshake:
         """With the parent it dials, or the children it expects."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ringfence.admission.handshake import TABLE, Handshake, State
 from ringfence.admission.messages import Admit, Hello, Message, Proof, Reason, Refuse
 from ringfence.admission.policy import verify
 from ringfence.errors import AdmissionError, ProtocolError
+from ringfence.release import RELEASE
 from tests.unit.admission_samples import SUITES, Worker, channels, converse, worker
 
 OTHER_SECRET = keys.Secret(bytes(range(50, 82)))
@@ -82,6 +84,57 @@ def test_different_policies_are_refused_naming_both_digests() -> None:
     assert two.refusal.reason is Reason.POLICY
     assert "0000000000000000" in two.refusal.text
     assert parent.policy.digest[:8].hex() in two.refusal.text
+
+
+@pytest.mark.promise(
+    "Workers of different versions or policies that prove themselves end the join at once, on both sides."
+)
+@pytest.mark.parametrize("newer", [Role.CHILD, Role.PARENT])
+def test_two_versions_are_refused_after_both_have_proved_themselves(newer: Role) -> None:
+    child, parent = worker(1), worker(0)
+    hellos = [each.hello for each in (child, parent)]
+    hellos[newer] = replace(hellos[newer], version=keys.VERSION + 1, release="0.9.3")
+    one, two = child.handshake(Role.CHILD, hellos[0]), parent.handshake(Role.PARENT, hellos[1])
+    spoken = converse(one, two, channels(child, parent))
+    assert [(role, type(message)) for role, message in spoken][2:] == [
+        (Role.CHILD, Proof),
+        (Role.PARENT, Proof),
+        (Role.CHILD, Refuse),
+    ]
+    for handshake in (one, two):
+        assert handshake.refusal is not None
+        assert handshake.refusal.reason is Reason.VERSION and handshake.refusal.proven
+        for part in ("0.9.3", RELEASE, "version 1", "version 2", "install one release on all machines, such as 0.9.3"):
+            assert part in handshake.refusal.text
+        assert handshake.admitted is None
+
+
+@pytest.mark.promise("A peer that has not proved its rank cannot end a join.")
+def test_a_mismatch_without_a_proof_proves_nothing() -> None:
+    child, parent = worker(1, secret=OTHER_SECRET), worker(0)
+    one = child.handshake(Role.CHILD, replace(child.hello, version=keys.VERSION + 1))
+    two = parent.handshake(Role.PARENT)
+    converse(one, two, channels(child, parent))
+    for handshake in (one, two):
+        assert handshake.refusal is not None
+        assert handshake.refusal.reason is Reason.PROOF and not handshake.refusal.proven
+
+
+def test_a_child_that_admits_a_parent_that_does_not_fit_is_refused() -> None:
+    """A real child would refuse. The parent must not take its word for it."""
+    child, parent = worker(1), worker(0)
+    hello = replace(child.hello, policy_digest=bytes(32))
+    two = parent.handshake(Role.PARENT)
+    to_child, to_parent = channels(child, parent)
+    two.begin(to_parent)
+    two.receive(hello)
+    one = child.handshake(Role.CHILD, hello)
+    one.begin(to_child)
+    (proof,) = one.receive(parent.hello)
+    assert [type(each) for each in two.receive(proof)] == [Proof]
+    assert [type(each) for each in two.receive(Admit())] == [Refuse]
+    assert two.state is State.REFUSED and two.admitted is None
+    assert two.refusal is not None and two.refusal.reason is Reason.POLICY and two.refusal.proven
 
 
 def test_no_common_suite_is_refused() -> None:

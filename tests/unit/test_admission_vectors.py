@@ -157,7 +157,7 @@ POLICY = digest("policy", (1).to_bytes(4, "big"), bytes(8), b"\0\6hybrid", b"\1"
 
 
 def hello(rank: int) -> bytes:
-    return b"RFA\1" + entry(rank) + POLICY + b"\1\1" + b"\1\1"
+    return b"RFA\1" + entry(rank) + POLICY + b"\1\1" + b"\1\1" + b"\0\0050.1.0"
 
 
 def preimage(role: int, prover: int, verifier: int) -> bytes:

@@ -9,6 +9,9 @@
 
 Either side may answer with Refuse, which ends the handshake. A message that the table does not list is a protocol error.
 
+Two workers of one run that do not fit (version, world size, policy, suites) prove themselves first; then the child refuses in
+place of Admit, which the parent does not send. So both end at once, and by nobody else's word: anyone can send a hello.
+
 A worker's own proof (a quote, a GPU's report, a token) may take seconds to collect. Without a prover, the handshake stops
 in COLLECT; `own_binding` is what the proof must cover, and the caller passes the proof to `present`.
 
@@ -42,12 +45,17 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a handshake failed. `same_run`: the peer claimed this run, this generation and an expected rank."""
+    """How a handshake failed.
+
+    `same_run`: the peer claimed this run, this generation and an expected rank. `proven`: its proof was verified, so it is the
+    worker that it claims to be, and the two do not fit.
+    """
 
     reason: Reason
     text: str
     by_peer: bool
     same_run: bool
+    proven: bool = False
 
 
 class Handshake:
@@ -74,6 +82,7 @@ class Handshake:
         self._channel: Channel | None = None
         self._peer: Hello | None = None
         self._own_binding: Binding | None = None
+        self._objection: tuple[Reason, str] | None = None  # to a peer that is to prove itself first
 
     def begin(self, channel: Channel) -> list[Message]:
         """Start the handshake once TLS is established; `channel` has its values for the connection."""
@@ -113,7 +122,7 @@ class Handshake:
         self.presented = proof, binding
         if self.role is Role.PARENT:
             self.state = State.ADMIT
-            return [proof, Admit()]
+            return [proof, Admit()] if self._objection is None else [proof]  # then the child verifies, and refuses
         self.state = State.PROOF
         self.child_kind = proof.kind
         self.child_proof_digest = proof_digest(proof.kind, binding, proof.proof)
@@ -129,6 +138,8 @@ class Handshake:
         if found.entry != evidence.entry:
             raise ValueError("the verdict is about another entry than the peer's")
         self.admitted = found
+        if self.role is Role.CHILD and self._objection is not None:
+            return self._refuse(*self._objection, proven=True)
         if self.role is Role.CHILD:
             self.state = State.ADMIT
             return [Admit()]
@@ -149,8 +160,9 @@ class Handshake:
         assert self._channel is not None
         self._peer = message
         objection = compare(self._hello, message, self._ranks, self._channel)
-        if objection is not None:
+        if objection is not None and objection[0] not in _AFTER_PROOF:
             return self._refuse(*objection)
+        self._objection = objection
         self.state = State.COLLECT if self.role is Role.CHILD else State.PROOF
         return []
 
@@ -163,12 +175,16 @@ class Handshake:
         return []
 
     def _on_admit(self, message: Message) -> list[Message]:
+        if self._objection is not None:
+            return self._refuse(*self._objection, proven=True)
         self.state = State.DONE
         return []
 
     def _on_refuse(self, message: Message) -> list[Message]:
         assert isinstance(message, Refuse)
-        self._end(Refusal(message.reason, message.text, by_peer=True, same_run=self._same_run()))
+        proven = self.admitted is not None
+        reason, text = self._objection if proven and self._objection is not None else (message.reason, message.text)
+        self._end(Refusal(reason, text, by_peer=True, same_run=self._same_run(), proven=proven))
         return []
 
     # -- parts ------------------------------------------------------------------------------------------------------
@@ -182,9 +198,9 @@ class Handshake:
             return bind(Role(1 - self.role), peer, self._hello, peer_key, own_key, exporter)
         return bind(self.role, self._hello, peer, own_key, peer_key, exporter)
 
-    def _refuse(self, reason: Reason, text: str, to_peer: str | None = None) -> list[Message]:
+    def _refuse(self, reason: Reason, text: str, to_peer: str | None = None, *, proven: bool = False) -> list[Message]:
         """`text` goes to this worker's own log; `to_peer`, if it differs, to the unauthenticated peer."""
-        self._end(Refusal(reason, text, by_peer=False, same_run=self._same_run()))
+        self._end(Refusal(reason, text, by_peer=False, same_run=self._same_run(), proven=proven))
         return [Refuse(reason, text if to_peer is None else to_peer)]
 
     def _end(self, refusal: Refusal) -> None:
@@ -219,6 +235,9 @@ TABLE: Final[dict[tuple[Role, State, type[Message]], Callable[[Handshake, Messag
 }
 
 
+_AFTER_PROOF: Final = frozenset({Reason.VERSION, Reason.WORLD_SIZE, Reason.POLICY, Reason.SUITE})
+
+
 def compare(own: Hello, peer: Hello, ranks: frozenset[int], channel: Channel) -> tuple[Reason, str] | None:
     """Return why two hellos do not match, naming both values, or None if they match."""
     here, there = own.entry, peer.entry
@@ -233,7 +252,21 @@ def compare(own: Hello, peer: Hello, ranks: frozenset[int], channel: Channel) ->
     if there.rank not in ranks:
         expected = " or ".join(str(rank) for rank in sorted(ranks)) or "none"
         return Reason.RANK, f"{own_name} expects rank {expected} on this connection, its peer is rank {there.rank}"
+    if there.tls_key_digest != channel.peer_key_digest:
+        one, two = there.tls_key_digest[:8].hex(), channel.peer_key_digest[:8].hex()
+        return (
+            Reason.KEY,
+            f"rank {there.rank} names TLS key {one} in its entry and uses {two}: the connection may be intercepted",
+        )
     both = f"rank {here.rank} and rank {there.rank}"
+    if peer.version != own.version:
+        newer = max((own, peer), key=lambda each: each.version)
+        return (
+            Reason.VERSION,
+            f"{own_name} runs ringfence {own.release}, which speaks version {own.version} of the protocol, and rank "
+            f"{there.rank} runs {peer.release}, version {peer.version}: install one release on all machines, such as "
+            f"{newer.release}",
+        )
     if there.world_size != here.world_size:
         return Reason.WORLD_SIZE, f"{both} have different world sizes: {here.world_size} and {there.world_size}"
     if peer.policy_digest != own.policy_digest:
@@ -241,10 +274,4 @@ def compare(own: Hello, peer: Hello, ranks: frozenset[int], channel: Channel) ->
         return Reason.POLICY, f"{both} have different policies: {one} and {two}"
     if not set(own.suites) & set(peer.suites):
         return Reason.SUITE, f"{both} share no cipher suite: {own.suites} and {peer.suites}"
-    if there.tls_key_digest != channel.peer_key_digest:
-        one, two = there.tls_key_digest[:8].hex(), channel.peer_key_digest[:8].hex()
-        return (
-            Reason.KEY,
-            f"rank {there.rank} names TLS key {one} in its entry and uses {two}: the connection may be intercepted",
-        )
     return None

@@ -16,6 +16,7 @@ from ringfence import keys
 from ringfence.admission import encoding
 from ringfence.admission.entry import LISTING_BYTES, WORLD_LIMIT, Entry, Listing
 from ringfence.errors import ProtocolError
+from ringfence.release import RELEASE
 
 MAGIC: Final = b"RFA"
 HEADER_BYTES: Final = 5
@@ -45,6 +46,7 @@ class Reason(IntEnum):
     SUITE = 6
     KEY = 7
     PROOF = 8
+    VERSION = 9
 
 
 _REASONS: Final = frozenset(Reason)
@@ -63,6 +65,7 @@ class Hello:
     policy_digest: bytes
     suites: tuple[int, ...]
     kinds: tuple[int, ...]  # of proof that the sender accepts
+    release: str = RELEASE  # of ringfence, for messages
     version: int = keys.VERSION
 
     def __post_init__(self) -> None:
@@ -85,6 +88,7 @@ class Hello:
                 self.policy_digest,
                 encoding.number(len(self.suites), 1) + bytes(self.suites),
                 encoding.number(len(self.kinds), 1) + bytes(self.kinds),
+                encoding.text(self.release),
             )
         )
 
@@ -92,16 +96,13 @@ class Hello:
     def read(cls, reader: encoding.Reader) -> Hello:
         if reader.take(len(MAGIC)) != MAGIC:
             raise ProtocolError("not a ringfence hello")
-        version = reader.number(1)
-        if version != keys.VERSION:
-            raise ProtocolError(
-                f"the peer uses version {version} of the admission protocol, this worker version {keys.VERSION}"
-            )
         return cls(
+            version=reader.number(1),
             entry=Entry.read(reader),
             policy_digest=reader.take(keys.DIGEST_BYTES),
             suites=tuple(reader.take(reader.number(1))),
             kinds=tuple(reader.take(reader.number(1))),
+            release=reader.text(keys.RELEASE_BYTES),
         )
 
     @cached_property

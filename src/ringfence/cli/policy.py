@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ringfence.cli.templates import HEAD, RULE, TABLES
 from ringfence.cli.terminal import layout_lines, say
-from ringfence.errors import PAGES, ConfigurationError
+from ringfence.errors import ConfigurationError
+from ringfence.release import PAGES
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

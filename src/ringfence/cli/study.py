@@ -136,7 +136,10 @@ def run_study(options: argparse.Namespace) -> int:
             runner.measure(missing, here, _command(options))
         _rebuild(folder, nothing_new=not lacking)
     _print_summary(folder, {"cell": [cell.name for cell in cells], "machine": [machine.digest(here)]})
-    print(f"\nlayers: {folder.path}; `ringfence study query` and `ringfence report` read them")
+    query, report = "ringfence study query", "ringfence report"
+    if options.results != _FOLDER:
+        query, report = f"{query} --results {options.results}", f"{report} --study {options.results}"
+    print(f"\nlayers: {folder.path}; `{query}` and `{report}` read them")
     return 0
 
 

@@ -324,6 +324,8 @@ class JoinLoop:
         claimed = peer.handshake.peer
         if claimed is not None and (refusal.same_run or self._dialler.is_dialled(peer)):
             self._diagnostics.record_refusal(claimed.entry.rank, text)
+        if refusal.proven:
+            raise AdmissionError(f"rank {self._entry.rank} {text}")
         return text
 
     def on_dropped(self, peer: Peer, reason: str, refusal: Refusal | None) -> None:

@@ -229,6 +229,8 @@ class Host:
         action = "refused by" if refusal.by_peer else "refused"
         text = f"{action} the agent at {peer.address}: {encoding.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
         now = time.monotonic()
+        if refusal.proven:
+            self._send_all(self.state.close(text, now))
         if refusal.same_run and now >= self._warn_at:  # claims to be of this run; others are noise
             self._warn_at = now + _WARN_SECONDS
             _log.warning("%s", text)

@@ -275,10 +275,16 @@ class HostLink:
 
     def on_refused(self, peer: Peer, refusal: Refusal) -> str:
         action = "refused by" if refusal.by_peer else "refused"
-        return f"{action} it: {encoding.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
+        text = f"{action} it: {encoding.escape(refusal.text, 2 * keys.REFUSAL_TEXT_BYTES)}"
+        if refusal.proven:
+            self._problem = text
+            self._fail(self._unreachable())
+        return text
 
     def on_dropped(self, peer: Peer, reason: str, refusal: Refusal | None) -> None:
-        """Dial again, whatever was refused: this peer has not proved that it is the host."""
+        """Dial again, whatever was refused, if this peer has not proved that it is the host."""
+        if self._final:
+            return
         self._retry(reason)
         if refusal is not None:
             self._warn()

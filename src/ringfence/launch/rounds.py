@@ -153,6 +153,11 @@ class Rounds:
         if member is not None:
             self._remove(member)
 
+    def close_unformed(self, reason: str) -> None:
+        """Let no round form, if none has."""
+        if not self._number:
+            self._closed = self._closed or _text(reason)
+
     def disconnect(self, client: int, now: float, reason: str = "", *, lost: bool = False) -> None:
         """The connection of an agent is closed. `lost`: it was silent for so long that it is not expected back."""
         member = self._by_client.pop(client, None)

@@ -96,6 +96,11 @@ class StoreState:
         self.rounds.disconnect(client, now, reason, lost=lost)
         return self.tick(now)
 
+    def close(self, reason: str, now: float) -> list[Outgoing]:
+        """End the run if no round has formed yet: a node of it cannot take part. Later, such a node is only refused."""
+        self.rounds.close_unformed(reason)
+        return self.tick(now)
+
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due, and tell the members of the round what has changed for them."""
         outgoing: list[Outgoing] = [*self.rounds.tick(now)]

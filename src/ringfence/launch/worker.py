@@ -18,11 +18,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final
 
-from ringfence.errors import PAGES, ConfigurationError
+from ringfence.errors import ConfigurationError
 from ringfence.guard import AGENT, OURS
 from ringfence.launch.agent_client import AgentClient
 from ringfence.launch.tied import end_with
 from ringfence.log import announce
+from ringfence.release import PAGES
 from ringfence.transport.unix import connected_to_own, peer_process
 
 _KEPT: Final = frozenset({OURS, "fake"})  # the fake backend sends nothing

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from ringfence.cli.checks.check import Check
 from ringfence.cli.checks.software import install_missing
-from ringfence.errors import PAGES, EvidenceError, RingfenceError
+from ringfence.errors import EvidenceError, RingfenceError
+from ringfence.release import PAGES
 
 if TYPE_CHECKING:
     from ringfence.settings import Settings
