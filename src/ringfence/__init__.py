@@ -43,6 +43,7 @@ __all__ = [
     "checkpoint",
     "counters",
     "export_chrome_trace",
+    "failure",
     "init",
     "rejoin",
     "round_ended",
@@ -52,6 +53,7 @@ __all__ = [
 _LAZY = {  # these need torch: imported when they are used
     "counters": "ringfence.backend.observe",
     "export_chrome_trace": "ringfence.backend.trace",
+    "failure": "ringfence.backend.observe",
     "rejoin": "ringfence.launch.rejoin",
     "round_ended": "ringfence.launch.rejoin",
     "workers": "ringfence.backend.observe",

@@ -81,9 +81,14 @@ def replace_file(path: StrPath, content: bytes, mode: int) -> None:
 
 def read_private(path: StrPath, what: str) -> bytes:
     """Read a file that no other user may open. `what` names it in messages. Raises ConfigurationError or OSError."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_without_waiting) as file:
         _check_private(what, os.fspath(path), os.fstat(file.fileno()))
         return file.read(PEM_BYTES)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file. A pipe in its place is refused later, and must not make this process wait for somebody who writes."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _check_private(what: str, name: str, status: os.stat_result) -> None:
@@ -100,7 +105,7 @@ def _check_private(what: str, name: str, status: os.stat_result) -> None:
 
 def read_unshared(path: Path, limit: int) -> bytes:
     """Read at most `limit` bytes of a file that no other user may change. Raises PolicyError or OSError."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_without_waiting) as file:
         check_unshared(path, os.fstat(file.fileno()))
         return file.read(limit)
 
@@ -122,18 +127,27 @@ def list_unshared(path: Path) -> list[str] | None:
 
     Raises PolicyError or OSError.
     """
-    if not path.is_dir():
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    status = path.stat()
-    if os.statvfs(path).f_flag & os.ST_RDONLY:  # as a volume of Kubernetes, whose mode says otherwise
-        return os.listdir(path)
+    try:
+        _check_folder(path, folder)
+        return os.listdir(folder)
+    finally:
+        os.close(folder)
+
+
+def _check_folder(path: Path, folder: int) -> None:
+    if os.fstatvfs(folder).f_flag & os.ST_RDONLY:  # as a volume of Kubernetes, whose mode says otherwise
+        return
+    status = os.fstat(folder)
     if status.st_mode & 0o022:
         raise PolicyError(f"others on this machine can change the folder {path}: run `chmod go-w {path}`")
     if status.st_uid not in (os.geteuid(), 0):
         raise PolicyError(
             f"the folder {path} belongs to another user (uid {status.st_uid}), who can change it: it must be yours, or root's"
         )
-    return os.listdir(path)
 
 
 # -- the shared secret ----------------------------------------------------------------------------------------------

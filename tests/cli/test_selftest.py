@@ -59,6 +59,7 @@ class Page(HTMLParser):
         self.words += data
 
 
+@pytest.mark.nightly
 def test_every_check_passes_on_the_simulated_device(tmp_path: Path) -> None:
     options = ("--device", "sim", "--quick", "--page", "page.html", "--report", "report.json")
     done = ringfence("selftest", *options, folder=tmp_path, timeout=240, COLUMNS="80")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("commands")
 
 
-@pytest.mark.parametrize("arguments", list(commands()), ids=" ".join)
+SLOW = {"--sweep", "calibrate", "validate"}  # they predict for ten seconds and more
+
+
+def of_tier(arguments: tuple[str, ...]) -> Any:
+    marks = [pytest.mark.nightly] if SLOW & {*arguments} and "--help" not in arguments else []
+    return pytest.param(arguments, id=" ".join(arguments), marks=marks)
+
+
+@pytest.mark.parametrize("arguments", map(of_tier, commands()))
 def test_output_fits_80_columns(arguments: tuple[str, ...], folder: Path) -> None:
     text = printed(arguments, folder)
     assert text.strip()

@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.test_readme import ROOT, completed
 
 GUIDE = (ROOT / "docs" / "guides" / "checkpoints.md").read_text()
@@ -20,6 +22,7 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_the_guide_runs(tmp_path: Path) -> None:
     run(tmp_path, "bash", "-ec", COMMANDS[0])
     program = "".join(PROGRAMS)  # later ones use the names of earlier ones

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
+import ringfence
 from ringfence.admission.tree import children_of
 from ringfence.errors import RingfenceError
 from tests.integration.process_signal import ProcessSignal
@@ -198,6 +200,30 @@ def test_an_unmatched_send_names_its_receiver(pool: Pool, tmp_path: Path) -> Non
     assert "send/recv #0 with tag 0 (10 x float32)" in sender[1] and "waits for worker 1" in sender[1]
     assert receiver[0] == "AbortedError"
     assert "with tag 0" in receiver[1] and "with tag 7" in receiver[1]
+
+
+# -- errors that torch wraps ----------------------------------------------------------------------------------------
+
+
+def fail_within_ddp() -> tuple[str, str, bool]:
+    """Rank 1 calls another collective than DDP's. Return what rank 0 catches, and what the session ended with."""
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    assert ringfence.failure() is None
+    try:
+        if dist.get_rank():
+            dist.barrier()
+        else:
+            model(torch.ones(2, 8)).sum().backward()
+    except RuntimeError as error:
+        found = ringfence.failure()
+        return type(error).__name__, type(found).__name__, str(found) in str(error)
+    return "", "", False
+
+
+def test_the_error_that_ddp_wraps_can_be_asked_for(pool: Pool) -> None:
+    wrapped, own = pool.check(fail_within_ddp, 2, seconds=FAR, timeout=HANG, renew=True)
+    assert wrapped == ("RuntimeError", "MismatchError", True)
+    assert own[1] in ("MismatchError", "AbortedError")
 
 
 # -- tensors that change --------------------------------------------------------------------------------------------

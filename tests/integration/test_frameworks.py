@@ -18,7 +18,6 @@ from ringfence.private_files import new_secret_file
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 ALL = sorted(file.stem.removeprefix("train_") for file in FOLDER.glob("train_*.py"))
 CHEAP = ["accelerate", "mesh"]
-GATE = ("mesh",)  # the others take a minute each
 NAMES = {"fabric", "lightning", "ray"}  # these take the backend's name; the others use the existing group
 NEEDS_A_GROUP = {"torchtitan"}  # would ask for NCCL
 UNCHANGED = ["accelerate", "hf_trainer", "lightning"]  # the guide says that they need no change under `ringfence run`
@@ -42,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             names = UNCHANGED if full else UNCHANGED[:1]
         workers = [4 if full and name == "mesh" else 2 for name in names]  # two of each dimension
         cases = [
-            pytest.param(name, count, id=name, marks=() if name in GATE else pytest.mark.nightly)
+            pytest.param(name, count, id=name, marks=pytest.mark.nightly)  # a minute each
             for name, count in zip(names, workers, strict=True)
         ]
         metafunc.parametrize(("name", "workers"), cases)

@@ -345,6 +345,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.real_start  # a worker looks for the spares by their command lines
+@pytest.mark.nightly
 def test_spares_take_the_places_of_workers_that_failed(folder: Path) -> None:
     (folder / "script.py").write_text(SPARED)
     flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-conf", "spares=0.1")

@@ -13,7 +13,10 @@ from tests import ports
 from tests.integration.launched_node import Node
 from tests.integration.test_readme import environment
 
-pytestmark = pytest.mark.processes
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.real_start,
+]  # a forked interpreter handles an exception where it prints it
 
 SCRIPT = """
 import os, signal, torch, torch.distributed as dist

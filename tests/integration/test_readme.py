@@ -64,7 +64,7 @@ def test_there_are_commands_to_run() -> None:
     assert len(MARKED.findall(README)) == 2
 
 
-@pytest.mark.parametrize("example", ["ddp.py", "fsdp2.py"])
+@pytest.mark.parametrize("example", ["ddp.py", pytest.param("fsdp2.py", marks=pytest.mark.nightly)])
 def test_the_first_commands_train_a_model(example: str, tmp_path: Path) -> None:
     output = run(marked("examples/ddp.py").replace("ddp.py", example), tmp_path)
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]

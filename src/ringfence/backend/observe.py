@@ -7,7 +7,7 @@ from typing import Any
 from ringfence import backend
 from ringfence.backend.inside import session_of
 from ringfence.backend.sessions import only_session
-from ringfence.errors import ConfigurationError
+from ringfence.errors import ConfigurationError, RingfenceError
 from ringfence.runtime.counters import Counters
 from ringfence.session import Session
 
@@ -41,6 +41,20 @@ def counters(group: Any = None) -> Counters:
         ConfigurationError: This process has no ringfence process group, or several sessions and no `group` was given.
     """
     return _session(group).engine.counters()
+
+
+def failure(group: Any = None) -> RingfenceError | None:
+    """Return the error that ended a session on this worker, or None while it goes on.
+
+    DDP raises a RuntimeError of its own, which has only the text of the error that its collective raised.
+
+    Args:
+        group: A ringfence process group, to select its session; as for `workers`.
+
+    Raises:
+        ConfigurationError: This process has no ringfence process group, or several sessions and no `group` was given.
+    """
+    return _session(group).engine.failure
 
 
 def _session(group: Any) -> Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from typing import Final
 
 from ringfence import keys
@@ -58,6 +59,7 @@ class _Connection:
             self._socket = connected_to_own(path)
         except OSError as error:
             raise PeerLostError(f"the agent of this machine is gone ({path}: {error.strerror})") from error
+        weakref.finalize(self, self._socket.close)  # also when this process ends, or Python warns of it
         self._frames = Frames(FROM_HOST, keys.CALL_BYTES)
         self._numbers = itertools.count(1)
 

@@ -57,8 +57,13 @@ def _record_exceptions() -> None:
 
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         original(kind, error, traceback)
-        if isinstance(error, Exception) and "TORCHELASTIC_ERROR_FILE" in os.environ:
-            get_error_handler().record_exception(error)
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:
+            try:
+                raise error.with_traceback(traceback)  # torch records the traceback of the exception that is handled
+            except Exception as handled:
+                get_error_handler().record_exception(handled)
+            except BaseException:  # an interruption says nothing
+                return
 
     sys.excepthook = report
 
