@@ -43,6 +43,7 @@ def test_inputs_that_broke_a_parser_before() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_the_command_counts_and_reports(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz", "frame-header", "--inputs", "1000", "--engine", "mutate"]
     done = subprocess.run([*command, "--finds", str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)

@@ -13,10 +13,7 @@ from tests import ports
 from tests.integration.launched_node import Node
 from tests.integration.test_readme import environment
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.real_start,
-]  # a forked interpreter handles an exception where it prints it
+pytestmark = pytest.mark.processes
 
 SCRIPT = """
 import os, signal, torch, torch.distributed as dist

@@ -139,6 +139,7 @@ def test_without_the_flag_it_is_refused(folder: Path) -> None:
     assert "this worker cannot rejoin: start it with `ringfence run --rejoin`" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_worker_that_does_not_rejoin_is_started_again_with_the_others(folder: Path) -> None:
     flags = ("--nproc-per-node", "2", "--rdzv-conf", "rejoin=0.5", "--max-restarts", "1")
     done = run_script(ONE_STAYS, folder, *flags)

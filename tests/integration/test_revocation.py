@@ -47,20 +47,25 @@ class Site:
     def __init__(self, folder: Path, machines: int) -> None:
         self.folder = folder
         self.authority = Authority(start=TODAY - 24 * HOUR, end=TODAY + 24 * HOUR)
-        for number in range(machines):
+        self.keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(machines)]
+        for number, key in enumerate(self.keys):
             home = folder / str(number)
             (home / "lists").mkdir(parents=True)
             (home / "lists").chmod(0o755)
             (home / "policy.toml").write_text(LISTED)
             (home / "ca.pem").write_bytes(self.authority.pem)
-            key = ec.generate_private_key(ec.SECP256R1())
-            name = spiffe(f"worker/w{number}")
-            times = {"start": TODAY - HOUR, "end": TODAY + HOUR}
-            leaf = self.authority.sign("worker", key, [name], serial=100 + number, **times)  # type: ignore[arg-type]
-            (home / "own.pem").write_bytes(leaf.public_bytes(Encoding.PEM))
+            self.issue(number, 100 + number)
             (home / "own.key").touch(mode=0o600)
             (home / "own.key").write_bytes(private_pem(key))
         self.machines = range(machines)
+
+    def issue(self, number: int, serial: int) -> None:
+        """Issue a machine's certificate, for the key that it has, in the place of the one of before."""
+        name, times = spiffe(f"worker/w{number}"), {"start": TODAY - HOUR, "end": TODAY + HOUR}
+        leaf = self.authority.sign("worker", self.keys[number], [name], serial=serial, **times)  # type: ignore[arg-type]
+        new = self.folder / str(number) / "own.pem.new"
+        new.write_bytes(leaf.public_bytes(Encoding.PEM))
+        new.rename(new.with_suffix(""))
 
     def publish(
         self, *serials: int, to: range | list[int] | None = None, name: str = "ca.crl", **wrong: object
