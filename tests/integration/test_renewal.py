@@ -16,14 +16,15 @@ from tests.integration.test_revocation import TODAY, Site
 pytestmark = pytest.mark.processes
 
 SCRIPT = """
-import os, signal, sys, torch, torch.distributed as dist
+import os, pathlib, signal, sys, torch, torch.distributed as dist
 dist.init_process_group("ringfence")
-renewed = torch.zeros(1)
+renewed, killed = torch.zeros(1), pathlib.Path(sys.argv[1] + ".killed")
 print("training", flush=True)
-while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+while not killed.exists():
     renewed.fill_(os.path.exists(sys.argv[1]))
     dist.all_reduce(renewed)
     if renewed.item() and dist.get_rank() == 1:
+        killed.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 dist.all_reduce(renewed)
 """
@@ -49,7 +50,8 @@ def test_a_certificate_is_renewed_while_a_run_goes_on(tmp_path: Path) -> None:
         site.publish(100, 101, number=2)
         (tmp_path / "renewed").touch()
         assert [node.end() for node in nodes] == [0, 0], "\n".join(nodes[0].lines[-20:])
-        assert sum(len(node.matches(r"2 workers, run renewal, .* admitted by certificate")) for node in nodes) == 2
+        sessions = [node.matches(r"2 workers, run renewal, .* admitted by certificate") for node in nodes]
+        assert sum(map(len, sessions)) >= 2, "a round that ends while it forms is tried again"
     finally:
         for node in nodes:
             node.kill()
