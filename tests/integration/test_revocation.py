@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from ringfence.admission.policy import Policy
 from ringfence.admission.proofs import certificate, nvidia, reference_values
 from ringfence.admission.proofs.nvidia import NvidiaProver, NvidiaVerifier
-from ringfence.errors import AdmissionError
+from ringfence.errors import AdmissionError, ConfigurationError
 from ringfence.join.credentials import JoinCredentials
 from ringfence.launch import current_policy
 from ringfence.launch.current_policy import CurrentPolicy
@@ -235,6 +235,21 @@ def test_a_host_refuses_the_next_connection_of_a_revoked_agent(
     with Warnings() as warnings:
         start(2)
         warnings.wait_for(lambda texts: any(REVOKED in text and "keeps trying" in text for text in texts))
+
+
+def test_an_agent_proves_with_the_certificate_of_now(tmp_path: Path) -> None:
+    site = Site(tmp_path, 1)
+    site.publish()
+    credentials = JoinCredentials(Settings.from_environment(site.environment(0)))
+    before = credentials.settings.certificate
+    assert before is not None and credentials.read_certificate_again(2) is None, "it is the same"
+    site.issue(0, 200)
+    with pytest.raises(ConfigurationError, match="another kind of proof"):
+        credentials.read_certificate_again(1)
+    assert credentials.settings.certificate is before and before.key is not None
+    prover = credentials.read_certificate_again(2)
+    assert prover is not None and prover.kind == 2
+    assert credentials.settings.certificate is not None and credentials.settings.certificate.chain != before.chain
 
 
 # -- GPUs -----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from functools import partial
 from ringfence.admission.policy import Policy, Prover
 from ringfence.admission.proofs import kinds
 from ringfence.admission.proofs.secret import SharedSecret
+from ringfence.errors import ConfigurationError
 from ringfence.join.background import run_with_timeout
 from ringfence.join.provers import Machine, admission_of, effective_policy, prover_of, shared_of
 from ringfence.settings import Settings
@@ -55,8 +56,12 @@ class JoinCredentials:
             self.settings = replace(self.settings, policy=file)
         return found
 
-    def read_certificate_again(self) -> Prover | None:
-        """Return the prover with the certificate of now, or None if it has not changed. Raises ConfigurationError."""
+    def read_certificate_again(self, kind: int) -> Prover | None:
+        """Return the prover with the certificate of now, or None if it has not changed.
+
+        Raises ConfigurationError, and keeps the certificate of before, also if the policy would have this worker present
+        another kind of proof.
+        """
         before = self.settings
         if before.certificate is None or before.certificate_source is None or before.policy is None:
             return None
@@ -65,6 +70,8 @@ class JoinCredentials:
             return None
         settings = replace(before, certificate=certificate)
         prover = prover_of(settings, self._shared, before.policy, Machine())
+        if prover.kind != kind:
+            raise ConfigurationError("with the certificate of now, this worker would present another kind of proof")
         self.settings = settings
         before.certificate.forget()
         return prover

@@ -38,9 +38,9 @@ class CurrentProver:
 
     def _read_again(self) -> None:
         try:
-            found = self._credentials.read_certificate_again()
+            found = self._credentials.read_certificate_again(self.kind)
         except ConfigurationError as error:
             _log.warning("this agent goes on with the certificate that it has: %s", error)
             return
-        if found is not None and found.kind == self.kind:
+        if found is not None:
             self._prover = found

@@ -20,7 +20,7 @@ from ringfence.transport.unix import LocalNetwork
 
 _ACCEPTS = 32
 _LOCAL_PAUSE = (
-    0.05  # seconds without local connections after one of another user: a flood must not keep this worker busy
+    0.05  # seconds without local connections after one of another user, who could otherwise flood this worker
 )
 _OPEN_FILES = 1 << 16  # enough for a large world; the default of many systems is 1024
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # retrying would fail again
