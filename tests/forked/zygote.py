@@ -30,7 +30,7 @@ def main(descriptor: int) -> None:
     if any(name == "ringfence" or name.startswith("ringfence.") for name in sys.modules):
         sys.exit("the zygote has imported ringfence")
     if len(os.listdir("/proc/self/task")) != 1:
-        sys.exit("the zygote has more than one thread")
+        sys.exit("the zygote has more than one thread: set OMP_NUM_THREADS=1, as scripts/test does")
     # Called in reverse order: after what a program registers, before the destructors of torch's libraries, which take 0.2 s.
     attributes.LIBC.on_exit(attributes.LIBC._exit, None)
     attributes.LIBC.__cxa_atexit(attributes.LIBC.fflush, None, None)

@@ -120,8 +120,9 @@ assert len(accelerator.stats().device_bytes) == 3
 FAILURE = """
 event = torch.Event("sim")
 tensor = torch.ones(3, device="sim")
-torch.ops.ringfence_sim.fail()
-event.record()
+with accelerator.hold():  # so that the failure is not known when the event is recorded
+    torch.ops.ringfence_sim.fail()
+    event.record()
 calls = [torch.accelerator.synchronize, event.synchronize, tensor.cpu, lambda: tensor.add_(1),
          lambda: torch.ones(3, device="sim")]
 for call in calls:

@@ -14,6 +14,7 @@ from ringfence.keys import SEGMENT_BYTES
 from ringfence.lab.bench.byte_counts import Traffic, traffic
 from ringfence.machines import spread
 from tests.pool import IN_SHARED_MEMORY, ON_TWO_MACHINES, Pool
+from tests.progress_thread import between_steps
 
 MACHINES = {  # the machine of each of four workers
     "one machine": (1, 1, 1, 1),
@@ -52,7 +53,7 @@ def call(kind: Collective, size: int, root: int) -> None:
 
 
 def sent() -> Traffic:
-    peers = ringfence.counters().peers
+    peers = between_steps(ringfence.counters).peers
     return Traffic(
         sum(peer.sealed_sent for peer in peers),
         sum(peer.wire_sent for peer in peers),
@@ -75,7 +76,7 @@ def counted(calls: list[tuple[Collective, int, int]]) -> list[Traffic]:
 
 
 def meet(name: str) -> None:
-    """Wait, without a collective, until all workers are here: they have received everything, so it was written and counted."""
+    """Wait, without a collective, until all workers are here: they have received everything, so it was written."""
     store = dist.distributed_c10d._get_default_store()
     if store.add(name, 1) == dist.get_world_size():
         store.set(f"{name}, all", "")

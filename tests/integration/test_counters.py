@@ -26,6 +26,7 @@ from ringfence.settings import Settings
 from tests import device
 from tests.limits import FAR, HANG
 from tests.pool import IN_SHARED_MEMORY, Failure, Pool
+from tests.progress_thread import between_steps
 
 UNEQUAL = 66 * (CONFIRM_BYTES + 200)  # of all links: handshakes and goodbyes that one end counts and the other does not
 SPECIAL = 'a "run" \\ of many'
@@ -38,7 +39,7 @@ def workers(request: pytest.FixtureRequest, pool: Pool) -> Any:
 
 
 def counted() -> dict[str, Any]:
-    return dataclasses.asdict(ringfence.counters())
+    return dataclasses.asdict(between_steps(ringfence.counters))
 
 
 def move() -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -24,6 +23,7 @@ from ringfence.errors import RingfenceError
 from tests.integration.process_signal import ProcessSignal
 from tests.limits import FAR, FAR_OUTAGE, HANG, no_early_blame
 from tests.pool import Failure, Pool, values
+from tests.progress_thread import between_steps
 
 WORLD = 4
 DEEP = 7  # workers: the fewest with which two of them have a parent that is not worker 0
@@ -240,20 +240,12 @@ def resize_under_way(change: str, path: str) -> tuple[str, str]:
                 dist.all_reduce(tensor)
             else:
                 work = dist.all_reduce(tensor, async_op=True)
-                between_uses(lambda: CHANGES[change](tensor))
+                between_steps(lambda: CHANGES[change](tensor))  # another thread could free memory while it is sealed
                 ready.notify()
                 work.wait()
         except RingfenceError as error:
             return type(error).__name__, str(error)
     return "", ""
-
-
-def between_uses(change: Callable[[], Any]) -> None:
-    """Let the progress loop make the change. Another thread could free memory while it is sealed, and end the process."""
-    loop, done = dist.group.WORLD._loop, threading.Event()  # type: ignore[union-attr]
-    loop.call_soon_threadsafe(lambda: (change(), done.set()))
-    loop.wake()
-    assert done.wait(HANG)
 
 
 CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
