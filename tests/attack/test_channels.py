@@ -22,7 +22,10 @@ SECONDS = 5.0  # timeout of a call on a link that the attacker does not let open
 
 
 class Splicer(Relay):
-    """Exchanges what two channels carry between the same two workers, once both have been authenticated."""
+    """Exchanges what two channels carry between the same two workers, once both have been authenticated.
+
+    Each gets a frame of the other at once. One that gets nothing would only be slow: its worker would wait for the timeout.
+    """
 
     def __init__(self, world: int, first_frame: int, replay: bool = False) -> None:
         super().__init__(world, AttackPlan())
@@ -38,7 +41,7 @@ class Splicer(Relay):
             return out
         self.spliced += 1
         self.inject(other, message.data)
-        return out if self.replay else b""
+        return out if self.replay else next(each.data for each in reversed(other.passed) if each.kind is Kind.FRAME)
 
     def _other_channel(self, wire: Wire) -> Wire | None:
         """The same direction of the same link on the other channel, if its handshake is complete."""
