@@ -43,7 +43,8 @@ Read a policy and all files that it names, as a worker does, and report what is 
 The digest covers everything that decides whom the policy admits. Two workers admit each other only if their digests are
 equal; if they differ, the error names the first 16 digits of both.
 
-It also prints how old lists of revoked certificates and OCSP responses are, and what cannot be revoked under the policy.
+It also prints rules that keep out less than they seem to, how old lists of revoked certificates and OCSP responses are, and
+what cannot be revoked under the policy.
 
 exit codes:
   0  the policy is valid
@@ -139,7 +140,7 @@ def _trust_domain(ca: Path) -> str:
 def run_check(options: argparse.Namespace) -> int:
     """Read the policy as a worker does, and print its digest and what is wrong with it."""
     from ringfence.admission.proofs.kinds import digest_of, names_stand_for_one_rank, rules_for_any_rank
-    from ringfence.cli import revocation_views
+    from ringfence.cli import revocation_views, weak_rules
     from ringfence.settings import load_policy
 
     policy = load_policy(options.file)
@@ -153,6 +154,7 @@ def run_check(options: argparse.Namespace) -> int:
     wrong, expired = [*wrong, *forged], [*expired, *stale]
     in_order = not (expired or wrong or missing)
     rules = [[kind for kind, _ in rule.proofs] for rule in policy.rules]
+    weak = weak_rules.weaknesses(policy)
     if options.json:
         found = {"digest": digest, "rules": rules, "expired": expired, "expires_soon": soon, "not_genuine": wrong}
         limits = {
@@ -163,6 +165,7 @@ def run_check(options: argparse.Namespace) -> int:
             "same_host": policy.same_host,
             "rules_for_any_rank": any_rank,
             "two_rosters_are_detected": one_rank,
+            "weak": weak,
         }
         revocation = {"missing": missing, "lists": [each._asdict() for each in statuses], "not_revocable": open_ends}
         print(json.dumps({**found, "in_order": in_order, **limits, **revocation}))
@@ -187,6 +190,8 @@ def run_check(options: argparse.Namespace) -> int:
     else:
         ranks = "a name can stand for several ranks: two rosters are not detected"
     say(f"{ranks} ({PAGES}/security/limitations.html)", "  ranks      ")
+    for text in weak:
+        say(text, "  weak       ")
     print(f"  digest     {digest[:16]} {digest[16:]}")
     for status in statuses:
         say(str(status), "  list       ")
